@@ -1,0 +1,30 @@
+"""GPT-2's weight table. OpenAI's Conv1D keeps its weights (in, out); ours are Linear's, (out, in)."""
+
+from weights_map.engine import Row, Table, drop, same, tie, transpose
+
+table = Table(
+    model_type="gpt2",
+    rows=(
+        Row("transformer.wte.weight", "wte.weight", same),
+        Row("transformer.wpe.weight", "wpe.weight", same),
+        Row("transformer.h.{}.ln_1.weight", "h.{}.ln_1.weight", same),
+        Row("transformer.h.{}.ln_1.bias", "h.{}.ln_1.bias", same),
+        Row("transformer.h.{}.attn.c_attn.weight", "h.{}.attn.c_attn.weight", transpose),
+        Row("transformer.h.{}.attn.c_attn.bias", "h.{}.attn.c_attn.bias", same),
+        Row("transformer.h.{}.attn.c_proj.weight", "h.{}.attn.c_proj.weight", transpose),
+        Row("transformer.h.{}.attn.c_proj.bias", "h.{}.attn.c_proj.bias", same),
+        Row("transformer.h.{}.ln_2.weight", "h.{}.ln_2.weight", same),
+        Row("transformer.h.{}.ln_2.bias", "h.{}.ln_2.bias", same),
+        Row("transformer.h.{}.mlp.c_fc.weight", "h.{}.mlp.c_fc.weight", transpose),
+        Row("transformer.h.{}.mlp.c_fc.bias", "h.{}.mlp.c_fc.bias", same),
+        Row("transformer.h.{}.mlp.c_proj.weight", "h.{}.mlp.c_proj.weight", transpose),
+        Row("transformer.h.{}.mlp.c_proj.bias", "h.{}.mlp.c_proj.bias", same),
+        Row("transformer.ln_f.weight", "ln_f.weight", same),
+        Row("transformer.ln_f.bias", "ln_f.bias", same),
+        Row("lm_head.weight", "lm_head.weight", tie("transformer.wte.weight")),
+        # The causal mask, which old checkpoints carry as if it were a weight.
+        Row("transformer.h.{}.attn.bias", (), drop),
+        Row("transformer.h.{}.attn.masked_bias", (), drop),
+    ),
+    spellings=(("", "transformer."),),  # OpenAI's own files lack the prefix
+)
