@@ -1,0 +1,492 @@
+"""An identifier becomes a local folder that holds a checkpoint in Hub layout. No tensor is opened here.
+
+An identifier is a built-in ("minhub/<name>"), a folder, or a repository of the Hugging Face Hub. What comes from the
+Hub lies in huggingface_hub's own cache, so that whatever either of the two has fetched, the other finds:
+
+    models--owner--name/blobs/<hash>                     the bytes, named by SHA-256 (LFS) or git's SHA-1 (the rest)
+    models--owner--name/snapshots/<commit>/config.json   a link to its blob
+    models--owner--name/refs/main                        the commit that a branch or tag named when it was last fetched
+
+Requests, tokens, waits, locks and bars are huggingface_hub's. Its hf_hub_download is not used, because it neither keeps
+a partial file for the next call nor looks at a file's hash. Here both hold: bytes gather in blobs/<hash>.incomplete,
+and only a file whose hash is right gets its name and its link. So what is in the cache is right, or it is absent.
+"""
+
+import errno
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
+import uuid
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+BUILTIN = Path(__file__).parent / "builtin"
+# One format of weights is enough: the first of these that is there. An index names the shards that go with it.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# They are fetched in this order, and weights after them: where config.json is, its companions are, and where all the
+# weights are, everything is. An offline call, which has no list of files to compare with, relies on that.
+COMPANIONS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
+SMALL = (*COMPANIONS, "config.json")
+# Words of a server that become paths here must look like this.
+COMMIT = re.compile(r"[0-9a-f]{40}")
+DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+SHARD = re.compile(r"\w[\w.-]*", re.ASCII)
+# What the Hub may say for a moment: huggingface_hub then waits as long as Retry-After asks, else 1, 2 and 4 seconds.
+BUSY = (429, 500, 502, 503, 504)
+RETRIES = 3
+Token = str | bool | None
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that the Hub has. `sha256` is there for LFS files, `git_sha1` is git's hash of all others."""
+
+    name: str
+    size: int
+    sha256: str | None
+    git_sha1: str | None
+    cached: bool
+
+    @property
+    def digest(self) -> str:
+        return self.sha256 or self.git_sha1 or ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a download would fetch: the files of one commit, in the order in which they come."""
+
+    repository: str
+    revision: str
+    commit: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where the files lie when they are there."""
+        return _store(self.repository) / "snapshots" / self.commit
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(file.size for file in self.files if not file.cached)
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A commit of a repository in the local cache. `complete`: it can be opened without the network."""
+
+    repository: str
+    revisions: tuple[str, ...]
+    commit: str
+    size: int
+    folder: Path
+    complete: bool
+
+
+def locate(identifier: str | os.PathLike[str]) -> Path | None:
+    """The folder of a built-in, or a local folder; None: the identifier is a repository of the Hub.
+
+    FileNotFoundError: no such built-in or folder. NotADirectoryError: it is a file. ValueError: it is none of these.
+    """
+    name = os.fspath(identifier)
+    if name.startswith("minhub/"):
+        built_in = {f"minhub/{path.parent.name}": path.parent for path in sorted(BUILTIN.glob("*/config.json"))}
+        if name not in built_in:
+            raise FileNotFoundError(f"There is no built-in {name}; the built-ins are: {', '.join(built_in) or 'none'}.")
+        return built_in[name]
+    path = Path(os.path.expanduser(name))  # unlike Path.expanduser, it lets pass a ~user that is not there
+    if name and path.is_dir():
+        return path
+    if name and path.exists():
+        raise NotADirectoryError(f"{name} is a file: give the folder that holds it, with its config.json.")
+    if isinstance(identifier, os.PathLike) or name.startswith((".", "/", "~", "\\")) or name.endswith(("/", "\\")):
+        raise FileNotFoundError(f"There is no folder {name}: check the path.")
+    try:
+        _client().utils.validate_repo_id(name)
+    except ValueError as error:
+        raise ValueError(f"{name!r} is neither a folder nor a name on the Hub: give a path, or owner/name.") from error
+    return None
+
+
+def plan(repository: str, revision: str = "main", *, token: Token = None, weights: bool = True) -> Plan:
+    """Ask the Hub which files a checkpoint needs. An index of shards is fetched, for it names them; nothing else is.
+
+    FileNotFoundError: no such repository or revision, or nothing in it that can be read here. PermissionError: it is
+    gated, or the token is refused. ValueError: its index is damaged. ConnectionError: the Hub does not answer.
+    """
+    client = _client()
+    with _asking(repository, revision):
+        response = client.utils.http_backoff(
+            "GET",
+            f"{client.constants.ENDPOINT}/api/models/{repository}/revision/{quote(revision, safe='')}",
+            params={"blobs": "true"},
+            headers=client.utils.build_hf_headers(token=token),
+            timeout=client.constants.HF_HUB_ETAG_TIMEOUT,
+            max_retries=RETRIES,
+            retry_on_exceptions=(),  # without a network, the cached copy should not have to wait
+            retry_on_status_codes=BUSY,
+        )
+        client.utils.hf_raise_for_status(response)
+    try:
+        answer = response.json()
+        bare = Plan(repository, revision, answer["sha"], ())
+        if not COMMIT.fullmatch(bare.commit):
+            raise ValueError(f"{bare.commit!r} is no commit")
+        files = {entry["rfilename"]: _remote_file(bare, entry) for entry in answer["siblings"]}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConnectionError(
+            f"What answered is not the Hub ({type(error).__name__}: {error}): check HF_ENDPOINT and the proxy."
+        ) from error
+
+    def index(name: str) -> Path:
+        _obtain(bare, files[name], token)
+        files[name] = replace(files[name], cached=True)
+        return bare.folder / name
+
+    if "config.json" not in files:
+        raise FileNotFoundError(f"{repository} has no config.json, so it is no model in Hub layout: {_some(files)}.")
+    names = [name for name in SMALL if name in files]
+    names += _weight_names(files, repository, index) if weights else []
+    return replace(bare, files=tuple(files[name] for name in names))
+
+
+def download(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
+    """Fetch what is missing of a plan, each file checked by its hash; the folder that holds them all.
+
+    A download that was cut goes on where it stopped at the next call. OSError: a file was damaged on the way, or the
+    disk is too small. ConnectionError, PermissionError, FileNotFoundError: as for plan().
+    """
+    store = _store(plan.repository)
+    absent = [file for file in plan.files if not _is_cached(plan, file)]
+    needed = sum(file.size - max(0, _size(_blob(plan, file, ".incomplete"))) for file in absent)
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(store).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for file in plan.files:
+            _obtain(plan, file, token, progress)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            f"The disk is full: {plan.repository} needs {needed:,} more bytes in {store}. "
+            "Make room there, or set HF_HOME to a folder on another disk."
+        ) from error
+    # Only now: a ref to a commit whose files are not all there would hide an older, complete one from offline calls.
+    ref = store / "refs" / plan.revision
+    if plan.revision != plan.commit and not (ref.is_file() and ref.read_text() == plan.commit):
+        _publish(ref, lambda draft: draft.write_text(plan.commit))
+    return plan.folder
+
+
+def fetch(
+    identifier: str | os.PathLike[str],
+    revision: str = "main",
+    *,
+    token: Token = None,
+    local_files_only: bool = False,
+    weights: bool = True,
+    announce: Callable[[Plan], None] | None = None,
+    progress: bool = True,
+) -> Path:
+    """The folder that an identifier names, downloaded if need be; `announce` hears first of what will be downloaded.
+
+    With `local_files_only`, or HF_HUB_OFFLINE set, no socket is opened: FileNotFoundError if the cache lacks a file.
+    If the Hub cannot be reached, a complete cached copy is used, with a warning. Further errors: those of locate(),
+    plan() and download().
+    """
+    folder = locate(identifier)
+    if folder is not None:
+        return folder
+    repository = os.fspath(identifier)
+    if local_files_only or _offline():
+        return cached(repository, revision, weights)
+    try:
+        found = plan(repository, revision, token=token, weights=weights)
+    except ConnectionError as error:
+        try:
+            folder = cached(repository, revision, weights)
+        except FileNotFoundError:
+            raise error from None  # that nothing is cached is no news
+        warnings.warn(f"{error} Meanwhile the copy in the local cache is used.", stacklevel=2)
+        return folder
+    if announce is not None and found.missing_bytes:
+        announce(found)
+    return download(found, token=token, progress=progress)
+
+
+def cached_models() -> list[CachedModel]:
+    """What the local cache of the Hub holds, by repository and commit, whatever family it is of."""
+    models = []
+    for folder in sorted(_store("").parent.glob("models--*/snapshots/*")):
+        store = folder.parent.parent
+        repository, refs = store.name.removeprefix("models--").replace("--", "/"), store / "refs"
+        named = [ref for ref in sorted(refs.rglob("*")) if ref.is_file() and ref.read_text().strip() == folder.name]
+        revisions = tuple(ref.relative_to(refs).as_posix() for ref in named)
+        models.append(CachedModel(repository, revisions, folder.name, folder_size(folder), folder, not _gaps(folder)))
+    return models
+
+
+def folder_size(folder: Path) -> int:
+    """The bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def check_files(folder: Path, plan: Plan | None) -> list[str]:
+    """What is wrong with the files of a folder, a line each; none: all is well.
+
+    With a plan: each of its files against the size and hash that the Hub declares. Without: each file of the cache
+    against its blob's name, which is that hash, and that nothing is missing. A folder of one's own declares no hashes,
+    so there only the latter is looked at.
+    """
+    declared: dict[str, tuple[int | None, str]]
+    if plan is None:
+        problems = _gaps(folder)
+        # Only the first hop is the hash: huggingface_hub may keep the blob itself as a link, into a store of its own.
+        declared = {path.name: (None, Path(os.readlink(path)).name) for path in folder.iterdir() if path.is_symlink()}
+    else:
+        problems = []
+        declared = {file.name: (file.size, file.digest) for file in plan.files}
+    for name, (size, digest) in sorted(declared.items()):
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{name} is missing: download it again.")
+        elif fault := _fault(path, size, digest):
+            problems.append(f"{name} {fault}: delete {path.resolve()} and download it again.")
+    return problems
+
+
+def cached(repository: str, revision: str = "main", weights: bool = True) -> Path:
+    """The cached folder of a revision; no connection is opened. FileNotFoundError: it is not complete."""
+    ref = _store(repository) / "refs" / revision
+    folder = _store(repository) / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision)
+    if gaps := _gaps(folder, weights):
+        command = f"minhub download {repository}" + (f" --revision {revision}" if revision != "main" else "")
+        raise FileNotFoundError(
+            f"{repository} ({revision}) is not complete in the local cache: {gaps[0]} Run `{command}` when online."
+        )
+    return folder
+
+
+def _gaps(folder: Path, weights: bool = True) -> list[str]:
+    """What a folder lacks to be opened, a line each."""
+    present = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
+    gaps = [] if "config.json" in present else ["config.json is missing."]
+    try:
+        if weights:
+            _weight_names(present, "the folder", folder.joinpath)
+    except (FileNotFoundError, ValueError) as error:
+        gaps.append(str(error))
+    return gaps
+
+
+def _weight_names(present: Collection[str], owner: str, obtain: Callable[[str], Path]) -> list[str]:
+    """The files of the first format of weights among those `present`; `obtain` gives an index to read."""
+    layout = next((name for name in WEIGHTS if name in present), None)
+    if layout is None:
+        raise FileNotFoundError(f"{owner} has no weights as safetensors or PyTorch .bin: {_some(present)}.")
+    if not layout.endswith(".index.json"):
+        return [layout]
+    text = obtain(layout).read_bytes()
+    try:
+        shards = sorted(set(json.loads(text)["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{layout} of {owner} is no index of shards ({type(error).__name__}: {error}).") from error
+    for shard in shards or [""]:
+        if not isinstance(shard, str) or not SHARD.fullmatch(shard):
+            raise ValueError(f"{layout} of {owner} names {shard!r}, which is no plain file name: do not use it.")
+        if shard not in present:
+            raise FileNotFoundError(f"{layout} of {owner} names {shard}, which is missing.")
+    return [layout, *shards]
+
+
+def _some(names: Collection[str]) -> str:
+    listed = sorted(name for name in names if name not in SMALL and not name.startswith("."))
+    return f"it has {', '.join(listed[:6])}{' …' if len(listed) > 6 else ''}" if listed else "it has no other files"
+
+
+def _remote_file(plan: Plan, entry: dict[str, Any]) -> RemoteFile:
+    """A file as the Hub lists it. ValueError, KeyError: as it would not."""
+    lfs = entry.get("lfs")
+    size, sha256, git_sha1 = (lfs["size"], lfs["sha256"], None) if lfs else (entry["size"], None, entry["blobId"])
+    file = RemoteFile(entry["rfilename"], size, sha256, git_sha1, cached=False)
+    if not isinstance(size, int) or not DIGEST.fullmatch(file.digest):
+        raise ValueError(f"{file.name} has no size and hash")
+    return replace(file, cached=_is_cached(plan, file))
+
+
+def _client() -> Any:
+    """huggingface_hub, imported when it is needed: it takes longer than opening a built-in does.
+
+    Any, because its modules fill themselves lazily, and so export nothing that a type checker could see.
+    """
+    importlib.import_module("huggingface_hub.file_download")  # which brings constants, errors and utils
+    return importlib.import_module("huggingface_hub")
+
+
+def _offline() -> bool:
+    constants = _client().constants
+    return constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
+
+
+def _store(repository: str) -> Path:
+    """The folder of a repository in the cache."""
+    return Path(_client().constants.HF_HUB_CACHE).expanduser() / f"models--{repository.replace('/', '--')}"
+
+
+def _blob(plan: Plan, file: RemoteFile, suffix: str = "") -> Path:
+    return _store(plan.repository) / "blobs" / f"{file.digest}{suffix}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
+
+
+def _is_cached(plan: Plan, file: RemoteFile) -> bool:
+    return file.size in (_size(plan.folder / file.name), _size(_blob(plan, file)))
+
+
+def _fault(path: Path, size: int | None, declared: str) -> str | None:
+    """How a file differs from its declared size and hash (64 digits: SHA-256; 40: git's SHA-1 of a blob)."""
+    actual = path.stat().st_size
+    if size is not None and actual != size:
+        return f"has {actual:,} bytes instead of {size:,}"
+    if DIGEST.fullmatch(declared):
+        digest = hashlib.sha256() if len(declared) == 64 else hashlib.sha1(b"blob %d\0" % actual)
+        with path.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+        if digest.hexdigest() != declared:
+            return f"has the hash {digest.hexdigest()[:12]}… instead of {declared[:12]}…"
+    return None
+
+
+def _publish(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a small file or a link so that no one ever sees half of it, whoever else writes it too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    write(draft)
+    os.replace(draft, path)
+
+
+def _obtain(plan: Plan, file: RemoteFile, token: Token, progress: bool = False) -> None:
+    """Bring a file of the plan's commit into the cache: fetched if need be, checked, and only then named and linked."""
+    blob, partial, link = _blob(plan, file), _blob(plan, file, ".incomplete"), plan.folder / file.name
+    if _size(link) == file.size:
+        return
+    cache, client = _store(plan.repository).parent, _client()
+    lock = cache / ".locks" / _store(plan.repository).name / f"{file.digest}.lock"  # the one that huggingface_hub takes
+    for path in (blob, lock):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with client.utils.WeakFileLock(lock):
+        if _size(blob) != file.size:
+            with _asking(plan.repository, plan.revision, file.name):
+                _stream(plan, file, partial, token, progress)
+            if fault := _fault(partial, file.size, file.digest):
+                partial.unlink()
+                raise OSError(f"{file.name} of {plan.repository} was damaged on the way (it {fault}): run again.")
+            os.replace(partial, blob)
+        if client.file_download.are_symlinks_supported(cache):
+            _publish(link, lambda draft: draft.symlink_to(os.path.relpath(blob, link.parent)))
+        else:  # some Windows machines: there the cache's layout has the file itself in the snapshot
+            _publish(link, lambda draft: os.replace(blob, draft))
+
+
+def _stream(plan: Plan, file: RemoteFile, partial: Path, token: Token, progress: bool) -> None:
+    """Append to `partial` what it lacks. A broken connection is taken up again, unless three in a row bring nothing."""
+    import httpx2
+
+    client = _client()
+    # The hash is of the bytes as stored, and a range counts them: so no compression.
+    headers = client.utils.build_hf_headers(token=token) | {"Accept-Encoding": "identity"}
+    quiet = None if progress else True  # None: where there is no terminal
+    bar = client.utils.tqdm(desc=file.name, total=file.size, unit="B", unit_scale=True, disable=quiet)
+    fruitless = 0
+    with partial.open("ab") as out, bar:
+        if out.tell() > file.size:
+            out.truncate(0)
+        bar.update(out.seek(0, os.SEEK_END))
+        while (start := out.tell()) < file.size:
+            try:
+                with client.utils.http_stream_backoff(
+                    "GET",
+                    client.hf_hub_url(plan.repository, file.name, revision=plan.commit),
+                    headers=headers | ({"Range": f"bytes={start}-"} if start else {}),
+                    timeout=client.constants.HF_HUB_DOWNLOAD_TIMEOUT,
+                    max_retries=RETRIES,
+                    retry_on_exceptions=(httpx2.ConnectError, httpx2.ConnectTimeout),
+                    retry_on_status_codes=BUSY,
+                ) as response:
+                    client.utils.hf_raise_for_status(response)
+                    if start and response.status_code != 206:  # the range was ignored: this is the file from its start
+                        out.seek(0)
+                        out.truncate()
+                        bar.reset()
+                    for chunk in response.iter_bytes():
+                        out.write(chunk)
+                        bar.update(len(chunk))
+                return
+            except httpx2.TransportError:
+                fruitless = 0 if out.tell() > start else fruitless + 1
+                if fruitless == 3:
+                    raise
+
+
+@contextmanager
+def _asking(repository: str, revision: str, name: str = "a file") -> Iterator[None]:
+    """Say in plain words, and as Python's own exceptions, what the Hub refuses."""
+    import httpx2
+
+    errors = _client().errors
+    if _offline():
+        raise ConnectionError("HF_HUB_OFFLINE is set: unset it to reach the Hub.")
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise PermissionError(
+            f"{repository} is gated: accept the conditions on its model page, then set HF_TOKEN or run `hf auth login`."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise FileNotFoundError(
+            f"The Hub has no repository {repository}: check its name (owner/name). "
+            "Private repositories need a token: set HF_TOKEN or run `hf auth login`."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(
+            f"{repository} has no revision {revision!r}: check the branch, tag or full commit hash on its model page."
+        ) from error
+    except errors.RemoteEntryNotFoundError as error:
+        raise FileNotFoundError(f"{repository} lists {name} but does not have it any more: run again.") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise PermissionError(
+                f"The Hub refuses access to {repository} ({status}): check that your token (HF_TOKEN, or "
+                "`hf auth login`) is valid and may read it."
+            ) from error
+        reason = "asks for fewer requests" if status == 429 else f"answers with status {status}"
+        raise ConnectionError(f"The Hub {reason}: try again in a few minutes.") from error
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise ConnectionError(
+            f"The Hub cannot be reached ({type(error).__name__}): check the network, then run again."
+        ) from error

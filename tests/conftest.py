@@ -1,0 +1,1 @@
+from hub_server import hub  # noqa: F401

@@ -1,0 +1,651 @@
+"""hub.py against a real server on loopback, through the real huggingface_hub client."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hub_server import HubServer
+
+from minhub_py import hub as minhub
+
+SLEEP = time.sleep
+REPO = "owner/model"
+WEIGHTS = random.Random(0).randbytes(100_000)
+SMALL = {"config.json": '{"model_type": "gpt2"}', "tokenizer.json": "{}", "merges.txt": "a b\n"}
+SINGLE = {**SMALL, "model.safetensors": WEIGHTS, "README.md": "# A model"}
+SHARDS = {"model-1.safetensors": WEIGHTS[:50_000], "model-2.safetensors": WEIGHTS[50_000:]}
+INDEX = json.dumps(
+    {"metadata": {}, "weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-1.safetensors"}}
+)
+SHARDED = {**SMALL, **SHARDS, "model.safetensors.index.json": INDEX}
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the client would have waited; it waits no time at all."""
+    asked: list[float] = []
+    monkeypatch.setattr(time, "sleep", asked.append)
+    return asked
+
+
+def names(plan: minhub.Plan) -> list[str]:
+    return [file.name for file in plan.files]
+
+
+def blob(hub: HubServer, data: bytes) -> Path:
+    return hub.cache / "models--owner--model" / "blobs" / hashlib.sha256(data).hexdigest()
+
+
+def partial(hub: HubServer, data: bytes) -> Path:
+    return blob(hub, data).with_name(blob(hub, data).name + ".incomplete")
+
+
+def cut_off(hub: HubServer, after: int) -> None:
+    """A call that ends with `after` bytes of the weights on disk, and a healthy server."""
+    hub.cut("model.safetensors", after)
+    with pytest.raises(ConnectionError, match="run again"):
+        minhub.fetch(REPO)
+    hub.heal()
+    hub.forget()
+
+
+def assert_right(folder: Path, files: dict[str, str | bytes]) -> None:
+    assert {path.name for path in folder.iterdir()} == {name for name in files if name != "README.md"}
+    for path in folder.iterdir():
+        content = files[path.name]
+        assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
+
+
+# What is chosen
+
+
+@pytest.mark.parametrize(
+    ("files", "weights"),
+    [
+        (["model.safetensors", "pytorch_model.bin", "flax_model.msgpack"], ["model.safetensors"]),
+        (["model.safetensors", "model.safetensors.index.json", *SHARDS], ["model.safetensors"]),
+        (["model.safetensors.index.json", *SHARDS, "pytorch_model.bin"], ["model.safetensors.index.json", *SHARDS]),
+        (["pytorch_model.bin", "rust_model.ot", "pytorch_model.bin.index.json"], ["pytorch_model.bin"]),
+        (["pytorch_model.bin.index.json", *SHARDS, "onnx/model.onnx"], ["pytorch_model.bin.index.json", *SHARDS]),
+    ],
+)
+def test_one_format_of_weights_is_chosen(hub: HubServer, files: list[str], weights: list[str]) -> None:
+    hub.add(REPO, {**SMALL, **{name: INDEX if name.endswith("index.json") else name for name in files}})
+    assert sorted(names(minhub.plan(REPO))) == sorted([*SMALL, *weights])
+    folder = minhub.fetch(REPO)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*SMALL, *weights])
+
+
+def test_a_plan_says_what_is_fetched_and_fetches_nothing(hub: HubServer) -> None:
+    commit = hub.add(REPO, SINGLE)
+    plan = minhub.plan(REPO)
+    small = sum(len(content) for content in SMALL.values())
+    assert (plan.repository, plan.revision, plan.commit) == (REPO, "main", commit)
+    assert plan.total_bytes == plan.missing_bytes == small + len(WEIGHTS)
+    assert names(plan)[-2:] == ["config.json", "model.safetensors"]
+    weights, config = plan.files[-1], plan.files[-2]
+    assert (weights.sha256, weights.git_sha1) == (hashlib.sha256(WEIGHTS).hexdigest(), None)
+    text = SMALL["config.json"].encode()
+    assert (config.sha256, config.git_sha1) == (None, hashlib.sha1(b"blob %d\0" % len(text) + text).hexdigest())
+    assert hub.fetched() == []
+    assert names(minhub.plan(REPO, weights=False)) == ["tokenizer.json", "merges.txt", "config.json"]
+
+
+@pytest.mark.parametrize("files", [{"model.gguf": "x", "flax_model.msgpack": "x"}, {"onnx/model.onnx": "x"}])
+def test_no_weights_names_what_is_there(hub: HubServer, files: dict[str, str]) -> None:
+    hub.add(REPO, {**SMALL, **files})
+    with pytest.raises(FileNotFoundError, match=next(iter(sorted(files)))):
+        minhub.plan(REPO)
+    minhub.plan(REPO, weights=False)
+
+
+def test_no_config_is_an_error(hub: HubServer) -> None:
+    hub.add(REPO, {"model.safetensors": WEIGHTS})
+    with pytest.raises(FileNotFoundError, match=r"no config\.json.*model\.safetensors"):
+        minhub.fetch(REPO, weights=False)
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        ('{"weight_map": {"a": "../../x.safetensors"}}', ValueError, "no plain file name"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', ValueError, "no plain file name"),
+        ('{"weight_map": {"a": "..\\\\x.safetensors"}}', ValueError, "no plain file name"),
+        ('{"weight_map": {"a": ".."}}', ValueError, "no plain file name"),
+        ('{"weight_map": {"a": 1}}', ValueError, "no plain file name"),
+        ('{"weight_map": {}}', ValueError, "no plain file name"),
+        ('{"weight_map": {"a": "model-9.safetensors"}}', FileNotFoundError, "model-9.safetensors"),
+        ('{"weight_map": ["model-1.safetensors"]}', ValueError, "no index"),
+        ('{"weight_map": {"a": {}}}', ValueError, "no index"),
+        ('{"weights": {}}', ValueError, "no index"),
+        ("[]", ValueError, "no index"),
+        ("<html>", ValueError, "no index"),
+        (b"\xff\xfe\x00", ValueError, "no index"),
+        ("[" * 100_000, ValueError, "no index"),
+    ],
+)
+def test_an_evil_index_is_refused(hub: HubServer, index: str, error: type[Exception], message: str) -> None:
+    files = {**SHARDED, "model.safetensors.index.json": index, "../../x.safetensors": "x", "..\\x.safetensors": "x"}
+    hub.add(REPO, files)
+    with pytest.raises(error, match=message):
+        minhub.fetch(REPO)
+    assert hub.fetched() == ["model.safetensors.index.json"]
+
+
+@pytest.mark.parametrize("field", ["sha", "hash"])
+def test_an_evil_listing_is_refused(hub: HubServer, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add(REPO, SINGLE)
+    if field == "sha":
+        entry = hub.repositories[REPO]
+        entry.commits["../../../evil"] = entry.commits.pop(entry.refs["main"])
+        entry.refs["main"] = "../../../evil"
+    else:
+        monkeypatch.setattr("hub_server.File.sha256", property(lambda _: "../../../evil"))
+    with pytest.raises(ConnectionError, match="not the Hub"):
+        minhub.fetch(REPO)
+    assert hub.fetched() == []
+
+
+# Commits and refs
+
+
+def test_everything_comes_from_the_planned_commit(hub: HubServer) -> None:
+    first = hub.add(REPO, SINGLE)
+    plan = minhub.plan(REPO)
+    hub.add(REPO, {**SINGLE, "model.safetensors": b"new", "config.json": "new"})
+    folder = minhub.download(plan)
+    assert folder.name == first
+    assert_right(folder, SINGLE)
+
+
+@pytest.mark.parametrize("revision", ["main", "v1", "refs/pr/1", "commit"])
+def test_revisions(hub: HubServer, revision: str) -> None:
+    first = hub.add(REPO, SINGLE, branch="refs/pr/1", tag="v1")
+    if revision == "main":
+        hub.repositories[REPO].refs["main"] = first
+    else:
+        hub.add(REPO, {**SINGLE, "model.safetensors": b"another"})
+    folder = minhub.fetch(REPO, first if revision == "commit" else revision)
+    assert folder.name == first
+    assert_right(folder, SINGLE)
+    hub.stop()
+    assert minhub.fetch(REPO, first if revision == "commit" else revision, local_files_only=True) == folder
+
+
+def test_a_moved_branch_is_followed_but_not_before_its_files_are_there(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    old = minhub.fetch(REPO)
+    hub.add(REPO, {**SINGLE, "model.safetensors": WEIGHTS[::-1]})
+    cut_off(hub, 10)
+    assert minhub.fetch(REPO, local_files_only=True) == old
+    new = minhub.fetch(REPO)
+    assert new != old
+    assert hub.fetched() == ["model.safetensors"]  # what both commits share is not fetched again
+    assert minhub.fetch(REPO, local_files_only=True) == new
+    assert_right(old, SINGLE)
+
+
+def test_what_is_cached_is_not_fetched_again(hub: HubServer) -> None:
+    hub.add(REPO, SHARDED)
+    heard: list[minhub.Plan] = []
+    folder = minhub.fetch(REPO, announce=heard.append)
+    assert_right(folder, SHARDED)
+    small = sum(len(content) for content in SMALL.values())
+    assert [plan.missing_bytes for plan in heard] == [small + len(WEIGHTS)]  # the index has come with the plan
+    assert sorted(hub.fetched()) == sorted(SHARDED)
+    hub.forget()
+    assert minhub.fetch(REPO, announce=heard.append) == folder
+    assert len(heard) == 1
+    assert [request.path for request in hub.requests] == [f"/api/models/{REPO}/revision/main"]
+
+
+def test_the_cache_is_that_of_huggingface_hub(hub: HubServer) -> None:
+    import huggingface_hub
+
+    hub.add(REPO, SINGLE)
+    folder = minhub.fetch(REPO)
+    hub.forget()
+    for name in [*SMALL, "model.safetensors"]:
+        assert huggingface_hub.hf_hub_download(REPO, name, local_files_only=True) == str(folder / name)
+    (scanned,) = huggingface_hub.scan_cache_dir().repos
+    assert (scanned.repo_id, scanned.size_on_disk) == (REPO, minhub.plan(REPO).total_bytes)
+
+    hub.add("other/model", SHARDED)
+    huggingface_hub.snapshot_download("other/model")
+    hub.forget()
+    assert_right(minhub.fetch("other/model"), SHARDED)
+    assert hub.fetched() == []
+
+
+def test_without_links_the_snapshot_holds_the_files(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_SYMLINKS", True)
+    hub.add(REPO, {**SINGLE, "vocab.json": "{}"})  # the same bytes as tokenizer.json
+    folder = minhub.fetch(REPO)
+    assert_right(folder, {**SINGLE, "vocab.json": "{}"})
+    assert not any(path.is_symlink() for path in folder.iterdir())
+    hub.forget()
+    minhub.fetch(REPO)
+    assert hub.fetched() == []
+
+
+def test_two_at_once_fetch_once(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", SLEEP)  # who waits for a lock should
+    hub.add(REPO, SINGLE)
+    folders: list[Path] = []
+    threads = [threading.Thread(target=lambda: folders.append(minhub.fetch(REPO))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(folders) == 4
+    assert_right(folders[0], SINGLE)
+    assert sorted(hub.fetched()) == sorted([*SMALL, "model.safetensors"])
+
+
+# Offline
+
+OFFLINE = """
+import sys
+from pathlib import Path
+
+def no_sockets(event, arguments):
+    if event.startswith("socket."):
+        print("SOCKET", event, arguments)
+
+sys.addaudithook(no_sockets)
+from minhub_py import hub
+
+for repository in sys.argv[1:]:
+    try:
+        print(hub.fetch(repository).name)
+    except FileNotFoundError as error:
+        print(error)
+print(len(hub.cached_models()), hub.check_files(hub.fetch(sys.argv[1]), None))
+"""
+
+
+def test_offline_opens_no_socket(hub: HubServer) -> None:
+    commit = hub.add(REPO, SINGLE)
+    hub.add("owner/half", SHARDED)
+    minhub.fetch(REPO)
+    (minhub.fetch("owner/half") / "model-2.safetensors").unlink()
+    hub.forget()
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE, REPO, "owner/half", "owner/none"],
+        env=hub.env | {"HF_HUB_OFFLINE": "1"},
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "SOCKET" not in done.stdout
+    found, half, none, rest = done.stdout.splitlines()
+    assert found == commit
+    assert "model-2.safetensors" in half
+    assert "`minhub download owner/half`" in half
+    assert "`minhub download owner/none`" in none
+    assert rest == "2 []"
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("how", ["argument", "environment", "import"])
+def test_each_way_to_be_offline(hub: HubServer, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add(REPO, SINGLE)
+    folder = minhub.fetch(REPO)
+    hub.forget()
+    if how == "environment":
+        monkeypatch.setenv("HF_HUB_OFFLINE", "yes")
+    if how == "import":
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert minhub.fetch(REPO, local_files_only=how == "argument") == folder
+    if how != "argument":
+        with pytest.raises(ConnectionError, match="HF_HUB_OFFLINE"):
+            minhub.plan(REPO)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=f"minhub download {REPO}"):
+        minhub.fetch(REPO, local_files_only=how == "argument", weights=False)
+    assert hub.requests == []
+
+
+def test_offline_small_files_do_not_need_weights(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    folder = minhub.fetch(REPO, weights=False)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(SMALL)
+    assert minhub.fetch(REPO, weights=False, local_files_only=True) == folder
+    with pytest.raises(FileNotFoundError, match="not complete"):
+        minhub.fetch(REPO, local_files_only=True)
+
+
+def test_without_a_server_the_cached_copy_is_used(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    folder = minhub.fetch(REPO)
+    hub.stop()
+    with pytest.warns(UserWarning, match="cannot be reached") as caught:
+        assert minhub.fetch(REPO) == folder
+    assert len(caught) == 1
+    with pytest.raises(ConnectionError, match="cannot be reached"):
+        minhub.fetch("owner/other")
+    with pytest.raises(ConnectionError, match="cannot be reached"):
+        minhub.fetch(REPO, "v2")
+
+
+# Bad days
+
+
+@pytest.mark.parametrize("after", [0, 1, 50_000, 99_999])
+def test_a_cut_download_goes_on_at_the_next_call(hub: HubServer, after: int) -> None:
+    hub.add(REPO, SINGLE)
+    cut_off(hub, after)
+    assert partial(hub, WEIGHTS).read_bytes() == WEIGHTS[:after]
+    assert not blob(hub, WEIGHTS).exists()
+    assert_right(minhub.fetch(REPO), SINGLE)
+    assert hub.fetched() == ["model.safetensors"]
+    assert hub.ranges("model.safetensors") == [after or None]
+    assert not partial(hub, WEIGHTS).exists()
+
+
+def test_a_connection_that_breaks_is_taken_up_again(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    for after in (1_000, 2_000, 2_000, 90_000):
+        hub.cut("model.safetensors", after, times=1)
+    assert_right(minhub.fetch(REPO), SINGLE)
+    assert hub.ranges("model.safetensors") == [None, 1_000, 2_000, 2_000, 90_000]
+
+
+def test_a_server_that_ignores_ranges(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    cut_off(hub, 70_000)
+    hub.ignore_ranges()
+    assert_right(minhub.fetch(REPO), SINGLE)
+    assert hub.ranges("model.safetensors") == [70_000]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_wrong_byte_is_found_and_nothing_is_left(hub: HubServer, name: str) -> None:
+    hub.add(REPO, SINGLE)
+    hub.flip(name, 7, times=1)
+    with pytest.raises(OSError, match=f"{name}.*damaged.*run again"):
+        minhub.fetch(REPO)
+    store = hub.cache / "models--owner--model"
+    assert not list(store.glob("blobs/*.incomplete"))
+    assert not list(store.glob(f"snapshots/*/{name}"))
+    with pytest.raises(FileNotFoundError):
+        minhub.fetch(REPO, local_files_only=True)
+    assert_right(minhub.fetch(REPO), SINGLE)
+
+
+def test_a_wrong_byte_in_a_resumed_download_is_found(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    cut_off(hub, 500)
+    hub.flip("model.safetensors", 700, times=1)
+    with pytest.raises(OSError, match="damaged"):
+        minhub.fetch(REPO)
+    assert_right(minhub.fetch(REPO), SINGLE)
+    assert hub.ranges("model.safetensors") == [500, None]
+
+
+@pytest.mark.parametrize(("size", "fails"), [(10, True), (len(WEIGHTS), True), (len(WEIGHTS) + 1, False)])
+def test_a_stale_partial_file_fails_once_at_most(hub: HubServer, size: int, fails: bool) -> None:
+    hub.add(REPO, SINGLE)
+    minhub.fetch(REPO, weights=False)
+    partial(hub, WEIGHTS).write_bytes(bytes(size))
+    if fails:
+        with pytest.raises(OSError, match="damaged"):
+            minhub.fetch(REPO)
+    assert_right(minhub.fetch(REPO), SINGLE)
+
+
+def test_a_truncated_blob_is_fetched_again(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    minhub.fetch(REPO)
+    blob(hub, WEIGHTS).write_bytes(WEIGHTS[:10])
+    assert_right(minhub.fetch(REPO), SINGLE)
+
+
+@pytest.mark.parametrize("where", ["/api/", "/resolve/", "/cdn/"])
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_hub_is_waited_for(hub: HubServer, status: int, where: str, waits: list[float]) -> None:
+    hub.add(REPO, SINGLE)
+    hub.answer(status, where=where, retry_after=20, times=1)
+    assert_right(minhub.fetch(REPO), SINGLE)
+    assert waits == [21.0]
+
+
+@pytest.mark.parametrize(("status", "message"), [(429, "fewer requests"), (503, "status 503")])
+@pytest.mark.parametrize("where", ["/api/", "/cdn/"])
+def test_an_ever_busy_hub_is_given_up(
+    hub: HubServer, status: int, message: str, where: str, waits: list[float]
+) -> None:
+    hub.add(REPO, SINGLE)
+    hub.answer(status, where=where)
+    with pytest.raises(ConnectionError, match=message):
+        minhub.fetch(REPO)
+    assert waits == [1, 2, 4]
+    assert sum(where in request.path for request in hub.requests) == 4
+
+
+def test_an_ever_busy_hub_does_not_matter_when_all_is_cached(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    folder = minhub.fetch(REPO)
+    hub.answer(503)
+    with pytest.warns(UserWarning, match="status 503"):
+        assert minhub.fetch(REPO) == folder
+
+
+def test_something_else_answers(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    hub.answer(200)  # a portal's welcome
+    with pytest.raises(ConnectionError, match="not the Hub"):
+        minhub.plan(REPO)
+
+
+def test_a_full_disk(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add(REPO, SINGLE)
+    cut_off(hub, 40_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=59_999))
+    with pytest.raises(OSError, match="needs 60,000 more bytes"):
+        minhub.fetch(REPO)
+    assert hub.fetched() == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60_000))
+    assert_right(minhub.fetch(REPO), SINGLE)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
+def test_a_disk_that_fills_up(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    minhub.fetch(REPO, weights=False)
+    partial(hub, WEIGHTS).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="needs 100,000 more bytes"):
+        minhub.fetch(REPO)
+    assert not blob(hub, WEIGHTS).exists()
+
+
+# Who may
+
+
+def test_a_gated_repository(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add(REPO, SINGLE)
+    hub.gate(REPO, token="hf_right")
+    for token in (None, "hf_wrong"):
+        with pytest.raises(PermissionError, match="accept the conditions.*HF_TOKEN.*hf auth login"):
+            minhub.fetch(REPO, token=token)
+    assert hub.fetched() == []
+    assert_right(minhub.fetch(REPO, token="hf_right"), SINGLE)
+    assert {request.token for request in hub.requests if request.path.startswith("/cdn/")} == {None}
+    hub.add("owner/second", SINGLE)
+    hub.gate("owner/second", token="hf_right")
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    minhub.fetch("owner/second")
+
+
+def test_a_gated_repository_that_is_cached_is_not_given_for_the_asking(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    hub.gate(REPO, token="hf_right")
+    minhub.fetch(REPO, token="hf_right")
+    hub.answer(403, where="/api/")
+    with pytest.raises(PermissionError, match="token"):
+        minhub.fetch(REPO)
+
+
+@pytest.mark.parametrize("token", [None, "hf_wrong"])
+def test_a_private_repository(hub: HubServer, token: str | None) -> None:
+    hub.add(REPO, SINGLE)
+    hub.hide(REPO, token="hf_right")
+    with pytest.raises(FileNotFoundError, match=f"no repository {REPO}.*token"):
+        minhub.fetch(REPO, token=token)
+    assert_right(minhub.fetch(REPO, token="hf_right"), SINGLE)
+
+
+def test_the_three_that_are_not_there(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    with pytest.raises(FileNotFoundError, match="no repository owner/none.*check its name"):
+        minhub.fetch("owner/none")
+    with pytest.raises(FileNotFoundError, match="no revision 'v9'.*branch, tag or full commit"):
+        minhub.fetch(REPO, "v9")
+    plan = minhub.plan(REPO)
+    hub.repositories[REPO].commits[plan.commit].pop("model.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"lists model\.safetensors but"):
+        minhub.download(plan)
+
+
+# Identifiers
+
+
+def test_locate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(minhub, "BUILTIN", tmp_path / "builtin")
+    for name in ("builtin/tiny", "builtin/small", "folder", "owner/name"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    assert minhub.locate("minhub/tiny") == tmp_path / "builtin" / "tiny"
+    for unknown in ("minhub/other", "minhub/../folder", "minhub/"):
+        with pytest.raises(FileNotFoundError, match="minhub/small, minhub/tiny"):
+            minhub.locate(unknown)
+    for folder in ("folder", "./folder", "folder/", "~/folder", str(tmp_path / "folder"), Path("folder"), "owner/name"):
+        found = minhub.locate(folder)
+        assert found is not None
+        assert found.samefile(tmp_path / folder if folder != "~/folder" else tmp_path / "folder")
+        assert minhub.fetch(folder) == found
+    for absent in ("./gpt2", "../gpt2", "/gpt2/none", "~/gpt2", "gpt2/", "owner/gpt2/", Path("gpt2")):
+        with pytest.raises(FileNotFoundError, match="no folder"):
+            minhub.locate(absent)
+    for repository in ("gpt2", "owner/model", "EleutherAI/gpt-neo-1.3B"):
+        assert minhub.locate(repository) is None
+    with pytest.raises(NotADirectoryError, match="folder that holds it"):
+        minhub.locate("folder/config.json")
+    for wrong in ("", "a/b/c", "owner/na me", "a--b", "https://host/owner/name", "owner/name?x"):
+        with pytest.raises(ValueError, match="neither a folder nor"):
+            minhub.locate(wrong)
+
+
+def test_a_name_without_an_owner(hub: HubServer) -> None:
+    hub.add("gpt2", SINGLE)
+    assert_right(minhub.fetch("gpt2"), SINGLE)
+
+
+def test_a_name_that_has_moved(hub: HubServer) -> None:
+    hub.add("gpt2", SHARDED)
+    hub.move("gpt2", "openai-community/gpt2")
+    hub.gate("openai-community/gpt2", token="hf_right")
+    folder = minhub.fetch("gpt2", token="hf_right")
+    assert_right(folder, SHARDED)
+    assert minhub.fetch("gpt2", local_files_only=True) == folder
+
+
+def test_importing_costs_nothing() -> None:
+    heavy = ("torch", "huggingface_hub", "httpx2", "tqdm")
+    code = f"import sys, minhub_py.hub; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
+    )
+    assert done.stdout.strip() == "[]"
+
+
+# What is on disk
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_check_files_finds_a_flipped_byte(hub: HubServer, name: str) -> None:
+    hub.add(REPO, SINGLE)
+    folder = minhub.fetch(REPO)
+    plan = minhub.plan(REPO)
+    assert minhub.check_files(folder, plan) == minhub.check_files(folder, None) == []
+    data = bytearray((folder / name).read_bytes())
+    data[3] ^= 1
+    (folder / name).write_bytes(data)
+    for known in (plan, None):
+        (problem,) = minhub.check_files(folder, known)
+        assert name in problem
+        assert "hash" in problem
+    # The advice that it gives works.
+    Path(problem.split("delete ")[1].split(" and ")[0]).unlink()
+    assert minhub.check_files(folder, plan) == [f"{name} is missing: download it again."]
+    assert_right(minhub.fetch(REPO), SINGLE)
+
+
+def test_check_files_finds_what_is_missing_or_cut(hub: HubServer) -> None:
+    hub.add(REPO, SHARDED)
+    folder = minhub.fetch(REPO)
+    plan = minhub.plan(REPO)
+    copy = shutil.copytree(folder, folder.parent / "copy")  # a folder of one's own, without links
+    assert minhub.check_files(copy, plan) == minhub.check_files(copy, None) == []
+    (copy / "model-1.safetensors").write_bytes(b"cut")
+    (copy / "model-2.safetensors").unlink()
+    first, second = minhub.check_files(copy, plan)
+    assert "model-1.safetensors has 3 bytes instead of 50,000" in first
+    assert "model-2.safetensors is missing" in second
+    (problem,) = minhub.check_files(copy, None)
+    assert "model-2.safetensors" in problem
+
+
+def test_check_files_knows_shared_blobs(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    folder = minhub.fetch(REPO)
+    shared = hub.cache / "blobs" / "ab" / ("ab" + "0" * 62)  # as huggingface_hub keeps what came through Xet
+    shared.parent.mkdir(parents=True)
+    os.replace(blob(hub, WEIGHTS), shared)
+    blob(hub, WEIGHTS).symlink_to(os.path.relpath(shared, blob(hub, WEIGHTS).parent))
+    assert minhub.check_files(folder, None) == []
+    shared.write_bytes(WEIGHTS[::-1])
+    (problem,) = minhub.check_files(folder, None)
+    assert str(shared) in problem
+
+
+def test_cached_models(hub: HubServer) -> None:
+    assert minhub.cached_models() == []
+    first = hub.add(REPO, SINGLE, tag="v1")
+    folder = minhub.fetch(REPO)
+    minhub.fetch(REPO, "v1")
+    second = hub.add(REPO, {**SINGLE, "model.safetensors": b"new"})
+    minhub.fetch(REPO, second, weights=False)
+    size = minhub.plan(REPO, "v1").total_bytes
+    whole, half = sorted(minhub.cached_models(), key=lambda model: not model.complete)
+    assert whole == minhub.CachedModel(REPO, ("main", "v1"), first, size, folder, complete=True)
+    assert (half.commit, half.revisions, half.complete) == (second, (), False)
+
+
+def test_progress(hub: HubServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    hub.add(REPO, SINGLE)
+    hub.add("owner/second", SINGLE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        minhub.fetch(REPO, progress=False)
+        assert capfd.readouterr().err == ""
+        minhub.fetch("owner/second")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "model.safetensors" in err
+    assert "100%" in err
