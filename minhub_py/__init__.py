@@ -1,0 +1,67 @@
+"""Language models of the Hub in single files of PyTorch, shared by Python and R.
+
+    from minhub_py import gpt2_from_pretrained, tokenizer_from_pretrained, generate
+
+    model = gpt2_from_pretrained("minhub/shakespeare-gpt2")
+    tokenizer = tokenizer_from_pretrained("minhub/shakespeare-gpt2")
+    [ids] = generate(model, [tokenizer.encode("ROMEO:").ids], max_new_tokens=100)
+    print(tokenizer.decode(ids))
+
+Every family of `registry.FAMILIES` has three entry points: `gpt2()`, `gpt2_from_config()`, `gpt2_from_pretrained()`.
+Names are imported when they are first used: importing the package does not import PyTorch.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from minhub_py.registry import FAMILIES
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "from_pretrained": "pretrained",
+    "save_pretrained": "pretrained",
+    "tokenizer_from_pretrained": "tokenizer",
+    "decode_stream": "tokenizer",
+    "generate": "generate",
+    "stream": "generate",
+    "score": "generate",
+    "devices": "device",
+}
+_ENTRY_POINTS = {
+    name: family for family in FAMILIES.values() for name in (
+        family.name, f"{family.name}_from_config", f"{family.name}_from_pretrained"
+    )
+}  # fmt: skip
+__all__ = [*_HOMES, *_ENTRY_POINTS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(f"minhub_py.{_HOMES[name]}"), name)
+    elif name in _ENTRY_POINTS:
+        value = import_module("minhub_py.pretrained").entry_points(_ENTRY_POINTS[name])[name]
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+class _Package(ModuleType):
+    """Python binds a submodule to its package when it is imported; `gpt2` and `generate` are to stay the functions.
+
+    The modules themselves are where they always are: `from minhub_py.gpt2 import GPT2`.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

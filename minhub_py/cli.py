@@ -1,0 +1,494 @@
+"""The `minhub` command. Whatever needs PyTorch or the network is imported inside the commands, so that --help is quick.
+
+Results go to standard output, everything else to standard error. Exit status: 0 done, 1 the work failed, 2 the call
+was wrong.
+"""
+
+import json
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from minhub_py import __version__
+
+
+class Command(click.Command):
+    """A command with --debug, and whose failures are one clear message."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(
+            click.Option(["--debug"], is_flag=True, expose_value=False, callback=_remember_debug,
+                         help="Show a traceback when something fails.")
+        )  # fmt: skip
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; any exception becomes its message, with exit status 1."""
+        warnings.showwarning = lambda message, *_: click.echo(f"Note: {message}", err=True)
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if ctx.find_root().obj == "debug":
+                raise
+            message = " ".join(str(error).split())
+            # What this package raises on purpose says what to do; anything else is a fault of its own.
+            if not isinstance(error, ValueError | OSError | MemoryError) or not message:
+                message = f"unexpected {type(error).__name__}: {message[:300]} (run again with --debug for details)"
+            raise click.ClickException(message) from error
+
+
+def _remember_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().obj = "debug"
+
+
+class Group(click.Group):
+    """Its commands are `Command`s, listed in the order in which they are written here."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """As they are used: get a model, look at it, use it."""
+        return list(self.commands)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="minhub")
+def main() -> None:
+    """Download, check, convert and run language models of the Hugging Face Hub.
+
+    MODEL is a repository (gpt2, EleutherAI/gpt-neo-125m), a local folder, or a built-in model such as
+    minhub/shakespeare-gpt2, which needs no network:
+
+      minhub generate minhub/shakespeare-gpt2 "ROMEO:"
+    """
+
+
+revision_option = click.option("--revision", default="main", show_default=True, help="Branch, tag or commit.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output on standard output.")
+device_option = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps or xpu.")
+dtype_choice = click.Choice(["float32", "bfloat16", "float16"])
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["auto", *dtype_choice.choices]),
+    default="auto",
+    show_default=True,
+    help="Of the weights.",
+)
+
+
+def emit(data: Any) -> None:
+    """Print JSON on standard output."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def note(text: str) -> None:
+    """Print on standard error."""
+    click.echo(text, err=True)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print aligned columns on standard output; numbers to the right. Never cut, so that a pipe gets all of it."""
+    cells = [[format(cell, ",") if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    right = [all(re.fullmatch(r"[\d,.]+( [kMG]?B)?", row[i]) for row in cells) for i in range(len(headings))]
+    widths = [max(len(line[i]) for line in [list(headings), *cells]) for i in range(len(headings))]
+    for number, line in enumerate([list(headings), *cells]):
+        padded = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
+        text = "  ".join(padded).rstrip()
+        click.echo(click.style(text, bold=True) if number == 0 else text)
+
+
+def size(count: float) -> str:
+    """A number of bytes, as people read it."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+class Bytes(click.ParamType):  # type: ignore[type-arg]
+    """A size such as 500MB, 2GB or a plain number of bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """To bytes; decimal units, as on the Hub."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]?)B?", str(value))
+        if match is None:
+            self.fail(f"{value!r} is not a size; write 500MB, 2GB or a number of bytes", param, ctx)
+        count = int(float(match[1]) * {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}[match[2]])
+        if count < 1:
+            self.fail("a size must be at least one byte", param, ctx)
+        return count
+
+
+@contextmanager
+def progress_bar(what: str) -> Any:
+    """A bar of bytes on standard error, for a person who waits: `update(done, total)`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def announce(plan: Any) -> None:
+    """Say what a download will fetch."""
+    missing = [file for file in plan.files if not file.cached]
+    note(f"Downloading {plan.repository} at {plan.commit[:7]}: {len(missing)} files, {size(plan.missing_bytes)}")
+
+
+def fetch(model: str, revision: str, **options: Any) -> Path:
+    """The folder of a MODEL, downloaded if need be."""
+    from minhub_py import hub
+
+    return hub.fetch(model, revision, announce=announce, **options)
+
+
+@main.command("list")
+@json_option
+def list_models(as_json: bool) -> None:
+    """Show built-in and cached models."""
+    from minhub_py import hub
+    from minhub_py.registry import FAMILIES
+
+    built_in = [
+        (f"minhub/{path.name}", hub.folder_size(path)) for path in sorted(hub.BUILTIN.iterdir()) if path.is_dir()
+    ]
+    cached = hub.cached_models()
+    sizes = [(name, family.name) for family in FAMILIES.values() for name in family.presets]
+    if as_json:
+        emit({
+            "built_in": [{"model": name, "bytes": count} for name, count in built_in],
+            "cached": [{**asdict(model), "folder": str(model.folder)} for model in cached],
+            "presets": [{"name": name, "family": family} for name, family in sizes],
+        })  # fmt: skip
+        return
+    table(["BUILT-IN MODEL", "SIZE"], [(name, size(count)) for name, count in built_in])
+    click.echo()
+    if cached:
+        state = {True: "complete", False: "not complete: minhub download"}
+        table(
+            ["IN THE CACHE", "REVISION", "SIZE", "STATE"],
+            [(m.repository, ", ".join(m.revisions) or m.commit[:7], size(m.size), state[m.complete]) for m in cached],
+        )
+    else:
+        click.echo("Nothing in the cache of the Hub yet: minhub download REPO")
+    click.echo()
+    table(["PUBLISHED SIZE", "FAMILY"], sizes)
+    click.echo('\nTry: minhub generate minhub/shakespeare-gpt2 "ROMEO:"')
+
+
+@main.command()
+@click.argument("repo")
+@revision_option
+@click.option("--dry-run", is_flag=True, help="Only show what would be fetched.")
+@json_option
+def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
+    """Fetch REPO into the local cache.
+
+    Every file is checked by its hash. One format of weights is fetched, safetensors before .bin. A download that was cut goes on where it stopped. For
+    gated and private repositories set HF_TOKEN.
+    """
+    from minhub_py import hub
+
+    if hub.locate(repo) is not None:
+        raise click.UsageError(f"{repo} is on this machine already: there is nothing to download.")
+    plan = hub.plan(repo, revision)
+    folder = None
+    if not dry_run:
+        if plan.missing_bytes:
+            announce(plan)
+        folder = hub.download(plan, progress=not as_json and sys.stderr.isatty())
+    if as_json:
+        emit({**asdict(plan), "total_bytes": plan.total_bytes, "missing_bytes": plan.missing_bytes,
+              "folder": folder and str(folder)})  # fmt: skip
+    elif dry_run:
+        table(["FILE", "SIZE", ""], [(f.name, size(f.size), "in the cache" if f.cached else "") for f in plan.files])
+        click.echo(f"\n{repo} at {plan.commit[:7]}: {size(plan.missing_bytes)} of {size(plan.total_bytes)} to fetch")
+    else:
+        click.echo(folder)
+
+
+@main.command()
+@click.argument("model")
+@revision_option
+@click.option("--tensors", is_flag=True, help="List every tensor, not only one layer's.")
+@json_option
+def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
+    """Show a model's settings, parameter counts and tensors.
+
+    No weights are downloaded or read; a published size (gpt2-xl) needs no network at all.
+    """
+    from minhub_py.report import inspect as look
+
+    report = look(model, revision)
+    if as_json:
+        emit(report)
+        return
+    source = report["source"]
+    where = {
+        "preset": "a published size; not on this machine",
+        "config": "from its config.json; weights not downloaded",
+    }
+    click.secho(f"{model}: {report['class']}", bold=True)
+    click.echo(where.get(source["kind"]) or f"{source['folder']} ({source['layout']} layout)")
+    count = report["parameters"]["total"]
+    click.echo(f"\n{count:,} parameters: {size(4 * count)} in float32, {size(2 * count)} in 16 bits\n")
+    parts = [(name, n, f"{100 * n / count:.1f} %") for name, n in report["parameters"].items() if name != "total"]
+    table(["PART", "PARAMETERS", "SHARE"], parts)
+    click.echo()
+    table(["SETTING", "VALUE"], [(name, json.dumps(value)) for name, value in report["config"].items()])
+    click.echo()
+    rows = [(t["hub"], t["native"] or "-", t["operation"], "×".join(map(str, t["shape"])), t["dtype"])
+            for t in report["tensors"]]  # fmt: skip
+    shown = rows if tensors else _one_layer(rows)
+    table(["TENSOR ON THE HUB", "TENSOR HERE", "OPERATION", "SHAPE", "DTYPE"], shown)
+    if len(shown) < len(rows):
+        click.echo(f"{{}} is the layer; {len(rows)} tensors in all (--tensors lists them)")
+
+
+def _one_layer(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows with the layer's number as {}, each once."""
+    return list(dict.fromkeys(tuple(re.sub(r"\.\d+\.|(?<=_l)\d+$", lambda m: ".{}." if "." in m[0] else "{}", cell)
+                                    for cell in row) for row in rows))  # fmt: skip
+
+
+@main.command()
+@click.argument("model")
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--to", type=click.Choice(["hub", "native"]), default="hub", show_default=True,
+              help="hub: as transformers reads it. native: this package's own names and shapes.")  # fmt: skip
+@click.option("--dtype", type=dtype_choice, help="Of the weights; as they are, if not given.")
+@click.option("--max-shard-size", type=Bytes(), default="5GB", show_default=True, help="Of one file: 500MB, 2GB …")
+@click.option("--overwrite", is_flag=True, help="Replace a checkpoint that is in OUT already.")
+@revision_option
+@json_option
+def convert(
+    model: str,
+    out: Path,
+    to: Any,
+    dtype: str | None,
+    max_shard_size: int,
+    overwrite: bool,
+    revision: str,
+    as_json: bool,
+) -> None:
+    """Write MODEL to the folder OUT, in another form.
+
+    Layout, dtype and shard size can change. Needs the memory of a few tensors, not of the checkpoint. Nothing in OUT changes until all is written.
+    """
+    folder = fetch(model, revision)
+    if out.exists() and out.resolve() == folder.resolve():
+        raise click.UsageError("OUT is the folder of MODEL itself: name another.")
+    if not overwrite and out.exists() and any(out.glob("*.safetensors")):
+        raise click.UsageError(f"{out} holds a checkpoint already: name another folder, or give --overwrite.")
+
+    from minhub_py.convert import convert as write
+    from minhub_py.device import DTYPES
+    from minhub_py.storage import Checkpoint
+
+    checkpoint = Checkpoint(folder)
+    total, done = sum(tensor.nbytes for tensor in checkpoint.meta().values()), 0
+    with progress_bar("Converting") as update:
+
+        def progress(count: int) -> None:
+            nonlocal done
+            done += count
+            update(done, total)
+
+        wanted = DTYPES[dtype] if dtype else None
+        write(checkpoint, out, to=to, dtype=wanted, max_shard_size=max_shard_size, progress=progress)
+    files = sorted(path.name for path in out.iterdir())
+    if as_json:
+        emit({"out": str(out), "layout": to, "files": files})
+    else:
+        click.echo(f"{out}: {', '.join(files)}")
+
+
+@main.command()
+@click.argument("model")
+@revision_option
+@json_option
+def verify(model: str, revision: str, as_json: bool) -> None:
+    """Check MODEL's files, tensors and values.
+
+    The exit status is 1 if anything is wrong. Sizes and SHA-256 are compared with what the Hub declares, every tensor with the weight table and the config, and
+    every value is looked at for NaN and infinity.
+    """
+    from minhub_py.report import verify as check
+
+    with progress_bar("Checking") as update:
+        report = check(model, revision, progress=update)
+    if as_json:
+        emit(report)
+    else:
+        click.echo(report["folder"])
+        click.echo(f"checked: {'; '.join(report['checked'])}")
+        for problem in report["problems"]:
+            click.secho(f"PROBLEM: {problem}", fg="red")
+        if not report["problems"]:
+            click.echo("all is well")
+    if report["problems"]:
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("model")
+@click.argument("prompt")
+@click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True)
+@click.option("--temperature", type=float, default=1.0, show_default=True, help="0 takes the likeliest id each time.")
+@click.option("--top-k", type=int, help="Sample from the k likeliest ids.")
+@click.option("--top-p", type=float, help="Sample from the fewest likeliest ids that reach probability p.")
+@click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1: repeat less.")
+@click.option("--seed", type=int, help="The same seed gives the same text.")
+@click.option("--stop", multiple=True, help="End the text at this string; may be given several times.")
+@revision_option
+@device_option
+@dtype_option
+@json_option
+def generate(
+    model: str, prompt: str, max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
+    device: str, dtype: str, as_json: bool, **sampling: Any,
+) -> None:  # fmt: skip
+    """Write on from PROMPT.
+
+    The text appears as it is made. PROMPT "-" is read from standard input.
+    """
+    from minhub_py.generate import Sampling
+    from minhub_py.generate import stream as make
+
+    Sampling(**sampling)  # refuses a wrong setting before anything is downloaded
+    if prompt == "-":
+        prompt = sys.stdin.buffer.read().decode("utf-8")
+    network, tokenizer = _open(model, revision, device, dtype)
+    ids = encode(tokenizer, prompt)
+    started = time.perf_counter()
+    new = make(network, ids, max_new_tokens, seed=seed, stop=stop, tokenizer=tokenizer, **sampling)
+    if as_json:
+        made = list(new)
+        text = tokenizer.decode(made)
+        text = text[: min([len(text), *(text.find(string) for string in stop if string in text)])]
+        seconds = time.perf_counter() - started
+        emit({"model": model, "prompt": prompt, "text": text, "ids": made, "tokens_per_second": len(made) / seconds})
+        return
+
+    from minhub_py.tokenizer import decode_stream, until
+
+    click.echo(prompt, nl=False)
+    for piece in until(decode_stream(tokenizer, new, ids), stop):
+        click.echo(piece, nl=False)
+        sys.stdout.flush()
+    click.echo()
+
+
+def _open(model: str, revision: str, device: str, dtype: str) -> tuple[Any, Any]:
+    """The model and its tokenizer."""
+    folder = fetch(model, revision)
+    from minhub_py.pretrained import load
+    from minhub_py.storage import Checkpoint
+    from minhub_py.tokenizer import read_tokenizer
+
+    return load(Checkpoint(folder), device=device, dtype=dtype), read_tokenizer(folder)
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text; a note where characters are not in the vocabulary."""
+    ids: list[int] = tokenizer.encode(text).ids
+    lost = sorted(set(text) - set(tokenizer.decode(ids, skip_special_tokens=False)))
+    if lost:
+        note(f"Note: not in this model's vocabulary, and left out: {' '.join(map(repr, lost[:10]))}")
+    return ids
+
+
+@main.command()
+@click.argument("model")
+@click.argument("file", type=click.File(encoding="utf-8"))
+@revision_option
+@device_option
+@dtype_option
+@json_option
+def score(model: str, file: Any, revision: str, device: str, dtype: str, as_json: bool) -> None:
+    """Say how well MODEL predicts the text in FILE.
+
+    Log-probabilities and perplexity; FILE "-" is standard input. A text longer than the model's context is read in overlapping windows, each half new. --json adds each token.
+    """
+    try:
+        text = file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file.name} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    network, tokenizer = _open(model, revision, device, dtype)
+    ids = encode(tokenizer, text)
+    if len(ids) < 2:
+        raise ValueError(f"{file.name} has {len(ids)} tokens: there is nothing to predict with fewer than 2")
+
+    from minhub_py.generate import score as evaluate
+
+    [scores] = evaluate(network, [ids])
+    nats = -scores.double().sum().item()
+    result = {
+        "model": model, "tokens": len(scores), "characters": len(text), "nats": nats,
+        "nats_per_token": nats / len(scores), "perplexity": float((-scores.double().mean()).exp()),
+        "bits_per_character": nats / 0.6931471805599453 / len(text),
+    }  # fmt: skip
+    if as_json:
+        pairs = zip(ids[1:], scores.tolist(), strict=True)
+        emit(
+            {**result, "scores": [{"id": id, "token": tokenizer.decode([id]), "logprob": value} for id, value in pairs]}
+        )
+        return
+    table(["MEASURE", "VALUE"], [
+        ("tokens scored", result["tokens"]), ("characters", result["characters"]),
+        ("nats per token", f"{result['nats_per_token']:.4f}"), ("perplexity", f"{result['perplexity']:.3f}"),
+        ("bits per character", f"{result['bits_per_character']:.4f}"),
+    ])  # fmt: skip
+
+
+@main.command()
+@json_option
+def devices(as_json: bool) -> None:
+    """Show the devices found, and what "auto" picks."""
+    from minhub_py.device import devices as probe
+
+    report = probe()
+    if as_json:
+        emit(asdict(report))
+    else:
+        click.echo(str(report))
+
+
+@main.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Look for what is missing or does not fit.
+
+    The exit status is 1 if anything is. Nothing is changed, and no connection is opened.
+    """
+    from minhub_py.doctor import examine
+
+    findings = examine()
+    if as_json:
+        emit([asdict(finding) for finding in findings])
+    else:
+        rows = [("ok" if f.fits else "NO", f.what, f.found + (f" -> {f.advice}" if f.advice else "")) for f in findings]
+        table(["", "WHAT", "FOUND"], rows)
+    if not all(finding.fits for finding in findings):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

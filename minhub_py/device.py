@@ -1,0 +1,175 @@
+"""Which device and dtype, and why.
+
+"auto" takes the first of CUDA, XPU, MPS and CPU that really works: each is probed by running something on it, since
+a driver that is too old, or a GPU that this build has no kernels for, shows only then. A GPU that does not work is a
+reason in the report, never an error.
+"""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found of one device: `name` as PyTorch calls it, memory in bytes."""
+
+    name: str
+    works: bool
+    detail: str
+    memory: int | None = None
+    free_memory: int | None = None
+    dtypes: tuple[str, ...] = ("float32",)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """All probes, and what "auto" picks."""
+
+    probes: tuple[Probe, ...]
+    device: str
+    reason: str
+
+    def __str__(self) -> str:
+        lines = [f"{'yes' if probe.works else 'no ':3}  {probe.name:8} {probe.detail}" for probe in self.probes]
+        return "\n".join([*lines, f'"auto" picks {self.device}: {self.reason}'])
+
+
+def devices() -> Devices:
+    """Probe every kind of device that PyTorch knows. Never fails: a device that does not work says why."""
+    probes = [*probe_cuda(), probe_xpu(), probe_mps(), probe_cpu()]
+    working = [probe for probe in probes if probe.works]
+    # Of several GPUs of a kind the one with the most free memory.
+    best = max(working, key=lambda probe: (-kind_rank(probe.name), probe.free_memory or 0))
+    reason = "the first of CUDA, XPU, MPS and CPU that works"
+    if sum(probe.name.startswith("cuda") for probe in working) > 1:
+        reason += ", and of the CUDA devices the one with the most free memory"
+    return Devices(tuple(probes), best.name, reason)
+
+
+def kind_rank(name: str) -> int:
+    """The place of a device's kind in the order of preference."""
+    return ("cuda", "xpu", "mps", "cpu").index(name.partition(":")[0])
+
+
+def probe_cuda() -> list[Probe]:
+    """One probe per CUDA (or ROCm) device; a single one that says why where there is none."""
+    if not torch.backends.cuda.is_built():
+        hint = ""
+        if shutil.which("nvidia-smi"):
+            hint = "; an NVIDIA driver is installed, so a CUDA build of torch (see pytorch.org) would find it"
+        return [Probe("cuda", False, f"this PyTorch ({torch.__version__}) is a build without CUDA{hint}")]
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    try:
+        torch.cuda.init()
+        count = torch.cuda.device_count()
+    except (RuntimeError, AssertionError) as error:  # no driver, or one too old for this build
+        return [Probe("cuda", False, f"PyTorch is built for {build}, but: {first_line(error)}")]
+    if count == 0:
+        return [Probe("cuda", False, f"PyTorch is built for {build}, but there is no such device")]
+    return [probe_cuda_device(index, build) for index in range(count)]
+
+
+def probe_cuda_device(index: int, build: str) -> Probe:
+    """One CUDA device: its name, capability and memory, and whether a kernel runs on it."""
+    name = f"cuda:{index}"
+    try:
+        about = torch.cuda.get_device_properties(index)
+        run_something(name)
+        free, total = torch.cuda.mem_get_info(index)
+    except (RuntimeError, AssertionError) as error:
+        return Probe(name, False, first_line(error))
+    detail = f"{about.name}, capability {about.major}.{about.minor}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    # bfloat16 is emulated, slowly, before Ampere.
+    bf16 = about.major >= 8 or torch.version.hip is not None
+    dtypes = ("float32", "float16", *(["bfloat16"] if bf16 else []), "float64")
+    return Probe(name, True, f"{detail}, {build}", total, free, dtypes)
+
+
+def probe_xpu() -> Probe:
+    """Intel GPUs."""
+    if not torch.xpu.is_available():
+        return Probe("xpu", False, "no Intel GPU, or a build of PyTorch without support for it")
+    return probe_plain("xpu", torch.xpu.get_device_name(0), ("float32", "float16", "bfloat16"))
+
+
+def probe_mps() -> Probe:
+    """Apple GPUs."""
+    if not torch.backends.mps.is_available():
+        return Probe("mps", False, "no Apple GPU, or a build of PyTorch without Metal")
+    return probe_plain("mps", "Apple GPU", ("float32", "float16", "bfloat16"))
+
+
+def probe_cpu() -> Probe:
+    """The processor, which always works."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    detail = f"{torch.get_num_threads()} threads, {capability}"
+    return Probe("cpu", True, detail, dtypes=tuple(DTYPES))
+
+
+def probe_plain(name: str, detail: str, dtypes: tuple[str, ...]) -> Probe:
+    """A device of which there is no more to ask than whether it works."""
+    try:
+        run_something(name)
+    except RuntimeError as error:
+        return Probe(name, False, first_line(error))
+    return Probe(name, True, detail, dtypes=dtypes)
+
+
+def run_something(device: str) -> None:
+    """A matrix product, whose result is waited for: what is asynchronous fails no earlier."""
+    ones = torch.ones(8, 8, device=device)
+    if (ones @ ones).sum().item() != 512:
+        raise RuntimeError("a matrix product on it gave a wrong result")
+
+
+def first_line(error: BaseException) -> str:
+    """An exception's first line: PyTorch appends pages."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def choose_device(device: str | torch.device = "auto") -> torch.device:
+    """The torch.device for a `device=` argument. ValueError: unknown, or it does not work here, and why."""
+    if device == "auto":
+        return torch.device(devices().device)
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f'device {device!r} is unknown; give "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"'
+        ) from error
+    if wanted.type in ("cpu", "meta"):
+        return wanted
+    probes = [probe for probe in devices().probes if probe.name.partition(":")[0] == wanted.type]
+    matching = [probe for probe in probes if wanted.index is None or probe.name in (str(wanted), wanted.type)]
+    if not any(probe.works for probe in matching):
+        why = "; ".join(probe.detail for probe in matching) or f"there are {len(probes)} devices of this kind"
+        raise ValueError(f'device "{device}" does not work here: {why}. "auto" takes what does')
+    return wanted
+
+
+def choose_dtype(dtype: str | torch.dtype, device: torch.device, stored: Iterable[torch.dtype]) -> torch.dtype:
+    """The torch.dtype for a `dtype=` argument, for weights `stored` so.
+
+    "auto" keeps the checkpoint's own dtype (the widest, where it has several) if the device computes in it, and is
+    float32 if it does not. ValueError: unknown dtype.
+    """
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    if dtype != "auto":
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype {dtype!r} is unknown; give auto, {', '.join(DTYPES)}")
+        return DTYPES[dtype]
+    widest = torch.float32
+    for place, found in enumerate(stored):
+        widest = torch.promote_types(widest, found) if place else found
+    if device.type == "cpu":
+        return widest if widest in DTYPES.values() else torch.float32
+    for probe in devices().probes:
+        if probe.name.partition(":")[0] == device.type and probe.works:
+            return widest if str(widest).removeprefix("torch.") in probe.dtypes else torch.float32
+    return torch.float32

@@ -1,0 +1,318 @@
+"""Logits -> next ids: sampling, batches, streams, and log-probabilities.
+
+Sources: Fan et al. (2018) for top-k; Holtzman et al. (2020) for top-p; Keskar et al. (2019), CTRL, for the repetition
+penalty.
+
+The rule for texts longer than the context, the same in `generate`, `stream` and `score`: with n ids known and a
+context of C, the next id is predicted from all n while n <= C. Beyond, the context starts at a multiple of C // 2:
+when it is full, it begins again with its second half. So what an id is predicted from depends on n alone, not on
+where the prompt ended, and a full context costs one re-reading of half of it every C // 2 ids.
+
+The rule for randomness: the i-th new id of a row is drawn with the i-th number of the row's own generator, which
+starts from `seed`. So a row of a batch gets the ids that it gets alone, on every device (up to the rounding of its
+matrix products, which matters where two ids are equally likely to the last bits).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Positions read at once: bounds the logits, which are (1, CHUNK, V).
+CHUNK = 256
+
+
+def context_start(known: int, context: int | None) -> int:
+    """Where the context begins that predicts the id after `known` ones: the rule at the top of this file."""
+    if context is None or known <= context:
+        return 0
+    hop = max(context // 2, 1)
+    return -(-(known - context) // hop) * hop
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an id is chosen from logits; `stream` says what each setting does. ValueError: one is out of its range."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty must be above 0 (1 is none), not {self.repetition_penalty}")
+
+    def choose(self, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor) -> list[int]:
+        """One id per row from logits (R, V), the ids so far, and one number in [0, 1) for each row, draws (R,)."""
+        if torch.isnan(logits).any():
+            raise ValueError("the model's logits are NaN: its weights are damaged, or overflow in this dtype")
+        logits = logits.float()
+        if self.repetition_penalty != 1:
+            logits = self._penalize(logits, texts)
+        if self.temperature == 0:
+            return logits.argmax(dim=-1).tolist()  # type: ignore[no-any-return]
+
+        logits = logits / self.temperature
+        likeliest = logits  # in descending order where they are looked at in order
+        if self.top_k is not None:
+            likeliest = logits.topk(min(self.top_k, logits.size(-1)), dim=-1).values
+            logits = logits.masked_fill(logits < likeliest[:, -1:], -torch.inf)
+        if self.top_p is not None:
+            if self.top_k is None:
+                likeliest = logits.sort(dim=-1, descending=True).values
+            probabilities = torch.softmax(likeliest, dim=-1)
+            before = probabilities.cumsum(dim=-1) - probabilities
+            kept = (before < self.top_p).sum(dim=-1, keepdim=True)  # the likeliest always is
+            logits = logits.masked_fill(logits < likeliest.gather(1, kept - 1), -torch.inf)
+
+        # The id whose stretch of the cumulative probabilities the drawn number falls into. In the order of the ids,
+        # not of the probabilities, and in float64: so rounding cannot change places and draw another id.
+        exact = torch.float32 if logits.device.type == "mps" else torch.float64
+        cumulative = torch.softmax(logits, dim=-1, dtype=exact).cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        drawn = torch.searchsorted(cumulative, draws.to(cumulative).unsqueeze(1) * total, right=True)
+        last = (cumulative < total).sum(dim=-1, keepdim=True)  # rounding may end beyond it
+        return torch.minimum(drawn, last).squeeze(1).tolist()  # type: ignore[no-any-return]
+
+    def _penalize(self, logits: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
+        logits = logits.clone()
+        for row, text in enumerate(texts):
+            seen = torch.tensor(sorted(set(text)), device=logits.device)
+            found = logits[row, seen]
+            logits[row, seen] = torch.where(found > 0, found / self.repetition_penalty, found * self.repetition_penalty)
+        return logits
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What ends a text before its time: ids, and strings in the decoded new text."""
+
+    ids: frozenset[int]
+    strings: tuple[str, ...]
+    tokenizer: Any
+
+    @classmethod
+    def of(cls, model: Any, eos_id: Any, stop: str | Sequence[str], tokenizer: Any) -> "Ends":
+        """From the arguments of `stream`. ValueError: stop strings without a tokenizer, or empty ones."""
+        if isinstance(eos_id, str):
+            if eos_id != "auto":
+                raise ValueError(f'eos_id must be "auto", None, an id or several, not {eos_id!r}')
+            eos_id = model.config.eos_token_id
+        ids = [] if eos_id is None else [eos_id] if isinstance(eos_id, int) else eos_id
+        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        if strings and tokenizer is None:
+            raise ValueError("stop strings are looked for in the decoded text: give tokenizer= too")
+        if "" in strings:
+            raise ValueError("a stop string cannot be empty")
+        return cls(frozenset(ids), strings, tokenizer)
+
+    def reached(self, new: Sequence[int]) -> bool:
+        """Whether the newest of the ids `new` ends the text."""
+        if new[-1] in self.ids:
+            return True
+        if not self.strings:
+            return False
+        # An id is a byte of text at least, so a stop string is completed within as many ids as it has bytes.
+        reach = max(len(string.encode()) for string in self.strings)
+        text = self.tokenizer.decode(list(new[-reach:]), skip_special_tokens=False)
+        return any(string in text for string in self.strings)
+
+
+def generate(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int = 64,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    seed: int | Sequence[int] | None = None,
+    eos_id: Any = "auto",
+    stop: str | Sequence[str] = (),
+    tokenizer: Any = None,
+) -> list[list[int]]:
+    """The new ids of each prompt, which may be of any lengths. Arguments and errors are those of `stream`.
+
+    seed: one for all rows (equal prompts then get equal ids), or a list with one for each.
+    """
+    results: list[list[int]] = [[] for _ in prompts]
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    ends = Ends.of(model, eos_id, stop, tokenizer)
+    for row, id in _start(model, prompts, max_new_tokens, sampling, seed, ends):
+        results[row].append(id)
+    return results
+
+
+def stream(
+    model: Any,
+    prompt: Sequence[int],
+    max_new_tokens: int = 64,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    eos_id: Any = "auto",
+    stop: str | Sequence[str] = (),
+    tokenizer: Any = None,
+) -> Iterator[int]:
+    """The new ids of one prompt, each as soon as it is known.
+
+    temperature: divides the logits; 0 is greedy.    top_k: sample from the k likeliest ids.    top_p: sample from the
+    fewest likeliest ids whose probabilities reach p.    repetition_penalty: logits of ids that stand in the text
+    already are divided by it (multiplied where negative).    seed: None draws a fresh one.
+    eos_id: an id, or several, that end the text and are its last; "auto" takes the model's own, None none.
+    stop: end with the id that completes one of these strings in the new text; needs the `tokenizer`.
+
+    ValueError, at the call: an empty prompt, an id outside the vocabulary, a setting out of its range.
+    """
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    ends = Ends.of(model, eos_id, stop, tokenizer)
+    return (id for _, id in _start(model, [prompt], max_new_tokens, sampling, seed, ends))
+
+
+def score(model: Any, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """For each prompt the log-probability (nats) of each id after the first, given those before it.
+
+    A list of 1-D float32 tensors on the CPU, each one shorter than its prompt: `(-scores.mean()).exp()` is the
+    perplexity. ValueError: an empty prompt, or an id outside the vocabulary.
+    """
+    return [_score(model, check_ids(model, prompt, row)) for row, prompt in enumerate(prompts)]
+
+
+@torch.inference_mode()
+def _score(model: Any, text: list[int]) -> Tensor:
+    context = model.config.context_length
+    scores = torch.empty(len(text) - 1)
+    known = 1  # the next id to score is text[known]
+    while known < len(text):
+        start = context_start(known, context)
+        end = len(text) - 1 if context is None else min(len(text) - 1, start + context)  # the last id scored from here
+        cache = model.new_cache(1, end - start)
+        for place in range(start, end, CHUNK):
+            piece = text[place : min(place + CHUNK, end)]
+            logits = _forward(model, [piece], cache)[0].float()  # (T, V)
+            targets = torch.tensor(text[place + 1 : place + 1 + len(piece)], device=logits.device)
+            found = torch.log_softmax(logits, dim=-1).gather(1, targets.unsqueeze(1)).squeeze(1).cpu()
+            new = max(known - 1 - place, 0)  # those before it were scored with the context before
+            scores[place + new : place + len(piece)] = found[new:]
+        known = end + 1
+    return scores
+
+
+def check_ids(model: Any, prompt: Sequence[int], row: int) -> list[int]:
+    """A prompt as a list of ints. ValueError: it is empty, or has something else than ids of the vocabulary."""
+    if isinstance(prompt, str):
+        raise ValueError("a prompt is a list of ids, not text: tokenizer.encode(text).ids gives them")
+    try:
+        ids = [int(id) for id in prompt]
+    except TypeError as error:
+        raise ValueError(f"prompts must be a list of lists of ids; prompt {row} is {prompt!r}") from error
+    if not ids:
+        raise ValueError(f"prompt {row} is empty: there is nothing to go on from")
+    size = model.config.vocab_size
+    if min(ids) < 0 or max(ids) >= size or any(id != given for id, given in zip(ids, prompt, strict=True)):
+        raise ValueError(f"prompt {row} must hold whole ids from 0 to {size - 1}; it has {min(ids)} to {max(ids)}")
+    return ids
+
+
+def random_numbers(rows: int, count: int, seed: int | Sequence[int] | None) -> Tensor:
+    """Numbers in [0, 1), (rows, count): each row from a generator of its own. ValueError: seeds that do not fit."""
+    if seed is None:
+        return torch.rand(rows, count, dtype=torch.float64)
+    seeds = [seed] * rows if isinstance(seed, int) else list(seed)
+    if len(seeds) != rows:
+        raise ValueError(f"{len(seeds)} seeds for {rows} prompts: give one for all, or one for each")
+    try:
+        numbers = [
+            torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) for seed in seeds
+        ]
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise ValueError(f"a seed must be a whole number of 64 bits, not {seed!r}") from error
+    return torch.stack(numbers) if numbers else torch.empty(0, count)
+
+
+def _start(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int | Sequence[int] | None,
+    ends: Ends,
+) -> Iterator[tuple[int, int]]:
+    """Check the arguments now; (row, new id) pairs when iterated."""
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be 0 or more, not {max_new_tokens}")
+    texts = [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
+    numbers = random_numbers(len(texts), max_new_tokens, seed)
+    return _run(model, texts, max_new_tokens, sampling, numbers, ends)
+
+
+def _run(
+    model: Any, texts: list[list[int]], max_new_tokens: int, sampling: Sampling, numbers: Tensor, ends: Ends
+) -> Iterator[tuple[int, int]]:
+    if not texts or max_new_tokens == 0:
+        return
+    starts = [len(text) for text in texts]
+    size = max(starts) + max_new_tokens
+    size = min(size, model.config.context_length or size)
+    with torch.inference_mode():
+        # Each prompt is read by itself, as when it runs alone; then the rows go on together.
+        cache = model.new_cache(len(texts), size)
+        logits = torch.cat([_read(model, text, row, cache, size) for row, text in enumerate(texts)])  # (R, V)
+    rows = list(range(len(texts)))  # rows[i] is the text in row i of the cache
+    for step in range(max_new_tokens):
+        ids = sampling.choose(logits, [texts[row] for row in rows], numbers[rows, step])
+        for row, id in zip(rows, ids, strict=True):
+            texts[row].append(id)
+            yield row, id  # outside inference mode: it is the caller's code that runs now
+        going = [i for i, row in enumerate(rows) if not ends.reached(texts[row][starts[row] :])]
+        if not going or step == max_new_tokens - 1:
+            return
+        with torch.inference_mode():
+            if len(going) < len(rows):
+                cache.select(going)
+                rows = [rows[i] for i in going]
+            logits = _step(model, [texts[row] for row in rows], cache, size)
+
+
+def _step(model: Any, texts: list[list[int]], cache: Any, size: int) -> Tensor:
+    """Feed the newest id of each text; the logits (R, V) after it."""
+    context = model.config.context_length
+    for row, text in enumerate(texts):
+        if context_start(len(text), context) > context_start(len(text) - 1, context):
+            begin = context_start(len(text), context)
+            cache.set_row(row, _fill(model, text[begin:-1], size)[0])
+    return _forward(model, [[text[-1]] for text in texts], cache)[:, -1]
+
+
+def _read(model: Any, text: list[int], row: int, cache: Any, size: int) -> Tensor:
+    """Put a prompt into a row of the cache; the logits (1, V) after it."""
+    begin = context_start(len(text), model.config.context_length)
+    filled, logits = _fill(model, text[begin:], size)
+    cache.set_row(row, filled)
+    return logits
+
+
+def _fill(model: Any, ids: list[int], size: int) -> tuple[Any, Any]:
+    """A cache of one row that has read `ids`, and the logits (1, V) after them (None where there are no ids)."""
+    cache, logits = model.new_cache(1, size), None
+    for place in range(0, len(ids), CHUNK):
+        logits = _forward(model, [ids[place : place + CHUNK]], cache)[:, -1]
+    return cache, logits
+
+
+def _forward(model: Any, rows: list[list[int]], cache: Any) -> Tensor:
+    device = next(model.parameters()).device
+    return model(torch.tensor(rows, device=device), cache)  # type: ignore[no-any-return]

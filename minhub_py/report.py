@@ -1,0 +1,163 @@
+"""What `minhub inspect` and `minhub verify` say of a checkpoint, as plain data."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+import weights_map
+from minhub_py import hub
+from minhub_py.pretrained import describe, native_tensors, skeleton, tied_names
+from minhub_py.registry import Family, preset
+from minhub_py.storage import Checkpoint
+from minhub_py.tokenizer import read_tokenizer
+from weights_map.engine import check_shapes
+
+
+def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
+    """A model's family, settings, parameter counts and tensors. No weights are downloaded, and none are read.
+
+    A folder, a built-in or a cached repository is described from its files; a published size (gpt2-xl) or a
+    repository that is not cached from its config alone. Errors are those of `from_pretrained`.
+    """
+    folder = hub.locate(identifier)
+    if folder is None:
+        with suppress(FileNotFoundError):  # not in the cache: the config will do
+            folder = hub.cached(identifier, revision)
+    if folder is not None:
+        checkpoint = Checkpoint(folder)
+        family, config = describe(checkpoint)
+        tensors = checkpoint.meta()
+        source = {"kind": "files", "folder": str(folder), "layout": checkpoint.layout}
+        names = _operations(family, config, list(tensors), checkpoint.layout)
+    else:
+        known = preset(identifier)
+        if known is not None:
+            family, config = known
+            source = {"kind": "preset"}
+        else:
+            family, config = describe(Checkpoint(hub.fetch(identifier, revision, weights=False)))
+            source = {"kind": "config"}
+        tensors = dict(weights_map.to_hub(family.model_type, skeleton(family, config).state_dict()))
+        names = _operations(family, config, list(tensors), "hub")
+    model = skeleton(family, config)
+    return {
+        "model": identifier,
+        "source": source,
+        "family": family.name,
+        "class": family.classes[1],
+        "context": config.context_length,
+        "parameters": count_parameters(model),
+        "config": asdict(config),
+        "tensors": [
+            {"hub": hub_name, "native": native, "operation": operation, "shape": list(tensors[name].shape),
+             "dtype": str(tensors[name].dtype).removeprefix("torch.")}
+            for name, hub_name, native, operation in names
+        ],
+    }  # fmt: skip
+
+
+def _operations(family: Family, config: Any, names: list[str], layout: str) -> Iterator[tuple[str, str, str, str]]:
+    """(name in the file, Hub name, our name, operation) of each tensor."""
+    table = weights_map.tables[family.model_type]
+    for name in names:
+        hit = table.find(name, "native" if layout == "native" else "hub")
+        if hit is None:
+            yield name, name, "", "unknown"
+            continue
+        _, row, layer = hit
+        hub_name = name if layout == "hub" else ", ".join(row.names("hub", layer))
+        # A head that the config does not tie is a weight like any other.
+        operation = "same" if row.operation.tied_to and not config.tie_word_embeddings else row.operation.name
+        yield name, hub_name, ", ".join(row.names("native", layer)), operation
+
+
+def count_parameters(model: Any) -> dict[str, int]:
+    """Parameters in all and by part: each module at the top, so the blocks (`h`) count as one."""
+    parts = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+    return {"total": sum(p.numel() for p in model.parameters()), **{name: n for name, n in parts.items() if n}}
+
+
+def verify(
+    identifier: str, revision: str = "main", *, progress: Callable[[int, int], object] | None = None
+) -> dict[str, Any]:
+    """Check a model's files: {"folder", "checked", "problems"}, the latter a line each and empty if all is well.
+
+    Checked are sizes and SHA-256 against what the Hub declares (for a repository), every tensor against the weight
+    table and the config, every value for NaN and infinity, a stored head against the embedding it is tied to, and
+    the tokenizer. `progress(done, total)` hears of bytes. Errors: those of `hub.fetch`.
+    """
+    folder = hub.locate(identifier)
+    checked: list[str] = []
+    problems: list[str] = []
+    if folder is None:
+        folder = hub.cached(identifier, revision)
+        try:
+            plan = hub.plan(identifier, folder.name)  # the commit that is here, wherever the branch is now
+        except ConnectionError:
+            plan = None
+        problems += hub.check_files(folder, plan)
+        checked.append("files, against the Hub's hashes" if plan else "files, against the cache's hashes (offline)")
+    checkpoint = Checkpoint(folder)
+    for what, check in (("tensors", _check_tensors), ("values", _check_values), ("tokenizer", _check_tokenizer)):
+        try:
+            problems += check(checkpoint, progress)
+            checked.append(what)
+        except (ValueError, OSError) as error:
+            if str(error) not in problems:
+                problems.append(str(error))
+    return {"model": identifier, "folder": str(folder), "checked": checked, "problems": problems}
+
+
+Progress = Callable[[int, int], object] | None
+
+
+def _check_tensors(checkpoint: Checkpoint, progress: Progress) -> list[str]:
+    family, config = describe(checkpoint)
+    native = native_tensors(checkpoint, family, checkpoint.meta())
+    check_shapes(native, skeleton(family, config).state_dict(), spare=tied_names(family, config))
+    return []
+
+
+def _check_values(checkpoint: Checkpoint, progress: Progress) -> list[str]:
+    problems = []
+    meta = checkpoint.meta()
+    total, done = sum(tensor.nbytes for tensor in meta.values()), 0
+    for name, about in meta.items():
+        if about.is_floating_point():
+            wrong = int((~torch.isfinite(checkpoint[name])).sum())
+            if wrong:
+                problems.append(f"{name}: {wrong} of {about.numel()} values are NaN or infinite")
+        checkpoint.release()
+        done += about.nbytes
+        if progress is not None:
+            progress(done, total)
+    return problems + _check_ties(checkpoint)
+
+
+def _check_ties(checkpoint: Checkpoint) -> list[str]:
+    """A head that a tied model's file holds all the same should be the embedding once more."""
+    family, config = describe(checkpoint)
+    if not config.tie_word_embeddings or checkpoint.layout == "native":
+        return []
+    found = {
+        hit[0]: (name, hit[1])
+        for name in checkpoint
+        if (hit := weights_map.tables[family.model_type].find(name, "hub"))
+    }
+    problems = []
+    for name, row in found.values():
+        if row.operation.tied_to:
+            twin, _ = found[row.operation.tied_to]
+            if not torch.equal(checkpoint[name], checkpoint[twin]):
+                problems.append(f"{name} differs from {twin}, to which config.json ties it, and is not used")
+    return problems
+
+
+def _check_tokenizer(checkpoint: Checkpoint, progress: Progress) -> list[str]:
+    if not any((checkpoint.folder / name).exists() for name in ("tokenizer.json", "vocab.json")):
+        return []  # weights may come alone
+    size, room = read_tokenizer(checkpoint.folder).get_vocab_size(), describe(checkpoint)[1].vocab_size
+    return [f"the tokenizer has {size} ids, the model only {room}"] if size > room else []

@@ -1,0 +1,265 @@
+"""Checkpoint files: a folder in Hub layout -> its settings and its lazily opened tensors, and back to files.
+
+safetensors files are memory-mapped: a tensor's bytes are read when they are first used, and are never copied on the
+way. Writing goes tensor by tensor, so that neither direction needs the memory of a whole checkpoint.
+Sources: the safetensors format (a length, a JSON header, the bytes), and the Hub's `*.index.json` for shards.
+"""
+
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from minhub_py.hub import WEIGHTS
+
+Layout = Literal["hub", "native"]
+
+# safetensors' names of the dtypes that a model may have.
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file's content. ValueError: it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError too
+        raise ValueError(f"{path} is not valid JSON ({error}); it is damaged or cut: fetch it again") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that must hold an object. ValueError: it is damaged, or holds something else."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} should hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+class Checkpoint(Mapping[str, Tensor]):
+    """The tensors of a folder, by the names in its files, each opened when it is asked for.
+
+    FileNotFoundError: the folder has no weights, or lacks a shard. ValueError: a file is damaged, is no checkpoint,
+    or wants to run code.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[Path, Any] = {}
+
+    @cached_property
+    def config(self) -> dict[str, Any] | None:
+        """config.json; None where there is none."""
+        path = self.folder / "config.json"
+        return read_object(path) if path.exists() else None
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The weight files: one, or the shards that an index names."""
+        for name in (*WEIGHTS, "model.pt"):
+            path = self.folder / name
+            if not path.exists():
+                continue
+            if not name.endswith(".index.json"):
+                return [path]
+            return [self.folder / shard for shard in sorted(set(self._index(path).values()))]
+        raise FileNotFoundError(f"{self.folder} has no weights: none of {', '.join(WEIGHTS)}")
+
+    def _index(self, path: Path) -> dict[str, str]:
+        weight_map = read_object(path).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError(f"{path} has no weight_map; it is damaged: fetch it again")
+        for shard in weight_map.values():
+            if not isinstance(shard, str) or Path(shard).name != shard:
+                raise ValueError(f"{path} names {shard!r}, which is not a file of its own folder")
+            if not (self.folder / shard).exists():
+                raise FileNotFoundError(f"{path} names {shard}, which is missing: download the checkpoint again")
+        return weight_map
+
+    @cached_property
+    def _places(self) -> dict[str, Path]:
+        places: dict[str, Path] = {}
+        for file in self.files:
+            for name in self._handle(file).keys():  # noqa: SIM118  # a safe_open is no mapping
+                if name in places:
+                    raise ValueError(f"{name} is both in {places[name].name} and in {file.name}")
+                places[name] = file
+        return places
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What `minhub convert --to native` wrote is "native", all else "hub"."""
+        for file in self.files:
+            handle = self._handle(file)
+            if not isinstance(handle, dict) and (handle.metadata() or {}).get("layout") == "native":
+                return "native"
+        return "hub"
+
+    def _handle(self, file: Path) -> Any:
+        if file not in self._open:
+            self._open[file] = open_safetensors(file) if file.suffix == ".safetensors" else open_pickle(file)
+        return self._open[file]
+
+    def __getitem__(self, name: str) -> Tensor:
+        file = self._places[name]
+        handle = self._handle(file)
+        if isinstance(handle, dict):
+            return handle[name]  # type: ignore[no-any-return]
+        self._check_dtype(name, handle.get_slice(name).get_dtype())
+        return handle.get_tensor(name)  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def release(self) -> None:
+        """Close the files: memory that the tensors given so far mapped is free when they are."""
+        self._open.clear()
+
+    def meta(self) -> dict[str, Tensor]:
+        """Shapes and dtypes alone, as tensors on the meta device: no data is read."""
+        result = {}
+        for name, file in self._places.items():
+            handle = self._handle(file)
+            if isinstance(handle, dict):
+                result[name] = handle[name].to("meta")
+            else:
+                part = handle.get_slice(name)
+                dtype = self._check_dtype(name, part.get_dtype())
+                result[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+        return result
+
+    def _check_dtype(self, name: str, dtype: str) -> torch.dtype:
+        # Mask buffers of old checkpoints are bytes or booleans; they are dropped, but have a shape.
+        extra = {"U8": torch.uint8, "BOOL": torch.bool, "I64": torch.int64}
+        if dtype not in DTYPES and dtype not in extra:
+            raise ValueError(f"{name} is stored as {dtype}; this package reads {', '.join(DTYPES)}")
+        return (DTYPES | extra)[dtype]
+
+
+def open_safetensors(path: Path) -> Any:
+    """A safe_open of `path`, memory-mapped. ValueError: it is damaged."""
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path} is damaged or cut ({error}); delete it and fetch it again") from error
+
+
+def open_pickle(path: Path) -> dict[str, Tensor]:
+    """A .bin or .pt state dict, read by PyTorch's restricted unpickler, memory-mapped where its format allows.
+
+    ValueError: the file is damaged, wants to run code, or holds something other than tensors.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} was refused: it is damaged, or a pickle that holds more than tensors and could run code. "
+            "Ask for the checkpoint in safetensors format"
+        ) from error
+    except (RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path} is damaged or no PyTorch state dict ({str(error).splitlines()[0]})") from error
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise ValueError(f"{path} holds something other than a state dict of tensors")
+    return {str(name): tensor for name, tensor in state.items()}
+
+
+def write_checkpoint(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    meta: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+    max_shard_size: int = 5 * 10**9,
+    layout: Layout = "hub",
+    progress: Any = None,
+) -> None:
+    """Write config.json and safetensors files of at most `max_shard_size` bytes each (a larger tensor has its own).
+
+    `tensors` is asked for one tensor at a time; `meta` gives their shapes and dtypes beforehand (default: `tensors`
+    itself). Floating tensors become `dtype`. Files take their names when all are whole: a full disk or an
+    interrupt leaves what was there. `progress(bytes)` is called after each tensor.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    planned = {name: tensor.to("meta", dtype or tensor.dtype) for name, tensor in (meta or tensors).items()}
+    shards = _shards(planned, max_shard_size)
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        names = ["model.safetensors"]
+
+    with ExitStack() as cleanup:
+        finished: dict[Path, Path] = {}  # under a passing name -> its own
+
+        def partial(name: str) -> Path:
+            path = folder / f".{name}.partial"
+            finished[path] = folder / name
+            cleanup.callback(path.unlink, missing_ok=True)
+            return path
+
+        for name, shard in zip(names, shards, strict=True):
+            _write_shard(partial(name), shard, tensors, layout, progress)
+        if len(shards) > 1:
+            index = {
+                "metadata": {"total_size": sum(tensor.nbytes for tensor in planned.values())},
+                "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
+            }
+            partial("model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        partial("config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        # Weights of an earlier save in another number of shards would be found before these.
+        stale = [*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"]
+        for path in set(stale) - set(finished.values()):
+            path.unlink(missing_ok=True)
+        for path, name_at_last in finished.items():
+            os.replace(path, name_at_last)
+
+
+def _shards(planned: Mapping[str, Tensor], max_shard_size: int) -> list[dict[str, Tensor]]:
+    """Fill one shard after the other, in the given order."""
+    shards: list[dict[str, Tensor]] = [{}]
+    filled = 0
+    for name, tensor in planned.items():
+        if shards[-1] and filled + tensor.nbytes > max_shard_size:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = tensor
+        filled += tensor.nbytes
+    return shards
+
+
+def _write_shard(
+    path: Path, shard: Mapping[str, Tensor], tensors: Mapping[str, Tensor], layout: str, progress: Any
+) -> None:
+    """One safetensors file. The library's own writer wants all tensors in memory at once; this one wants one."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "layout": layout}}
+    order = sorted(shard, key=lambda name: -shard[name].itemsize)  # keeps every tensor aligned to its dtype
+    offset = 0
+    for name in order:
+        end = offset + shard[name].nbytes
+        header[name] = {
+            "dtype": names[shard[name].dtype],
+            "shape": list(shard[name].shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            tensor = tensors[name].detach().to("cpu", shard[name].dtype).contiguous()
+            file.write(tensor.flatten().view(torch.uint8).numpy().data)
+            if progress is not None:
+                progress(tensor.nbytes)
+        file.flush()
+        os.fsync(file.fileno())
