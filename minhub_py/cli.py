@@ -17,7 +17,8 @@ from typing import Any
 
 import click
 
-from minhub_py import __version__
+from minhub_py import __version__, hub
+from minhub_py.hub import size
 
 
 class Command(click.Command):
@@ -32,9 +33,11 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it; any exception becomes its message, with exit status 1."""
-        warnings.showwarning = lambda message, *_: click.echo(f"Note: {message}", err=True)
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")
+                warnings.showwarning = lambda message, *_: click.echo(f"Note: {message}", err=True)
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
@@ -108,15 +111,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         click.echo(click.style(text, bold=True) if number == 0 else text)
 
 
-def size(count: float) -> str:
-    """A number of bytes, as people read it."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
-
-
 class Bytes(click.ParamType):  # type: ignore[type-arg]
     """A size such as 500MB, 2GB or a plain number of bytes."""
 
@@ -146,24 +140,10 @@ def progress_bar(what: str) -> Any:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def announce(plan: Any) -> None:
-    """Say what a download will fetch."""
-    missing = [file for file in plan.files if not file.cached]
-    note(f"Downloading {plan.repository} at {plan.commit[:7]}: {len(missing)} files, {size(plan.missing_bytes)}")
-
-
-def fetch(model: str, revision: str, **options: Any) -> Path:
-    """The folder of a MODEL, downloaded if need be."""
-    from minhub_py import hub
-
-    return hub.fetch(model, revision, announce=announce, **options)
-
-
 @main.command("list")
 @json_option
 def list_models(as_json: bool) -> None:
     """Show built-in and cached models."""
-    from minhub_py import hub
     from minhub_py.registry import FAMILIES
 
     built_in = [
@@ -201,19 +181,15 @@ def list_models(as_json: bool) -> None:
 def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
     """Fetch REPO into the local cache.
 
-    Every file is checked by its hash. One format of weights is fetched, safetensors before .bin. A download that was cut goes on where it stopped. For
-    gated and private repositories set HF_TOKEN.
+    Every file is checked by its hash. One format of weights is fetched, safetensors before .bin. A download that
+    was cut goes on where it stopped. For gated and private repositories set HF_TOKEN.
     """
-    from minhub_py import hub
-
     if hub.locate(repo) is not None:
         raise click.UsageError(f"{repo} is on this machine already: there is nothing to download.")
     plan = hub.plan(repo, revision)
     folder = None
     if not dry_run:
-        if plan.missing_bytes:
-            announce(plan)
-        folder = hub.download(plan, progress=not as_json and sys.stderr.isatty())
+        folder = hub.download(plan)
     if as_json:
         emit({**asdict(plan), "total_bytes": plan.total_bytes, "missing_bytes": plan.missing_bytes,
               "folder": folder and str(folder)})  # fmt: skip
@@ -290,9 +266,10 @@ def convert(
 ) -> None:
     """Write MODEL to the folder OUT, in another form.
 
-    Layout, dtype and shard size can change. Needs the memory of a few tensors, not of the checkpoint. Nothing in OUT changes until all is written.
+    Layout, dtype and shard size can change. Needs the memory of a few tensors, not of the checkpoint. Nothing in
+    OUT changes until all is written.
     """
-    folder = fetch(model, revision)
+    folder = hub.fetch(model, revision)
     if out.exists() and out.resolve() == folder.resolve():
         raise click.UsageError("OUT is the folder of MODEL itself: name another.")
     if not overwrite and out.exists() and any(out.glob("*.safetensors")):
@@ -327,8 +304,8 @@ def convert(
 def verify(model: str, revision: str, as_json: bool) -> None:
     """Check MODEL's files, tensors and values.
 
-    The exit status is 1 if anything is wrong. Sizes and SHA-256 are compared with what the Hub declares, every tensor with the weight table and the config, and
-    every value is looked at for NaN and infinity.
+    The exit status is 1 if anything is wrong. Sizes and SHA-256 are compared with what the Hub declares, every
+    tensor with the weight table and the config, and every value is looked at for NaN and infinity.
     """
     from minhub_py.report import verify as check
 
@@ -398,7 +375,7 @@ def generate(
 
 def _open(model: str, revision: str, device: str, dtype: str) -> tuple[Any, Any]:
     """The model and its tokenizer."""
-    folder = fetch(model, revision)
+    folder = hub.fetch(model, revision)
     from minhub_py.pretrained import load
     from minhub_py.storage import Checkpoint
     from minhub_py.tokenizer import read_tokenizer
@@ -425,7 +402,8 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 def score(model: str, file: Any, revision: str, device: str, dtype: str, as_json: bool) -> None:
     """Say how well MODEL predicts the text in FILE.
 
-    Log-probabilities and perplexity; FILE "-" is standard input. A text longer than the model's context is read in overlapping windows, each half new. --json adds each token.
+    Log-probabilities and perplexity; FILE "-" is standard input. A text longer than the model's context is read
+    in overlapping windows, each half new. --json adds each token.
     """
     try:
         text = file.read()

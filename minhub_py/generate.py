@@ -234,12 +234,10 @@ def random_numbers(rows: int, count: int, seed: int | Sequence[int] | None) -> T
     seeds = [seed] * rows if isinstance(seed, int) else list(seed)
     if len(seeds) != rows:
         raise ValueError(f"{len(seeds)} seeds for {rows} prompts: give one for all, or one for each")
-    try:
-        numbers = [
-            torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) for seed in seeds
-        ]
-    except (RuntimeError, TypeError, OverflowError) as error:
-        raise ValueError(f"a seed must be a whole number of 64 bits, not {seed!r}") from error
+    for each in seeds:
+        if not isinstance(each, int) or not -(2**63) <= each < 2**64:
+            raise ValueError(f"a seed must be a whole number of 64 bits, not {each!r}")
+    numbers = [torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(each)) for each in seeds]
     return torch.stack(numbers) if numbers else torch.empty(0, count)
 
 

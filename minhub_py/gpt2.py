@@ -16,6 +16,7 @@ Notation
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from reprlib import repr as brief
 from typing import Any
 
 import torch
@@ -92,19 +93,27 @@ class GPT2Config:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, int | float if field.type is float else field.type):  # type: ignore[arg-type]
-                raise ValueError(f"GPT-2: {field.name} cannot be {value!r}")
+            kind = int | float if field.type is float else field.type
+            # To Python True is a number too.
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):  # type: ignore[arg-type]
+                raise ValueError(f"GPT-2: {field.name} cannot be {brief(value)}")
+        if isinstance(self.eos_token_id, list) and not all(type(id) is int for id in self.eos_token_id):
+            raise ValueError(f"GPT-2: eos_token_id cannot be {brief(self.eos_token_id)}")
         sizes = {"vocab_size": 2**24, "n_positions": 2**24, "n_embd": 2**24, "n_layer": 4096, "n_head": 2**24}
         if self.n_inner is not None:
             sizes["n_inner"] = 2**24
         for name, most in sizes.items():
             if not 1 <= getattr(self, name) <= most:
-                raise ValueError(f"GPT-2: {name} must be 1 to {most}, not {getattr(self, name)}")
+                raise ValueError(f"GPT-2: {name} must be 1 to {most}, not {brief(getattr(self, name))}")
+        rates = dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop", "layer_norm_epsilon"], 1)
+        for name, most in {**rates, "initializer_range": 2**24}.items():
+            if not 0 <= getattr(self, name) <= most:  # nor is a NaN
+                raise ValueError(f"GPT-2: {name} must be 0 to {most}, not {brief(getattr(self, name))}")
         if self.n_embd % self.n_head:
             raise ValueError(f"GPT-2: n_embd ({self.n_embd}) must be a multiple of n_head ({self.n_head})")
         if self.activation_function not in ACTIVATIONS:
             raise ValueError(
-                f"GPT-2: activation_function {self.activation_function!r} is not one of {', '.join(ACTIVATIONS)}"
+                f"GPT-2: activation_function {brief(self.activation_function)} is not one of {', '.join(ACTIVATIONS)}"
             )
 
     @classmethod
@@ -114,11 +123,12 @@ class GPT2Config:
         for name, value in hub.items():
             if name in ONLY_VALUE and value != ONLY_VALUE[name]:
                 raise ValueError(
-                    f"GPT-2: config.json sets {name} to {value!r}; this implementation has {ONLY_VALUE[name]!r} only"
+                    f"GPT-2: config.json sets {name} to {brief(value)}; "
+                    f"this implementation has {ONLY_VALUE[name]!r} only"
                 )
             if name not in known and name not in ONLY_VALUE and name not in NO_EFFECT and not name.startswith("_"):
                 raise ValueError(
-                    f"GPT-2: config.json has a setting {name!r} that this implementation does not know. "
+                    f"GPT-2: config.json has a setting {name[:80]!r} that this implementation does not know. "
                     "If it does not change the model, delete it from a local copy and load that folder"
                 )
         return cls(**{name: hub[name] for name in hub if name in known})

@@ -18,6 +18,7 @@ Notation
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from reprlib import repr as brief
 from typing import Any
 
 import torch
@@ -93,21 +94,29 @@ class GPTNeoConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, int | float if field.type is float else field.type):  # type: ignore[arg-type]
-                raise ValueError(f"GPT-Neo: {field.name} cannot be {value!r}")
+            kind = int | float if field.type is float else field.type
+            # To Python True is a number too.
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):  # type: ignore[arg-type]
+                raise ValueError(f"GPT-Neo: {field.name} cannot be {brief(value)}")
+        if isinstance(self.eos_token_id, list) and not all(type(id) is int for id in self.eos_token_id):
+            raise ValueError(f"GPT-Neo: eos_token_id cannot be {brief(self.eos_token_id)}")
         wide = ["vocab_size", "max_position_embeddings", "hidden_size", "num_heads", "window_size"]
         if self.intermediate_size is not None:
             wide.append("intermediate_size")
         for name, most in {"num_layers": 4096, **dict.fromkeys(wide, 2**24)}.items():
             if not 1 <= getattr(self, name) <= most:
-                raise ValueError(f"GPT-Neo: {name} must be 1 to {most}, not {getattr(self, name)}")
+                raise ValueError(f"GPT-Neo: {name} must be 1 to {most}, not {brief(getattr(self, name))}")
+        rates = dict.fromkeys(["resid_dropout", "embed_dropout", "attention_dropout", "layer_norm_epsilon"], 1)
+        for name, most in {**rates, "initializer_range": 2**24}.items():
+            if not 0 <= getattr(self, name) <= most:  # nor is a NaN
+                raise ValueError(f"GPT-Neo: {name} must be 0 to {most}, not {brief(getattr(self, name))}")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"GPT-Neo: hidden_size ({self.hidden_size}) must be a multiple of num_heads ({self.num_heads})"
             )
         if self.activation_function not in ACTIVATIONS:
             raise ValueError(
-                f"GPT-Neo: activation_function {self.activation_function!r} is not one of {', '.join(ACTIVATIONS)}"
+                f"GPT-Neo: activation_function {brief(self.activation_function)} is not one of {', '.join(ACTIVATIONS)}"
             )
         self.attention_layers  # noqa: B018  # refuses a pattern that does not fit
 
@@ -117,16 +126,26 @@ class GPTNeoConfig:
         if self.attention_types is None:
             return [("global", "local")[layer % 2] for layer in range(self.num_layers)]
         try:
-            total = sum(len(kinds) * count for kinds, count in self.attention_types)
-            kinds_used = {kind for kinds, _ in self.attention_types for kind in kinds}
-        except (TypeError, ValueError) as error:
+            # No count of nothing or less, no empty list: writing those out could take forever, or end at another total.
+            sound = all(
+                isinstance(kinds, list | tuple) and kinds and type(count) is int and count > 0
+                for kinds, count in self.attention_types
+            )
+        except (TypeError, ValueError):
+            sound = False
+        if not sound:
             raise ValueError(
-                f'GPT-Neo: attention_types must look like [[["global", "local"], 12]], not {self.attention_types!r}'
-            ) from error
+                'GPT-Neo: attention_types must look like [[["global", "local"], 12]], not '
+                f"{brief(self.attention_types)}"
+            )
+        total = sum(len(kinds) * count for kinds, count in self.attention_types)
         if total != self.num_layers:  # before the pattern is written out: a count can be anything
-            raise ValueError(f"GPT-Neo: attention_types describes {total} layers, num_layers is {self.num_layers}")
-        if not kinds_used <= {"global", "local"}:
-            raise ValueError(f"GPT-Neo: attention_types knows global and local, not {sorted(kinds_used)}")
+            raise ValueError(
+                f"GPT-Neo: attention_types describes {brief(total)} layers, num_layers is {self.num_layers}"
+            )
+        for kind in (kind for kinds, _ in self.attention_types for kind in kinds):
+            if kind not in ("global", "local"):
+                raise ValueError(f"GPT-Neo: attention_types knows global and local, not {brief(kind)}")
         return [kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds]
 
     @classmethod
@@ -136,12 +155,13 @@ class GPTNeoConfig:
         for name, value in hub.items():
             if name in ONLY_VALUE and value != ONLY_VALUE[name]:
                 raise ValueError(
-                    f"GPT-Neo: config.json sets {name} to {value!r}; this implementation has {ONLY_VALUE[name]!r} only"
+                    f"GPT-Neo: config.json sets {name} to {brief(value)}; "
+                    f"this implementation has {ONLY_VALUE[name]!r} only"
                 )
             known_name = name in known or name in ONLY_VALUE or name in NO_EFFECT or name == "attention_layers"
             if not known_name and not name.startswith("_"):
                 raise ValueError(
-                    f"GPT-Neo: config.json has a setting {name!r} that this implementation does not know. "
+                    f"GPT-Neo: config.json has a setting {name[:80]!r} that this implementation does not know. "
                     "If it does not change the model, delete it from a local copy and load that folder"
                 )
         config = cls(**{name: hub[name] for name in hub if name in known})

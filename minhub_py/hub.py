@@ -13,20 +13,19 @@ and only a file whose hash is right gets its name and its link. So what is in th
 """
 
 import errno
-import hashlib
-import importlib
 import json
 import os
 import re
 import shutil
-import uuid
+import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from minhub_py.transfer import BUSY, DIGEST, RETRIES, Token, asking, client, fault, offline, publish, stream
 
 BUILTIN = Path(__file__).parent / "builtin"
 # One format of weights is enough: the first of these that is there. An index names the shards that go with it.
@@ -45,12 +44,7 @@ COMPANIONS = (
 SMALL = (*COMPANIONS, "config.json")
 # Words of a server that become paths here must look like this.
 COMMIT = re.compile(r"[0-9a-f]{40}")
-DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SHARD = re.compile(r"\w[\w.-]*", re.ASCII)
-# What the Hub may say for a moment: huggingface_hub then waits as long as Retry-After asks, else 1, 2 and 4 seconds.
-BUSY = (429, 500, 502, 503, 504)
-RETRIES = 3
-Token = str | bool | None
 
 
 @dataclass(frozen=True)
@@ -122,7 +116,7 @@ def locate(identifier: str | os.PathLike[str]) -> Path | None:
     if isinstance(identifier, os.PathLike) or name.startswith((".", "/", "~", "\\")) or name.endswith(("/", "\\")):
         raise FileNotFoundError(f"There is no folder {name}: check the path.")
     try:
-        _client().utils.validate_repo_id(name)
+        client().utils.validate_repo_id(name)
     except ValueError as error:
         raise ValueError(f"{name!r} is neither a folder nor a name on the Hub: give a path, or owner/name.") from error
     return None
@@ -134,19 +128,19 @@ def plan(repository: str, revision: str = "main", *, token: Token = None, weight
     FileNotFoundError: no such repository or revision, or nothing in it that can be read here. PermissionError: it is
     gated, or the token is refused. ValueError: its index is damaged. ConnectionError: the Hub does not answer.
     """
-    client = _client()
-    with _asking(repository, revision):
-        response = client.utils.http_backoff(
+    hf = client()
+    with asking(repository, revision):
+        response = hf.utils.http_backoff(
             "GET",
-            f"{client.constants.ENDPOINT}/api/models/{repository}/revision/{quote(revision, safe='')}",
+            f"{hf.constants.ENDPOINT}/api/models/{repository}/revision/{quote(revision, safe='')}",
             params={"blobs": "true"},
-            headers=client.utils.build_hf_headers(token=token),
-            timeout=client.constants.HF_HUB_ETAG_TIMEOUT,
+            headers=hf.utils.build_hf_headers(token=token),
+            timeout=hf.constants.HF_HUB_ETAG_TIMEOUT,
             max_retries=RETRIES,
             retry_on_exceptions=(),  # without a network, the cached copy should not have to wait
             retry_on_status_codes=BUSY,
         )
-        client.utils.hf_raise_for_status(response)
+        hf.utils.hf_raise_for_status(response)
     try:
         answer = response.json()
         bare = Plan(repository, revision, answer["sha"], ())
@@ -177,6 +171,10 @@ def download(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
     disk is too small. ConnectionError, PermissionError, FileNotFoundError: as for plan().
     """
     store = _store(plan.repository)
+    if progress and plan.missing_bytes:
+        count = sum(not file.cached for file in plan.files)
+        what = f"{plan.repository} at {plan.commit[:7]}: {count} files, {size(plan.missing_bytes)}"
+        print(f"Downloading {what}", file=sys.stderr)
     absent = [file for file in plan.files if not _is_cached(plan, file)]
     needed = sum(file.size - max(0, _size(_blob(plan, file, ".incomplete"))) for file in absent)
     try:
@@ -195,7 +193,7 @@ def download(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
     # Only now: a ref to a commit whose files are not all there would hide an older, complete one from offline calls.
     ref = store / "refs" / plan.revision
     if plan.revision != plan.commit and not (ref.is_file() and ref.read_text() == plan.commit):
-        _publish(ref, lambda draft: draft.write_text(plan.commit))
+        publish(ref, lambda draft: draft.write_text(plan.commit))
     return plan.folder
 
 
@@ -206,10 +204,9 @@ def fetch(
     token: Token = None,
     local_files_only: bool = False,
     weights: bool = True,
-    announce: Callable[[Plan], None] | None = None,
     progress: bool = True,
 ) -> Path:
-    """The folder that an identifier names, downloaded if need be; `announce` hears first of what will be downloaded.
+    """The folder that an identifier names, downloaded if need be: what, and how much, is said first.
 
     With `local_files_only`, or HF_HUB_OFFLINE set, no socket is opened: FileNotFoundError if the cache lacks a file.
     If the Hub cannot be reached, a complete cached copy is used, with a warning. Further errors: those of locate(),
@@ -219,7 +216,7 @@ def fetch(
     if folder is not None:
         return folder
     repository = os.fspath(identifier)
-    if local_files_only or _offline():
+    if local_files_only or offline():
         return cached(repository, revision, weights)
     try:
         found = plan(repository, revision, token=token, weights=weights)
@@ -230,8 +227,6 @@ def fetch(
             raise error from None  # that nothing is cached is no news
         warnings.warn(f"{error} Meanwhile the copy in the local cache is used.", stacklevel=2)
         return folder
-    if announce is not None and found.missing_bytes:
-        announce(found)
     return download(found, token=token, progress=progress)
 
 
@@ -245,6 +240,15 @@ def cached_models() -> list[CachedModel]:
         revisions = tuple(ref.relative_to(refs).as_posix() for ref in named)
         models.append(CachedModel(repository, revisions, folder.name, folder_size(folder), folder, not _gaps(folder)))
     return models
+
+
+def size(count: float) -> str:
+    """A number of bytes, as people read it."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
 
 
 def folder_size(folder: Path) -> int:
@@ -271,8 +275,8 @@ def check_files(folder: Path, plan: Plan | None) -> list[str]:
         path = folder / name
         if not path.is_file():
             problems.append(f"{name} is missing: download it again.")
-        elif fault := _fault(path, size, digest):
-            problems.append(f"{name} {fault}: delete {path.resolve()} and download it again.")
+        elif problem := fault(path, size, digest):
+            problems.append(f"{name} {problem}: delete {path.resolve()} and download it again.")
     return problems
 
 
@@ -335,23 +339,9 @@ def _remote_file(plan: Plan, entry: dict[str, Any]) -> RemoteFile:
     return replace(file, cached=_is_cached(plan, file))
 
 
-def _client() -> Any:
-    """huggingface_hub, imported when it is needed: it takes longer than opening a built-in does.
-
-    Any, because its modules fill themselves lazily, and so export nothing that a type checker could see.
-    """
-    importlib.import_module("huggingface_hub.file_download")  # which brings constants, errors and utils
-    return importlib.import_module("huggingface_hub")
-
-
-def _offline() -> bool:
-    constants = _client().constants
-    return constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
-
-
 def _store(repository: str) -> Path:
     """The folder of a repository in the cache."""
-    return Path(_client().constants.HF_HUB_CACHE).expanduser() / f"models--{repository.replace('/', '--')}"
+    return Path(client().constants.HF_HUB_CACHE).expanduser() / f"models--{repository.replace('/', '--')}"
 
 
 def _blob(plan: Plan, file: RemoteFile, suffix: str = "") -> Path:
@@ -366,127 +356,25 @@ def _is_cached(plan: Plan, file: RemoteFile) -> bool:
     return file.size in (_size(plan.folder / file.name), _size(_blob(plan, file)))
 
 
-def _fault(path: Path, size: int | None, declared: str) -> str | None:
-    """How a file differs from its declared size and hash (64 digits: SHA-256; 40: git's SHA-1 of a blob)."""
-    actual = path.stat().st_size
-    if size is not None and actual != size:
-        return f"has {actual:,} bytes instead of {size:,}"
-    if DIGEST.fullmatch(declared):
-        digest = hashlib.sha256() if len(declared) == 64 else hashlib.sha1(b"blob %d\0" % actual)
-        with path.open("rb") as stream:
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
-        if digest.hexdigest() != declared:
-            return f"has the hash {digest.hexdigest()[:12]}… instead of {declared[:12]}…"
-    return None
-
-
-def _publish(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a small file or a link so that no one ever sees half of it, whoever else writes it too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    write(draft)
-    os.replace(draft, path)
-
-
 def _obtain(plan: Plan, file: RemoteFile, token: Token, progress: bool = False) -> None:
     """Bring a file of the plan's commit into the cache: fetched if need be, checked, and only then named and linked."""
     blob, partial, link = _blob(plan, file), _blob(plan, file, ".incomplete"), plan.folder / file.name
     if _size(link) == file.size:
         return
-    cache, client = _store(plan.repository).parent, _client()
+    cache, hf = _store(plan.repository).parent, client()
     lock = cache / ".locks" / _store(plan.repository).name / f"{file.digest}.lock"  # the one that huggingface_hub takes
     for path in (blob, lock):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with client.utils.WeakFileLock(lock):
+    with hf.utils.WeakFileLock(lock):
         if _size(blob) != file.size:
-            with _asking(plan.repository, plan.revision, file.name):
-                _stream(plan, file, partial, token, progress)
-            if fault := _fault(partial, file.size, file.digest):
+            url = hf.hf_hub_url(plan.repository, file.name, revision=plan.commit)
+            with asking(plan.repository, plan.revision, file.name):
+                stream(url, partial, file.size, token, progress)
+            if problem := fault(partial, file.size, file.digest):
                 partial.unlink()
-                raise OSError(f"{file.name} of {plan.repository} was damaged on the way (it {fault}): run again.")
+                raise OSError(f"{file.name} of {plan.repository} was damaged on the way (it {problem}): run again.")
             os.replace(partial, blob)
-        if client.file_download.are_symlinks_supported(cache):
-            _publish(link, lambda draft: draft.symlink_to(os.path.relpath(blob, link.parent)))
+        if hf.file_download.are_symlinks_supported(cache):
+            publish(link, lambda draft: draft.symlink_to(os.path.relpath(blob, link.parent)))
         else:  # some Windows machines: there the cache's layout has the file itself in the snapshot
-            _publish(link, lambda draft: os.replace(blob, draft))
-
-
-def _stream(plan: Plan, file: RemoteFile, partial: Path, token: Token, progress: bool) -> None:
-    """Append to `partial` what it lacks. A broken connection is taken up again, unless three in a row bring nothing."""
-    import httpx2
-
-    client = _client()
-    # The hash is of the bytes as stored, and a range counts them: so no compression.
-    headers = client.utils.build_hf_headers(token=token) | {"Accept-Encoding": "identity"}
-    quiet = None if progress else True  # None: where there is no terminal
-    bar = client.utils.tqdm(desc=file.name, total=file.size, unit="B", unit_scale=True, disable=quiet)
-    fruitless = 0
-    with partial.open("ab") as out, bar:
-        if out.tell() > file.size:
-            out.truncate(0)
-        bar.update(out.seek(0, os.SEEK_END))
-        while (start := out.tell()) < file.size:
-            try:
-                with client.utils.http_stream_backoff(
-                    "GET",
-                    client.hf_hub_url(plan.repository, file.name, revision=plan.commit),
-                    headers=headers | ({"Range": f"bytes={start}-"} if start else {}),
-                    timeout=client.constants.HF_HUB_DOWNLOAD_TIMEOUT,
-                    max_retries=RETRIES,
-                    retry_on_exceptions=(httpx2.ConnectError, httpx2.ConnectTimeout),
-                    retry_on_status_codes=BUSY,
-                ) as response:
-                    client.utils.hf_raise_for_status(response)
-                    if start and response.status_code != 206:  # the range was ignored: this is the file from its start
-                        out.seek(0)
-                        out.truncate()
-                        bar.reset()
-                    for chunk in response.iter_bytes():
-                        out.write(chunk)
-                        bar.update(len(chunk))
-                return
-            except httpx2.TransportError:
-                fruitless = 0 if out.tell() > start else fruitless + 1
-                if fruitless == 3:
-                    raise
-
-
-@contextmanager
-def _asking(repository: str, revision: str, name: str = "a file") -> Iterator[None]:
-    """Say in plain words, and as Python's own exceptions, what the Hub refuses."""
-    import httpx2
-
-    errors = _client().errors
-    if _offline():
-        raise ConnectionError("HF_HUB_OFFLINE is set: unset it to reach the Hub.")
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise PermissionError(
-            f"{repository} is gated: accept the conditions on its model page, then set HF_TOKEN or run `hf auth login`."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise FileNotFoundError(
-            f"The Hub has no repository {repository}: check its name (owner/name). "
-            "Private repositories need a token: set HF_TOKEN or run `hf auth login`."
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise FileNotFoundError(
-            f"{repository} has no revision {revision!r}: check the branch, tag or full commit hash on its model page."
-        ) from error
-    except errors.RemoteEntryNotFoundError as error:
-        raise FileNotFoundError(f"{repository} lists {name} but does not have it any more: run again.") from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        if status in (401, 403):
-            raise PermissionError(
-                f"The Hub refuses access to {repository} ({status}): check that your token (HF_TOKEN, or "
-                "`hf auth login`) is valid and may read it."
-            ) from error
-        reason = "asks for fewer requests" if status == 429 else f"answers with status {status}"
-        raise ConnectionError(f"The Hub {reason}: try again in a few minutes.") from error
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise ConnectionError(
-            f"The Hub cannot be reached ({type(error).__name__}): check the network, then run again."
-        ) from error
+            publish(link, lambda draft: os.replace(blob, draft))

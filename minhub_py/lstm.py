@@ -15,6 +15,7 @@ Notation
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from reprlib import repr as brief
 from typing import Any
 
 import torch
@@ -45,12 +46,19 @@ class LSTMConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, int | float if field.type is float else field.type):  # type: ignore[arg-type]
-                raise ValueError(f"LSTM: {field.name} cannot be {value!r}")
+            kind = int | float if field.type is float else field.type
+            # To Python True is a number too.
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):  # type: ignore[arg-type]
+                raise ValueError(f"LSTM: {field.name} cannot be {brief(value)}")
+        if isinstance(self.eos_token_id, list) and not all(type(id) is int for id in self.eos_token_id):
+            raise ValueError(f"LSTM: eos_token_id cannot be {brief(self.eos_token_id)}")
         sizes = {"vocab_size": 2**24, "embedding_size": 2**24, "hidden_size": 2**24, "num_layers": 4096}
         for name, most in sizes.items():
             if not 1 <= getattr(self, name) <= most:
-                raise ValueError(f"LSTM: {name} must be 1 to {most}, not {getattr(self, name)}")
+                raise ValueError(f"LSTM: {name} must be 1 to {most}, not {brief(getattr(self, name))}")
+        for name, most in {"dropout": 1, "initializer_range": 2**24}.items():
+            if not 0 <= getattr(self, name) <= most:  # nor is a NaN
+                raise ValueError(f"LSTM: {name} must be 0 to {most}, not {brief(getattr(self, name))}")
         if self.tie_word_embeddings and self.embedding_size != self.hidden_size:
             raise ValueError(
                 f"LSTM: tie_word_embeddings needs embedding_size ({self.embedding_size}) "
@@ -64,7 +72,7 @@ class LSTMConfig:
         for name in hub:
             if name not in known and name not in NO_EFFECT and not name.startswith("_"):
                 raise ValueError(
-                    f"LSTM: config.json has a setting {name!r} that this implementation does not know. "
+                    f"LSTM: config.json has a setting {name[:80]!r} that this implementation does not know. "
                     "If it does not change the model, delete it from a local copy and load that folder"
                 )
         return cls(**{name: hub[name] for name in hub if name in known})
@@ -72,6 +80,9 @@ class LSTMConfig:
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> "LSTMConfig":
         """The sizes that a state dict, under this file's names, tells by itself (for checkpoints without config)."""
+        for name in ("embedding.weight", "lstm.weight_hh_l0"):
+            if len(shapes[name]) != 2:
+                raise ValueError(f"LSTM: {name} should be a matrix, not of shape {shapes[name]}")
         vocab_size, embedding_size = shapes["embedding.weight"]
         return cls(
             vocab_size=vocab_size,

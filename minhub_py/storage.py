@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,8 @@ Layout = Literal["hub", "native"]
 
 # safetensors' names of the dtypes that a model may have.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Those of the mask buffers of old checkpoints, which are dropped, but have a shape.
+MASKS = {"U8": torch.uint8, "BOOL": torch.bool, "I64": torch.int64}
 
 
 def read_json(path: Path) -> Any:
@@ -65,7 +68,7 @@ class Checkpoint(Mapping[str, Tensor]):
         """The weight files: one, or the shards that an index names."""
         for name in (*WEIGHTS, "model.pt"):
             path = self.folder / name
-            if not path.exists():
+            if not path.is_file():
                 continue
             if not name.endswith(".index.json"):
                 return [path]
@@ -77,9 +80,9 @@ class Checkpoint(Mapping[str, Tensor]):
         if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError(f"{path} has no weight_map; it is damaged: fetch it again")
         for shard in weight_map.values():
-            if not isinstance(shard, str) or Path(shard).name != shard:
-                raise ValueError(f"{path} names {shard!r}, which is not a file of its own folder")
-            if not (self.folder / shard).exists():
+            if not is_weight_file(shard):
+                raise ValueError(f"{path} names {brief(shard)}, which is not a weight file of its own folder")
+            if not (self.folder / shard).is_file():
                 raise FileNotFoundError(f"{path} names {shard}, which is missing: download the checkpoint again")
         return weight_map
 
@@ -88,6 +91,8 @@ class Checkpoint(Mapping[str, Tensor]):
         places: dict[str, Path] = {}
         for file in self.files:
             for name in self._handle(file).keys():  # noqa: SIM118  # a safe_open is no mapping
+                if not name.isprintable() or len(name) > 200:  # errors show names, and a terminal obeys them
+                    raise ValueError(f"{file} is damaged: it names a tensor {brief(name)}")
                 if name in places:
                     raise ValueError(f"{name} is both in {places[name].name} and in {file.name}")
                 places[name] = file
@@ -111,8 +116,9 @@ class Checkpoint(Mapping[str, Tensor]):
         file = self._places[name]
         handle = self._handle(file)
         if isinstance(handle, dict):
+            checked_dtype(name, handle[name].dtype, DTYPES)
             return handle[name]  # type: ignore[no-any-return]
-        self._check_dtype(name, handle.get_slice(name).get_dtype())
+        checked_dtype(name, handle.get_slice(name).get_dtype(), DTYPES)
         return handle.get_tensor(name)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
@@ -131,19 +137,41 @@ class Checkpoint(Mapping[str, Tensor]):
         for name, file in self._places.items():
             handle = self._handle(file)
             if isinstance(handle, dict):
-                result[name] = handle[name].to("meta")
+                shape, stored = handle[name].shape, handle[name].dtype
             else:
                 part = handle.get_slice(name)
-                dtype = self._check_dtype(name, part.get_dtype())
-                result[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+                shape, stored = part.get_shape(), part.get_dtype()
+            dtype = checked_dtype(name, stored, DTYPES | MASKS)
+            try:
+                result[name] = torch.empty(shape, dtype=dtype, device="meta")
+            except (RuntimeError, TypeError, OverflowError) as error:  # sizes beside a 0 can be anything
+                raise ValueError(f"{name} has a shape that no tensor can have: {brief(shape)}") from error
         return result
 
-    def _check_dtype(self, name: str, dtype: str) -> torch.dtype:
-        # Mask buffers of old checkpoints are bytes or booleans; they are dropped, but have a shape.
-        extra = {"U8": torch.uint8, "BOOL": torch.bool, "I64": torch.int64}
-        if dtype not in DTYPES and dtype not in extra:
-            raise ValueError(f"{name} is stored as {dtype}; this package reads {', '.join(DTYPES)}")
-        return (DTYPES | extra)[dtype]
+
+def is_weight_file(shard: object) -> bool:
+    """Whether an index may name it: a plain file name, printable, of one of the two formats."""
+    return (
+        isinstance(shard, str)
+        and Path(shard).name == shard
+        and Path(shard).suffix in (".safetensors", ".bin")
+        and shard.isprintable()
+        and len(shard) < 256
+    )
+
+
+def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, torch.dtype]) -> torch.dtype:
+    """The dtype that a file of either format gives a tensor. ValueError: it is not one of `allowed`."""
+    dtype = allowed.get(stored) if isinstance(stored, str) else stored
+    if dtype is None or dtype not in allowed.values():
+        raise ValueError(f"{name} is stored as {stored}; this package reads {', '.join(DTYPES)}")
+    return dtype
+
+
+def gist(error: Exception) -> str:
+    """What a library says of a file, fit for a message: it may quote the file at length, or in control characters."""
+    first = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return "".join(char if char.isprintable() else "?" for char in first[:300])
 
 
 def open_safetensors(path: Path) -> Any:
@@ -151,7 +179,7 @@ def open_safetensors(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{path} is damaged or cut ({error}); delete it and fetch it again") from error
+        raise ValueError(f"{path} is damaged or cut ({gist(error)}); delete it and fetch it again") from error
 
 
 def open_pickle(path: Path) -> dict[str, Tensor]:
@@ -166,11 +194,18 @@ def open_pickle(path: Path) -> dict[str, Tensor]:
             f"{path} was refused: it is damaged, or a pickle that holds more than tensors and could run code. "
             "Ask for the checkpoint in safetensors format"
         ) from error
-    except (RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"{path} is damaged or no PyTorch state dict ({str(error).splitlines()[0]})") from error
-    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        raise ValueError(f"{path} holds something other than a state dict of tensors")
+    except OSError:
+        raise
+    except Exception as error:  # a damaged pickle raises about anything
+        raise ValueError(f"{path} is damaged or no PyTorch state dict ({gist(error)})") from error
+    if not isinstance(state, dict) or not all(is_plain(tensor) for tensor in state.values()):
+        raise ValueError(f"{path} holds something other than a state dict of plain tensors")
     return {str(name): tensor for name, tensor in state.items()}
+
+
+def is_plain(value: object) -> bool:
+    """Whether a pickle's value is a tensor that has its data, each value in its place."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def write_checkpoint(
@@ -192,6 +227,8 @@ def write_checkpoint(
     """
     folder.mkdir(parents=True, exist_ok=True)
     planned = {name: tensor.to("meta", dtype or tensor.dtype) for name, tensor in (meta or tensors).items()}
+    for name, tensor in planned.items():
+        checked_dtype(name, tensor.dtype, DTYPES)
     shards = _shards(planned, max_shard_size)
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     if len(shards) == 1:

@@ -1,0 +1,288 @@
+"""The command as people and programs call it: exit status, what goes to which stream, and what an error says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from hub_server import HubServer
+from safetensors.torch import load_file, save_file
+
+from minhub_py import from_pretrained, gpt2, hub, save_pretrained
+from minhub_py.cli import main
+from minhub_py.tokenizer import characters
+
+GPT2 = "minhub/shakespeare-gpt2"
+BUILT_IN = [f"minhub/{path.name}" for path in sorted(hub.BUILTIN.iterdir())]
+
+
+def minhub(*arguments: str, input: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(main, list(arguments), input=input)
+
+
+def done(*arguments: str, input: str | bytes | None = None) -> str:
+    """What a call that must succeed writes on standard output."""
+    result = minhub(*arguments, input=input)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def failed(*arguments: str, status: int = 1) -> str:
+    """What a call that must fail says: on standard error alone, in a line or two for a failure, no traceback."""
+    result = minhub(*arguments)
+    assert result.exit_code == status, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    if status == 1:
+        assert len(result.stderr.strip().splitlines()) <= 2
+    return result.stderr
+
+
+@pytest.fixture
+def model_files(tmp_path: Path) -> dict[str, bytes]:
+    """A tiny GPT-2 with a tokenizer, as a repository's files."""
+    torch.manual_seed(0)
+    folder = tmp_path / "made"
+    tokenizer = characters("abcdefgh \n")
+    save_pretrained(gpt2(vocab_size=10, n_positions=16, n_embd=8, n_layer=2, n_head=2), folder, tokenizer)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model_files: dict[str, bytes]) -> Path:
+    return tmp_path / "made"
+
+
+def test_built_ins_ship_three_families() -> None:
+    assert BUILT_IN == ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"]
+    listed = json.loads(done("list", "--json"))
+    assert [entry["model"] for entry in listed["built_in"]] == BUILT_IN
+    assert all(entry["bytes"] < 8_500_000 for entry in listed["built_in"])
+    assert "gpt2-xl" in done("list")
+
+
+@pytest.mark.parametrize("model", BUILT_IN)
+def test_built_ins_write_something_like_shakespeare(model: str) -> None:
+    """Judged by words: most are found in Shakespeare's English, and it is laid out as a play."""
+    text = done("generate", model, "ROMEO:", "-n", "400", "--seed", "1", "--temperature", "0.7")
+    assert text.startswith("ROMEO:")
+    assert text == done("generate", model, "ROMEO:", "-n", "400", "--seed", "1", "--temperature", "0.7")
+    words = text.lower().replace(",", " ").replace(".", " ").split()
+    common = {
+        "the",
+        "and",
+        "to",
+        "of",
+        "i",
+        "you",
+        "my",
+        "that",
+        "a",
+        "in",
+        "is",
+        "not",
+        "his",
+        "thy",
+        "with",
+        "be",
+        "for",
+    }
+    assert sum(word in common for word in words) / len(words) > 0.15
+    assert text.count("\n") > 4
+
+
+@pytest.mark.parametrize("model", BUILT_IN)
+def test_built_ins_verify(model: str) -> None:
+    report = json.loads(done("verify", model, "--json"))
+    assert report["problems"] == []
+    assert report["checked"] == ["tensors", "values", "tokenizer"]
+
+
+def test_generate_in_its_ways() -> None:
+    data = json.loads(done("generate", GPT2, "ROMEO:", "-n", "30", "--temperature", "0", "--json"))
+    assert len(data["ids"]) == 30
+    assert done("generate", GPT2, "ROMEO:", "-n", "30", "--temperature", "0") == f"ROMEO:{data['text']}\n"
+    assert done("generate", GPT2, "-", "-n", "30", "--temperature", "0", input="ROMEO:") == f"ROMEO:{data['text']}\n"
+    stop = data["text"][10:12]
+    expected = data["text"][: data["text"].index(stop)]
+    assert done("generate", GPT2, "ROMEO:", "--temperature", "0", "--stop", stop) == f"ROMEO:{expected}\n"
+    assert (
+        json.loads(done("generate", GPT2, "ROMEO:", "--temperature", "0", "--stop", stop, "--json"))["text"] == expected
+    )
+    assert done("generate", GPT2, "ROMEO:", "-n", "0") == "ROMEO:\n"
+
+
+def test_characters_outside_the_vocabulary_are_said_to_be_lost() -> None:
+    result = minhub("generate", GPT2, "na\u00efve 5", "-n", "3")
+    assert result.exit_code == 0
+    assert result.stderr == "Note: not in this model's vocabulary, and left out: '5' '\u00ef'\n"
+
+
+def test_score(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("ROMEO:\nWhat say you to my lord the king of France?\n" * 12)  # longer than the context
+    data = json.loads(done("score", GPT2, str(text), "--json"))
+    assert data["tokens"] == len(data["scores"]) == len(text.read_text()) - 1
+    assert data["nats"] == pytest.approx(-sum(entry["logprob"] for entry in data["scores"]), rel=1e-5)
+    assert data["perplexity"] < 5
+    assert "perplexity" in done("score", GPT2, str(text))
+    assert "perplexity" in done("score", GPT2, "-", input="What say you?")
+    text.write_bytes(b"caf\xe9")
+    assert "is not UTF-8 text" in failed("score", GPT2, str(text))
+    text.write_text("a")
+    assert "nothing to predict" in failed("score", GPT2, str(text))
+
+
+def test_inspect() -> None:
+    report = json.loads(done("inspect", "gpt2-xl", "--json"))
+    assert report["parameters"]["total"] == 1_557_611_200
+    assert report["source"] == {"kind": "preset"}
+    assert len(report["tensors"]) == 580
+    first = report["tensors"][2]
+    assert (first["hub"], first["native"]) == ("transformer.h.0.ln_1.weight", "h.0.ln_1.weight")
+    text = done("inspect", GPT2)
+    assert "transformer.h.{}.attn.c_attn.weight" in text
+    assert "transformer.h.3.attn.c_attn.weight" in done("inspect", GPT2, "--tensors")
+    lstm = json.loads(done("inspect", "minhub/shakespeare-lstm", "--json"))
+    assert {t["operation"] for t in lstm["tensors"]} == {"same"}  # its head is not tied
+
+
+def test_convert_there_and_back(tmp_path: Path, folder: Path) -> None:
+    native, back = tmp_path / "native", tmp_path / "back"
+    done("convert", str(folder), str(native), "--to", "native")
+    assert "h.0.attn.c_attn.weight" in load_file(native / "model.safetensors")
+    assert json.loads(done("verify", str(native), "--json"))["problems"] == []
+    files = json.loads(done("convert", str(native), str(back), "--max-shard-size", "2kB", "--json"))["files"]
+    assert len([name for name in files if name.endswith(".safetensors")]) > 1
+    assert json.loads(done("verify", str(back), "--json"))["problems"] == []
+    before, after = (from_pretrained(str(path)).state_dict() for path in (folder, back))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    half = tmp_path / "half"
+    done("convert", str(folder), str(half), "--dtype", "float16")
+    assert {tensor.dtype for tensor in load_file(half / "model.safetensors").values()} == {torch.float16}
+    assert json.loads((half / "config.json").read_text())["dtype"] == "float16"
+    assert done("generate", str(half), "abc", "-n", "3").startswith("abc")
+
+    assert "holds a checkpoint already" in failed("convert", str(folder), str(half), status=2)
+    assert "is the folder of MODEL itself" in failed("convert", str(folder), str(folder), status=2)
+    done("convert", str(folder), str(half), "--overwrite")
+    assert {tensor.dtype for tensor in load_file(half / "model.safetensors").values()} == {torch.float32}
+
+
+def test_verify_lists_what_is_wrong(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.ln_f.bias"][3] = torch.nan
+    save_file({**tensors, "extra": torch.ones(1)}, folder / "model.safetensors")
+    result = minhub("verify", str(folder))
+    assert result.exit_code == 1
+    assert "PROBLEM: the tensors do not fit the weight table: unknown: extra" in result.stdout
+    assert "PROBLEM: transformer.ln_f.bias: 1 of 8 values are NaN or infinite" in result.stdout
+
+
+def test_from_a_hub_to_text(hub: HubServer, model_files: dict[str, bytes]) -> None:
+    hub.add("owner/tiny", model_files)
+    plan = json.loads(done("download", "owner/tiny", "--dry-run", "--json"))
+    assert plan["total_bytes"] == plan["missing_bytes"] == sum(map(len, model_files.values()))
+    assert plan["folder"] is None
+    assert "to fetch" in done("download", "owner/tiny", "--dry-run")
+    assert hub.fetched() == []
+
+    first = minhub("generate", "owner/tiny", "abc", "-n", "5", "--seed", "1")
+    assert first.exit_code == 0
+    assert "Downloading owner/tiny at" in first.stderr
+    hub.forget()
+    assert done("download", "owner/tiny").strip() == json.loads(done("verify", "owner/tiny", "--json"))["folder"]
+    assert hub.fetched() == []
+    assert "owner/tiny" in done("list")
+    assert json.loads(done("inspect", "owner/tiny", "--json"))["source"]["kind"] == "files"
+    hub.stop()
+    result = minhub("generate", "owner/tiny", "abc", "-n", "5", "--seed", "1")
+    assert result.stdout == first.stdout
+    assert "Note: The Hub cannot be reached" in result.stderr
+
+
+def test_inspect_downloads_no_weights(hub: HubServer, model_files: dict[str, bytes]) -> None:
+    hub.add("owner/tiny", model_files)
+    report = json.loads(done("inspect", "owner/tiny", "--json"))
+    assert report["source"] == {"kind": "config"}
+    assert len(report["tensors"]) == 28
+    assert "model.safetensors" not in hub.fetched()
+
+
+def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: dict[str, bytes]) -> None:
+    hub.add("owner/tiny", model_files)
+    folder = Path(done("download", "owner/tiny").strip())
+    path = (folder / "model.safetensors").resolve()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    result = minhub("verify", "owner/tiny")
+    assert result.exit_code == 1
+    assert "PROBLEM: model.safetensors has the hash" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["generate", "./nowhere", "x"], 1, "There is no folder ./nowhere"),
+        (["generate", "minhub/nothing", "x"], 1, "There is no built-in minhub/nothing; the built-ins are: minhub/sh"),
+        (["generate", "a b", "x"], 1, "is neither a folder nor a name on the Hub"),
+        (["generate", GPT2, ""], 1, "prompt 0 is empty"),
+        (["generate", GPT2, "x", "--temperature", "-1"], 1, "temperature must be 0"),
+        (["generate", GPT2, "x", "--device", "cuda:7"], 1, 'device "cuda:7" does not work here'),
+        (["generate", GPT2, "x", "--device", "abacus"], 1, "device 'abacus' is unknown"),
+        (["generate", GPT2, "x", "--dtype", "int3"], 2, "Invalid value for '--dtype'"),
+        (["generate", GPT2, "x", "-n", "many"], 2, "Invalid value for '-n'"),
+        (["generate", GPT2], 2, "Missing argument 'PROMPT'"),
+        (["score", GPT2, "nowhere.txt"], 2, "No such file"),
+        (["convert", GPT2, "out", "--max-shard-size", "big"], 2, "'big' is not a size"),
+        (["convert", GPT2, "out", "--to", "onnx"], 2, "Invalid value for '--to'"),
+        (["download", GPT2], 2, "is on this machine already"),
+        (["frobnicate"], 2, "No such command"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_errors_say_what_is_wrong(arguments: list[str], status: int, message: str) -> None:
+    assert message in failed(*arguments, status=status)
+
+
+def test_errors_of_the_hub(hub: HubServer, model_files: dict[str, bytes]) -> None:
+    assert "has no repository owner/none" in failed("generate", "owner/none", "x")
+    hub.add("owner/tiny", model_files)
+    assert "has no revision 'v9'" in failed("download", "owner/tiny", "--revision", "v9")
+    config = json.loads(model_files["config.json"])
+    hub.add("owner/other", {**model_files, "config.json": json.dumps({**config, "model_type": "bert"}).encode()})
+    assert "model_type is 'bert'; there are models for gpt2, gpt_neo, lstm" in failed("generate", "owner/other", "x")
+    hub.add("owner/odd", {**model_files, "config.json": json.dumps({**config, "n_wings": 2}).encode()})
+    assert "has a setting 'n_wings' that this implementation does not know" in failed("generate", "owner/odd", "x")
+    hub.stop()
+    assert "cannot be reached" in failed("download", "owner/new")
+
+
+def test_debug_shows_the_traceback() -> None:
+    result = minhub("generate", "./nowhere", "x", "--debug")
+    assert isinstance(result.exception, FileNotFoundError)
+
+
+def test_devices_and_doctor() -> None:
+    report = json.loads(done("devices", "--json"))
+    assert report["device"] in {probe["name"] for probe in report["probes"] if probe["works"]}
+    assert '"auto" picks' in done("devices")
+    findings = {finding["what"]: finding for finding in json.loads(done("doctor", "--json"))}
+    assert findings["torch"]["found"] == torch.__version__
+    assert all(finding["fits"] for finding in findings.values())
+    assert findings["R"]["found"].startswith(("3", "4", "5"))  # the set-up has installed one
+
+
+def test_as_a_process() -> None:
+    """What only a process shows: the installed script, standard output closed early, an interrupt's exit."""
+    script = Path(sys.executable).with_name("minhub")
+    shown = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("minhub, version 0.")
+    command = f"{script} inspect gpt2-xl --tensors | head -1"
+    piped = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert piped.stdout == "gpt2-xl: GPT2\n"
+    assert "Traceback" not in piped.stderr

@@ -1,0 +1,241 @@
+"""Generation and scores, against the plainest way to say the same: the whole text through the model for every id."""
+
+import itertools
+
+import pytest
+import torch
+
+from minhub_py import generate, gpt2, gptneo, lstm, score, stream
+from minhub_py.generate import Sampling, context_start
+
+V, CONTEXT = 61, 16
+
+
+def models() -> dict:
+    torch.manual_seed(0)
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    made = {
+        "gpt2": gpt2(vocab_size=V, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, **ends),
+        "gptneo": gptneo(vocab_size=V, max_position_embeddings=CONTEXT, hidden_size=32, num_layers=2, num_heads=4,
+                         window_size=5, **ends),
+        "lstm": lstm(vocab_size=V, embedding_size=16, hidden_size=24, num_layers=2),
+    }  # fmt: skip
+    for model in made.values():
+        model.eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
+    return made
+
+
+MODELS = models()
+PROMPTS = [[1, 2, 3], [5] * 40, [7], list(range(CONTEXT)), list(range(CONTEXT + 1)), [9] * (CONTEXT - 1)]
+SETTINGS = [
+    {"temperature": 0},
+    {},
+    {"temperature": 0.7, "top_k": 5},
+    {"top_p": 0.8},
+    {"top_k": 20, "top_p": 0.9, "repetition_penalty": 1.5},
+]
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest):
+    return MODELS[request.param]
+
+
+@torch.no_grad()
+def logits_after(model, text: list[int]) -> torch.Tensor:
+    """By the rule for long texts, without any cache."""
+    start = context_start(len(text), model.config.context_length)
+    return model(torch.tensor([text[start:]]))[0, -1]
+
+
+def test_the_rule_for_long_texts() -> None:
+    assert [context_start(n, 8) for n in range(1, 18)] == [0] * 8 + [4] * 4 + [8] * 4 + [12]
+    assert context_start(10**6, None) == 0
+    for n, context in itertools.product(range(1, 200), (1, 2, 3, 7, 8)):
+        assert 1 <= n - context_start(n, context) <= context
+
+
+def test_greedy_takes_the_likeliest_id_each_time(model) -> None:
+    for prompt in PROMPTS:
+        text = list(prompt)
+        for _ in range(40):  # far beyond the context
+            text.append(int(logits_after(model, text).argmax()))
+        assert generate(model, [prompt], 40, temperature=0) == [text[len(prompt) :]]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_row_of_a_batch_gets_what_it_gets_alone(model, settings) -> None:
+    together = generate(model, PROMPTS, 40, seed=3, **settings)
+    assert together == [generate(model, [prompt], 40, seed=3, **settings)[0] for prompt in PROMPTS]
+    assert together == [list(stream(model, prompt, 40, seed=3, **settings)) for prompt in PROMPTS]
+
+
+def test_where_the_prompt_ended_makes_no_difference(model) -> None:
+    [new] = generate(model, [[1, 2, 3]], 40, temperature=0)
+    for cut in (1, 12, 13, 14, 25, 39):
+        assert generate(model, [[1, 2, 3, *new[:cut]]], 40 - cut, temperature=0) == [new[cut:]]
+
+
+def test_rows_that_end_early_leave_the_others_alone(model) -> None:
+    plain = generate(model, PROMPTS, 30, seed=11)
+    end = plain[0][4]
+    ended = generate(model, PROMPTS, 30, seed=11, eos_id=end)
+    for whole, short in zip(plain, ended, strict=True):
+        length = whole.index(end) + 1 if end in whole else len(whole)
+        assert short == whole[:length]  # the end is its last id
+    assert len(ended[0]) <= 5
+
+
+def test_eos_comes_from_the_config_unless_given() -> None:
+    ends = list(range(10, 20))
+    model = gpt2(vocab_size=V, n_positions=64, n_embd=32, n_layer=1, n_head=2, eos_token_id=ends, bos_token_id=None)
+    model.eval()
+    plain = generate(model, [[1]], 60, seed=0, eos_id=None)[0]
+    auto = generate(model, [[1]], 60, seed=0)[0]
+    first = next(i for i, id in enumerate(plain) if id in ends)
+    assert auto == plain[: first + 1]
+    assert generate(model, [[1]], 60, seed=0, eos_id=tuple(reversed(ends)))[0] == auto
+
+
+def test_seeds(model) -> None:
+    prompt = [1, 2, 3]
+    assert generate(model, [prompt], 20, seed=5) == generate(model, [prompt], 20, seed=5)
+    assert generate(model, [prompt], 20, seed=5) != generate(model, [prompt], 20, seed=6)
+    both = generate(model, [prompt, prompt], 20, seed=[5, 6])
+    assert both == [generate(model, [prompt], 20, seed=seed)[0] for seed in (5, 6)]
+    free = generate(model, [prompt] * 4, 20)
+    assert len({tuple(row) for row in free}) == 4
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    generate(model, [prompt], 5, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's randomness is left alone
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({}, [0.4, 0.3, 0.2, 0.1]),
+        ({"temperature": 0.5}, [16 / 30, 9 / 30, 4 / 30, 1 / 30]),
+        ({"top_k": 2}, [4 / 7, 3 / 7, 0, 0]),
+        ({"top_k": 9}, [0.4, 0.3, 0.2, 0.1]),
+        ({"top_p": 0.69}, [4 / 7, 3 / 7, 0, 0]),
+        ({"top_p": 0.71}, [4 / 9, 3 / 9, 2 / 9, 0]),
+        ({"top_p": 1e-9}, [1, 0, 0, 0]),
+        ({"top_k": 3, "top_p": 0.7}, [4 / 7, 3 / 7, 0, 0]),
+        ({"temperature": 0}, [1, 0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_ids_are_drawn_with_the_probabilities_that_the_settings_mean(sampling, expected) -> None:
+    shuffle = [2, 0, 3, 1]  # the order of ids is not that of probabilities
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()[shuffle].expand(1000, 4)
+    draws = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000  # evenly: so the shares come out exactly
+    ids = Sampling(**sampling).choose(logits, [[]] * 1000, draws)
+    shares = torch.bincount(torch.tensor(ids), minlength=4) / 1000
+    assert torch.allclose(shares, torch.tensor(expected, dtype=torch.float)[shuffle], atol=2e-3)
+
+
+def test_the_repetition_penalty_is_that_of_transformers() -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = torch.randn(2, V) * 3
+    texts = [[1, 5, 5, 9], [0, 60, 3, 3]]
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor(texts), logits.clone())
+    assert torch.equal(Sampling(repetition_penalty=1.7)._penalize(logits, texts), expected)
+
+
+def test_stop_strings(model) -> None:
+    from minhub_py.tokenizer import characters
+
+    tokenizer = characters([chr(40 + i) for i in range(V)])
+    [plain] = generate(model, [[1, 2]], 40, seed=2)
+    text = tokenizer.decode(plain)
+    stop = text[10:12]
+    end = text.index(stop) + 2
+    assert generate(model, [[1, 2]], 40, seed=2, stop=stop, tokenizer=tokenizer) == [plain[:end]]
+    assert generate(model, [[1, 2]], 40, seed=2, stop=["nowhere", stop], tokenizer=tokenizer) == [plain[:end]]
+    # A stop string that the prompt begins and the new text ends is none of the new text.
+    seam = tokenizer.decode([2, plain[0]])
+    if seam not in text:
+        assert generate(model, [[1, 2]], 40, seed=2, stop=seam, tokenizer=tokenizer) == [plain]
+
+
+def test_scores_are_log_probabilities(model) -> None:
+    prompts = [[3], [1, 2], list(range(V)), [4, 9] * 30]
+    for prompt, scores in zip(prompts, score(model, prompts), strict=True):
+        assert scores.dtype == torch.float32
+        assert scores.shape == (len(prompt) - 1,)
+        expected = [logits_after(model, prompt[:n]).log_softmax(-1)[prompt[n]] for n in range(1, len(prompt))]
+        assert torch.allclose(scores, torch.tensor(expected), atol=2e-5)
+
+
+def test_a_stream_gives_each_id_as_soon_as_it_is_known(model) -> None:
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    ids = stream(model, [1, 2], 10, seed=0)
+    assert calls == []
+    next(ids)
+    after_first = len(calls)
+    next(ids)
+    assert len(calls) == after_first + 1
+    handle.remove()
+
+
+def test_nothing_to_do(model) -> None:
+    assert generate(model, [], 5) == []
+    assert generate(model, [[1], [2]], 0) == [[], []]
+    assert score(model, []) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: generate(m, [[]], 5), "prompt 0 is empty"),
+        (lambda m: generate(m, [[1], [V]], 5), f"prompt 1 must hold whole ids from 0 to {V - 1}"),
+        (lambda m: generate(m, [[-1]], 5), "prompt 0 must hold whole ids"),
+        (lambda m: generate(m, [[1.5]], 5), "prompt 0 must hold whole ids"),
+        (lambda m: generate(m, ["text"], 5), "a prompt is a list of ids, not text"),
+        (lambda m: generate(m, [3], 5), "a list of lists of ids"),
+        (lambda m: generate(m, [[1]], -1), "max_new_tokens must be 0 or more"),
+        (lambda m: generate(m, [[1]], 5, temperature=-0.1), "temperature must be 0"),
+        (lambda m: generate(m, [[1]], 5, temperature=float("nan")), "temperature must be 0"),
+        (lambda m: generate(m, [[1]], 5, top_k=0), "top_k must be at least 1"),
+        (lambda m: generate(m, [[1]], 5, top_p=0), "top_p must be above 0"),
+        (lambda m: generate(m, [[1]], 5, top_p=1.1), "top_p must be above 0"),
+        (lambda m: generate(m, [[1]], 5, repetition_penalty=0), "repetition_penalty must be above 0"),
+        (lambda m: generate(m, [[1]], 5, seed=[1, 2]), "2 seeds for 1 prompts"),
+        (lambda m: generate(m, [[1]], 5, seed=2**70), "a seed must be a whole number of 64 bits"),
+        (lambda m: generate(m, [[1]], 5, eos_id="end"), 'eos_id must be "auto"'),
+        (lambda m: generate(m, [[1]], 5, stop="x"), "give tokenizer="),
+        (lambda m: generate(m, [[1]], 5, stop="", tokenizer=object()), "a stop string cannot be empty"),
+        (lambda m: stream(m, [], 5), "prompt 0 is empty"),  # at the call, not at the first id
+        (lambda m: score(m, [[V]]), "prompt 0 must hold whole ids"),
+        (lambda m: m(torch.tensor([[0, V]])), f"ids must be 0 to {V - 1}, not 0 to {V}"),
+        (lambda m: m(torch.tensor([0, 1])), r"idx must be \(B, T\)"),
+        (lambda m: m(torch.zeros(1, 0, dtype=torch.long)), r"idx must be \(B, T\)"),
+        (lambda m: m(torch.tensor([[1], [2]]), m.new_cache(1, 4)), "do not fit a cache"),
+    ],
+)
+def test_what_callers_get_wrong(model, call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(model)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptneo"])
+def test_too_many_positions(family: str) -> None:
+    model = MODELS[family]
+    with pytest.raises(ValueError, match=f"{CONTEXT + 1} positions; this model has {CONTEXT}"):
+        model(torch.zeros(1, CONTEXT + 1, dtype=torch.long))
+    cache = model.new_cache(1, 4)
+    model(torch.zeros(1, 3, dtype=torch.long), cache)
+    with pytest.raises(ValueError, match="1 rows of 5 positions do not fit a cache of 1 rows of 4"):
+        model(torch.zeros(1, 2, dtype=torch.long), cache)
+
+
+def test_weights_that_are_nan_are_named() -> None:
+    model = gpt2(vocab_size=V, n_positions=8, n_embd=8, n_layer=1, n_head=1).eval()
+    torch.nn.init.constant_(model.ln_f.bias, torch.nan)
+    with pytest.raises(ValueError, match="logits are NaN"):
+        generate(model, [[1]], 3)

@@ -1,0 +1,84 @@
+"""What importing costs and gives."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import minhub_py
+from minhub_py.registry import FAMILIES
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("module", ["minhub_py", "minhub_py.cli", "minhub_py.registry", "r_bridge"])
+def test_importing_is_cheap(module: str) -> None:
+    """The import budget: nothing heavy before it is used."""
+    heavy = {"torch", "numpy", "huggingface_hub", "httpx2", "tokenizers", "safetensors", "rich", "transformers"}
+    assert python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))") == "[]"
+
+
+def test_every_promised_name_is_there() -> None:
+    families = {f"{name}{end}" for name in FAMILIES for end in ("", "_from_config", "_from_pretrained")}
+    others = {
+        "from_pretrained",
+        "tokenizer_from_pretrained",
+        "save_pretrained",
+        "generate",
+        "stream",
+        "score",
+        "devices",
+    }
+    assert families | others <= set(minhub_py.__all__) <= set(dir(minhub_py))
+    for name in minhub_py.__all__:
+        function = getattr(minhub_py, name)
+        assert callable(function)
+        assert inspect.getdoc(function)
+        assert function.__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'gpt9'"):
+        minhub_py.gpt9  # noqa: B018
+
+
+def test_entry_points_stay_functions_when_their_modules_are_imported() -> None:
+    """Python binds a submodule to its package; gpt2 and generate are names of both."""
+    code = """
+import minhub_py.gpt2, minhub_py.generate, minhub_py.lstm
+from minhub_py.gpt2 import GPT2
+from minhub_py import gpt2, generate, lstm
+assert isinstance(gpt2(n_layer=1, n_embd=8, n_head=1, vocab_size=5), GPT2)
+assert callable(generate) and callable(lstm)
+print("ok")
+"""
+    assert python(code) == "ok"
+
+
+def test_fresh_models_and_their_mistakes() -> None:
+    model = minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5)
+    assert model.config.n_positions == 1024
+    with pytest.raises(ValueError, match="gpt2 has no setting layers; its settings are vocab_size, n_positions"):
+        minhub_py.gpt2(layers=3)
+    with pytest.raises(ValueError, match=r"n_embd \(10\) must be a multiple of n_head \(3\)"):
+        minhub_py.gpt2(n_embd=10, n_head=3)
+    with pytest.raises(ValueError, match="describes 2 layers, num_layers is 3"):
+        minhub_py.gptneo(num_layers=3, attention_types=[[["global", "local"], 1]])
+    with pytest.raises(ValueError, match="tie_word_embeddings needs embedding_size"):
+        minhub_py.lstm(tie_word_embeddings=True, embedding_size=3, hidden_size=4)
+
+
+def test_the_wrong_family_names_the_right_call() -> None:
+    with pytest.raises(ValueError, match=r"holds a lstm model: call lstm_from_pretrained\(\)"):
+        minhub_py.gpt2_from_pretrained("minhub/shakespeare-lstm")
+    with pytest.raises(ValueError, match=r"call gpt2_from_pretrained\(\)"):
+        minhub_py.gptneo_from_config("minhub/shakespeare-gpt2")
+
+
+def test_from_config_has_the_sizes_and_fresh_weights() -> None:
+    model, pretrained = (
+        getattr(minhub_py, f"gpt2_from_{how}")("minhub/shakespeare-gpt2") for how in ("config", "pretrained")
+    )
+    assert model.config == pretrained.config
+    assert not pretrained.training
+    assert not (model.wte.weight == pretrained.wte.weight).all()
