@@ -14,9 +14,26 @@ Names are imported when they are first used: importing the package does not impo
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.registry import FAMILIES
+
+if TYPE_CHECKING:  # what editors and type checkers see; at run time __getattr__ imports these
+    from collections.abc import Callable
+
+    from minhub_py.device import devices as devices
+    from minhub_py.generate import generate as generate
+    from minhub_py.generate import score as score
+    from minhub_py.generate import stream as stream
+    from minhub_py.pretrained import from_pretrained as from_pretrained
+    from minhub_py.pretrained import save_pretrained as save_pretrained
+    from minhub_py.tokenizer import decode_stream as decode_stream
+    from minhub_py.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
+
+    # Each a function and a module of one name: without this line the module would be seen.
+    gpt2: Callable[..., Any]
+    gptneo: Callable[..., Any]
+    lstm: Callable[..., Any]
 
 __version__ = "0.1.0"
 
