@@ -128,13 +128,14 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
 
 
 @contextmanager
-def progress_bar(what: str) -> Any:
-    """A bar of bytes on standard error, for a person who waits: `update(done, total)`."""
+def progress_bar(what: str, unit: str = "bytes") -> Any:
+    """A bar on standard error, for a person who waits: `update(done, total)`."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn(what), BarColumn(), count, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
@@ -416,7 +417,8 @@ def score(model: str, file: Any, revision: str, device: str, dtype: str, as_json
 
     from minhub_py.generate import score as evaluate
 
-    [scores] = evaluate(network, [ids])
+    with progress_bar("Scoring", "tokens") as update:
+        [scores] = evaluate(network, [ids], progress=update)
     nats = -scores.double().sum().item()
     result = {
         "model": model, "tokens": len(scores), "characters": len(text), "nats": nats,

@@ -13,7 +13,7 @@ starts from `seed`. So a row of a batch gets the ids that it gets alone, on ever
 matrix products, which matters where two ids are equally likely to the last bits).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,19 +182,31 @@ def stream(
     return (id for _, id in _start(model, [prompt], max_new_tokens, sampling, seed, ends))
 
 
-def score(model: Any, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+def score(
+    model: Any, prompts: Sequence[Sequence[int]], *, progress: Callable[[int, int], object] | None = None
+) -> list[Tensor]:
     """For each prompt the log-probability (nats) of each id after the first, given those before it.
 
     A list of 1-D float32 tensors on the CPU, each one shorter than its prompt: `(-scores.mean()).exp()` is the
-    perplexity. ValueError: an empty prompt, or an id outside the vocabulary.
+    perplexity. `progress(done, total)` hears of ids. ValueError: an empty prompt, or an id outside the vocabulary.
     """
-    return [_score(model, check_ids(model, prompt, row)) for row, prompt in enumerate(prompts)]
+    texts = [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
+    done, total = 0, sum(len(text) - 1 for text in texts)
+    results = []
+    for text in texts:
+        pieces = [torch.empty(0)]
+        for piece in _score(model, text):
+            pieces.append(piece)
+            done += len(piece)
+            if progress is not None:
+                progress(done, total)
+        results.append(torch.cat(pieces))
+    return results
 
 
-@torch.inference_mode()
-def _score(model: Any, text: list[int]) -> Tensor:
+def _score(model: Any, text: list[int]) -> Iterator[Tensor]:
+    """The log-probabilities of text[1:], piece by piece."""
     context = model.config.context_length
-    scores = torch.empty(len(text) - 1)
     known = 1  # the next id to score is text[known]
     while known < len(text):
         start = context_start(known, context)
@@ -202,13 +214,12 @@ def _score(model: Any, text: list[int]) -> Tensor:
         cache = model.new_cache(1, end - start)
         for place in range(start, end, CHUNK):
             piece = text[place : min(place + CHUNK, end)]
-            logits = _forward(model, [piece], cache)[0].float()  # (T, V)
-            targets = torch.tensor(text[place + 1 : place + 1 + len(piece)], device=logits.device)
-            found = torch.log_softmax(logits, dim=-1).gather(1, targets.unsqueeze(1)).squeeze(1).cpu()
-            new = max(known - 1 - place, 0)  # those before it were scored with the context before
-            scores[place + new : place + len(piece)] = found[new:]
+            with torch.inference_mode():
+                logits = _forward(model, [piece], cache)[0].float()  # (T, V)
+                targets = torch.tensor(text[place + 1 : place + 1 + len(piece)], device=logits.device)
+                found = torch.log_softmax(logits, dim=-1).gather(1, targets.unsqueeze(1)).squeeze(1).cpu()
+            yield found[max(known - 1 - place, 0) :]  # those before were scored with the context before
         known = end + 1
-    return scores
 
 
 def check_ids(model: Any, prompt: Sequence[int], row: int) -> list[int]:
