@@ -5,11 +5,12 @@ was wrong.
 """
 
 import json
+import math
 import re
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -67,6 +68,7 @@ class Group(click.Group):
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="minhub")
+@click.option("--debug", is_flag=True, expose_value=False, callback=_remember_debug, help="Show tracebacks.")
 def main() -> None:
     """Download, check, convert and run language models of the Hugging Face Hub.
 
@@ -92,7 +94,7 @@ dtype_option = click.option(
 
 def emit(data: Any) -> None:
     """Print JSON on standard output."""
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def note(text: str) -> None:
@@ -141,6 +143,19 @@ def progress_bar(what: str, unit: str = "bytes") -> Any:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
+def readable(folder: Path) -> None:
+    """Before weights are downloaded: is there code for the model? ValueError says what is missing."""
+    from minhub_py.pretrained import describe
+    from minhub_py.storage import Checkpoint
+
+    describe(Checkpoint(folder))
+
+
+def holds_model(name: str) -> bool:
+    """Whether a file of this name belongs to a checkpoint that should not be written over by mistake."""
+    return name == "config.json" or name.endswith((".safetensors", ".bin", ".pt"))
+
+
 @main.command("list")
 @json_option
 def list_models(as_json: bool) -> None:
@@ -185,8 +200,8 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
     Every file is checked by its hash. One format of weights is fetched, safetensors before .bin. A download that
     was cut goes on where it stopped. For gated and private repositories set HF_TOKEN.
     """
-    if hub.locate(repo) is not None:
-        raise click.UsageError(f"{repo} is on this machine already: there is nothing to download.")
+    if repo.startswith("minhub/"):
+        raise click.UsageError(f"{repo} ships with the package: there is nothing to download.")
     plan = hub.plan(repo, revision)
     folder = None
     if not dry_run:
@@ -270,27 +285,22 @@ def convert(
     Layout, dtype and shard size can change. Needs the memory of a few tensors, not of the checkpoint. Nothing in
     OUT changes until all is written.
     """
-    folder = hub.fetch(model, revision)
-    if out.exists() and out.resolve() == folder.resolve():
+    source = hub.locate(model)
+    if source is not None and out.exists() and out.resolve() == source.resolve():
         raise click.UsageError("OUT is the folder of MODEL itself: name another.")
-    if not overwrite and out.exists() and any(out.glob("*.safetensors")):
-        raise click.UsageError(f"{out} holds a checkpoint already: name another folder, or give --overwrite.")
+    held = [path.name for path in out.iterdir() if holds_model(path.name)] if out.exists() else []
+    if held and not overwrite:
+        raise click.UsageError(f"{out} holds {sorted(held)[0]} already: name another folder, or give --overwrite.")
+    folder = source or hub.fetch(model, revision, check=readable)
 
     from minhub_py.convert import convert as write
     from minhub_py.device import DTYPES
     from minhub_py.storage import Checkpoint
 
-    checkpoint = Checkpoint(folder)
-    total, done = sum(tensor.nbytes for tensor in checkpoint.meta().values()), 0
     with progress_bar("Converting") as update:
-
-        def progress(count: int) -> None:
-            nonlocal done
-            done += count
-            update(done, total)
-
         wanted = DTYPES[dtype] if dtype else None
-        write(checkpoint, out, to=to, dtype=wanted, max_shard_size=max_shard_size, progress=progress)
+        checkpoint = Checkpoint(folder)
+        write(checkpoint, out, to=to, dtype=wanted, max_shard_size=max_shard_size, progress=update)
     files = sorted(path.name for path in out.iterdir())
     if as_json:
         emit({"out": str(out), "layout": to, "files": files})
@@ -329,11 +339,27 @@ def verify(model: str, revision: str, as_json: bool) -> None:
 @click.argument("model")
 @click.argument("prompt")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True)
-@click.option("--temperature", type=float, default=1.0, show_default=True, help="0 takes the likeliest id each time.")
-@click.option("--top-k", type=int, help="Sample from the k likeliest ids.")
-@click.option("--top-p", type=float, help="Sample from the fewest likeliest ids that reach probability p.")
-@click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1: repeat less.")
-@click.option("--seed", type=int, help="The same seed gives the same text.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="0 takes the likeliest id each time.",
+)
+@click.option("--top-k", type=click.IntRange(min=1), help="Sample from the k likeliest ids.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Sample from the fewest likeliest ids that reach probability p.",
+)
+@click.option(
+    "--repetition-penalty",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Above 1: repeat less.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="The same seed gives the same text.")
 @click.option("--stop", multiple=True, help="End the text at this string; may be given several times.")
 @revision_option
 @device_option
@@ -347,55 +373,82 @@ def generate(
 
     The text appears as it is made. PROMPT "-" is read from standard input.
     """
-    from minhub_py.generate import Sampling
-    from minhub_py.generate import stream as make
-
-    Sampling(**sampling)  # refuses a wrong setting before anything is downloaded
+    if "" in stop:
+        raise click.BadParameter("a stop string cannot be empty", param_hint="'--stop'")
     if prompt == "-":
-        prompt = sys.stdin.buffer.read().decode("utf-8")
+        prompt = decode(sys.stdin.buffer.read(), "standard input")
     network, tokenizer = _open(model, revision, device, dtype)
     ids = encode(tokenizer, prompt)
-    started = time.perf_counter()
-    new = make(network, ids, max_new_tokens, seed=seed, stop=stop, tokenizer=tokenizer, **sampling)
-    if as_json:
-        made = list(new)
-        text = tokenizer.decode(made)
-        text = text[: min([len(text), *(text.find(string) for string in stop if string in text)])]
-        seconds = time.perf_counter() - started
-        emit({"model": model, "prompt": prompt, "text": text, "ids": made, "tokens_per_second": len(made) / seconds})
-        return
+    if not ids:
+        raise click.BadParameter("it has no token that MODEL knows; give it some text", param_hint="'PROMPT'")
 
+    from minhub_py.generate import stream as make
     from minhub_py.tokenizer import decode_stream, until
 
+    made: list[int] = []
+    started = time.perf_counter()
+    new = make(network, ids, max_new_tokens, seed=seed, stop=stop, tokenizer=tokenizer, **sampling)
+    pieces = until(decode_stream(tokenizer, keep(new, made), ids), stop)
+    if as_json:
+        text = "".join(pieces)
+        speed = len(made) / (time.perf_counter() - started)
+        emit({"model": model, "prompt": prompt, "text": text, "ids": made, "tokens_per_second": speed})
+        return
     click.echo(prompt, nl=False)
-    for piece in until(decode_stream(tokenizer, new, ids), stop):
+    for piece in pieces:
         click.echo(piece, nl=False)
         sys.stdout.flush()
     click.echo()
 
 
+def keep(items: Iterable[int], kept: list[int]) -> Iterator[int]:
+    """Pass `items` on, and remember them."""
+    for item in items:
+        kept.append(item)
+        yield item
+
+
+def decode(data: bytes, where: str) -> str:
+    """UTF-8 text. ValueError: it is none."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} is not UTF-8 text ({error.reason} at byte {error.start}): convert it first"
+        ) from error
+
+
 def _open(model: str, revision: str, device: str, dtype: str) -> tuple[Any, Any]:
     """The model and its tokenizer."""
-    folder = hub.fetch(model, revision)
     from minhub_py.pretrained import load
     from minhub_py.storage import Checkpoint
     from minhub_py.tokenizer import read_tokenizer
 
-    return load(Checkpoint(folder), device=device, dtype=dtype), read_tokenizer(folder)
+    def check(folder: Path) -> None:
+        readable(folder)
+        read_tokenizer(folder)
+
+    folder = hub.fetch(model, revision, check=check)
+    tokenizer = read_tokenizer(folder)
+    return load(Checkpoint(folder), device=device, dtype=dtype), tokenizer
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text; a note where characters are not in the vocabulary."""
+    """The ids of a text; a note where characters are not in the vocabulary. ValueError: it is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
+        raise ValueError("PROMPT is not UTF-8 text: convert it first") from error
     ids: list[int] = tokenizer.encode(text).ids
     lost = sorted(set(text) - set(tokenizer.decode(ids, skip_special_tokens=False)))
     if lost:
-        note(f"Note: not in this model's vocabulary, and left out: {' '.join(map(repr, lost[:10]))}")
+        note(f"Note: not in this model's vocabulary: {' '.join(map(repr, lost[:10]))}")
     return ids
 
 
 @main.command()
 @click.argument("model")
-@click.argument("file", type=click.File(encoding="utf-8"))
+@click.argument("file", type=click.File("rb"))
 @revision_option
 @device_option
 @dtype_option
@@ -406,24 +459,23 @@ def score(model: str, file: Any, revision: str, device: str, dtype: str, as_json
     Log-probabilities and perplexity; FILE "-" is standard input. A text longer than the model's context is read
     in overlapping windows, each half new. --json adds each token.
     """
-    try:
-        text = file.read()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file.name} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    where = getattr(file, "name", "standard input")
+    text = decode(file.read(), where)
     network, tokenizer = _open(model, revision, device, dtype)
     ids = encode(tokenizer, text)
     if len(ids) < 2:
-        raise ValueError(f"{file.name} has {len(ids)} tokens: there is nothing to predict with fewer than 2")
+        raise ValueError(f"{where} has {len(ids)} tokens: there is nothing to predict with fewer than 2")
 
     from minhub_py.generate import score as evaluate
 
     with progress_bar("Scoring", "tokens") as update:
         [scores] = evaluate(network, [ids], progress=update)
     nats = -scores.double().sum().item()
+    characters = len(tokenizer.decode(ids[1:]))  # the first token is not predicted
     result = {
-        "model": model, "tokens": len(scores), "characters": len(text), "nats": nats,
+        "model": model, "tokens": len(scores), "characters": characters, "nats": nats,
         "nats_per_token": nats / len(scores), "perplexity": float((-scores.double().mean()).exp()),
-        "bits_per_character": nats / 0.6931471805599453 / len(text),
+        "bits_per_character": nats / math.log(2) / max(characters, 1),
     }  # fmt: skip
     if as_json:
         pairs = zip(ids[1:], scores.tolist(), strict=True)
@@ -432,7 +484,7 @@ def score(model: str, file: Any, revision: str, device: str, dtype: str, as_json
         )
         return
     table(["MEASURE", "VALUE"], [
-        ("tokens scored", result["tokens"]), ("characters", result["characters"]),
+        ("tokens scored", result["tokens"]), ("characters in them", result["characters"]),
         ("nats per token", f"{result['nats_per_token']:.4f}"), ("perplexity", f"{result['perplexity']:.3f}"),
         ("bits per character", f"{result['bits_per_character']:.4f}"),
     ])  # fmt: skip

@@ -1,6 +1,5 @@
 """A checkpoint -> another layout, dtype or shard size, tensor by tensor: as little memory as its largest tensor."""
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -39,9 +38,9 @@ def convert(
     to: Layout = "hub",
     dtype: torch.dtype | None = None,
     max_shard_size: int = 5 * 10**9,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Write the checkpoint to the folder `out`, with its config and its tokenizer.
+    """Write the checkpoint to the folder `out`, with its config and its tokenizer, in place of what was there.
 
     to: "hub", as transformers reads it, or "native", under our own names and shapes.    dtype: None keeps it.
     ValueError: the checkpoint is damaged, or its tensors do not fit its config.    OSError: the disk is full.
@@ -59,16 +58,23 @@ def convert(
     settings.pop("torch_dtype", None)  # the old name of dtype
     settings["dtype"] = str(dtype or next(iter(meta.values())).dtype).removeprefix("torch.")
     write_checkpoint(
-        out, tensors, settings, meta=meta, dtype=dtype, max_shard_size=max_shard_size, layout=to, progress=progress
+        out,
+        tensors,
+        settings,
+        companions=companions_of(checkpoint.folder),
+        meta=meta,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        layout=to,
+        progress=progress,
     )
-    copy_companions(checkpoint.folder, out)
 
 
-def copy_companions(folder: Path, out: Path) -> None:
+def companions_of(folder: Path) -> dict[str, bytes]:
     """The tokenizer's files and generation_config.json; a list of characters becomes a tokenizer.json."""
     names = [name for name in COMPANIONS if (folder / name).exists()]
-    if "vocab.json" in names and "merges.txt" not in names and "tokenizer.json" not in names:
-        read_tokenizer(folder).save(str(out / "tokenizer.json"))
-        names.remove("vocab.json")
-    for name in names:
-        shutil.copyfile(folder / name, out / name)
+    files = {name: (folder / name).read_bytes() for name in names}
+    if "vocab.json" in files and "merges.txt" not in files and "tokenizer.json" not in files:
+        files["tokenizer.json"] = read_tokenizer(folder).to_str(pretty=True).encode()
+        del files["vocab.json"]
+    return files

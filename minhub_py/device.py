@@ -6,7 +6,7 @@ reason in the report, never an error.
 """
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -41,19 +41,15 @@ class Devices:
 
 def devices() -> Devices:
     """Probe every kind of device that PyTorch knows. Never fails: a device that does not work says why."""
-    probes = [*probe_cuda(), probe_xpu(), probe_mps(), probe_cpu()]
-    working = [probe for probe in probes if probe.works]
+    found = [probe() for probe in PROBES.values()]
+    probes = [probe for kind in found for probe in kind]
     # Of several GPUs of a kind the one with the most free memory.
-    best = max(working, key=lambda probe: (-kind_rank(probe.name), probe.free_memory or 0))
+    working = next(filter(None, ([probe for probe in kind if probe.works] for kind in found)))
+    best = max(working, key=lambda probe: probe.free_memory or 0)
     reason = "the first of CUDA, XPU, MPS and CPU that works"
-    if sum(probe.name.startswith("cuda") for probe in working) > 1:
-        reason += ", and of the CUDA devices the one with the most free memory"
+    if len(working) > 1:
+        reason += ", and of several the one with the most free memory"
     return Devices(tuple(probes), best.name, reason)
-
-
-def kind_rank(name: str) -> int:
-    """The place of a device's kind in the order of preference."""
-    return ("cuda", "xpu", "mps", "cpu").index(name.partition(":")[0])
 
 
 def probe_cuda() -> list[Probe]:
@@ -90,17 +86,17 @@ def probe_cuda_device(index: int, build: str) -> Probe:
     return Probe(name, True, f"{detail}, {build}", total, free, dtypes)
 
 
-def probe_xpu() -> Probe:
+def probe_xpu() -> list[Probe]:
     """Intel GPUs."""
     if not torch.xpu.is_available():
-        return Probe("xpu", False, "no Intel GPU, or a build of PyTorch without support for it")
+        return [Probe("xpu", False, "no Intel GPU, or a build of PyTorch without support for it")]
     return probe_plain("xpu", torch.xpu.get_device_name(0), ("float32", "float16", "bfloat16"))
 
 
-def probe_mps() -> Probe:
+def probe_mps() -> list[Probe]:
     """Apple GPUs."""
     if not torch.backends.mps.is_available():
-        return Probe("mps", False, "no Apple GPU, or a build of PyTorch without Metal")
+        return [Probe("mps", False, "no Apple GPU, or a build of PyTorch without Metal")]
     return probe_plain("mps", "Apple GPU", ("float32", "float16", "bfloat16"))
 
 
@@ -111,13 +107,13 @@ def probe_cpu() -> Probe:
     return Probe("cpu", True, detail, dtypes=tuple(DTYPES))
 
 
-def probe_plain(name: str, detail: str, dtypes: tuple[str, ...]) -> Probe:
+def probe_plain(name: str, detail: str, dtypes: tuple[str, ...]) -> list[Probe]:
     """A device of which there is no more to ask than whether it works."""
     try:
         run_something(name)
     except RuntimeError as error:
-        return Probe(name, False, first_line(error))
-    return Probe(name, True, detail, dtypes=dtypes)
+        return [Probe(name, False, first_line(error))]
+    return [Probe(name, True, detail, dtypes=dtypes)]
 
 
 def run_something(device: str) -> None:
@@ -132,27 +128,31 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def choose_device(device: str | torch.device = "auto") -> torch.device:
-    """The torch.device for a `device=` argument. ValueError: unknown, or it does not work here, and why."""
+def choose_device(device: str | torch.device = "auto") -> Probe:
+    """The probe of the device that a `device=` argument means. ValueError: unknown, or it does not work, and why."""
     if device == "auto":
-        return torch.device(devices().device)
+        report = devices()
+        return next(probe for probe in report.probes if probe.name == report.device)
     try:
         wanted = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ValueError(
             f'device {device!r} is unknown; give "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"'
         ) from error
-    if wanted.type in ("cpu", "meta"):
-        return wanted
-    probes = [probe for probe in devices().probes if probe.name.partition(":")[0] == wanted.type]
+    if wanted.type == "cpu":
+        return probe_cpu()
+    if wanted.type not in PROBES:
+        raise ValueError(f'device {device!r} is not one of "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"')
+    probes = PROBES[wanted.type]()
     matching = [probe for probe in probes if wanted.index is None or probe.name in (str(wanted), wanted.type)]
-    if not any(probe.works for probe in matching):
-        why = "; ".join(probe.detail for probe in matching) or f"there are {len(probes)} devices of this kind"
-        raise ValueError(f'device "{device}" does not work here: {why}. "auto" takes what does')
-    return wanted
+    for probe in matching:
+        if probe.works:
+            return probe
+    why = "; ".join(probe.detail for probe in matching) or f"there are {len(probes)} devices of this kind"
+    raise ValueError(f'device "{device}" does not work here: {why}. "auto" takes what does')
 
 
-def choose_dtype(dtype: str | torch.dtype, device: torch.device, stored: Iterable[torch.dtype]) -> torch.dtype:
+def choose_dtype(dtype: str | torch.dtype, device: Probe, stored: Iterable[torch.dtype]) -> torch.dtype:
     """The torch.dtype for a `dtype=` argument, for weights `stored` so.
 
     "auto" keeps the checkpoint's own dtype (the widest, where it has several) if the device computes in it, and is
@@ -167,9 +167,13 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device, stored: Iterabl
     widest = torch.float32
     for place, found in enumerate(stored):
         widest = torch.promote_types(widest, found) if place else found
-    if device.type == "cpu":
-        return widest if widest in DTYPES.values() else torch.float32
-    for probe in devices().probes:
-        if probe.name.partition(":")[0] == device.type and probe.works:
-            return widest if str(widest).removeprefix("torch.") in probe.dtypes else torch.float32
-    return torch.float32
+    return widest if str(widest).removeprefix("torch.") in device.dtypes else torch.float32
+
+
+# In the order in which "auto" prefers them.
+PROBES: dict[str, Callable[[], list[Probe]]] = {
+    "cuda": probe_cuda,
+    "xpu": probe_xpu,
+    "mps": probe_mps,
+    "cpu": lambda: [probe_cpu()],
+}

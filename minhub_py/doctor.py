@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # The oldest versions that pyproject.toml accepts.
-PACKAGES = {"torch": "2.4", "safetensors": "0.5", "tokenizers": "0.22", "huggingface_hub": "2.0", "numpy": "1.26"}
+PACKAGES = {
+    "torch": "2.4",
+    "numpy": "1.26",
+    "safetensors": "0.5",
+    "tokenizers": "0.22",
+    "huggingface_hub": "2.4",
+    "httpx2": "2",
+    "click": "8.1",
+    "rich": "13",
+}
 
 
 @dataclass(frozen=True)
@@ -25,14 +34,17 @@ class Finding:
 
 def examine() -> list[Finding]:
     """All findings. Nothing is changed, and no connection is opened."""
-    return [*_python(), *_packages(), *_devices(), *_hub(), *_r()]
+    findings: list[Finding] = []
+    for what, section in {"Python": _python, "packages": _packages, "devices": _devices, "Hub": _hub, "R": _r}.items():
+        try:
+            findings += section()
+        except Exception as error:  # a doctor reports what is broken
+            findings.append(Finding(what, f"{type(error).__name__}: {error}", False, "mend what this names"))
+    return findings
 
 
 def _python() -> Iterator[Finding]:
-    fits = sys.version_info >= (3, 10)
-    yield Finding(
-        "Python", f"{platform.python_version()} ({sys.executable})", fits, "" if fits else "install 3.10 or newer"
-    )
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable})", True)
 
 
 def _packages() -> Iterator[Finding]:
@@ -78,11 +90,7 @@ def _hub() -> Iterator[Finding]:
 def _r() -> Iterator[Finding]:
     from r_bridge import find_r
 
-    try:
-        r = find_r()
-    except OSError as error:
-        yield Finding("R", str(error), False, "reinstall R")
-        return
+    r = find_r()
     if r is None:
         yield Finding("R", "none (only R users need it)", True)
         return

@@ -44,8 +44,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, not {self.top_k}")
+        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
+            raise ValueError(f"top_k must be a whole number of at least 1, not {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
         if not 0 < self.repetition_penalty < float("inf"):
@@ -53,15 +53,15 @@ class Sampling:
 
     def choose(self, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor) -> list[int]:
         """One id per row from logits (R, V), the ids so far, and one number in [0, 1) for each row, draws (R,)."""
-        if torch.isnan(logits).any():
-            raise ValueError("the model's logits are NaN: its weights are damaged, or overflow in this dtype")
+        check_finite(logits.amax(dim=-1))  # NaN and infinity both show in it
         logits = logits.float()
         if self.repetition_penalty != 1:
             logits = self._penalize(logits, texts)
         if self.temperature == 0:
             return logits.argmax(dim=-1).tolist()  # type: ignore[no-any-return]
 
-        logits = logits / self.temperature
+        # From the largest down, so that no temperature makes them overflow.
+        logits = (logits - logits.amax(dim=-1, keepdim=True)) / self.temperature
         likeliest = logits  # in descending order where they are looked at in order
         if self.top_k is not None:
             likeliest = logits.topk(min(self.top_k, logits.size(-1)), dim=-1).values
@@ -171,7 +171,7 @@ def stream(
 
     temperature: divides the logits; 0 is greedy.    top_k: sample from the k likeliest ids.    top_p: sample from the
     fewest likeliest ids whose probabilities reach p.    repetition_penalty: logits of ids that stand in the text
-    already are divided by it (multiplied where negative).    seed: None draws a fresh one.
+    already are divided by it (multiplied where negative).    seed: None draws one from PyTorch's own generator.
     eos_id: an id, or several, that end the text and are its last; "auto" takes the model's own, None none.
     stop: end with the id that completes one of these strings in the new text; needs the `tokenizer`.
 
@@ -216,6 +216,7 @@ def _score(model: Any, text: list[int]) -> Iterator[Tensor]:
             piece = text[place : min(place + CHUNK, end)]
             with torch.inference_mode():
                 logits = _forward(model, [piece], cache)[0].float()  # (T, V)
+                check_finite(logits.amax(dim=-1))
                 targets = torch.tensor(text[place + 1 : place + 1 + len(piece)], device=logits.device)
                 found = torch.log_softmax(logits, dim=-1).gather(1, targets.unsqueeze(1)).squeeze(1).cpu()
             yield found[max(known - 1 - place, 0) :]  # those before were scored with the context before
@@ -228,28 +229,35 @@ def check_ids(model: Any, prompt: Sequence[int], row: int) -> list[int]:
         raise ValueError("a prompt is a list of ids, not text: tokenizer.encode(text).ids gives them")
     try:
         ids = [int(id) for id in prompt]
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"prompts must be a list of lists of ids; prompt {row} is {prompt!r}") from error
     if not ids:
-        raise ValueError(f"prompt {row} is empty: there is nothing to go on from")
+        raise ValueError(f"prompt {row} is empty: give at least one id to go on from")
     size = model.config.vocab_size
     if min(ids) < 0 or max(ids) >= size or any(id != given for id, given in zip(ids, prompt, strict=True)):
         raise ValueError(f"prompt {row} must hold whole ids from 0 to {size - 1}; it has {min(ids)} to {max(ids)}")
     return ids
 
 
-def random_numbers(rows: int, count: int, seed: int | Sequence[int] | None) -> Tensor:
-    """Numbers in [0, 1), (rows, count): each row from a generator of its own. ValueError: seeds that do not fit."""
-    if seed is None:
-        return torch.rand(rows, count, dtype=torch.float64)
+def check_finite(values: Tensor) -> None:
+    """ValueError: a model has computed NaN or infinity."""
+    if not torch.isfinite(values).all():
+        raise ValueError(
+            "the model's logits are NaN or infinite: its weights are damaged (minhub verify) or overflow in this dtype"
+        )
+
+
+def generators(rows: int, seed: int | Sequence[int] | None) -> list[torch.Generator]:
+    """A generator for each row. ValueError: seeds that do not fit."""
+    if seed is None:  # fresh, yet repeatable by torch.manual_seed()
+        seed = torch.randint(2**62, (rows,)).tolist()
     seeds = [seed] * rows if isinstance(seed, int) else list(seed)
     if len(seeds) != rows:
         raise ValueError(f"{len(seeds)} seeds for {rows} prompts: give one for all, or one for each")
     for each in seeds:
         if not isinstance(each, int) or not -(2**63) <= each < 2**64:
             raise ValueError(f"a seed must be a whole number of 64 bits, not {each!r}")
-    numbers = [torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(each)) for each in seeds]
-    return torch.stack(numbers) if numbers else torch.empty(0, count)
+    return [torch.Generator().manual_seed(each) for each in seeds]
 
 
 def _start(
@@ -261,15 +269,19 @@ def _start(
     ends: Ends,
 ) -> Iterator[tuple[int, int]]:
     """Check the arguments now; (row, new id) pairs when iterated."""
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be 0 or more, not {max_new_tokens}")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be a whole number of 0 or more, not {max_new_tokens}")
     texts = [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
-    numbers = random_numbers(len(texts), max_new_tokens, seed)
-    return _run(model, texts, max_new_tokens, sampling, numbers, ends)
+    return _run(model, texts, max_new_tokens, sampling, generators(len(texts), seed), ends)
 
 
 def _run(
-    model: Any, texts: list[list[int]], max_new_tokens: int, sampling: Sampling, numbers: Tensor, ends: Ends
+    model: Any,
+    texts: list[list[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    random: list[torch.Generator],
+    ends: Ends,
 ) -> Iterator[tuple[int, int]]:
     if not texts or max_new_tokens == 0:
         return
@@ -282,7 +294,8 @@ def _run(
         logits = torch.cat([_read(model, text, row, cache, size) for row, text in enumerate(texts)])  # (R, V)
     rows = list(range(len(texts)))  # rows[i] is the text in row i of the cache
     for step in range(max_new_tokens):
-        ids = sampling.choose(logits, [texts[row] for row in rows], numbers[rows, step])
+        draws = torch.cat([torch.rand(1, dtype=torch.float64, generator=random[row]) for row in rows])
+        ids = sampling.choose(logits, [texts[row] for row in rows], draws)
         for row, id in zip(rows, ids, strict=True):
             texts[row].append(id)
             yield row, id  # outside inference mode: it is the caller's code that runs now
@@ -323,5 +336,12 @@ def _fill(model: Any, ids: list[int], size: int) -> tuple[Any, Any]:
 
 
 def _forward(model: Any, rows: list[list[int]], cache: Any) -> Tensor:
-    device = next(model.parameters()).device
-    return model(torch.tensor(rows, device=device), cache)  # type: ignore[no-any-return]
+    """One call of the model, without dropout: a fresh model is in training mode, and is left in it."""
+    ids = torch.tensor(rows, device=next(model.parameters()).device)
+    if not model.training:
+        return model(ids, cache)  # type: ignore[no-any-return]
+    model.eval()
+    try:
+        return model(ids, cache)  # type: ignore[no-any-return]
+    finally:
+        model.train()

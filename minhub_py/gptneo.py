@@ -16,8 +16,9 @@ Notation
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from reprlib import repr as brief
 from typing import Any
 
@@ -27,10 +28,11 @@ from torch import Tensor, nn
 
 MODEL_TYPE = "gpt_neo"
 
-ACTIVATIONS = {
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),  # GPT-Neo's own
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
+TANH_GELU = partial(F.gelu, approximate="tanh")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_new": TANH_GELU,  # GPT-Neo's own
+    "gelu_pytorch_tanh": TANH_GELU,
+    "gelu_fast": TANH_GELU,
     "gelu": F.gelu,
     "relu": F.relu,
     "silu": F.silu,
@@ -61,7 +63,7 @@ NO_EFFECT = frozenset(
     do_sample temperature top_k top_p typical_p min_length max_length num_beams num_beam_groups diversity_penalty
     length_penalty repetition_penalty encoder_no_repeat_ngram_size no_repeat_ngram_size bad_words_ids
     suppress_tokens begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values
-    num_return_sequences early_stopping
+    num_return_sequences early_stopping min_new_tokens eos_token_ids xla_device attn_implementation
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
     classifier_dropout
     """.split()
@@ -153,7 +155,7 @@ class GPTNeoConfig:
         """Read a config.json. ValueError names a setting, or a value, that this file does not honour."""
         known = {field.name for field in fields(cls)}
         for name, value in hub.items():
-            if name in ONLY_VALUE and value != ONLY_VALUE[name]:
+            if name in ONLY_VALUE and value not in (ONLY_VALUE[name], None):
                 raise ValueError(
                     f"GPT-Neo: config.json sets {name} to {brief(value)}; "
                     f"this implementation has {ONLY_VALUE[name]!r} only"

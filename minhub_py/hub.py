@@ -164,11 +164,14 @@ def plan(repository: str, revision: str = "main", *, token: Token = None, weight
     return replace(bare, files=tuple(files[name] for name in names))
 
 
-def download(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
+def download(
+    plan: Plan, *, token: Token = None, progress: bool = True, check: Callable[[Path], object] | None = None
+) -> Path:
     """Fetch what is missing of a plan, each file checked by its hash; the folder that holds them all.
 
     A download that was cut goes on where it stopped at the next call. OSError: a file was damaged on the way, or the
-    disk is too small. ConnectionError, PermissionError, FileNotFoundError: as for plan().
+    disk is too small. ConnectionError, PermissionError, FileNotFoundError: as for plan(). `check` is given the folder
+    when all but the weights is there: what it raises saves a large download that would be of no use.
     """
     store = _store(plan.repository)
     if progress and plan.missing_bytes:
@@ -181,7 +184,12 @@ def download(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
         store.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(store).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        for file in plan.files:
+        small = [file for file in plan.files if file.name in SMALL]
+        for file in small:
+            _obtain(plan, file, token, progress)
+        if check is not None:
+            check(plan.folder)
+        for file in plan.files[len(small) :]:
             _obtain(plan, file, token, progress)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -205,12 +213,13 @@ def fetch(
     local_files_only: bool = False,
     weights: bool = True,
     progress: bool = True,
+    check: Callable[[Path], object] | None = None,
 ) -> Path:
     """The folder that an identifier names, downloaded if need be: what, and how much, is said first.
 
     With `local_files_only`, or HF_HUB_OFFLINE set, no socket is opened: FileNotFoundError if the cache lacks a file.
     If the Hub cannot be reached, a complete cached copy is used, with a warning. Further errors: those of locate(),
-    plan() and download().
+    plan() and download(), which `check` is for.
     """
     folder = locate(identifier)
     if folder is not None:
@@ -227,7 +236,7 @@ def fetch(
             raise error from None  # that nothing is cached is no news
         warnings.warn(f"{error} Meanwhile the copy in the local cache is used.", stacklevel=2)
         return folder
-    return download(found, token=token, progress=progress)
+    return download(found, token=token, progress=progress, check=check)
 
 
 def cached_models() -> list[CachedModel]:
@@ -286,9 +295,8 @@ def cached(repository: str, revision: str = "main", weights: bool = True) -> Pat
     folder = _store(repository) / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision)
     if gaps := _gaps(folder, weights):
         command = f"minhub download {repository}" + (f" --revision {revision}" if revision != "main" else "")
-        raise FileNotFoundError(
-            f"{repository} ({revision}) is not complete in the local cache: {gaps[0]} Run `{command}` when online."
-        )
+        state = f"not complete in the local cache: {gaps[0]}" if folder.is_dir() else "not in the local cache."
+        raise FileNotFoundError(f"{repository} ({revision}) is {state} Run `{command}` when online.")
     return folder
 
 

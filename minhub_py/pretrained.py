@@ -4,13 +4,14 @@ A reader's way goes on in `registry`, then a model file, then its table in `weig
 """
 
 import dataclasses
-import functools
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import weights_map
 from minhub_py import hub
@@ -21,7 +22,7 @@ from weights_map.engine import check_shapes
 
 
 def from_pretrained(
-    identifier: str,
+    identifier: str | os.PathLike[str],
     revision: str = "main",
     *,
     device: str = "auto",
@@ -39,8 +40,35 @@ def from_pretrained(
     ConnectionError: the Hub cannot be reached.    ValueError: damaged files, a family or a setting without code,
     tensors that do not fit, an unknown device or dtype.
     """
-    folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only)
+    access = {"token": token, "local_files_only": local_files_only}
+    return _from_pretrained(identifier, revision, access, device, dtype)
+
+
+def _from_pretrained(
+    identifier: str | os.PathLike[str],
+    revision: str,
+    access: Mapping[str, Any],
+    device: str,
+    dtype: str | torch.dtype,
+    family: Family | None = None,
+) -> Any:
+    """`from_pretrained`, for the one `family` if it is given."""
+
+    def check(folder: Path) -> None:
+        checkpoint = Checkpoint(folder)
+        if family is not None or checkpoint.config is not None:
+            check_family(checkpoint, family, identifier)
+
+    folder = hub.fetch(identifier, revision, check=check, **access)
+    check(folder)
     return load(Checkpoint(folder), device=device, dtype=dtype)
+
+
+def check_family(checkpoint: Checkpoint, family: Family | None, identifier: object) -> None:
+    """ValueError: a config without code, or, where one `family` is wanted, a model of another."""
+    found, _ = describe(checkpoint)
+    if family is not None and found is not family:
+        raise ValueError(f"{identifier} holds a {found.name} model: call {found.name}_from_pretrained()")
 
 
 def load(checkpoint: Checkpoint, *, device: str = "auto", dtype: str | torch.dtype = "auto") -> Any:
@@ -52,9 +80,9 @@ def load(checkpoint: Checkpoint, *, device: str = "auto", dtype: str | torch.dty
     # The shapes first, from the files' headers alone: nothing is read for a checkpoint that does not fit.
     check_shapes(native_tensors(checkpoint, family, checkpoint.meta()), expected, spare=tied_names(family, config))
 
-    target = choose_device(device)
-    target_dtype = choose_dtype(dtype, target, [tensor.dtype for tensor in native.values()])
-    weights = {name: place(native[name], target, target_dtype) for name in expected}
+    probe = choose_device(device)
+    target = choose_dtype(dtype, probe, [tensor.dtype for tensor in native.values()])
+    weights = {name: place(native[name], torch.device(probe.name), target) for name in expected}
     on_meta.load_state_dict(weights, assign=True)
     return on_meta.eval()
 
@@ -93,13 +121,26 @@ def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:
         return config
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     settings = {name: value for name, value in read_object(path).items() if name in names and value is not None}
-    return dataclasses.replace(config, **settings)
+    try:
+        return dataclasses.replace(config, **settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def skeleton(family: Family, config: Any) -> Any:
     """The model without its weights: shapes alone, on the meta device, in no time."""
-    with torch.device("meta"):
+    with torch.device("meta"), Uninitialized():
         return family.Model(config)
+
+
+class Uninitialized(TorchFunctionMode):
+    """Skips nn.init. On meta there is nothing to fill, and PyTorch imports 800 modules to do so: 1.5 s and 70 MB."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def native_tensors(checkpoint: Checkpoint, family: Family, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -120,54 +161,70 @@ def save_pretrained(
     """Write config.json, model.safetensors (or shards of at most `max_shard_size` bytes) and tokenizer.json.
 
     The folder is in Hub layout: transformers loads it, and the tensors are bit-identical to the model's.
+    With a tokenizer, what an earlier one has left there goes.
+
+    ValueError: not a model of this package, or not a `tokenizers.Tokenizer`.
     OSError: the disk is full or may not be written; what was in the folder is then still there.
     """
+    if not hasattr(model, "config") or not hasattr(model.config, "to_hub"):
+        raise ValueError(f"save_pretrained saves models of this package, not {type(model).__name__}")
+    if tokenizer is not None and not hasattr(tokenizer, "to_str"):
+        raise ValueError(f"tokenizer must be a tokenizers.Tokenizer, not {type(tokenizer).__name__}")
     config: Any = model.config
-    family = family_of(type(config).to_hub(config)["model_type"])
+    family = family_of(config.to_hub()["model_type"])
     tensors = weights_map.to_hub(family.model_type, model.state_dict())
     dtype = next(model.parameters()).dtype
     settings = {**config.to_hub(), "dtype": str(dtype).removeprefix("torch.")}
-    write_checkpoint(Path(folder), tensors, settings, max_shard_size=max_shard_size)
-    if tokenizer is not None:
-        tokenizer.save(str(Path(folder) / "tokenizer.json"))
+    companions = {"tokenizer.json": tokenizer.to_str(pretty=True).encode()} if tokenizer is not None else None
+    write_checkpoint(Path(folder), tensors, settings, companions=companions, max_shard_size=max_shard_size)
 
 
 def entry_points(family: Family) -> dict[str, Callable[..., Any]]:
     """`x()`, `x_from_config()` and `x_from_pretrained()` of a family: alike in all, so to learn one is to know all."""
+    kind = family.classes[1]
 
     def fresh(**config: Any) -> Any:
-        try:
-            return family.Model(family.Config(**config))
-        except TypeError as error:
-            names = ", ".join(field.name for field in dataclasses.fields(family.Config))
-            unknown = ", ".join(sorted(set(config) - set(names.split(", "))))
-            raise ValueError(f"{family.name} has no setting {unknown}; its settings are {names}") from error
+        names = [field.name for field in dataclasses.fields(family.Config)]
+        if unknown := sorted(set(config) - set(names)):
+            raise ValueError(f"{family.name} has no setting {', '.join(unknown)}; its settings are {', '.join(names)}")
+        return family.Model(family.Config(**config))
 
-    def from_config(identifier: str, revision: str = "main", **access: Any) -> Any:
-        folder = hub.fetch(identifier, revision, weights=False, **access)
-        check_family(folder)
+    def from_config(
+        identifier: str | os.PathLike[str],
+        revision: str = "main",
+        *,
+        token: str | None = None,
+        local_files_only: bool = False,
+    ) -> Any:
+        folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, weights=False)
+        check_family(Checkpoint(folder), family, identifier)
         return family.Model(describe(Checkpoint(folder))[1])
 
-    @functools.wraps(from_pretrained)
-    def pretrained(identifier: str, revision: str = "main", **options: Any) -> Any:
-        placement = {name: options.pop(name) for name in ("device", "dtype") if name in options}
-        folder = hub.fetch(identifier, revision, **options)
-        check_family(folder)
-        return load(Checkpoint(folder), **placement)
+    def pretrained(
+        identifier: str | os.PathLike[str],
+        revision: str = "main",
+        *,
+        device: str = "auto",
+        dtype: str | torch.dtype = "auto",
+        token: str | None = None,
+        local_files_only: bool = False,
+    ) -> Any:
+        access = {"token": token, "local_files_only": local_files_only}
+        return _from_pretrained(identifier, revision, access, device, dtype, family)
 
-    def check_family(folder: Path) -> None:
-        found, _ = describe(Checkpoint(folder))
-        if found is not family:
-            raise ValueError(f"{folder} holds a {found.name} model: call {found.name}_from_pretrained()")
+    fresh.__doc__ = f"""A fresh {kind} in training mode, with random weights; the keywords are those of config.json.
 
-    fresh.__doc__ = (
-        f"A fresh {family.classes[1]} with random weights; the keywords are those of the Hub's config.json.\n\n"
-        "    ValueError: an unknown setting, or a value that the model does not honour."
-    )
-    from_config.__doc__ = (
-        f"A fresh {family.classes[1]} with random weights, sized by the config.json of a repository or folder.\n\n"
-        f"    Further arguments (token, local_files_only) and errors are those of {family.name}_from_pretrained()."
-    )
+    ValueError: an unknown setting, or a value that the model does not honour.
+    """
+    from_config.__doc__ = f"""A fresh {kind} with random weights, sized by the config.json of a repository or folder.
+
+    Arguments and errors are those of {family.name}_from_pretrained().
+    """
+    pretrained.__doc__ = f"""The pretrained {kind} of a Hub repository, a local folder or a built-in, in eval mode.
+
+    Arguments and errors are those of from_pretrained(); ValueError also for a model of another family, with the call
+    that is right for it.
+    """
     names = (family.name, f"{family.name}_from_config", f"{family.name}_from_pretrained")
     points: dict[str, Callable[..., Any]] = dict(zip(names, (fresh, from_config, pretrained), strict=True))
     for name, function in points.items():

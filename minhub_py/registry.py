@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from reprlib import repr as brief
 from typing import Any
 
 
@@ -13,6 +14,7 @@ class Family:
     name: str  # of the module, and of the entry points: gpt2(), gpt2_from_config(), gpt2_from_pretrained()
     model_type: str  # in config.json, and of the weight table
     classes: tuple[str, str]
+    owner: str = ""  # on the Hub, of the checkpoints of these sizes
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published sizes, where not the defaults
 
     @property
@@ -41,8 +43,8 @@ GPTNEO_SIZES = {
 FAMILIES = {
     family.name: family
     for family in (
-        Family("gpt2", "gpt2", ("GPT2Config", "GPT2"), GPT2_SIZES),
-        Family("gptneo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"), GPTNEO_SIZES),
+        Family("gpt2", "gpt2", ("GPT2Config", "GPT2"), "openai-community", GPT2_SIZES),
+        Family("gptneo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"), "EleutherAI", GPTNEO_SIZES),
         Family("lstm", "lstm", ("LSTMConfig", "LSTM")),
     )
 }
@@ -54,13 +56,13 @@ def family_of(model_type: object) -> Family:
         if family.model_type == model_type:
             return family
     known = ", ".join(family.model_type for family in FAMILIES.values())
-    raise ValueError(f"config.json's model_type is {model_type!r}; there are models for {known}")
+    raise ValueError(f"config.json's model_type is {brief(model_type)}; there are models for {known}")
 
 
 def preset(name: str) -> tuple[Family, Any] | None:
     """The family and the config of a published size such as gpt2-xl, with or without its owner; None: not known."""
     for family in FAMILIES.values():
-        settings = family.presets.get(name.rpartition("/")[2])
+        settings = family.presets.get(name.removeprefix(f"{family.owner}/"))
         if settings is not None:
             return family, family.Config(**settings)
     return None

@@ -33,7 +33,7 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         source = {"kind": "files", "folder": str(folder), "layout": checkpoint.layout}
         names = _operations(family, config, list(tensors), checkpoint.layout)
     else:
-        known = preset(identifier)
+        known = preset(identifier) if revision == "main" else None
         if known is not None:
             family, config = known
             source = {"kind": "preset"}
@@ -101,11 +101,17 @@ def verify(
         problems += hub.check_files(folder, plan)
         checked.append("files, against the Hub's hashes" if plan else "files, against the cache's hashes (offline)")
     checkpoint = Checkpoint(folder)
-    for what, check in (("tensors", _check_tensors), ("values", _check_values), ("tokenizer", _check_tokenizer)):
+    checks = {
+        "tensors": _check_tensors,
+        "values": _check_values,
+        "tied head": _check_ties,
+        "tokenizer": _check_tokenizer,
+    }
+    for what, check in checks.items():
         try:
             problems += check(checkpoint, progress)
             checked.append(what)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError) as error:  # one finding, which the next checks may come upon too
             if str(error) not in problems:
                 problems.append(str(error))
     return {"model": identifier, "folder": str(folder), "checked": checked, "problems": problems}
@@ -127,17 +133,18 @@ def _check_values(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     total, done = sum(tensor.nbytes for tensor in meta.values()), 0
     for name, about in meta.items():
         if about.is_floating_point():
-            wrong = int((~torch.isfinite(checkpoint[name])).sum())
+            # In parts: isfinite makes three tensors on its way.
+            wrong = sum(int((~torch.isfinite(part)).sum()) for part in checkpoint[name].flatten().split(2**22))
             if wrong:
                 problems.append(f"{name}: {wrong} of {about.numel()} values are NaN or infinite")
         checkpoint.release()
         done += about.nbytes
         if progress is not None:
             progress(done, total)
-    return problems + _check_ties(checkpoint)
+    return problems
 
 
-def _check_ties(checkpoint: Checkpoint) -> list[str]:
+def _check_ties(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     """A head that a tied model's file holds all the same should be the embedding once more."""
     family, config = describe(checkpoint)
     if not config.tie_word_embeddings or checkpoint.layout == "native":
@@ -149,9 +156,10 @@ def _check_ties(checkpoint: Checkpoint) -> list[str]:
     }
     problems = []
     for name, row in found.values():
-        if row.operation.tied_to:
+        if row.operation.tied_to in found:  # if it is missing, that is said elsewhere
             twin, _ = found[row.operation.tied_to]
-            if not torch.equal(checkpoint[name], checkpoint[twin]):
+            head, embedding = checkpoint[name], checkpoint[twin]
+            if not torch.equal(head, embedding.to(head.dtype)):
                 problems.append(f"{name} differs from {twin}, to which config.json ties it, and is not used")
     return problems
 

@@ -8,9 +8,9 @@ Sources: the safetensors format (a length, a JSON header, the bytes), and the Hu
 import json
 import os
 import pickle
+import re
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minhub_py.hub import WEIGHTS
+from minhub_py.hub import COMPANIONS, WEIGHTS
 
 Layout = Literal["hub", "native"]
 
@@ -129,7 +129,12 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def release(self) -> None:
         """Close the files: memory that the tensors given so far mapped is free when they are."""
-        self._open.clear()
+        # A file in PyTorch's old format cannot be mapped: it would be read as a whole again for every tensor.
+        self._open = {
+            file: handle
+            for file, handle in self._open.items()
+            if isinstance(handle, dict) and not zipfile.is_zipfile(file)
+        }
 
     def meta(self) -> dict[str, Tensor]:
         """Shapes and dtypes alone, as tensors on the meta device: no data is read."""
@@ -168,7 +173,7 @@ def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, to
     return dtype
 
 
-def gist(error: Exception) -> str:
+def gist(error: BaseException) -> str:
     """What a library says of a file, fit for a message: it may quote the file at length, or in control characters."""
     first = (str(error).splitlines() or [""])[0] or type(error).__name__
     return "".join(char if char.isprintable() else "?" for char in first[:300])
@@ -213,19 +218,22 @@ def write_checkpoint(
     tensors: Mapping[str, Tensor],
     config: Mapping[str, Any],
     *,
+    companions: Mapping[str, bytes] | None = None,
     meta: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
     max_shard_size: int = 5 * 10**9,
     layout: Layout = "hub",
-    progress: Any = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Write config.json and safetensors files of at most `max_shard_size` bytes each (a larger tensor has its own).
+    """Write config.json, safetensors files of at most `max_shard_size` bytes each, and `companions` (None: leave them).
 
-    `tensors` is asked for one tensor at a time; `meta` gives their shapes and dtypes beforehand (default: `tensors`
-    itself). Floating tensors become `dtype`. Files take their names when all are whole: a full disk or an
-    interrupt leaves what was there. `progress(bytes)` is called after each tensor.
+    `tensors` is asked for one tensor at a time, and a larger one has a file of its own; `meta` gives their shapes and
+    dtypes beforehand (default: `tensors` itself). Floating tensors become `dtype`. Files take their names when all
+    are whole, and what an earlier checkpoint has left in the folder goes last: a full disk or an interrupt loses
+    nothing. `progress(done, total)` hears of bytes.
+
+    ValueError: a tensor that is no weight. OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     planned = {name: tensor.to("meta", dtype or tensor.dtype) for name, tensor in (meta or tensors).items()}
     for name, tensor in planned.items():
         checked_dtype(name, tensor.dtype, DTYPES)
@@ -233,31 +241,52 @@ def write_checkpoint(
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     if len(shards) == 1:
         names = ["model.safetensors"]
+    done, total = 0, sum(tensor.nbytes for tensor in planned.values())
 
-    with ExitStack() as cleanup:
-        finished: dict[Path, Path] = {}  # under a passing name -> its own
+    def hear(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
 
-        def partial(name: str) -> Path:
-            path = folder / f".{name}.partial"
-            finished[path] = folder / name
-            cleanup.callback(path.unlink, missing_ok=True)
-            return path
+    finished: dict[Path, Path] = {}  # under a passing name -> its own
 
+    def partial(name: str) -> Path:
+        path = folder / f".{name}.partial"
+        finished[path] = folder / name
+        return path
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
         for name, shard in zip(names, shards, strict=True):
-            _write_shard(partial(name), shard, tensors, layout, progress)
+            _write_shard(partial(name), shard, tensors, layout, hear)
         if len(shards) > 1:
             index = {
-                "metadata": {"total_size": sum(tensor.nbytes for tensor in planned.values())},
+                "metadata": {"total_size": total},
                 "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
             }
             partial("model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        for name, data in (companions or {}).items():
+            partial(name).write_bytes(data)
         partial("config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        # Weights of an earlier save in another number of shards would be found before these.
-        stale = [*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"]
-        for path in set(stale) - set(finished.values()):
-            path.unlink(missing_ok=True)
         for path, name_at_last in finished.items():
             os.replace(path, name_at_last)
+        for path in _left_over(folder, with_companions=companions is not None) - set(finished.values()):
+            path.unlink()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise type(error)(f"{folder} cannot be written ({reason}): make room, or name another folder") from error
+    finally:
+        for path in finished:
+            path.unlink(missing_ok=True)
+
+
+def _left_over(folder: Path, *, with_companions: bool) -> set[Path]:
+    """What a checkpoint that was written here before may have left: other shards would be found before the new ones."""
+    ours = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
+    return {
+        path for path in folder.iterdir() if ours.fullmatch(path.name) or (with_companions and path.name in COMPANIONS)
+    }
 
 
 def _shards(planned: Mapping[str, Tensor], max_shard_size: int) -> list[dict[str, Tensor]]:
@@ -274,7 +303,7 @@ def _shards(planned: Mapping[str, Tensor], max_shard_size: int) -> list[dict[str
 
 
 def _write_shard(
-    path: Path, shard: Mapping[str, Tensor], tensors: Mapping[str, Tensor], layout: str, progress: Any
+    path: Path, shard: Mapping[str, Tensor], tensors: Mapping[str, Tensor], layout: str, hear: Callable[[int], None]
 ) -> None:
     """One safetensors file. The library's own writer wants all tensors in memory at once; this one wants one."""
     names = {dtype: name for name, dtype in DTYPES.items()}
@@ -296,7 +325,6 @@ def _write_shard(
         for name in order:
             tensor = tensors[name].detach().to("cpu", shard[name].dtype).contiguous()
             file.write(tensor.flatten().view(torch.uint8).numpy().data)
-            if progress is not None:
-                progress(tensor.nbytes)
+            hear(tensor.nbytes)
         file.flush()
         os.fsync(file.fileno())

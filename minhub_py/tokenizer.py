@@ -5,12 +5,13 @@ Sources: Sennrich et al. (2016) for BPE; Radford et al. (2019) for its byte-leve
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.decoders import DecodeStream
 
 from minhub_py import hub
-from minhub_py.storage import read_json, read_object
+from minhub_py.storage import gist, read_json, read_object
 
 
 def tokenizer_from_pretrained(
@@ -29,47 +30,76 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").exists():
         return parse(folder / "tokenizer.json")
     if not (folder / "vocab.json").exists():
-        raise FileNotFoundError(f"{folder} has no tokenizer: neither tokenizer.json nor vocab.json")
+        raise FileNotFoundError(
+            f"{folder} has no tokenizer, neither tokenizer.json nor vocab.json: copy those of the model that it is from"
+        )
     vocabulary = read_json(folder / "vocab.json")
-    if isinstance(vocabulary, list):
+    if isinstance(vocabulary, list) and all(isinstance(token, str) for token in vocabulary):
         vocabulary = {token: id for id, token in enumerate(vocabulary)}
     if not isinstance(vocabulary, dict) or not all(
-        isinstance(token, str) and isinstance(id, int) for token, id in vocabulary.items()
+        type(id) is int and 0 <= id < 2**31 and is_text(token) for token, id in vocabulary.items()
     ):
         raise ValueError(f"{folder / 'vocab.json'} should map tokens to ids, or list characters")
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            settings |= read_object(folder / name)
     if (folder / "merges.txt").exists():
-        tokenizer = byte_level_bpe(vocabulary, read_merges(folder / "merges.txt"))
+        prefix = bool(settings.get("add_prefix_space"))
+        tokenizer = byte_level_bpe(vocabulary, read_merges(folder / "merges.txt"), add_prefix_space=prefix)
     else:
         tokenizer = characters(vocabulary)
-    tokenizer.add_special_tokens(special_tokens(folder, tokenizer))
+    add_tokens(tokenizer, folder, settings)
+    if settings.get("add_bos_token"):
+        begin_with(tokenizer, content(settings.get("bos_token")) or "<|endoftext|>")
     return tokenizer
+
+
+def is_text(token: str) -> bool:
+    """Whether it can be written: JSON may hold half of a surrogate pair."""
+    return not any("\ud800" <= char <= "\udfff" for char in token)
 
 
 def parse(path: Path) -> Tokenizer:
     """A tokenizer.json. ValueError: it is damaged."""
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{path} is no tokenizer ({error}); it is damaged or cut: fetch it again") from error
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except BaseException as error:
+        # The library raises plain Exception, or panics, which is not even that.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{path} is no tokenizer ({gist(error)}); it is damaged or cut: fetch it again") from error
+    # Settings of some training run: here a text is as long as it is.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def read_merges(path: Path) -> list[tuple[str, str]]:
     """The pairs of a merges.txt, most frequent first. ValueError: a line is not a pair."""
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text; it is damaged: fetch it again") from error
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     if not all(len(pair) == 2 for pair in pairs):
         raise ValueError(f"{path} is damaged: each line should be two symbols")
     return pairs  # type: ignore[return-value]
 
 
-def byte_level_bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> Tokenizer:
+def byte_level_bpe(
+    vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], *, add_prefix_space: bool = False
+) -> Tokenizer:
     """GPT-2's tokenizer: BPE over bytes, so that no text is unknown. ValueError: a merge makes no known token."""
+    for left, right in merges:
+        if left + right not in vocabulary:  # the library may panic, which is no Exception
+            raise ValueError(f"vocab.json and merges.txt do not fit each other: there is no token {left + right!r}")
     try:
         model = models.BPE(dict(vocabulary), list(merges))
     except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"vocab.json and merges.txt do not fit each other: {error}") from error
+        raise ValueError(f"vocab.json and merges.txt do not fit each other: {gist(error)}") from error
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return tokenizer
@@ -87,27 +117,51 @@ def characters(vocabulary: Mapping[str, int] | Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def special_tokens(folder: Path, tokenizer: Tokenizer) -> list[AddedToken]:
-    """The special tokens that the folder's own files name, of those in the vocabulary; GPT-2's own where none do."""
-    names = set()
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / file).exists():
-            for key, value in read_object(folder / file).items():
-                token = value.get("content") if isinstance(value, dict) else value
-                if key.endswith("_token") and isinstance(token, str):
-                    names.add(token)
-    names = names or {"<|endoftext|>", "<unk>"}
-    return [
-        AddedToken(name, special=True, normalized=False)
-        for name in sorted(names)
-        if tokenizer.token_to_id(name) is not None
-    ]
+def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
+    """The tokens that the folder's own files add to the vocabulary, and those that they call special.
+
+    Special ones are GPT-2's own where no file names any. ValueError: an added token that would get another id.
+    """
+    named = [value for key, value in settings.items() if key.endswith("_token")]
+    extra = settings.get("additional_special_tokens")
+    named += extra if isinstance(extra, list) else []
+    added = read_object(folder / "added_tokens.json") if (folder / "added_tokens.json").exists() else {}
+    decoder = settings.get("added_tokens_decoder")
+    for id, about in decoder.items() if isinstance(decoder, dict) else ():
+        if isinstance(about, dict) and (name := content(about)):
+            added[name] = int(id) if id.isdecimal() else id
+            named += [about] if about.get("special") else []
+    if not all(type(id) is int and is_text(name) for name, id in added.items()):
+        raise ValueError(f"the added tokens of {folder} should map tokens to ids; its files are damaged")
+    special = {name for value in named if (name := content(value))} or {"<|endoftext|>", "<unk>"}
+    known = {name: id for name in special if (id := tokenizer.token_to_id(name)) is not None}
+    for name, wanted in sorted((known | added).items(), key=lambda item: item[1]):
+        tokenizer.add_tokens([AddedToken(name, special=name in special, normalized=False)])
+        if tokenizer.token_to_id(name) != wanted:
+            raise ValueError(f"{folder} gives the added token {name!r} the id {wanted}, which is not the next one")
+
+
+def content(token: Any) -> str | None:
+    """The text of a token in the Hub's JSON: a string, or an object with its `content`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and is_text(text) else None
+
+
+def begin_with(tokenizer: Tokenizer, token: str) -> None:
+    """Put `token` before every text. ValueError: it is not in the vocabulary."""
+    id = tokenizer.token_to_id(token)
+    if id is None:
+        raise ValueError(f"add_bos_token is set, but {token!r} is not in the vocabulary")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{token} $A", pair=f"{token} $A {token} $B", special_tokens=[(token, id)]
+    )
 
 
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[str]:
-    """The text of `ids`, piece by piece as they come, never half a UTF-8 character; pieces join to the whole text.
+    """The text of `ids`, piece by piece as they come, never half a UTF-8 character.
 
-    `prompt`: the ids before the first, which some tokenizers need to know whether a space is due.
+    The pieces join to the decoded text, less a character that the last ids leave unfinished.    `prompt`: the ids
+    before the first, which some tokenizers need to know whether a space is due.
     """
     stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
     for id in ids:

@@ -72,7 +72,8 @@ def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> 
                     for chunk in response.iter_bytes():
                         out.write(chunk)
                         bar.update(len(chunk))
-                return
+                if out.tell() <= start:
+                    raise httpx2.RemoteProtocolError("an answer without a body")
             except httpx2.TransportError:
                 fruitless = 0 if out.tell() > start else fruitless + 1
                 if fruitless == 3:

@@ -1,6 +1,7 @@
 """The command as people and programs call it: exit status, what goes to which stream, and what an error says."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from click.testing import CliRunner, Result
 from hub_server import HubServer
 from safetensors.torch import load_file, save_file
 
-from minhub_py import from_pretrained, gpt2, hub, save_pretrained
+from minhub_py import from_pretrained, gpt2, hub, lstm_from_pretrained, save_pretrained
 from minhub_py.cli import main
 from minhub_py.tokenizer import characters
 
@@ -98,7 +99,7 @@ def test_built_ins_write_something_like_shakespeare(model: str) -> None:
 def test_built_ins_verify(model: str) -> None:
     report = json.loads(done("verify", model, "--json"))
     assert report["problems"] == []
-    assert report["checked"] == ["tensors", "values", "tokenizer"]
+    assert report["checked"] == ["tensors", "values", "tied head", "tokenizer"]
 
 
 def test_generate_in_its_ways() -> None:
@@ -118,14 +119,15 @@ def test_generate_in_its_ways() -> None:
 def test_characters_outside_the_vocabulary_are_said_to_be_lost() -> None:
     result = minhub("generate", GPT2, "na\u00efve 5", "-n", "3")
     assert result.exit_code == 0
-    assert result.stderr == "Note: not in this model's vocabulary, and left out: '5' '\u00ef'\n"
+    assert result.stderr == "Note: not in this model's vocabulary: '5' '\u00ef'\n"
 
 
 def test_score(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("ROMEO:\nWhat say you to my lord the king of France?\n" * 12)  # longer than the context
     data = json.loads(done("score", GPT2, str(text), "--json"))
-    assert data["tokens"] == len(data["scores"]) == len(text.read_text()) - 1
+    assert data["tokens"] == data["characters"] == len(data["scores"]) == len(text.read_text()) - 1
+    assert data["bits_per_character"] == pytest.approx(data["nats_per_token"] / math.log(2))
     assert data["nats"] == pytest.approx(-sum(entry["logprob"] for entry in data["scores"]), rel=1e-5)
     assert data["perplexity"] < 5
     assert "perplexity" in done("score", GPT2, str(text))
@@ -166,10 +168,67 @@ def test_convert_there_and_back(tmp_path: Path, folder: Path) -> None:
     assert json.loads((half / "config.json").read_text())["dtype"] == "float16"
     assert done("generate", str(half), "abc", "-n", "3").startswith("abc")
 
-    assert "holds a checkpoint already" in failed("convert", str(folder), str(half), status=2)
+    assert "holds config.json already" in failed("convert", str(folder), str(half), status=2)
     assert "is the folder of MODEL itself" in failed("convert", str(folder), str(folder), status=2)
     done("convert", str(folder), str(half), "--overwrite")
     assert {tensor.dtype for tensor in load_file(half / "model.safetensors").values()} == {torch.float32}
+
+
+def test_nothing_is_downloaded_for_a_model_without_code_or_tokenizer(
+    hub: HubServer, model_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    config = json.loads(model_files["config.json"])
+    hub.add("owner/llama", {**model_files, "config.json": json.dumps({**config, "model_type": "llama"}).encode()})
+    hub.add("owner/mute", {name: data for name, data in model_files.items() if name != "tokenizer.json"})
+    assert "model_type is 'llama'" in failed("generate", "owner/llama", "x")
+    assert "model_type is 'llama'" in failed("convert", "owner/llama", str(tmp_path / "out"))
+    assert "has no tokenizer" in failed("generate", "owner/mute", "x")
+    with pytest.raises(ValueError, match=r"owner/mute holds a gpt2 model: call gpt2_from_pretrained\(\)"):
+        lstm_from_pretrained("owner/mute")
+    assert "model.safetensors" not in hub.fetched()
+
+
+def test_a_name_alone_decides_nothing(hub: HubServer, model_files: dict[str, bytes]) -> None:
+    hub.add("other/gpt2-xl", model_files)
+    report = json.loads(done("inspect", "other/gpt2-xl", "--json"))
+    assert report["source"] == {"kind": "config"}
+    assert report["config"]["n_layer"] == 2
+
+
+def test_what_a_folder_held_before(tmp_path: Path, folder: Path) -> None:
+    """Another checkpoint's files go, other people's stay."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "merges.txt", "config.json"):
+        (out / name).write_text("old")
+    for name in ("model-lora.safetensors", "model_adapter.safetensors", "notes.txt"):
+        (out / name).write_text("mine")
+    assert "holds config.json already" in failed("convert", str(folder), str(out), status=2)
+    done("convert", str(folder), str(out), "--overwrite")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json", "model-lora.safetensors", "model.safetensors", "model_adapter.safetensors", "notes.txt",
+        "tokenizer.json",
+    ]  # fmt: skip
+    assert json.loads(done("verify", str(out), "--json"))["problems"] == []
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, folder: Path) -> None:
+    """A file system with too little room for the checkpoint, made by the one who may (root, as in CI)."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root may mount a small file system")
+    try:
+        (disk / "config.json").write_text("old")
+        message = failed("convert", str(folder), str(disk), "--overwrite")
+        assert f"{disk} cannot be written (No space left on device): make room, or name another folder" in message
+        assert [path.name for path in disk.iterdir()] == ["config.json"]
+        assert (disk / "config.json").read_text() == "old"
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_verify_lists_what_is_wrong(folder: Path) -> None:
@@ -230,8 +289,12 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", "./nowhere", "x"], 1, "There is no folder ./nowhere"),
         (["generate", "minhub/nothing", "x"], 1, "There is no built-in minhub/nothing; the built-ins are: minhub/sh"),
         (["generate", "a b", "x"], 1, "is neither a folder nor a name on the Hub"),
-        (["generate", GPT2, ""], 1, "prompt 0 is empty"),
-        (["generate", GPT2, "x", "--temperature", "-1"], 1, "temperature must be 0"),
+        (["generate", GPT2, ""], 2, "it has no token that MODEL knows; give it some text"),
+        (["generate", GPT2, "\udcff"], 1, "PROMPT is not UTF-8 text"),
+        (["generate", GPT2, "x", "--temperature", "-1"], 2, "-1.0 is not in the range x>=0"),
+        (["generate", GPT2, "x", "--top-p", "0"], 2, "0.0 is not in the range 0<x<=1"),
+        (["generate", GPT2, "x", "--seed", "1" + "0" * 30], 2, "is not in the range"),
+        (["generate", GPT2, "x", "--stop", ""], 2, "a stop string cannot be empty"),
         (["generate", GPT2, "x", "--device", "cuda:7"], 1, 'device "cuda:7" does not work here'),
         (["generate", GPT2, "x", "--device", "abacus"], 1, "device 'abacus' is unknown"),
         (["generate", GPT2, "x", "--dtype", "int3"], 2, "Invalid value for '--dtype'"),
@@ -240,7 +303,7 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["score", GPT2, "nowhere.txt"], 2, "No such file"),
         (["convert", GPT2, "out", "--max-shard-size", "big"], 2, "'big' is not a size"),
         (["convert", GPT2, "out", "--to", "onnx"], 2, "Invalid value for '--to'"),
-        (["download", GPT2], 2, "is on this machine already"),
+        (["download", GPT2], 2, "ships with the package"),
         (["frobnicate"], 2, "No such command"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from minhub_py import devices, from_pretrained
-from minhub_py.device import choose_device, choose_dtype
+from minhub_py.device import Probe, choose_device, choose_dtype
 from r_bridge.probe import R, find_r, rpy2_range
 
-CPU = torch.device("cpu")
+CPU = choose_device("cpu")
+OLD_GPU = Probe("cuda:0", True, "before Ampere", dtypes=("float32", "float16"))
 
 
 def test_the_probes_say_what_there_is() -> None:
@@ -19,12 +20,17 @@ def test_the_probes_say_what_there_is() -> None:
     if not cuda_works and not torch.xpu.is_available() and not torch.backends.mps.is_available():
         assert report.device == "cpu"
     assert str(report).endswith(f'"auto" picks {report.device}: {report.reason}')
-    assert choose_device("auto") == torch.device(report.device)
+    assert choose_device("auto").name == report.device
 
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("cuda:99", r'device "cuda:99" does not work here: .*"auto" takes what does'), ("toaster", "is unknown; give")],
+    [
+        ("cuda:99", r'device "cuda:99" does not work here: .*"auto" takes what does'),
+        ("toaster", "is unknown; give"),
+        ("meta", "is not one of"),
+        (None, "is unknown; give"),
+    ],
 )
 def test_a_device_that_is_not_there_is_an_error_that_says_why(device: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -39,6 +45,8 @@ def test_auto_keeps_the_dtype_of_the_file() -> None:
     assert choose_dtype("auto", CPU, [f16, bf16]) == f32
     assert choose_dtype("float16", CPU, [f32]) == f16
     assert choose_dtype(torch.bfloat16, CPU, [f32]) == bf16
+    assert choose_dtype("auto", OLD_GPU, [bf16]) == f32  # where bfloat16 is emulated
+    assert choose_dtype("auto", OLD_GPU, [f16]) == f16
     with pytest.raises(ValueError, match="dtype 'int4' is unknown; give auto, float32"):
         choose_dtype("int4", CPU, [f32])
 

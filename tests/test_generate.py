@@ -108,6 +108,9 @@ def test_seeds(model) -> None:
     free = generate(model, [prompt] * 4, 20)
     assert len({tuple(row) for row in free}) == 4
     torch.manual_seed(0)
+    one = generate(model, [prompt] * 2, 5)
+    torch.manual_seed(0)
+    assert generate(model, [prompt] * 2, 5) == one
     before = torch.get_rng_state()
     generate(model, [prompt], 5, seed=1)
     assert torch.equal(torch.get_rng_state(), before)  # the caller's randomness is left alone
@@ -198,10 +201,12 @@ def test_nothing_to_do(model) -> None:
         (lambda m: generate(m, [[1.5]], 5), "prompt 0 must hold whole ids"),
         (lambda m: generate(m, ["text"], 5), "a prompt is a list of ids, not text"),
         (lambda m: generate(m, [3], 5), "a list of lists of ids"),
-        (lambda m: generate(m, [[1]], -1), "max_new_tokens must be 0 or more"),
+        (lambda m: generate(m, [[1]], -1), "max_new_tokens must be a whole number of 0 or more"),
+        (lambda m: generate(m, [[1]], 2.5), "max_new_tokens must be a whole number of 0 or more"),
+        (lambda m: generate(m, [["a"]], 5), "a list of lists of ids"),
         (lambda m: generate(m, [[1]], 5, temperature=-0.1), "temperature must be 0"),
         (lambda m: generate(m, [[1]], 5, temperature=float("nan")), "temperature must be 0"),
-        (lambda m: generate(m, [[1]], 5, top_k=0), "top_k must be at least 1"),
+        (lambda m: generate(m, [[1]], 5, top_k=0), "top_k must be a whole number of at least 1"),
         (lambda m: generate(m, [[1]], 5, top_p=0), "top_p must be above 0"),
         (lambda m: generate(m, [[1]], 5, top_p=1.1), "top_p must be above 0"),
         (lambda m: generate(m, [[1]], 5, repetition_penalty=0), "repetition_penalty must be above 0"),
@@ -237,5 +242,26 @@ def test_too_many_positions(family: str) -> None:
 def test_weights_that_are_nan_are_named() -> None:
     model = gpt2(vocab_size=V, n_positions=8, n_embd=8, n_layer=1, n_head=1).eval()
     torch.nn.init.constant_(model.ln_f.bias, torch.nan)
-    with pytest.raises(ValueError, match="logits are NaN"):
-        generate(model, [[1]], 3)
+    for call in (lambda: generate(model, [[1]], 3), lambda: score(model, [[1, 2]])):
+        with pytest.raises(ValueError, match="logits are NaN or infinite"):
+            call()
+    for bad in (torch.inf, torch.nan):
+        logits = torch.zeros(1, V)
+        logits[0, 7] = bad
+        with pytest.raises(ValueError, match="logits are NaN or infinite"):
+            Sampling().choose(logits, [[]], torch.zeros(1))
+
+
+def test_a_tiny_temperature_is_almost_greedy() -> None:
+    logits = torch.randn(3, V) * 10
+    ids = Sampling(temperature=1e-39).choose(logits, [[]] * 3, torch.rand(3))
+    assert ids == logits.argmax(-1).tolist()
+
+
+def test_a_model_in_training_mode_generates_without_dropout() -> None:
+    model = gpt2(vocab_size=V, n_positions=32, n_embd=16, n_layer=1, n_head=2, embd_pdrop=0.5)
+    assert model.training
+    once = generate(model, [[1, 2]], 20, temperature=0)
+    assert model.training
+    assert once == generate(model.eval(), [[1, 2]], 20, temperature=0)
+    assert torch.equal(score(model.train(), [[1, 2, 3]])[0], score(model.eval(), [[1, 2, 3]])[0])

@@ -1,12 +1,18 @@
 """What importing costs and gives."""
 
+import importlib.metadata
 import inspect
+import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 import minhub_py
+from minhub_py.doctor import PACKAGES
 from minhub_py.registry import FAMILIES
 
 
@@ -66,6 +72,30 @@ def test_fresh_models_and_their_mistakes() -> None:
         minhub_py.gptneo(num_layers=3, attention_types=[[["global", "local"], 1]])
     with pytest.raises(ValueError, match="tie_word_embeddings needs embedding_size"):
         minhub_py.lstm(tie_word_embeddings=True, embedding_size=3, hidden_size=4)
+
+
+def test_models_can_be_pickled_and_saved_when_compiled(tmp_path: Path) -> None:
+    for model in (minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5),
+                  minhub_py.gptneo(num_layers=2, hidden_size=8, num_heads=2, vocab_size=5, window_size=3)):  # fmt: skip
+        again = pickle.loads(pickle.dumps(model))
+        assert torch.equal(again.wte.weight, model.wte.weight)
+        minhub_py.save_pretrained(torch.compile(model), tmp_path)
+        assert torch.equal(minhub_py.from_pretrained(tmp_path).wte.weight, model.wte.weight)
+
+
+def test_saving_refuses_what_it_cannot_save(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="saves models of this package, not Linear"):
+        minhub_py.save_pretrained(torch.nn.Linear(1, 1), tmp_path)
+    with pytest.raises(ValueError, match=r"tokenizer must be a tokenizers\.Tokenizer, not str"):
+        minhub_py.save_pretrained(minhub_py.lstm(hidden_size=2, embedding_size=2), tmp_path, "gpt2")
+    assert not any(tmp_path.iterdir())
+
+
+def test_doctor_knows_the_versions_of_pyproject() -> None:
+    required = importlib.metadata.requires("minhub_py")
+    oldest = {name: version for line in required if "extra" not in line
+              for name, version in re.findall(r"^([\w-]+).*?>=([\d.]+)", line)}  # fmt: skip
+    assert oldest == PACKAGES
 
 
 def test_the_wrong_family_names_the_right_call() -> None:

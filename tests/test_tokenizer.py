@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -104,10 +105,30 @@ def test_special_tokens_are_those_that_the_files_name(tmp_path: Path) -> None:
     assert tokenizer.get_vocab_size() == 3  # <no> has no embedding, so it gets no id
 
 
+def test_added_tokens_and_settings_are_those_of_transformers(gpt2: Tokenizer, tmp_path: Path) -> None:
+    from transformers import GPT2Tokenizer
+
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(DATA / "gpt2-tokenizer" / name, tmp_path)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|user|>": 50257, "<|bot|>": 50258}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
+    ours = tokenizer_from_pretrained(str(tmp_path))
+    theirs = GPT2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), add_prefix_space=True)
+    assert ours.encode("Hello there").ids == theirs("Hello there")["input_ids"] != gpt2.encode("Hello there").ids
+    assert ours.encode("<|user|>").ids == [50257]
+    assert 50258 in ours.encode("Hello<|bot|> you").ids
+    assert ours.decode([50257, 50258]) == "<|user|><|bot|>"  # added, but not special
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": "<|endoftext|>"}))
+    assert tokenizer_from_pretrained(str(tmp_path)).encode("Hello").ids == [50256, 15496]
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|user|>": 60000}))
+    with pytest.raises(ValueError, match=r"the added token '<\|user\|>' the id 60000, which is not the next one"):
+        tokenizer_from_pretrained(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("files", "error", "message"),
     [
-        ({}, FileNotFoundError, "has no tokenizer: neither tokenizer.json nor vocab.json"),
+        ({}, FileNotFoundError, "has no tokenizer, neither tokenizer.json nor vocab.json"),
         ({"tokenizer.json": "{"}, ValueError, "tokenizer.json is no tokenizer"),
         ({"vocab.json": "[1, 2]"}, ValueError, "should map tokens to ids, or list characters"),
         ({"vocab.json": "{"}, ValueError, "vocab.json is not valid JSON"),

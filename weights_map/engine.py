@@ -41,7 +41,7 @@ class Operation:
 
 
 def _transposed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [tensor.t() for tensor in tensors]
+    return [tensor.t() if tensor.dim() == 2 else tensor for tensor in tensors]  # else its shape is refused later
 
 
 same = Operation("same")
@@ -116,9 +116,9 @@ class Table:
 
     def find(self, name: str, side: Side) -> tuple[str, Row, str] | None:
         """The canonical name, the row and the layer ("" for none) of `name`; None for a name that is in no row."""
+        name = WRAPPERS.sub("", name)
         candidates = [name]
         if side == "hub":
-            name = WRAPPERS.sub("", name)
             candidates = [name, *(new + name.removeprefix(old) for old, new in self.spellings if name.startswith(old))]
         for candidate in candidates:
             for pattern, row in self._patterns[side]:

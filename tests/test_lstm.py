@@ -1,0 +1,343 @@
+"""The LSTM against its equations, written out in float64, and against a model trained on War and Peace.
+
+The folder of the trained model is in ../shared/data, beside the checkout; its README gives the values.
+"""
+
+import json
+import os
+import re
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+
+import minhub_py
+import weights_map
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "war-and-peace-lstm"
+PROMPT = "The prince answered "
+GREEDY = (
+    "the soldiers and the same time that he had been sent to the soldiers "
+    "and the same time that he had been sent to the sold"
+)
+SENTENCE = "The prince answered nothing, but she looked at him significantly, awaiting a reply"
+
+SMALL = {"vocab_size": 29, "embedding_size": 10, "hidden_size": 13, "num_layers": 2}
+CASES = {
+    "one-layer": {"num_layers": 1},
+    "two-layers": {},
+    "three-layers": {"num_layers": 3},
+    "four-layers": {"num_layers": 4, "hidden_size": 8},
+    "tied": {"tie_word_embeddings": True, "embedding_size": 13},
+    "tied-four-layers": {"tie_word_embeddings": True, "embedding_size": 13, "num_layers": 4},
+    "same-sizes-untied": {"embedding_size": 13},
+    "dropout": {"dropout": 0.5, "num_layers": 3},
+    "odd-sizes": {"vocab_size": 3, "embedding_size": 1, "hidden_size": 5},
+}
+WAYS = {"tokens": [1], "threes": [3], "mixed": [1, 6, 2, 1, 11], "prompt-then-tokens": [15, 1, 1, 1, 1, 1, 1]}
+LENGTH = 21
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Matrices this small are slower on two threads than on one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folder():
+    if not (DATA / "model.pt").exists():
+        message = f"the War-and-Peace model is not in {DATA}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return str(DATA)
+
+
+@pytest.fixture(scope="module")
+def war_and_peace(folder):
+    return minhub_py.lstm_from_pretrained(folder, device="cpu", dtype="float32")
+
+
+def encode(text):
+    """The ids of a text, by vocab.json and the filter that the model was trained with."""
+    text = re.sub(r"[^A-Za-z0-9 \-\.;,\n\?!]", "", text)
+    text = re.sub(" +", " ", re.sub("\n+", " ", text))
+    vocabulary = json.loads((DATA / "vocab.json").read_text(encoding="utf-8"))
+    ids = vocabulary if isinstance(vocabulary, dict) else {character: id for id, character in enumerate(vocabulary)}
+    return torch.tensor([[ids[character] for character in text]])
+
+
+@torch.no_grad()
+def test_war_and_peace_logits(war_and_peace):
+    logits = war_and_peace(encode(PROMPT))
+    assert logits.dtype == torch.float32
+    wanted = torch.tensor([-15.5377, -4.0642, -9.3971, -6.7735, -6.2187])  # rounded to four digits
+    torch.testing.assert_close(logits[0, -1, :5], wanted, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_war_and_peace_greedy_text(war_and_peace, folder):
+    tokenizer = minhub_py.tokenizer_from_pretrained(folder)
+    ids = encode(PROMPT)
+    assert tokenizer.encode(PROMPT).ids == ids[0].tolist()
+
+    cache = war_and_peace.new_cache(1, 200)
+    logits, found = war_and_peace(ids, cache), []
+    for _ in GREEDY:
+        found.append(int(logits[0, -1].argmax()))
+        logits = war_and_peace(torch.tensor([[found[-1]]]), cache)
+    assert found == encode(GREEDY)[0].tolist()
+    assert tokenizer.decode(found) == GREEDY
+    assert minhub_py.generate(war_and_peace, ids.tolist(), len(GREEDY), temperature=0) == [found]
+
+
+@torch.no_grad()
+def test_war_and_peace_loss(war_and_peace):
+    ids = encode(SENTENCE)
+    loss = cross_entropy(war_and_peace(ids)[0, :-1], ids[0, 1:])
+    assert float(loss) == pytest.approx(0.77445, abs=1e-5)
+    [scores] = minhub_py.score(war_and_peace, ids.tolist())
+    assert float(-scores.mean()) == pytest.approx(0.77445, abs=1e-5)
+
+
+def test_war_and_peace_sizes_are_read_from_the_tensors(war_and_peace):
+    config = war_and_peace.config
+    sizes = (config.vocab_size, config.embedding_size, config.hidden_size, config.num_layers)
+    assert sizes == (70, 32, 128, 4)
+    assert not config.tie_word_embeddings
+    assert not war_and_peace.training
+
+
+@torch.no_grad()
+def test_war_and_peace_saved_again(war_and_peace, folder, tmp_path):
+    same = minhub_py.from_pretrained(folder, device="cpu", dtype="float32")
+    minhub_py.save_pretrained(same, tmp_path)
+    original = torch.load(DATA / "model.pt", map_location="cpu", weights_only=True)
+    saved = load_file(tmp_path / "model.safetensors")
+    ours = {"_embedding.": "embedding.", "_lstm.": "lstm.", "_out.": "head."}
+    renamed = {re.sub(r"^_\w+\.", lambda found: ours[found[0]], name): tensor for name, tensor in original.items()}
+    assert_identical(saved, renamed)
+
+    again = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
+    assert again.config == war_and_peace.config
+    assert_identical(again.state_dict(), war_and_peace.state_dict())
+    assert torch.equal(again(encode(SENTENCE)), war_and_peace(encode(SENTENCE)))
+
+
+def assert_identical(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert torch.equal(found[name], tensor), name
+
+
+def equations(weights, ids, layers, tied):
+    """Logits (B, T, V) in float64 by the LSTM's equations, one position at a time.
+
+    i, f, o = sigmoid, g = tanh of W x + b + U h + c, in the order i f g o;  c' = f c + i g;  h' = o tanh(c')
+    """
+    weights = {name: tensor.double() for name, tensor in weights.items()}
+    size = weights["lstm.weight_hh_l0"].shape[1]
+    h = [torch.zeros(ids.shape[0], size, dtype=torch.float64) for _ in range(layers)]
+    c = [torch.zeros(ids.shape[0], size, dtype=torch.float64) for _ in range(layers)]
+    head = weights["embedding.weight" if tied else "head.weight"]
+    logits = []
+    for position in ids.T:
+        x = weights["embedding.weight"][position]
+        for layer in range(layers):
+            W, U = weights[f"lstm.weight_ih_l{layer}"], weights[f"lstm.weight_hh_l{layer}"]
+            gates = x @ W.T + weights[f"lstm.bias_ih_l{layer}"] + h[layer] @ U.T + weights[f"lstm.bias_hh_l{layer}"]
+            i, f, g, o = gates.chunk(4, dim=1)
+            c[layer] = 1 / (1 + torch.exp(-f)) * c[layer] + 1 / (1 + torch.exp(-i)) * torch.tanh(g)
+            h[layer] = x = 1 / (1 + torch.exp(-o)) * torch.tanh(c[layer])
+        logits.append(x @ head.T + weights["head.bias"])
+    return torch.stack(logits, dim=1)
+
+
+def new_model(name):
+    """A model with weights so large that gates open and shut, in the Hub's names too."""
+    config = {**SMALL, **CASES[name]}
+    model = minhub_py.lstm(**config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            large = weight.startswith(("embedding", "head"))
+            parameter.copy_(noise * (15.0 if large else 1.0 if parameter.dim() == 1 else parameter.shape[1] ** -0.5))
+    return model.eval(), weights_map.to_hub("lstm", model.state_dict())
+
+
+def some_ids(model, rows=3, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(model.config.vocab_size, (rows, LENGTH), generator=generator)
+
+
+def reference(model, weights, ids):
+    """The logits by the equations, of weights in the Hub's names."""
+    return equations(weights, ids, model.config.num_layers, model.config.tie_word_embeddings)
+
+
+def assert_close(found, wanted, tolerance=5e-5):
+    assert found.shape == wanted.shape
+    assert wanted.abs().max() > 10, "the test's own weights are too small to show a difference"
+    assert (found.double() - wanted).abs().max() <= tolerance * wanted.abs().max()
+
+
+@torch.no_grad()
+def read(model, ids, sizes, cache):
+    """The logits of all of `ids` (B, T), read through the cache in pieces of `sizes`."""
+    parts, place = [], 0
+    for size in cycle(sizes):
+        parts.append(model(ids[:, place : place + size], cache))
+        place += size
+        if place >= ids.shape[1]:
+            return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_equations(name):
+    model, weights = new_model(name)
+    ids = some_ids(model)
+    wanted = reference(model, weights, ids)
+    with torch.no_grad():
+        for length in (1, 2, LENGTH):
+            for rows in (1, 3):
+                found = model(ids[:rows, :length])
+                assert found.dtype == torch.float32
+                assert_close(found, wanted[:rows, :length])
+        assert_close(model.double()(ids), wanted, 1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_equations_with_a_cache(name, way):
+    model, weights = new_model(name)
+    ids = some_ids(model)
+    wanted = reference(model, weights, ids)
+    assert_close(read(model, ids, WAYS[way], model.new_cache(3, LENGTH)), wanted)
+    assert_close(read(model, ids[:1], WAYS[way], model.new_cache(1, LENGTH)), wanted[:1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_of_different_lengths(name):
+    model, weights = new_model(name)
+    ids = some_ids(model, rows=4, seed=2)
+    wanted = reference(model, weights, ids)
+    cache = model.new_cache(4, LENGTH)
+    lengths = [0, 1, 5, 11]
+    for row, length in enumerate(lengths):
+        if length:
+            cache.set_row(row, filled(model, ids[row, :length]))
+    lengths = go_on(model, cache, ids, wanted, lengths, [1, 1, 3, 1])
+
+    cache.set_row(3, filled(model, ids[3, :2]))  # another text takes the place of one that ended
+    lengths[3] = 2
+    lengths = go_on(model, cache, ids, wanted, lengths, [1, 4])
+
+    keep = [3, 1]
+    cache.select(keep)
+    go_on(model, cache, ids[keep], wanted[keep], [lengths[row] for row in keep], [1, 3])
+
+
+@torch.no_grad()
+def filled(model, text):
+    """A cache of one row that has read `text`."""
+    cache = model.new_cache(1, LENGTH)
+    model(text[None], cache)
+    return cache
+
+
+@torch.no_grad()
+def go_on(model, cache, ids, wanted, lengths, sizes):
+    """Step all rows together, each from its own place; the rows' new lengths."""
+    for size in sizes:
+        now = [slice(length, length + size) for length in lengths]
+        found = model(torch.stack([row[part] for row, part in zip(ids, now, strict=True)]), cache)
+        assert_close(found, torch.stack([row[part] for row, part in zip(wanted, now, strict=True)]))
+        lengths = [length + size for length in lengths]
+    return lengths
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name):
+    """Those that autograd finds for the equations, for every weight."""
+    model, _ = new_model(name)
+    ids = some_ids(model)
+    model.double()
+    if name != "dropout":  # acts in training
+        model.train()
+    cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+
+    leaves = {weight: parameter.detach().clone().requires_grad_() for weight, parameter in model.named_parameters()}
+    weights = weights_map.to_hub("lstm", leaves)
+    logits = reference(model, weights, ids)
+    cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    for weight, parameter in model.named_parameters():
+        assert parameter.grad.abs().max() > 0, weight
+        torch.testing.assert_close(parameter.grad, leaves[weight].grad, rtol=1e-9, atol=1e-12, msg=weight)
+
+
+def test_dropout_acts_in_training():
+    model, weights = new_model("dropout")
+    ids = some_ids(model)
+    wanted = reference(model, weights, ids)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        assert (model.train()(ids) - wanted).abs().max() > 1
+        assert_close(model.eval()(ids), wanted)
+
+
+def test_dropout_acts_after_the_embedding_between_layers_and_before_the_head():
+    model = minhub_py.lstm(**SMALL, dropout=0.5)
+    dropped = []
+    model.drop.register_forward_hook(lambda module, inputs, output: dropped.append((module.p, output.shape[2])))
+    model.train()(some_ids(model))
+    assert dropped == [(0.5, SMALL["embedding_size"]), (0.5, SMALL["hidden_size"])]
+    assert model.lstm.dropout == 0.5
+
+
+@pytest.mark.parametrize("name", ["two-layers", "tied-four-layers"])
+def test_saved_and_loaded(name, tmp_path):
+    model, weights = new_model(name)
+    minhub_py.save_pretrained(model, tmp_path)
+    assert_identical(load_file(tmp_path / "model.safetensors"), dict(weights))
+    again = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
+    assert again.config == model.config
+    assert_identical(again.state_dict(), model.state_dict())
+    assert torch.equal(again(some_ids(model)), model(some_ids(model)))
+
+
+@pytest.mark.parametrize("name", ["two-layers", "tied"])
+def test_compiled_by_dynamo(name):
+    model, weights = new_model(name)
+    ids = some_ids(model)
+    wanted = reference(model, weights, ids)
+    torch.compiler.reset()
+    fast = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        assert_close(fast(ids), wanted)
+    assert_close(read(fast, ids, [5, 1, 1, 4], model.new_cache(3, LENGTH)), wanted)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.06), ("float16", 0.01)])
+@pytest.mark.parametrize("name", ["one-layer", "two-layers", "tied-four-layers"])
+def test_16_bits(name, dtype, tolerance, tmp_path):
+    model, weights = new_model(name)
+    minhub_py.save_pretrained(model, tmp_path)
+    half = minhub_py.lstm_from_pretrained(str(tmp_path), device="cpu", dtype=dtype)
+    assert {parameter.dtype for parameter in half.parameters()} == {getattr(torch, dtype)}
+    ids = some_ids(model)
+    with torch.no_grad():
+        found = half(ids)
+    cached = read(half, ids, [9, 1, 1, 6], half.new_cache(3, LENGTH))
+    assert found.dtype == cached.dtype == getattr(torch, dtype)
+    for logits in (found, cached):
+        assert_close(logits, reference(model, weights, ids), tolerance)

@@ -1,0 +1,181 @@
+"""Memory, each time of a fresh process: what loading and converting may add to what the imports took.
+
+Measured are VmHWM, VmRSS and RssAnon of /proc/self/status. Not ru_maxrss: a child that was started by vfork begins
+with its parent's maximum, so that under pytest it tells nothing. Time is not looked at.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import minhub_py
+import weights_map
+from minhub_py.gpt2 import GPT2Config
+from minhub_py.pretrained import skeleton
+from minhub_py.registry import FAMILIES
+from minhub_py.storage import write_checkpoint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
+
+MB = 10**6
+PREPARE = """
+import json, sys
+from pathlib import Path
+import torch
+import minhub_py
+from minhub_py.convert import convert
+from minhub_py.gpt2 import GPT2
+from minhub_py.pretrained import from_pretrained
+from minhub_py.storage import Checkpoint
+
+def memory():
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: int(fields[name].split()[0]) * 1024 for name in ("VmHWM", "VmRSS", "RssAnon")}
+
+def tell():
+    after = memory()
+    print(json.dumps({name: after[name] - before[name] for name in after}))
+
+before = memory()
+"""
+
+
+def growth(code: str, *arguments: object) -> dict[str, int]:
+    """Run `code` in a process of its own: by how many bytes its memory grew after the imports."""
+    command = [sys.executable, "-c", PREPARE + code, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+# --- Loading
+
+
+@pytest.fixture(scope="module")
+def gpt2_124m(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A checkpoint of the size of GPT-2 124M in float32: 498 MB."""
+    folder = tmp_path_factory.mktemp("gpt2-124m")
+    minhub_py.save_pretrained(minhub_py.gpt2(), folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+LOAD = """
+model = from_pretrained(sys.argv[1])
+with torch.inference_mode():
+    model(torch.arange(8).unsqueeze(0))
+tell()
+"""
+
+
+def test_loading_makes_no_copy(gpt2_124m: Path) -> None:
+    """The weights are the file's own pages. Measured: 526 MB in all for a file of 498, 19 of them private."""
+    size = (gpt2_124m / "model.safetensors").stat().st_size
+    grown = growth(LOAD, gpt2_124m)
+    assert grown["VmHWM"] < size + 100 * MB
+    assert grown["RssAnon"] < 100 * MB  # private memory: a copy of the weights would be 498 MB
+    assert grown["VmRSS"] > 0.9 * size  # or else nothing was measured: the head alone reads the whole embedding
+
+
+INSPECT = """
+from minhub_py.report import inspect, verify
+for check in (inspect, verify):
+    assert not check(sys.argv[1]).get("problems")
+tell()
+"""
+
+
+def test_verifying_needs_one_tensor(gpt2_124m: Path) -> None:
+    """`verify` reads every value, a tensor at a time: the largest is 154 MB. Measured: 250 MB."""
+    assert growth(INSPECT, gpt2_124m)["VmHWM"] < 350 * MB
+
+
+# --- Converting
+
+
+class Drawn(Mapping[str, Tensor]):
+    """Tensors of given shapes, each drawn when it is asked for: a large checkpoint without the memory for it."""
+
+    def __init__(self, shapes: Mapping[str, Tensor]) -> None:
+        self.shapes = shapes
+        self.block = torch.rand(2**20, generator=torch.Generator().manual_seed(0)) - 0.5
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape = self.shapes[name].shape
+        block = self.block.roll(list(self.shapes).index(name))  # no two tensors alike
+        return block.repeat(-(-shape.numel() // block.numel()))[: shape.numel()].view(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Iterator[Path]:
+    """GPT-2 124M with 65 layers: 2.0 GB of float32 in five shards."""
+    config = GPT2Config(n_layer=65)
+    shapes = weights_map.to_hub("gpt2", skeleton(FAMILIES["gpt2"], config).state_dict())
+    folder = tmp_path / "hub"
+    write_checkpoint(folder, Drawn(shapes), config.to_hub(), meta=shapes, max_shard_size=450 * MB)
+    yield folder
+    shutil.rmtree(tmp_path)
+
+
+CONVERT = """
+source, out, to, dtype = sys.argv[1:]
+dtype = getattr(torch, dtype, None)
+convert(Checkpoint(Path(source)), Path(out), to=to, dtype=dtype, max_shard_size=450_000_000)
+tell()
+"""
+
+
+def test_converting_needs_no_memory_of_the_whole(large: Path) -> None:
+    """2 GB to our layout, back, and to bfloat16, below 400 MB: the largest tensor has 154, and a copy where it is cast.
+
+    Measured: 162 MB, 161 and 240. The way there and back changes no bit.
+    """
+    native, back, half = (large.parent / name for name in ("native", "back", "half"))
+    files = shards(large)
+    assert len(files) == 5
+    assert sum(file.stat().st_size for file in files) > 1.95e9
+    digests = tensor_digests(large)
+
+    assert growth(CONVERT, large, native, "native", "as it is")["VmHWM"] < 400 * MB
+    assert growth(CONVERT, large, half, "hub", "bfloat16")["VmHWM"] < 400 * MB
+    shutil.rmtree(half)
+    shutil.rmtree(large)  # so much less to hold on a small disk
+    assert tensor_digests(native).keys() != digests.keys()
+    assert growth(CONVERT, native, back, "hub", "as it is")["VmHWM"] < 400 * MB
+    assert len(shards(back)) == 5
+    assert tensor_digests(back) == digests
+    large.mkdir()
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def tensor_digests(folder: Path) -> dict[str, Any]:
+    """dtype, shape and SHA-256 of each tensor, by nothing but the format's description."""
+    digests = {}
+    for file in shards(folder):
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length))
+            header.pop("__metadata__")
+            for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+                start, end = about["data_offsets"]
+                assert stream.tell() == 8 + length + start
+                digests[name] = (about["dtype"], about["shape"], hashlib.sha256(stream.read(end - start)).hexdigest())
+    return digests
