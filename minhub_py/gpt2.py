@@ -223,7 +223,7 @@ class Attention(nn.Module):
             v,
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=mask is None and T > 1,
+            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
             scale=self.scale,
         )  # (B, H, T, D)
         y = y.to(x.dtype).transpose(1, 2).reshape(B, T, C)
@@ -295,7 +295,7 @@ class GPT2(nn.Module):
         lengths = cache.lengths if cache is not None else [0] * B
         longest = max(lengths) + T
         self._check(idx, longest, cache)
-        if len(set(lengths)) == 1:
+        if min(lengths) == max(lengths):  # a set of lengths would make torch.compile start anew at each token
             positions = torch.arange(lengths[0], longest, device=idx.device)  # (T,)
         else:
             starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)

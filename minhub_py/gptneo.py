@@ -305,7 +305,7 @@ class Attention(nn.Module):
             cache.write(self.layer, positions, k, v)
             S = min(max(cache.lengths) + T, cache.keys[self.layer].size(2))
             k, v = cache.keys[self.layer][:, :, :S], cache.values[self.layer][:, :, :S]
-            if S > T and (T > 1 or len(set(cache.lengths)) > 1):
+            if S > T and (T > 1 or min(cache.lengths) < max(cache.lengths)):
                 mask = (positions.unsqueeze(-1) >= torch.arange(S, device=q.device)).unsqueeze(1)  # (B, 1, T, S)
         return F.scaled_dot_product_attention(
             q.float(),
@@ -313,7 +313,7 @@ class Attention(nn.Module):
             v.float(),
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=mask is None and T > 1,
+            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
             scale=1.0,
         )
 

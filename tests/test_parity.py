@@ -552,10 +552,10 @@ def test_files_of_every_age_with_a_head_of_their_own(load, name, write, names, t
 
 @contextmanager
 def compiled(model, backend):
-    """torch.compile, with what it remembers of other models gone before and after."""
+    """torch.compile in one piece, with what it remembers of other models gone before and after."""
     torch.compiler.reset()
     try:
-        yield torch.compile(model, backend=backend)
+        yield torch.compile(model, backend=backend, fullgraph=True)
     finally:
         torch.compiler.reset()
 
@@ -563,13 +563,23 @@ def compiled(model, backend):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_compiled_by_dynamo(load, name):
     _, model, _, ids, wanted = load(name)
-    with compiled(model, "eager") as fast:
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with compiled(model, backend) as fast:
         with torch.no_grad():
             assert_close(fast(ids), wanted)
         cache = model.new_cache(3, 37)
-        assert_close(read(fast, ids[:, :16], [9, 1, 1, 4, 1], cache), wanted[:, :16])
+        assert_close(read(fast, ids[:, :9], [9], cache), wanted[:, :9])
+        go_on(fast, cache, ids, wanted, [9, 9, 9], 2, [1])
+        known = len(graphs)
+        go_on(fast, cache, ids, wanted, [11, 11, 11], 6, [1])
+        assert len(graphs) == known, "compiled anew for each token"
         cache.set_row(1, filled(model, ids[1, :2], 37, [2]))
-        go_on(fast, cache, ids, wanted, [16, 2, 16], 5, [1, 3])
+        go_on(fast, cache, ids, wanted, [17, 2, 17], 5, [4, 1])
 
 
 @pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gptneo-local-first"])
