@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 from urllib.parse import quote
 
@@ -44,7 +45,7 @@ COMPANIONS = (
 SMALL = (*COMPANIONS, "config.json")
 # Words of a server that become paths here must look like this.
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SHARD = re.compile(r"\w[\w.-]*", re.ASCII)
+SHARD = re.compile(r"\w[\w.-]{0,240}\.(safetensors|bin)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,16 @@ def locate(identifier: str | os.PathLike[str]) -> Path | None:
         raise NotADirectoryError(f"{name} is a file: give the folder that holds it, with its config.json.")
     if isinstance(identifier, os.PathLike) or name.startswith((".", "/", "~", "\\")) or name.endswith(("/", "\\")):
         raise FileNotFoundError(f"There is no folder {name}: check the path.")
+    check_repository(name)
+    return None
+
+
+def check_repository(name: str) -> None:
+    """ValueError: no repository can have this name."""
     try:
         client().utils.validate_repo_id(name)
     except ValueError as error:
         raise ValueError(f"{name!r} is neither a folder nor a name on the Hub: give a path, or owner/name.") from error
-    return None
 
 
 def plan(repository: str, revision: str = "main", *, token: Token = None, weights: bool = True) -> Plan:
@@ -128,6 +134,7 @@ def plan(repository: str, revision: str = "main", *, token: Token = None, weight
     FileNotFoundError: no such repository or revision, or nothing in it that can be read here. PermissionError: it is
     gated, or the token is refused. ValueError: its index is damaged. ConnectionError: the Hub does not answer.
     """
+    check_repository(repository)
     hf = client()
     with asking(repository, revision):
         response = hf.utils.http_backoff(
@@ -312,6 +319,18 @@ def _gaps(folder: Path, weights: bool = True) -> list[str]:
     return gaps
 
 
+def shard_names(index: Path, called: str) -> list[str]:
+    """The files that an index of shards names. ValueError: it is damaged, or names what is no plain weight file."""
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{called} is no index of shards ({type(error).__name__}): fetch it again.") from error
+    for name in names or {""}:
+        if not isinstance(name, str) or not SHARD.fullmatch(name):
+            raise ValueError(f"{called} names {brief(name)}, which is no weight file of its own folder: do not use it.")
+    return sorted(names)
+
+
 def _weight_names(present: Collection[str], owner: str, obtain: Callable[[str], Path]) -> list[str]:
     """The files of the first format of weights among those `present`; `obtain` gives an index to read."""
     layout = next((name for name in WEIGHTS if name in present), None)
@@ -319,14 +338,8 @@ def _weight_names(present: Collection[str], owner: str, obtain: Callable[[str], 
         raise FileNotFoundError(f"{owner} has no weights as safetensors or PyTorch .bin: {_some(present)}.")
     if not layout.endswith(".index.json"):
         return [layout]
-    text = obtain(layout).read_bytes()
-    try:
-        shards = sorted(set(json.loads(text)["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{layout} of {owner} is no index of shards ({type(error).__name__}: {error}).") from error
-    for shard in shards or [""]:
-        if not isinstance(shard, str) or not SHARD.fullmatch(shard):
-            raise ValueError(f"{layout} of {owner} names {shard!r}, which is no plain file name: do not use it.")
+    shards = shard_names(obtain(layout), f"{layout} of {owner}")
+    for shard in shards:
         if shard not in present:
             raise FileNotFoundError(f"{layout} of {owner} names {shard}, which is missing.")
     return [layout, *shards]

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minhub_py.hub import COMPANIONS, WEIGHTS
+from minhub_py.hub import COMPANIONS, WEIGHTS, shard_names
 
 Layout = Literal["hub", "native"]
 
@@ -72,19 +72,14 @@ class Checkpoint(Mapping[str, Tensor]):
                 continue
             if not name.endswith(".index.json"):
                 return [path]
-            return [self.folder / shard for shard in sorted(set(self._index(path).values()))]
+            files = [self.folder / shard for shard in shard_names(path, str(path))]
+            for file in files:
+                if not file.is_file():
+                    raise FileNotFoundError(
+                        f"{path} names {file.name}, which is missing: download the checkpoint again"
+                    )
+            return files
         raise FileNotFoundError(f"{self.folder} has no weights: none of {', '.join(WEIGHTS)}")
-
-    def _index(self, path: Path) -> dict[str, str]:
-        weight_map = read_object(path).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ValueError(f"{path} has no weight_map; it is damaged: fetch it again")
-        for shard in weight_map.values():
-            if not is_weight_file(shard):
-                raise ValueError(f"{path} names {brief(shard)}, which is not a weight file of its own folder")
-            if not (self.folder / shard).is_file():
-                raise FileNotFoundError(f"{path} names {shard}, which is missing: download the checkpoint again")
-        return weight_map
 
     @cached_property
     def _places(self) -> dict[str, Path]:
@@ -152,17 +147,6 @@ class Checkpoint(Mapping[str, Tensor]):
             except (RuntimeError, TypeError, OverflowError) as error:  # sizes beside a 0 can be anything
                 raise ValueError(f"{name} has a shape that no tensor can have: {brief(shape)}") from error
         return result
-
-
-def is_weight_file(shard: object) -> bool:
-    """Whether an index may name it: a plain file name, printable, of one of the two formats."""
-    return (
-        isinstance(shard, str)
-        and Path(shard).name == shard
-        and Path(shard).suffix in (".safetensors", ".bin")
-        and shard.isprintable()
-        and len(shard) < 256
-    )
 
 
 def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, torch.dtype]) -> torch.dtype:

@@ -486,7 +486,7 @@ def test_index_that_leads_elsewhere(place: str, tmp_path: Path) -> None:
         (home / "x.safetensors").write_bytes((folder / shard).read_bytes())
     places = {key: place.format(folder) if value == shard else value for key, value in index["weight_map"].items()}
     (folder / INDEX).write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(ValueError, match="x.safetensors', which is not a weight file of its own folder"):
+    with pytest.raises(ValueError, match="x.safetensors', which is no weight file of its own folder"):
         minhub_py.from_pretrained(str(folder))
 
 

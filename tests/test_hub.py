@@ -118,12 +118,12 @@ def test_no_config_is_an_error(hub: HubServer) -> None:
 @pytest.mark.parametrize(
     ("index", "error", "message"),
     [
-        ('{"weight_map": {"a": "../../x.safetensors"}}', ValueError, "no plain file name"),
-        ('{"weight_map": {"a": "/etc/passwd"}}', ValueError, "no plain file name"),
-        ('{"weight_map": {"a": "..\\\\x.safetensors"}}', ValueError, "no plain file name"),
-        ('{"weight_map": {"a": ".."}}', ValueError, "no plain file name"),
-        ('{"weight_map": {"a": 1}}', ValueError, "no plain file name"),
-        ('{"weight_map": {}}', ValueError, "no plain file name"),
+        ('{"weight_map": {"a": "../../x.safetensors"}}', ValueError, "no weight file of its own folder"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', ValueError, "no weight file of its own folder"),
+        ('{"weight_map": {"a": "..\\\\x.safetensors"}}', ValueError, "no weight file of its own folder"),
+        ('{"weight_map": {"a": ".."}}', ValueError, "no weight file of its own folder"),
+        ('{"weight_map": {"a": 1}}', ValueError, "no weight file of its own folder"),
+        ('{"weight_map": {}}', ValueError, "no weight file of its own folder"),
         ('{"weight_map": {"a": "model-9.safetensors"}}', FileNotFoundError, "model-9.safetensors"),
         ('{"weight_map": ["model-1.safetensors"]}', ValueError, "no index"),
         ('{"weight_map": {"a": {}}}', ValueError, "no index"),

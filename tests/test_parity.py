@@ -578,8 +578,9 @@ def test_compiled_by_dynamo(load, name):
         known = len(graphs)
         go_on(fast, cache, ids, wanted, [11, 11, 11], 6, [1])
         assert len(graphs) == known, "compiled anew for each token"
+        go_on(fast, cache, ids, wanted, [17, 17, 17], 4, [4])
         cache.set_row(1, filled(model, ids[1, :2], 37, [2]))
-        go_on(fast, cache, ids, wanted, [17, 2, 17], 5, [4, 1])
+        go_on(fast, cache, ids, wanted, [21, 2, 21], 5, [4, 1])
 
 
 @pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gptneo-local-first"])
