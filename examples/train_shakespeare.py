@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="default: as the built-in models were trained")
     parser.add_argument("--every", type=int, default=250, help="steps between two looks at the held-out text")
     args = parser.parse_args()
-    steps = args.steps or STEPS[args.family]
+    steps = STEPS[args.family] if args.steps is None else args.steps
 
     torch.manual_seed(1337)
     text = args.text.read_text(encoding="utf-8")

@@ -149,7 +149,8 @@ class Cache:
     """The keys and values of all layers, allocated once. Rows may hold different numbers of positions.
 
     keys, values: one (B, H, max_length, D) tensor per layer.    lengths: positions filled, one int per row.
-    Zeros, not empty: a masked key that happens to be NaN would still spoil the softmax.
+    Zeros, not empty: a masked key that happens to be NaN would still spoil the softmax. As the buffers are written in
+    place, no gradient flows from one call to the next.
     """
 
     def __init__(self, config: GPT2Config, batch_size: int, max_length: int, like: Tensor) -> None:

@@ -192,7 +192,8 @@ class Cache:
 
     keys, values: one (B, H, size, D) tensor per layer; size is max_length in a global layer. A local layer keeps
     the window only, as a ring: position p is in slot p % size.    lengths: positions read, one int per row.
-    Zeros, not empty: a masked key that happens to be NaN would still spoil the softmax.
+    Zeros, not empty: a masked key that happens to be NaN would still spoil the softmax. As the buffers are written in
+    place, no gradient flows from one call to the next.
     """
 
     def __init__(self, config: GPTNeoConfig, batch_size: int, max_length: int, like: Tensor) -> None:

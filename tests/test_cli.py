@@ -304,6 +304,7 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["convert", GPT2, "out", "--max-shard-size", "big"], 2, "'big' is not a size"),
         (["convert", GPT2, "out", "--to", "onnx"], 2, "Invalid value for '--to'"),
         (["download", GPT2], 2, "ships with the package"),
+        (["download", "./nothing"], 1, "'./nothing' is neither a folder nor a name on the Hub"),
         (["frobnicate"], 2, "No such command"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -1,0 +1,106 @@
+"""How the command talks: results on standard output, everything else on standard error, and failures in one message."""
+
+import json
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+
+class Command(click.Command):
+    """A command with --debug, and whose failures are one clear message."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(
+            click.Option(["--debug"], is_flag=True, expose_value=False, callback=remember_debug,
+                         help="Show a traceback when something fails.")
+        )  # fmt: skip
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; any exception becomes its message, with exit status 1."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")
+                warnings.showwarning = lambda message, *_: click.echo(f"Note: {message}", err=True)
+                return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if ctx.find_root().obj == "debug":
+                raise
+            message = " ".join(str(error).split())
+            # What this package raises on purpose says what to do; anything else is a fault of its own.
+            if not isinstance(error, ValueError | OSError | MemoryError) or not message:
+                message = f"unexpected {type(error).__name__}: {message[:300]} (run again with --debug for details)"
+            raise click.ClickException(message) from error
+
+
+def remember_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    """--debug, before the command or after it."""
+    if value:
+        ctx.find_root().obj = "debug"
+
+
+class Group(click.Group):
+    """Its commands are `Command`s, listed in the order in which they are written here."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """As they are used: get a model, look at it, use it."""
+        return list(self.commands)
+
+
+def emit(data: Any) -> None:
+    """Print JSON on standard output."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """Print on standard error."""
+    click.echo(text, err=True)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print aligned columns on standard output; numbers to the right. Never cut, so that a pipe gets all of it."""
+    cells = [[format(cell, ",") if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    right = [all(re.fullmatch(r"[\d,.]+( [kMG]?B)?", row[i]) for row in cells) for i in range(len(headings))]
+    widths = [max(len(line[i]) for line in [list(headings), *cells]) for i in range(len(headings))]
+    for number, line in enumerate([list(headings), *cells]):
+        padded = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
+        text = "  ".join(padded).rstrip()
+        click.echo(click.style(text, bold=True) if number == 0 else text)
+
+
+class Bytes(click.ParamType):  # type: ignore[type-arg]
+    """A size such as 500MB, 2GB or a plain number of bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """To bytes; decimal units, as on the Hub."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]?)B?", str(value))
+        if match is None:
+            self.fail(f"{value!r} is not a size; write 500MB, 2GB or a number of bytes", param, ctx)
+        count = int(float(match[1]) * {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}[match[2]])
+        if count < 1:
+            self.fail("a size must be at least one byte", param, ctx)
+        return count
+
+
+@contextmanager
+def progress_bar(what: str, unit: str = "bytes") -> Any:
+    """A bar on standard error, for a person who waits: `update(done, total)`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn(what), BarColumn(), count, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
