@@ -55,9 +55,7 @@ def _from_pretrained(
     """`from_pretrained`, for the one `family` if it is given."""
 
     def check(folder: Path) -> None:
-        checkpoint = Checkpoint(folder)
-        if family is not None or checkpoint.config is not None:
-            check_family(checkpoint, family, identifier)
+        check_family(Checkpoint(folder), family, identifier)
 
     folder = hub.fetch(identifier, revision, check=check, **access)
     check(folder)

@@ -83,6 +83,21 @@ def test_models_can_be_pickled_and_saved_when_compiled(tmp_path: Path) -> None:
         assert torch.equal(minhub_py.from_pretrained(tmp_path).wte.weight, model.wte.weight)
 
 
+def test_weights_are_mapped_and_yet_ones_own(tmp_path: Path) -> None:
+    """A fine-tuning step writes to the model's pages, never to the file, and saving over the file is safe."""
+    torch.manual_seed(0)
+    minhub_py.save_pretrained(minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5), tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    model = minhub_py.from_pretrained(tmp_path)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    minhub_py.save_pretrained(model, tmp_path)
+    again = minhub_py.from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+
+
 def test_saving_refuses_what_it_cannot_save(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="saves models of this package, not Linear"):
         minhub_py.save_pretrained(torch.nn.Linear(1, 1), tmp_path)
