@@ -20,6 +20,8 @@ lint: .venv/.installed-test
 bench: .venv/.installed-test
 	$(BIN)/python tests/benchmarks/load.py
 	$(BIN)/python tests/benchmarks/convert.py
+	$(BIN)/python tests/benchmarks/layout.py
+	$(BIN)/python tests/benchmarks/generate.py
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -8,10 +8,9 @@ from torch import Tensor
 
 import weights_map
 from minhub_py.hub import COMPANIONS
-from minhub_py.pretrained import describe, native_tensors, skeleton, tied_names
+from minhub_py.pretrained import fit, native_tensors
 from minhub_py.storage import Checkpoint, Layout, write_checkpoint
 from minhub_py.tokenizer import read_tokenizer
-from weights_map.engine import check_shapes
 
 
 class OneByOne(Mapping[str, Tensor]):
@@ -45,16 +44,11 @@ def convert(
     to: "hub", as transformers reads it, or "native", under our own names and shapes.    dtype: None keeps it.
     ValueError: the checkpoint is damaged, or its tensors do not fit its config.    OSError: the disk is full.
     """
-    family, config = describe(checkpoint)
-    # Every check comes before the first byte is written.
-    expected = skeleton(family, config).state_dict()
-    meta = native_tensors(checkpoint, family, checkpoint.meta())
-    check_shapes(meta, expected, spare=tied_names(family, config))
-
+    family, model, meta = fit(checkpoint)  # every check comes before the first byte is written
     tensors = native_tensors(checkpoint, family, OneByOne(checkpoint))
     if to == "hub":
         meta, tensors = (weights_map.to_hub(family.model_type, side) for side in (meta, tensors))
-    settings = {**config.to_hub(), **(checkpoint.config or {})}
+    settings = {**model.config.to_hub(), **(checkpoint.config or {})}
     settings.pop("torch_dtype", None)  # the old name of dtype
     settings["dtype"] = str(dtype or next(iter(meta.values())).dtype).removeprefix("torch.")
     write_checkpoint(

@@ -100,11 +100,11 @@ def probe_mps() -> list[Probe]:
     return probe_plain("mps", "Apple GPU", ("float32", "float16", "bfloat16"))
 
 
-def probe_cpu() -> Probe:
+def probe_cpu() -> list[Probe]:
     """The processor, which always works."""
     capability = torch.backends.cpu.get_cpu_capability()
     detail = f"{torch.get_num_threads()} threads, {capability}"
-    return Probe("cpu", True, detail, dtypes=tuple(DTYPES))
+    return [Probe("cpu", True, detail, dtypes=tuple(DTYPES))]
 
 
 def probe_plain(name: str, detail: str, dtypes: tuple[str, ...]) -> list[Probe]:
@@ -139,8 +139,6 @@ def choose_device(device: str | torch.device = "auto") -> Probe:
         raise ValueError(
             f'device {device!r} is unknown; give "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"'
         ) from error
-    if wanted.type == "cpu":
-        return probe_cpu()
     if wanted.type not in PROBES:
         raise ValueError(f'device {device!r} is not one of "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"')
     probes = PROBES[wanted.type]()
@@ -175,5 +173,5 @@ PROBES: dict[str, Callable[[], list[Probe]]] = {
     "cuda": probe_cuda,
     "xpu": probe_xpu,
     "mps": probe_mps,
-    "cpu": lambda: [probe_cpu()],
+    "cpu": probe_cpu,
 }

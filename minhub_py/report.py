@@ -9,11 +9,10 @@ import torch
 
 import weights_map
 from minhub_py import hub
-from minhub_py.pretrained import describe, native_tensors, skeleton, tied_names
+from minhub_py.pretrained import describe, fit, skeleton
 from minhub_py.registry import Family, preset
-from minhub_py.storage import Checkpoint
+from minhub_py.storage import Checkpoint, Layout
 from minhub_py.tokenizer import read_tokenizer
-from weights_map.engine import check_shapes
 
 
 def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
@@ -29,9 +28,8 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
     if folder is not None:
         checkpoint = Checkpoint(folder)
         family, config = describe(checkpoint)
-        tensors = checkpoint.meta()
-        source = {"kind": "files", "folder": str(folder), "layout": checkpoint.layout}
-        names = _operations(family, config, list(tensors), checkpoint.layout)
+        model, tensors, layout = skeleton(family, config), checkpoint.meta(), checkpoint.layout
+        source = {"kind": "files", "folder": str(folder), "layout": layout}
     else:
         known = preset(identifier) if revision == "main" else None
         if known is not None:
@@ -40,9 +38,8 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         else:
             family, config = describe(Checkpoint(hub.fetch(identifier, revision, weights=False)))
             source = {"kind": "config"}
-        tensors = dict(weights_map.to_hub(family.model_type, skeleton(family, config).state_dict()))
-        names = _operations(family, config, list(tensors), "hub")
-    model = skeleton(family, config)
+        model, layout = skeleton(family, config), "hub"
+        tensors = dict(weights_map.to_hub(family.model_type, model.state_dict()))
     return {
         "model": identifier,
         "source": source,
@@ -54,16 +51,16 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         "tensors": [
             {"hub": hub_name, "native": native, "operation": operation, "shape": list(tensors[name].shape),
              "dtype": str(tensors[name].dtype).removeprefix("torch.")}
-            for name, hub_name, native, operation in names
+            for name, hub_name, native, operation in _operations(family, config, list(tensors), layout)
         ],
     }  # fmt: skip
 
 
-def _operations(family: Family, config: Any, names: list[str], layout: str) -> Iterator[tuple[str, str, str, str]]:
+def _operations(family: Family, config: Any, names: list[str], layout: Layout) -> Iterator[tuple[str, str, str, str]]:
     """(name in the file, Hub name, our name, operation) of each tensor."""
     table = weights_map.tables[family.model_type]
     for name in names:
-        hit = table.find(name, "native" if layout == "native" else "hub")
+        hit = table.find(name, layout)
         if hit is None:
             yield name, name, "", "unknown"
             continue
@@ -121,9 +118,7 @@ Progress = Callable[[int, int], object] | None
 
 
 def _check_tensors(checkpoint: Checkpoint, progress: Progress) -> list[str]:
-    family, config = describe(checkpoint)
-    native = native_tensors(checkpoint, family, checkpoint.meta())
-    check_shapes(native, skeleton(family, config).state_dict(), spare=tied_names(family, config))
+    fit(checkpoint)
     return []
 
 

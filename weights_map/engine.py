@@ -36,9 +36,6 @@ class Operation:
     optional: bool = False  # the Hub side may lack the tensor
     tied_to: str | None = None  # the Hub's name of the tensor that this one may be a second name of
 
-    def __str__(self) -> str:
-        return self.name
-
 
 def _transposed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return [tensor.t() if tensor.dim() == 2 else tensor for tensor in tensors]  # else its shape is refused later
