@@ -148,7 +148,7 @@ def generate(
     results: list[list[int]] = [[] for _ in prompts]
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ends = Ends.of(model, eos_id, stop, tokenizer)
-    for row, id in _start(model, prompts, max_new_tokens, sampling, seed, ends):
+    for row, id in start(model, prompts, max_new_tokens, sampling, seed, ends):
         results[row].append(id)
     return results
 
@@ -179,7 +179,7 @@ def stream(
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ends = Ends.of(model, eos_id, stop, tokenizer)
-    return (id for _, id in _start(model, [prompt], max_new_tokens, sampling, seed, ends))
+    return (id for _, id in start(model, [prompt], max_new_tokens, sampling, seed, ends))
 
 
 def score(
@@ -260,7 +260,7 @@ def generators(rows: int, seed: int | Sequence[int] | None) -> list[torch.Genera
     return [torch.Generator().manual_seed(each) for each in seeds]
 
 
-def _start(
+def start(
     model: Any,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
@@ -268,7 +268,7 @@ def _start(
     seed: int | Sequence[int] | None,
     ends: Ends,
 ) -> Iterator[tuple[int, int]]:
-    """Check the arguments now; (row, new id) pairs when iterated."""
+    """What `generate` and `stream` iterate: arguments are checked now, (row, new id) pairs come as they are known."""
     if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be a whole number of 0 or more, not {max_new_tokens}")
     texts = [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]

@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 BUSY = (429, 500, 502, 503, 504)
 RETRIES = 3
 Token = str | bool | None
+# Who shows a download where a bar on standard error cannot: called with the file's name, the bytes there, and all.
+listener: ContextVar[Callable[[str, int, int], object] | None] = ContextVar("listener", default=None)
 
 
 def client() -> Any:
@@ -46,8 +49,9 @@ def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> 
     hf = client()
     # The hash is of the bytes as stored, and a range counts them: so no compression.
     headers = hf.utils.build_hf_headers(token=token) | {"Accept-Encoding": "identity"}
-    quiet = None if progress else True  # None: where there is no terminal
-    bar = hf.utils.tqdm(desc=url.rpartition("/")[2], total=size, unit="B", unit_scale=True, disable=quiet)
+    name, tell = url.rpartition("/")[2], listener.get()
+    quiet = None if progress and tell is None else True  # None: where there is no terminal
+    bar = hf.utils.tqdm(desc=name, total=size, unit="B", unit_scale=True, disable=quiet)
     fruitless = 0
     with partial.open("ab") as out, bar:
         if out.tell() > size:
@@ -72,6 +76,8 @@ def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> 
                     for chunk in response.iter_bytes():
                         out.write(chunk)
                         bar.update(len(chunk))
+                        if tell is not None:
+                            tell(name, out.tell(), size)
                 if out.tell() <= start:
                     raise httpx2.RemoteProtocolError("an answer without a body")
             except httpx2.TransportError:

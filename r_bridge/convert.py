@@ -1,0 +1,421 @@
+"""Python's values as R's own, and back: the one home of row and column order, index base, dtypes and NA.
+
+Both ways into R (worker.py, session.py) carry the same bytes: R's serialization format, version 2, in the machine's
+byte order ("R Internals", section 1.8: what `serialize(x, NULL, xdr = FALSE, version = 2)` writes and `unserialize`
+reads). R builds its values from them in C: numbers travel as they lie in memory, never as text.
+
+| Python                            | R                                                                         |
+| --------------------------------- | ------------------------------------------------------------------------- |
+| None                              | NULL                                                                      |
+| bool, int, float, str             | a vector of length 1; an int beyond R's 32 bits is a double               |
+| list or tuple of str and None     | character, None as NA                                                     |
+| any other list or tuple           | list                                                                      |
+| dict                              | list with names                                                           |
+| Frame                             | data.frame                                                                |
+| bytes                             | raw                                                                       |
+| array or tensor, 1-D              | logical, integer or double vector (floats of every width are doubles)     |
+| array or tensor, n-D              | the same with dim: x[i, j] in R is x[i-1, j-1] here, in R's column order  |
+
+Back, a vector stays a vector (numpy array, or list of str and None for character and factor), a list with names is a
+dict, a data.frame a dict of its columns. NA in integer or logical gives a masked array; NA_real_ is a NaN with R's
+payload, so it returns as NA.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+Buffer = bytes | memoryview
+
+NULL, SYMBOL, PAIRS, CHARS, LOGICAL, INTEGER, REAL, STRINGS, LIST, RAW = 254, 1, 2, 9, 10, 13, 14, 16, 19, 24
+REFERENCE = 255
+IS_OBJECT, HAS_ATTRIBUTES, HAS_TAG = 1 << 8, 1 << 9, 1 << 10
+LATIN1, UTF8, ASCII = 1 << 14, 1 << 15, 1 << 18
+
+# The format's second version, written by R 4.0, readable by R 2.3 and later.
+HEADER = b"B\n" + struct.pack("=iii", 2, 0x00040000, 0x00020300)
+NA_INTEGER = -(2**31)
+NA_REAL = np.array(0x7FF00000000007A2).view(np.float64)  # a NaN that says 1954
+LARGEST_INTEGER = 2**31 - 1
+# Column order is made a block at a time, so that a (1, 1024, 50257) array needs no second copy of itself.
+BLOCK_ELEMENTS = 2**17
+
+_int = struct.Struct("=i").pack
+_two = struct.Struct("=ii").pack
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Columns of one length, which R receives as a data.frame."""
+
+    columns: Mapping[str, Any]
+
+
+# To R
+
+
+def dumps(value: Any) -> bytes:
+    """`value` as R's serialized bytes. TypeError: a type that the table above lacks."""
+    return b"".join(parts(value))
+
+
+def dump(value: Any, file: IO[bytes]) -> None:
+    """The same into an open file, a block at a time."""
+    for part in parts(value):
+        file.write(part)
+
+
+def parts(value: Any) -> Iterator[Buffer]:
+    """The same as buffers in order."""
+    yield HEADER
+    yield from _item(value)
+
+
+def _item(value: Any) -> Iterator[Buffer]:
+    match value:
+        case None:
+            yield _int(NULL)
+        case bool():
+            yield struct.pack("=iii", LOGICAL, 1, value)
+        case int() if abs(value) <= LARGEST_INTEGER:
+            yield struct.pack("=iii", INTEGER, 1, value)
+        case int() | float():
+            yield struct.pack("=iid", REAL, 1, value)
+        case str():
+            yield _two(STRINGS, 1) + _chars(value)
+        case bytes() | memoryview():
+            yield _int(RAW) + _length(len(value))
+            yield value
+        case list() | tuple() if value and all(isinstance(x, str | None) for x in value):
+            yield _int(STRINGS) + _length(len(value)) + b"".join(map(_chars, value))
+        case list() | tuple():
+            yield from _list(value)
+        case Mapping():
+            yield from _list(list(value.values()), {"names": _names(value)})
+        case Frame():
+            columns = list(value.columns.values())
+            rows = len(columns[0]) if columns else 0
+            if any(len(column) != rows for column in columns):
+                raise ValueError(f"the columns of a data.frame differ in length: {[len(c) for c in columns]}")
+            # c(NA, -n) is R's short form of row names 1 to n.
+            row_names = np.array([NA_INTEGER, -rows], np.int32)
+            yield from _list(
+                columns,
+                {"names": _names(value.columns), "class": ["data.frame"], "row.names": row_names},
+                IS_OBJECT,
+            )
+        case _ if hasattr(value, "__array__"):
+            yield from _array(value)
+        case _:
+            raise TypeError(f"a {type(value).__name__} has no counterpart in R")
+
+
+def _list(values: Sequence[Any], attributes: Mapping[str, Any] | None = None, flags: int = 0) -> Iterator[Buffer]:
+    yield _int(LIST | flags | (HAS_ATTRIBUTES if attributes else 0)) + _length(len(values))
+    for value in values:
+        yield from _item(value)
+    if attributes:
+        yield from _attributes(attributes)
+
+
+def _names(mapping: Mapping[str, Any]) -> Any:
+    # An empty list has no element to show that it is one of names.
+    return [str(name) for name in mapping] or np.array([], np.str_)
+
+
+def _attributes(attributes: Mapping[str, Any]) -> Iterator[Buffer]:
+    for name, value in attributes.items():
+        yield _two(PAIRS | HAS_TAG, SYMBOL) + _chars(name)
+        yield from _item(value)
+    yield _int(NULL)
+
+
+def _length(count: int) -> bytes:
+    if count <= LARGEST_INTEGER:
+        return _int(count)
+    return struct.pack("=iii", -1, count >> 32, count & 0xFFFFFFFF)
+
+
+def _chars(text: str | None) -> bytes:
+    if text is None:
+        return _two(CHARS, -1)
+    if "\0" in text:
+        # R's strings end at a NUL: shown as the character that stands for one that cannot be shown.
+        text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    data = text.encode()
+    return _two(CHARS | (ASCII if len(data) == len(text) else UTF8), len(data)) + data
+
+
+def _array(value: Any) -> Iterator[Buffer]:
+    array = as_array(value)
+    if array.dtype.kind == "U":
+        yield _int(STRINGS) + _length(array.size) + b"".join(_chars(str(text)) for text in array)
+        return
+    kind, dtype = _kind(array)
+    missing = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else None
+    if missing is not None:
+        array = np.where(missing, NA_REAL if kind == REAL else NA_INTEGER, np.ma.getdata(array)).astype(dtype)
+    yield _int(kind | (HAS_ATTRIBUTES if array.ndim > 1 else 0)) + _length(array.size)
+    yield from _column_order(array, dtype)
+    if array.ndim > 1:
+        yield from _attributes({"dim": np.array(array.shape, np.int32)})
+
+
+def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
+    match array.dtype.kind:
+        case "b":
+            return LOGICAL, np.int32
+        case "i" | "u":
+            fits = array.size == 0 or (int(array.min()) > NA_INTEGER and int(array.max()) <= LARGEST_INTEGER)
+            # The smallest 32-bit integer is R's NA; an array that holds it on purpose is one of ours, of int32.
+            return (INTEGER, np.int32) if fits or array.dtype == np.int32 else (REAL, np.float64)
+        case "f":
+            return REAL, np.float64
+    raise TypeError(f"an array of {array.dtype} has no counterpart in R")
+
+
+def _column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Iterator[Buffer]:
+    """The elements with the first index running fastest."""
+    turned = array.T
+    if turned.size == 0:
+        return
+    if turned.ndim == 0:
+        turned = turned.reshape(1)
+    step = max(1, BLOCK_ELEMENTS * len(turned) // turned.size)
+    for start in range(0, len(turned), step):
+        yield np.ascontiguousarray(turned[start : start + step], dtype).data.cast("B")
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """A tensor of any device and dtype, or anything array-like, as a numpy array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":  # numpy has none; every bfloat16 is a float32
+            value = value.float()
+        return value.numpy()  # type: ignore[no-any-return]
+    return value if isinstance(value, np.ndarray) else np.asarray(value)
+
+
+# From R
+
+
+def loads(data: Buffer) -> Any:
+    """The value that R serialized. ValueError: bytes that are not of this form, or hold what no table row covers."""
+    return _Reader(data).value()
+
+
+class _Reader:
+    """A cursor over R's bytes. It only builds values: nothing in the bytes is called or evaluated."""
+
+    def __init__(self, data: Buffer) -> None:
+        self.data = memoryview(data)
+        self.at = 0
+        self.symbols: list[str] = []
+        self.depth = 0
+
+    def value(self) -> Any:
+        if bytes(self.take(2)) != b"B\n":
+            raise ValueError("not R's binary serialization")
+        version, _, _ = self.ints(3)
+        if version != 2:
+            raise ValueError(f"R's serialization version {version}, not 2")
+        value = self.item()
+        if self.at != len(self.data):
+            raise ValueError(f"{len(self.data) - self.at} bytes left over after the value")
+        return value
+
+    def take(self, count: int) -> memoryview:
+        if count < 0 or self.at + count > len(self.data):
+            raise ValueError("the bytes end within a value")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def ints(self, count: int) -> tuple[int, ...]:
+        return struct.unpack(f"={count}i", self.take(4 * count))
+
+    def length(self) -> int:
+        (count,) = self.ints(1)
+        if count == -1:
+            high, low = struct.unpack("=iI", self.take(8))
+            count = (high << 32) + low
+        if not 0 <= count <= len(self.data):
+            # Every element takes a byte at least, so no length can make us reserve more than was sent.
+            raise ValueError(f"a length of {count} in {len(self.data)} bytes")
+        return int(count)
+
+    def item(self) -> Any:
+        (flags,) = self.ints(1)
+        kind = flags & 0xFF
+        if kind == NULL:
+            return None
+        read = self.readers.get(kind)
+        if read is None:
+            raise ValueError(f"R's type {kind} has no counterpart in Python")
+        value = read(self)
+        attributes = self.attributes() if flags & HAS_ATTRIBUTES else {}
+        return self.finish(kind, value, attributes)
+
+    def attributes(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while (flags := self.ints(1)[0]) != NULL:
+            if flags & 0xFF != PAIRS or not flags & HAS_TAG:
+                raise ValueError("attributes that are no pairs of name and value")
+            name = self.symbol()
+            found[name] = self.nested(self.item)
+        return found
+
+    def symbol(self) -> str:
+        (flags,) = self.ints(1)
+        if flags & 0xFF == REFERENCE:
+            index = flags >> 8
+            if not 1 <= index <= len(self.symbols):
+                raise ValueError("a reference to a name that was not given")
+            return self.symbols[index - 1]
+        if flags & 0xFF != SYMBOL:
+            raise ValueError("an attribute without a name")
+        name = self.chars()
+        if name is None:
+            raise ValueError("an attribute named NA")
+        self.symbols.append(name)
+        return name
+
+    def nested(self, read: Callable[[], Any]) -> Any:
+        self.depth += 1
+        if self.depth > 100:
+            raise ValueError("lists nested more than 100 deep")
+        try:
+            return read()
+        finally:
+            self.depth -= 1
+
+    def chars(self) -> str | None:
+        flags, count = self.ints(2)
+        if flags & 0xFF != CHARS:
+            raise ValueError("a string was expected")
+        if count == -1:
+            return None
+        return str(self.take(count), "latin-1" if flags & LATIN1 else "utf-8")
+
+    def logicals(self) -> np.ndarray[Any, Any]:
+        values = self.integers()
+        if isinstance(values, np.ma.MaskedArray):
+            return np.ma.MaskedArray(values.data != 0, values.mask)
+        return values != 0
+
+    def integers(self) -> np.ndarray[Any, Any]:
+        values = np.frombuffer(self.take(4 * self.length()), np.int32)
+        missing = values == NA_INTEGER
+        return np.ma.MaskedArray(values, missing) if missing.any() else values
+
+    def reals(self) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self.take(8 * self.length()), np.float64)
+
+    def strings(self) -> list[str | None]:
+        return [self.chars() for _ in range(self.length())]
+
+    def list(self) -> list[Any]:
+        return [self.nested(self.item) for _ in range(self.length())]
+
+    def raw(self) -> bytes:
+        return bytes(self.take(self.length()))
+
+    def finish(self, kind: int, value: Any, attributes: Mapping[str, Any]) -> Any:
+        names, levels, dim = (attributes.get(name) for name in ("names", "levels", "dim"))
+        if kind == LIST and names is not None:
+            if len(set(names)) != len(value) or None in names or "" in names:
+                raise ValueError(f"a list whose names are missing or repeat: {names}")
+            return dict(zip(names, value, strict=True))
+        if kind == INTEGER and levels is not None:
+            return [None if code is np.ma.masked else levels[code - 1] for code in value]
+        if dim is not None and kind in (LOGICAL, INTEGER, REAL):
+            return value.reshape(tuple(dim), order="F")
+        return value
+
+    readers: Mapping[int, Callable[["_Reader"], Any]] = {
+        LOGICAL: logicals,
+        INTEGER: integers,
+        REAL: reals,
+        STRINGS: strings,
+        LIST: list,
+        RAW: raw,
+    }
+
+
+# What a method is given
+
+
+def one(value: Any, kind: type) -> Any:
+    """The single bool, int, float or str of a vector of length 1; None for NULL and NA. ValueError: it is none."""
+    if value is None:
+        return None
+    if isinstance(value, np.ndarray) and value.size == 1:
+        item = None if np.ma.is_masked(value) else value.reshape(-1)[0].item()
+    elif isinstance(value, list) and len(value) == 1:
+        item = value[0]
+    else:
+        raise ValueError(f"one {NAMES[kind]} is wanted, not {_described(value)}")
+    if item is None or (kind is not str and np.isnan(item)):
+        return None
+    if kind is int and isinstance(item, float) and item.is_integer():
+        return int(item)
+    if kind is float and type(item) is int:
+        return float(item)
+    if type(item) is not kind:
+        raise ValueError(f"one {NAMES[kind]} is wanted, not {item!r}")
+    return item
+
+
+NAMES = {str: "string", int: "whole number", float: "number", bool: "TRUE or FALSE"}
+
+
+def character(texts: Iterable[str | None]) -> Any:
+    """A character vector, of length 0 too."""
+    return list(texts) or np.array([], np.str_)
+
+
+def id_rows(value: Any, size: int, first: int = 0) -> list[list[int]]:
+    """Token ids from R as rows of 0-based ids below `size`.
+
+    A vector is one row, a matrix a row each, a list of vectors a row each. `first` is the smallest id in the caller's
+    counting: 0, or 1 for an R torch tensor. ValueError: NA, a fraction, an id out of range, or no number at all.
+    """
+    rows: Iterable[Any]
+    if isinstance(value, np.ndarray):
+        if value.ndim > 2:
+            raise ValueError(f"ids have {value.ndim} dimensions: pass a vector, a matrix (one row a text), or a list")
+        rows = value if value.ndim == 2 else [value]
+    elif isinstance(value, list):
+        rows = value
+    else:
+        raise ValueError("ids are missing: pass an integer vector, a matrix (one row a text), or a list of vectors")
+    return [_id_row(row, f"row {number}", size, first) for number, row in enumerate(rows, start=1)]
+
+
+def _id_row(row: Any, where: str, size: int, first: int) -> list[int]:
+    if row is None:
+        return []
+    if not isinstance(row, np.ndarray) or row.dtype.kind not in "if" or row.ndim != 1:
+        raise ValueError(f"{where}: ids are whole numbers, not {_described(row)}; tok$encode() makes them from text")
+    if np.ma.is_masked(row) or (row.dtype.kind == "f" and np.isnan(row).any()):
+        raise ValueError(f"{where}: an id is NA; drop or replace it first")
+    wrong = row[row != np.floor(row)] if row.dtype.kind == "f" else row[:0]
+    if wrong.size:
+        raise ValueError(f"{where}: an id is {wrong[0]}, not a whole number; tok$encode() makes them from text")
+    outside = row[(row < first) | (row >= first + size)]
+    if outside.size and first and outside[0] == 0:
+        raise ValueError(f"{where}: an id is 0, but the ids in an R torch tensor count from 1; add 1L to 0-based ids")
+    if outside.size:
+        raise ValueError(f"{where}: an id is {outside[0]:.0f}; this model's go from {first} to {first + size - 1}")
+    return [int(id) - first for id in row]
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        kind = {"b": "TRUE and FALSE", "f": "numbers", "i": "numbers"}[value.dtype.kind]
+        return f"{value.size} values ({kind})" if value.ndim == 1 else f"an array with {value.ndim} dimensions"
+    if isinstance(value, list):
+        return "text" if value and all(isinstance(x, str | None) for x in value) else f"a list of {len(value)}"
+    return {"dict": "a list with names", "bytes": "raw bytes"}.get(type(value).__name__, type(value).__name__)

@@ -1,0 +1,107 @@
+# How R calls Python: one exchange for both ways in. A link is a worker (wire.R) or the Python that hosts this R.
+
+# What the method returns. `news` is a function that is given what comes on the way.
+ask <- function(method, ..., news = NULL) {
+  link <- connect()
+  arguments <- lapply(list(...), reference)
+  # An answer is read whole or not at all: interrupts wait, except while there is nothing to read.
+  suspendInterrupts(exchange(link, method, arguments, news))
+}
+
+exchange <- function(link, method, arguments, news) {
+  call <- link$calls <- link$calls + 1L
+  ended <- FALSE
+  on.exit(if (!ended && identical(session$link, link)) suspendInterrupts(link$send("CANCEL", call)))
+  link$send("CALL", call, list(method = method, arguments = arguments, release = take_released()))
+  repeat {
+    allowInterrupts(link$wait())
+    frame <- link$receive(call)
+    if (is.null(frame)) next
+    if (frame$kind == "part") {
+      if (!is.null(news)) allowInterrupts(news(frame$value))
+      next
+    }
+    ended <- TRUE
+    return(switch(frame$kind,
+      done = frame$value,
+      failed = fail(frame$value$message, class = frame$value$class),
+      interrupt()
+    ))
+  }
+}
+
+connect <- function() {
+  link <- session$link
+  # A forked child (parallel::mclapply) must not speak on its parent's line.
+  if (!is.null(link) && link$owner != Sys.getpid()) link <- session$link <- NULL
+  if (is.null(link)) {
+    link <- suspendInterrupts(start_worker(choose_python()))
+    link$calls <- 0L
+    session$released <- integer()
+    session$link <- link
+    reg.finalizer(link, function(link) if (identical(link$owner, Sys.getpid())) try(link$close(), silent = TRUE), onexit = TRUE)
+  }
+  link
+}
+
+disconnect <- function() {
+  link <- session$link
+  session$link <- NULL
+  if (!is.null(link) && identical(link$owner, Sys.getpid())) try(link$close(), silent = TRUE)
+  invisible()
+}
+
+# A Python process that hosts R (r_bridge.RSession) gives two functions, and then serves in place of a worker.
+# send(raw) starts a call, or with raw(0) cancels it; receive() returns its next frame.
+attach_host <- function(send, receive) {
+  link <- new.env(parent = emptyenv())
+  link$owner <- Sys.getpid()
+  link$epoch <- paste("host", link$owner)
+  link$calls <- 0L
+  link$send <- function(kind, call, value) {
+    send(if (kind == "CANCEL") raw() else serialize(value, NULL, xdr = FALSE, version = 2L))
+  }
+  link$wait <- function() NULL
+  link$receive <- function(call) unserialize(receive())
+  link$close <- function() NULL
+  disconnect()
+  session$link <- link
+  invisible()
+}
+
+# As Ctrl-C does it.
+interrupt <- function() {
+  signalCondition(structure(list(message = "interrupted", call = NULL), class = c("interrupt", "condition")))
+  invokeRestart("abort")
+}
+
+# Objects that Python holds for R
+
+# A number in Python's list, with the link that it is good for. Python is told when R has dropped it.
+new_handle <- function(number) {
+  handle <- new.env(parent = emptyenv())
+  handle$number <- number
+  handle$epoch <- session$link$epoch
+  reg.finalizer(handle, function(handle) {
+    if (identical(handle$epoch, session$link$epoch)) session$released <- c(session$released, handle$number)
+  })
+  handle
+}
+
+take_released <- function() {
+  released <- session$released
+  session$released <- integer()
+  released
+}
+
+# What stands for an R object in a call: the number of a model or tokenizer, anything else itself. One that an earlier
+# worker held, or that was read from a file, is made again first.
+reference <- function(x) {
+  if (!inherits(x, c("minhub_model", "minhub_tokenizer"))) return(x)
+  self <- attr(x, "self")
+  if (!identical(self$handle$epoch, session$link$epoch)) {
+    note("The Python worker is new: loading ", self$title, " again")
+    self$restore()
+  }
+  self$handle$number
+}

@@ -1,0 +1,82 @@
+# Arguments as users give them -> what Python is sent. Each returns its value or fails.
+
+string <- function(x, what = deparse(substitute(x))) {
+  texts(x, what, length = 1L)
+}
+
+# Text as UTF-8, without names: factors are text here, NA and broken encodings are mistakes.
+texts <- function(x, what = deparse(substitute(x)), length = NULL) {
+  if (is.factor(x)) x <- as.character(x)
+  if (is.list(x) && all(lengths(x) == 1L)) x <- unlist(x, use.names = FALSE)
+  if (!is.character(x)) fail(what, " must be text, not ", describe(x))
+  if (!is.null(length) && length(x) != length) fail(what, " must be one string, not ", describe(x))
+  if (anyNA(x)) fail(what, " has NA at ", places(is.na(x)), ": drop or replace it first")
+  x <- as.character(x)
+  # In the C locale R does not know what its bytes mean; almost everywhere they are UTF-8.
+  if (!l10n_info()[["MBCS"]] && !l10n_info()[["Latin-1"]]) Encoding(x)[Encoding(x) == "unknown"] <- "UTF-8"
+  wrong <- Encoding(x) != "latin1" & !validUTF8(x)
+  if (any(wrong)) fail(what, " is not valid UTF-8 at ", places(wrong), ": convert it with iconv() first")
+  enc2utf8(x)
+}
+
+number <- function(x, what = deparse(substitute(x)), least = -Inf, most = Inf, above = NULL, whole = FALSE) {
+  if (is.factor(x) || !is.numeric(x) || length(x) != 1L || is.na(x)) {
+    fail(what, " must be one number, not ", describe(x))
+  }
+  if (whole && x != floor(x)) fail(what, " must be a whole number, not ", format(x))
+  if (x < least || x > most || (!is.null(above) && x <= above)) {
+    range <- c(
+      if (!is.null(above)) paste("above", above) else if (is.finite(least)) paste("at least", least),
+      if (is.finite(most)) paste("at most", format(most, scientific = FALSE))
+    )
+    fail(what, " must be ", paste(range, collapse = " and "), ", not ", format(x))
+  }
+  as.vector(x)
+}
+
+whole <- function(x, what = deparse(substitute(x)), least = 0, most = .Machine$integer.max) {
+  as.integer(number(x, what, least = least, most = most, whole = TRUE))
+}
+
+flag <- function(x, what = deparse(substitute(x))) {
+  if (!is.logical(x) || length(x) != 1L || is.na(x)) fail(what, " must be TRUE or FALSE, not ", describe(x))
+  as.vector(x)
+}
+
+optional <- function(x, check, ...) if (is.null(x)) NULL else check(x, ...)
+
+# Token ids as a vector, matrix or list of vectors; Python looks at each of them (id_rows in convert.py).
+token_ids <- function(x, what = deparse(substitute(x))) {
+  if (inherits(x, "minhub_encoding")) return(x$ids)
+  if (is.data.frame(x) || is.factor(x) || is.character(x) || is.logical(x) || !(is.numeric(x) || is.list(x))) {
+    fail(what, " must be token ids, not ", describe(x), "; tok$encode() makes ids of text")
+  }
+  if (length(x) == 0L) fail(what, " is empty: give at least one id")
+  if (is.list(x)) return(lapply(unname(x), token_ids, what = what))
+  if (is.object(x)) fail(what, " must be token ids, not ", describe(x))
+  structure(as.vector(x), dim = dim(x))
+}
+
+# Prompts and texts come as text or as ids.
+texts_or_ids <- function(x, what = deparse(substitute(x))) {
+  if (length(x) == 0L) fail(what, " is empty: give at least one text")
+  is_text <- is.character(x) || is.factor(x) || (is.list(x) && all(vapply(x, is.character, NA)))
+  if (is_text) return(texts(x, what))
+  ids <- token_ids(x, what)
+  if (is.list(ids)) ids else if (is.matrix(ids)) asplit_rows(ids) else list(ids)
+}
+
+asplit_rows <- function(ids) lapply(seq_len(nrow(ids)), function(row) ids[row, ])
+
+describe <- function(x) {
+  if (is.null(x)) return("NULL")
+  if (is.factor(x)) return("a factor")
+  if (length(x) == 1L && is.atomic(x)) return(if (is.na(x)) "NA" else encodeString(format(x), quote = if (is.character(x)) '"' else ""))
+  kind <- if (is.object(x)) paste0("<", class(x)[[1L]], ">") else typeof(x)
+  paste0("a ", kind, " of length ", length(x))
+}
+
+places <- function(where) {
+  found <- which(where)
+  paste0(paste(utils::head(found, 5L), collapse = ", "), if (length(found) > 5L) ", ...")
+}

@@ -1,0 +1,23 @@
+# Every error of this package: class minhubpy_error, the user's call, and a message that says what to do next.
+fail <- function(..., class = NULL, call = users_call()) {
+  stop(structure(
+    class = c(class, "minhubpy_error", "error", "condition"),
+    list(message = paste0(...), call = call)
+  ))
+}
+
+# The call at which the user entered this package: nobody looks for a mistake in our helpers.
+users_call <- function() {
+  home <- environment(users_call)
+  for (number in seq_len(sys.nframe())) {
+    if (identical(topenv(environment(sys.function(number))), home)) return(sys.call(number))
+  }
+  NULL
+}
+
+# For a person who waits; never in the way of a result.
+note <- function(...) {
+  if (!quiet()) message(...)
+}
+
+quiet <- function() isTRUE(getOption("minhubpy.quiet"))

@@ -1,0 +1,198 @@
+#' Generate text
+#'
+#' Writes on from one or more prompts. Esc or Ctrl-C stops it; the session and
+#' the model stay as they are.
+#'
+#' @param model A model, see [from_pretrained()].
+#' @param prompts Text: a character vector. Or 0-based ids: a vector, a matrix
+#'   with a row for each prompt, or a list of vectors of any lengths.
+#' @param max_new_tokens The most tokens to add to each.
+#' @param temperature Divides the logits: below 1 is more sober, above 1 more
+#'   adventurous, 0 takes the likeliest token each time (greedy).
+#' @param top_k Sample from the `top_k` likeliest tokens.
+#' @param top_p Sample from the fewest likeliest tokens whose probabilities
+#'   reach `top_p`.
+#' @param repetition_penalty Above 1: tokens that stand in the text already
+#'   become less likely.
+#' @param seed A whole number for all prompts, or one for each. If not given,
+#'   R's random numbers give each prompt one, so `set.seed()` before makes
+#'   the text repeatable.
+#' @param eos_id The ids that end a text: `"auto"` are the model's own, `NULL`
+#'   none.
+#' @param stop Strings that end a text; they are not part of it.
+#' @param tokenizer The tokenizer, if not the model's own.
+#' @param stream `TRUE`: show the text while it is made (one prompt of text).
+#'   Or a function that is called with each new piece of text.
+#' @returns For text, the new text of each prompt: a character vector, with
+#'   the names of `prompts`; invisible if it was shown already. For ids, a
+#'   list of the new ids of each prompt.
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' generate(model, "ROMEO:", max_new_tokens = 40, seed = 1, stream = FALSE)
+#' generate(model, c(a = "To be", b = "O "), max_new_tokens = 10, temperature = 0)
+#' @export
+generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
+                     repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
+                     stream = interactive()) {
+  check_model(model)
+  labels <- names(prompts)
+  prompts <- texts_or_ids(prompts)
+  one_text <- is.character(prompts) && length(prompts) == 1L
+  streaming <- one_text && (is.function(stream) || flag(stream))
+  show <- if (is.function(stream)) stream else function(piece) {
+    cat(piece)
+    utils::flush.console()
+  }
+  settings <- list(
+    max_new_tokens = whole(max_new_tokens), temperature = as.double(number(temperature, least = 0, most = 1e6)),
+    top_k = optional(top_k, whole, what = "top_k", least = 1),
+    top_p = optional(top_p, function(x) as.double(number(x, "top_p", above = 0, most = 1))),
+    repetition_penalty = as.double(number(repetition_penalty, above = 0, most = 1e6)),
+    seeds = seeds(seed, length(prompts)), eos_id = end_ids(eos_id),
+    stop = stop_strings(stop), stream = streaming
+  )
+  if (streaming && !is.function(stream)) {
+    cat(prompts)
+    on.exit(cat("\n")) # also where the text is stopped
+  }
+  made <- do.call(ask, c(
+    list("generate", model = model, prompts = prompts, tokenizer = check_tokenizer(tokenizer)), settings,
+    list(news = if (streaming) show)
+  ))
+  if (is.character(prompts)) {
+    text <- stats::setNames(made$texts, labels)
+    if (streaming) invisible(text) else text
+  } else {
+    stats::setNames(made$ids, labels[seq_along(made$ids)])
+  }
+}
+
+seeds <- function(seed, n) {
+  if (is.null(seed)) return(draw_seeds(n))
+  if (!is.numeric(seed) || !length(seed) %in% c(1L, n) || anyNA(seed) || any(seed != floor(seed) | abs(seed) > 2^53)) {
+    fail("seed must be one whole number, or one for each prompt, not ", describe(seed))
+  }
+  rep_len(as.double(seed), n)
+}
+
+end_ids <- function(eos_id) {
+  if (identical(eos_id, "auto")) return(NULL)
+  if (is.null(eos_id)) return(integer())
+  if (!is.numeric(eos_id) || is.factor(eos_id) || anyNA(eos_id) || any(eos_id != floor(eos_id) | eos_id < 0)) {
+    fail('eos_id must be "auto", NULL or token ids, not ', describe(eos_id))
+  }
+  as.integer(eos_id)
+}
+
+stop_strings <- function(stop) {
+  if (is.null(stop)) return(NULL)
+  stop <- texts(stop, "stop")
+  if (!all(nzchar(stop))) fail("a stop string cannot be empty")
+  stop
+}
+
+check_tokenizer <- function(tokenizer) {
+  if (!is.null(tokenizer) && !inherits(tokenizer, "minhub_tokenizer")) {
+    fail("tokenizer must be what tokenizer_from_pretrained() returns, not ", describe(tokenizer))
+  }
+  tokenizer
+}
+
+#' The likeliest next tokens
+#'
+#' @inheritParams generate
+#' @param prompt One text, or one vector of 0-based ids.
+#' @param n How many tokens.
+#' @returns A data frame with the columns `token`, `id`, `prob` and `logprob`
+#'   (nats), likeliest first. It has a `plot()` method.
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' likely <- next_tokens(model, "ROMEO", n = 5)
+#' likely
+#' plot(likely)
+#' @export
+next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
+  check_model(model)
+  prompt <- texts_or_ids(prompt)
+  if (length(prompt) != 1L) fail("prompt must be one text, not ", length(prompt), ": lapply() goes over many")
+  found <- ask("next_tokens", model = model, prompt = prompt, tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1))
+  structure(found, class = c("minhub_next_tokens", "data.frame"))
+}
+
+#' How well a model predicts texts
+#'
+#' `score()` gives the log-probability of every token after a text's first,
+#' given those before it. `perplexity()` is `exp(-mean(logprob))` of each text.
+#' A text longer than the model's context is read in overlapping windows.
+#'
+#' @inheritParams generate
+#' @param texts A character vector; or ids, as for [generate()].
+#' @returns `score()`: a data frame with a row for each token after the first
+#'   of its text, and the columns `text` (which one, from 1), `position` (of
+#'   the token in its text, from 1), `token`, `id` (0-based) and `logprob`
+#'   (nats). It has `plot()` and `summary()` methods. `perplexity()`: a number
+#'   for each text, `NA` for a text of fewer than two tokens.
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' surprise <- score(model, "To be, or not to be")
+#' head(surprise)
+#' summary(surprise)
+#' plot(surprise)
+#' perplexity(model, c(verse = "To be, or not to be", noise = "xq zzk vv"))
+#' @export
+score <- function(model, texts, tokenizer = NULL) {
+  check_model(model)
+  found <- ask(
+    "score",
+    model = model, texts = texts_or_ids(texts), tokenizer = check_tokenizer(tokenizer), news = show_progress()
+  )
+  structure(found, class = c("minhub_score", "data.frame"))
+}
+
+#' @rdname score
+#' @export
+perplexity <- function(model, texts, tokenizer = NULL) {
+  check_model(model)
+  values <- ask(
+    "perplexity",
+    model = model, texts = texts_or_ids(texts), tokenizer = check_tokenizer(tokenizer), news = show_progress()
+  )
+  stats::setNames(values, names(texts))
+}
+
+#' @export
+summary.minhub_score <- function(object, ...) {
+  parts <- split(object$logprob, object$text)
+  data.frame(
+    text = as.integer(names(parts)),
+    tokens = lengths(parts, use.names = FALSE),
+    nats = vapply(parts, function(x) -sum(x), 0, USE.NAMES = FALSE),
+    perplexity = vapply(parts, function(x) exp(-mean(x)), 0, USE.NAMES = FALSE)
+  )
+}
+
+# A bar for a person who waits longer than a moment, on the console only.
+show_progress <- function() {
+  if (quiet() || !interactive()) return(NULL)
+  bar <- NULL
+  shown <- NULL
+  function(news) {
+    if (!identical(news$what, shown) && news$done < news$total) {
+      if (nzchar(news$what)) message("Downloading ", news$what, " (", megabytes(news$total), ")")
+      bar <<- utils::txtProgressBar(max = news$total, style = 3L)
+      shown <<- news$what
+    }
+    if (!is.null(bar)) {
+      utils::setTxtProgressBar(bar, news$done)
+      if (news$done >= news$total) {
+        close(bar)
+        bar <<- NULL
+        shown <<- NULL
+      }
+    }
+  }
+}
+
+megabytes <- function(bytes) {
+  if (bytes >= 1e9) sprintf("%.1f GB", bytes / 1e9) else if (bytes >= 1e6) sprintf("%.0f MB", bytes / 1e6) else sprintf("%.0f kB", bytes / 1e3)
+}

@@ -1,0 +1,34 @@
+#' Language models of the Hugging Face Hub, shared with Python
+#'
+#' One call loads a model, another writes text with it:
+#'
+#' ```r
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' generate(model, "ROMEO:")
+#' ```
+#'
+#' The models are those of the Python package minhub_py. R does not load
+#' Python: the first call starts a Python process of its own (a worker), which
+#' ends with the R session. Which Python that is, and how to get one, is told
+#' in [minhub_start()].
+#'
+#' Ids of tokens count from 0, as on the Hub, with one exception: in and out of
+#' an R torch tensor they count from 1, as everything does in R torch.
+#'
+#' Whatever goes wrong is a condition of class `minhubpy_error`; one that
+#' Python raised has the name of Python's exception as a class too, such as
+#' `FileNotFoundError`.
+#'
+#' @section Options:
+#' * `minhubpy.python`: the Python to use, see [minhub_start()].
+#' * `minhubpy.quiet`: `TRUE` for no messages and no progress.
+#' @importFrom utils .DollarNames str
+#' @keywords internal
+"_PACKAGE"
+
+# What lasts as long as the R session: the link to Python, and what is to be told to it.
+session <- new.env(parent = emptyenv())
+session$link <- NULL
+session$released <- integer()
+
+.onUnload <- function(libpath) disconnect()

@@ -1,0 +1,456 @@
+#' Load a pretrained model
+#'
+#' `from_pretrained()` takes any family; the others insist on theirs. What is
+#' not in the cache of the Hub yet is downloaded, with each file checked by
+#' its hash; a download that was stopped goes on where it was.
+#'
+#' @param identifier A repository of the Hub (`"gpt2"`,
+#'   `"EleutherAI/gpt-neo-125m"`), a local folder in the Hub's layout, or a
+#'   model that comes with the package: `"minhub/shakespeare-gpt2"`,
+#'   `"minhub/shakespeare-gptneo"` or `"minhub/shakespeare-lstm"`.
+#' @param revision A branch, tag or commit of the repository.
+#' @param device `"auto"` (see [minhub_devices()]), `"cpu"`, `"cuda"`,
+#'   `"cuda:1"`, `"mps"` or `"xpu"`. Devices count from 0.
+#' @param dtype `"auto"` (as stored, where the device computes in it),
+#'   `"float32"`, `"bfloat16"` or `"float16"`.
+#' @param token A token for gated and private repositories; if not given, the
+#'   environment variable `HF_TOKEN` or what `hf auth login` stored.
+#' @param local_files_only `TRUE`: use the cache alone, open no connection.
+#' @returns A model, see [minhub_model].
+#' @seealso [generate()], [next_tokens()], [score()], [as_torch_module()]
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' model
+#' @export
+from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
+                            token = NULL, local_files_only = FALSE) {
+  load_model(identifier, revision, NULL, device, dtype, token, local_files_only)
+}
+
+#' @rdname from_pretrained
+#' @export
+gpt2_from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
+                                 token = NULL, local_files_only = FALSE) {
+  load_model(identifier, revision, "gpt2", device, dtype, token, local_files_only)
+}
+
+#' @rdname from_pretrained
+#' @export
+gptneo_from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
+                                   token = NULL, local_files_only = FALSE) {
+  load_model(identifier, revision, "gptneo", device, dtype, token, local_files_only)
+}
+
+#' @rdname from_pretrained
+#' @export
+lstm_from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
+                                 token = NULL, local_files_only = FALSE) {
+  load_model(identifier, revision, "lstm", device, dtype, token, local_files_only)
+}
+
+load_model <- function(identifier, revision, family, device, dtype, token, local_files_only) {
+  arguments <- list(
+    identifier = path_or_name(identifier), revision = string(revision), family = family,
+    device = string(device), dtype = string(dtype), token = optional(token, string),
+    local_files_only = flag(local_files_only)
+  )
+  new_model("from_pretrained", arguments)
+}
+
+path_or_name <- function(identifier) {
+  identifier <- string(identifier)
+  if (startsWith(identifier, "~")) path.expand(identifier) else if (dir.exists(identifier)) normalizePath(identifier) else identifier
+}
+
+#' Make a model with random weights
+#'
+#' `gpt2()`, `gptneo()` and `lstm()` take settings by the names of the Hub's
+#' config.json; what is not given is as in the first published model of the
+#' family. The `_from_config()` functions take the settings of a repository or
+#' folder. The weights follow R's random numbers: `set.seed()` before, or
+#' `seed`, makes them repeatable.
+#'
+#' @inheritParams from_pretrained
+#' @param vocab_size,n_embd,n_head,n_layer Sizes of a GPT-2.
+#' @param ... Further settings, such as `n_positions = 512` or
+#'   `resid_pdrop = 0` (GPT-2), `hidden_size = 64` (GPT-Neo, LSTM).
+#' @param max_pos,pdrop The names that the package minhub has for
+#'   `n_positions`, and for `embd_pdrop`, `attn_pdrop` and `resid_pdrop`.
+#' @param seed A whole number; if not given, R's random numbers give one.
+#' @returns A model in training mode, see [minhub_model].
+#' @examplesIf minhubpy:::is_ready()
+#' set.seed(1)
+#' gpt2(vocab_size = 65, n_embd = 32, n_head = 2, n_layer = 2, n_positions = 16)
+#' gpt2_from_config("minhub/shakespeare-gpt2", seed = 1)
+#' @export
+gpt2 <- function(vocab_size = 50257, n_embd = 768, n_head = 12, n_layer = 12, max_pos = NULL, pdrop = NULL, ...,
+                 seed = NULL) {
+  new_fresh("gpt2", c(
+    list(vocab_size = vocab_size, n_embd = n_embd, n_head = n_head, n_layer = n_layer),
+    if (!is.null(max_pos)) list(n_positions = max_pos),
+    if (!is.null(pdrop)) list(embd_pdrop = pdrop, attn_pdrop = pdrop, resid_pdrop = pdrop),
+    list(...)
+  ), seed)
+}
+
+#' @rdname gpt2
+#' @export
+gptneo <- function(..., seed = NULL) new_fresh("gptneo", list(...), seed)
+
+#' @rdname gpt2
+#' @export
+lstm <- function(..., seed = NULL) new_fresh("lstm", list(...), seed)
+
+#' @rdname gpt2
+#' @export
+gpt2_from_config <- function(identifier, revision = "main", token = NULL, local_files_only = FALSE, seed = NULL) {
+  configured("gpt2", identifier, revision, token, local_files_only, seed)
+}
+
+#' @rdname gpt2
+#' @export
+gptneo_from_config <- function(identifier, revision = "main", token = NULL, local_files_only = FALSE, seed = NULL) {
+  configured("gptneo", identifier, revision, token, local_files_only, seed)
+}
+
+#' @rdname gpt2
+#' @export
+lstm_from_config <- function(identifier, revision = "main", token = NULL, local_files_only = FALSE, seed = NULL) {
+  configured("lstm", identifier, revision, token, local_files_only, seed)
+}
+
+new_fresh <- function(family, config, seed) {
+  if (length(config) && (is.null(names(config)) || !all(nzchar(names(config))))) {
+    fail("settings need names, such as ", family, "(vocab_size = 65)")
+  }
+  if (anyDuplicated(names(config))) fail("settings are given twice: ", names(config)[duplicated(names(config))][[1L]])
+  bad <- vapply(config, function(x) length(x) == 0L || anyNA(x, recursive = TRUE) || is.factor(x), NA)
+  if (any(bad)) fail("the setting ", names(config)[bad][[1L]], " is empty, NA or a factor")
+  new_model("fresh", list(family = family, config = config, seed = one_seed(seed)))
+}
+
+configured <- function(family, identifier, revision, token, local_files_only, seed) {
+  new_model("from_config", list(
+    identifier = path_or_name(identifier), revision = string(revision), family = family,
+    token = optional(token, string), local_files_only = flag(local_files_only), seed = one_seed(seed)
+  ))
+}
+
+# A seed of R's own random numbers where none is given, so that set.seed() rules Python's draws too.
+one_seed <- function(seed) if (is.null(seed)) draw_seeds(1L) else whole(seed, "seed")
+
+draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
+
+#' A model
+#'
+#' What [from_pretrained()] and its kin return: a function from token ids to
+#' logits. The weights are in Python; R holds a reference to them.
+#'
+#' @section As a function:
+#' `model(idx)` takes 0-based ids: a vector (one row), a matrix (a row each)
+#' or a list of vectors of one length. It returns the logits as an array with
+#' the dimensions batch, time and vocabulary. With an R torch tensor of ids,
+#' which count from 1, it returns an R torch tensor.
+#'
+#' @section Fields:
+#' * `model$config`: the settings, by the names of config.json.
+#' * `model$family`, `model$device`, `model$dtype`, `model$context` (the most
+#'   ids it can look back on; `NULL` for an LSTM), `model$vocab_size`,
+#'   `model$training`.
+#' * `model$eval()`, `model$train()`: dropout off, or on.
+#' * `model$to(device =, dtype =)`: moves the weights.
+#' * `model$parameters()`: a data frame with the name, shape, number of
+#'   elements and dtype of each weight. `model$parameters` is also like a list
+#'   of the weights, for `lapply()`, `names()` and `[[`.
+#' * `model$parameter(name)`: one weight as an array.
+#' * `model$transformer$wte$weight` and the like: a weight by its path, with
+#'   `$shape`, `$dtype`, `$numel()`, and `as.array()` for its values.
+#'
+#' Models survive `saveRDS()` and the end of the Python worker: a pretrained
+#' one is loaded again, from the same commit, and a random one is made again
+#' from its seed.
+#'
+#' @param x,object A model.
+#' @param ... Not used.
+#' @name minhub_model
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' dim(model(c(1L, 2L, 3L)))
+#' model$config$n_layer
+#' summary(model)
+NULL
+
+new_model <- function(method, arguments) {
+  self <- new.env(parent = emptyenv())
+  self$title <- if (is.null(arguments$identifier)) paste("a random", arguments$family) else arguments$identifier
+  load <- function(arguments) {
+    about <- do.call(ask, c(list(method), arguments, list(news = show_progress())))
+    self$handle <- new_handle(about$number)
+    self$about <- about
+  }
+  load(arguments)
+  if (!is.null(self$about$commit)) arguments$revision <- self$about$commit
+  arguments["token"] <- list(NULL) # a secret has no place in a saved object; the cache holds the files now
+  self$restore <- function() {
+    moved <- self$moved
+    mode <- self$about$training
+    load(arguments)
+    model <- as_model(self)
+    if (!is.null(moved)) do.call(model$to, moved)
+    if (!identical(mode, self$about$training)) model$train(mode)
+  }
+  as_model(self)
+}
+
+as_model <- function(self) {
+  model <- structure(
+    function(idx) forward(model, idx),
+    class = c(paste0("minhub_", self$about$family), "minhub_model"), self = self
+  )
+  model
+}
+
+forward <- function(model, idx) {
+  if (inherits(idx, "torch_tensor")) return(forward_torch(model, idx))
+  ask("forward", model = model, ids = token_ids(idx), first = 0L, as_torch = FALSE)
+}
+
+MODEL_FIELDS <- c("config", "family", "device", "dtype", "context", "vocab_size", "training")
+MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter")
+
+#' @export
+`$.minhub_model` <- function(x, name) {
+  self <- attr(x, "self")
+  if (name %in% MODEL_FIELDS) return(self$about[[name]])
+  switch(name,
+    eval = function() set_mode(x, FALSE),
+    train = function(mode = TRUE) set_mode(x, flag(mode)),
+    to = function(device = NULL, dtype = NULL) move_model(x, device, dtype),
+    parameters = new_parameters(x),
+    parameter = function(name) ask("parameter", model = x, name = string(name)),
+    child(x, name)
+  )
+}
+
+#' @export
+`[[.minhub_model` <- function(x, i) do.call(`$`, list(x, i))
+
+#' @export
+`$<-.minhub_model` <- function(x, name, value) {
+  fail("a model's ", name, " cannot be set; model$to() moves it, model$train() and model$eval() switch dropout")
+}
+
+#' @export
+.DollarNames.minhub_model <- function(x, pattern = "") {
+  grep(pattern, c(MODEL_FIELDS, paste0(MODEL_METHODS, "("), child_names(x, "")), value = TRUE)
+}
+
+set_mode <- function(model, training) {
+  ask("train", model = model, mode = training)
+  attr(model, "self")$about$training <- training
+  invisible(model)
+}
+
+move_model <- function(model, device, dtype) {
+  self <- attr(model, "self")
+  device <- optional(device, device_name)
+  dtype <- optional(dtype, dtype_name)
+  about <- ask("to", model = model, device = device, dtype = dtype)
+  self$about[c("device", "dtype")] <- about[c("device", "dtype")]
+  self$moved <- list(device = about$device, dtype = about$dtype)
+  invisible(model)
+}
+
+# R torch users pass torch_device("cuda") and torch_float16().
+device_name <- function(device) {
+  if (!inherits(device, "torch_device")) return(string(device))
+  if (is.null(device$index)) device$type else paste0(device$type, ":", device$index)
+}
+
+dtype_name <- function(dtype) {
+  if (!inherits(dtype, "torch_dtype")) return(string(dtype))
+  c(Float = "float32", Half = "float16", BFloat16 = "bfloat16")[[as.character(dtype)]]
+}
+
+#' @export
+format.minhub_model <- function(x, ...) {
+  about <- attr(x, "self")$about
+  paste0(
+    "<", about$class, " ", attr(x, "self")$title, ": ", count(about$parameters), " parameters, ",
+    about$dtype, " on ", about$device, ">"
+  )
+}
+
+#' @rdname minhub_model
+#' @export
+print.minhub_model <- function(x, ...) {
+  about <- attr(x, "self")$about
+  cat(format(x), "\n", sep = "")
+  context <- if (is.null(about$context)) "any length" else paste(about$context, "ids")
+  cat("  vocabulary ", about$vocab_size, ", context ", context, if (about$training) ", training mode", "\n", sep = "")
+  invisible(x)
+}
+
+#' @rdname minhub_model
+#' @export
+summary.minhub_model <- function(object, ...) {
+  table <- object$parameters()
+  part <- sub("^(transformer\\.)?([^.]*(\\.[0-9]+)?).*", "\\2", table$name)
+  parts <- unique(part)
+  structure(
+    list(
+      model = format(object),
+      parts = data.frame(part = parts, parameters = as.vector(tapply(table$numel, factor(part, parts), sum))),
+      config = object$config
+    ),
+    class = "summary.minhub_model"
+  )
+}
+
+#' @export
+print.summary.minhub_model <- function(x, ...) {
+  cat(x$model, "\n\n", sep = "")
+  parts <- x$parts
+  parts$parameters <- format(parts$parameters, big.mark = ",", scientific = FALSE)
+  print(parts, row.names = FALSE, right = TRUE)
+  cat("\n")
+  utils::str(x$config, no.list = TRUE, give.attr = FALSE, comp.str = " ")
+  invisible(x)
+}
+
+#' @export
+str.minhub_model <- function(object, ...) cat(" ", format(object), "\n", sep = "")
+
+count <- function(n) {
+  unit <- if (n >= 1e9) c(1e9, "B") else if (n >= 1e6) c(1e6, "M") else if (n >= 1e4) c(1e3, "k") else c(1, "")
+  paste0(format(round(n / as.numeric(unit[[1L]]), 1L), nsmall = 0L), unit[[2L]])
+}
+
+#' @export
+as.list.minhub_model <- function(x, ...) attr(x, "self")$about[MODEL_FIELDS]
+
+#' Save a model
+#'
+#' Writes config.json and model.safetensors, and tokenizer.json if there is a
+#' tokenizer, as the Hub has them: [from_pretrained()] and Python's
+#' transformers load the folder.
+#'
+#' @param model A model.
+#' @param folder Where to.
+#' @param tokenizer The tokenizer to write with it; the model's own, if not
+#'   given.
+#' @returns The folder, invisibly.
+#' @examplesIf minhubpy:::is_ready()
+#' model <- lstm_from_pretrained("minhub/shakespeare-lstm")
+#' folder <- save_pretrained(model, file.path(tempdir(), "my-lstm"))
+#' dir(folder)
+#' @export
+save_pretrained <- function(model, folder, tokenizer = NULL) {
+  check_model(model)
+  folder <- path.expand(string(folder))
+  ask("save_pretrained", model = model, folder = absolute(folder), tokenizer = tokenizer)
+  invisible(folder)
+}
+
+# Python may be in another folder than R.
+absolute <- function(path) {
+  if (grepl("^(/|[A-Za-z]:|\\\\\\\\)", path)) path else file.path(getwd(), path)
+}
+
+check_model <- function(model) {
+  if (!inherits(model, "minhub_model")) {
+    fail("model must be a model, such as from_pretrained() returns, not ", describe(model))
+  }
+}
+
+# What model$parameters is: a function that describes all weights, and like a list of them.
+
+new_parameters <- function(model) {
+  structure(function() {
+    table <- ask("parameters", model = model)
+    numel <- vapply(table$shape, prod, 0)
+    data.frame(
+      name = table$name, shape = vapply(table$shape, paste, "", collapse = " x "), numel = numel, dtype = table$dtype
+    )
+  }, class = "minhub_parameters", model = model)
+}
+
+#' @export
+as.list.minhub_parameters <- function(x, ...) {
+  model <- attr(x, "model")
+  table <- ask("parameters", model = model)
+  weights <- Map(function(name, shape, dtype) new_parameter(model, name, shape, dtype), table$name, table$shape, table$dtype)
+  stats::setNames(weights, table$name)
+}
+
+#' @export
+names.minhub_parameters <- function(x) x()$name
+
+#' @export
+length.minhub_parameters <- function(x) nrow(x())
+
+#' @export
+`[[.minhub_parameters` <- function(x, i) as.list(x)[[i]]
+
+#' @export
+`$.minhub_parameters` <- function(x, name) as.list(x)[[name]]
+
+#' @export
+print.minhub_parameters <- function(x, ...) print(x())
+
+new_parameter <- function(model, name, shape, dtype) {
+  structure(list(
+    name = name, shape = shape, dtype = dtype, requires_grad = TRUE,
+    numel = function() prod(shape), size = function(dim = NULL) if (is.null(dim)) shape else shape[[dim]], model = model
+  ), class = "minhub_parameter")
+}
+
+#' @export
+as.array.minhub_parameter <- function(x, ...) ask("parameter", model = x$model, name = x$name)
+
+#' @export
+dim.minhub_parameter <- function(x) x$shape
+
+#' @export
+format.minhub_parameter <- function(x, ...) {
+  paste0("<", x$name, ": ", paste(x$shape, collapse = " x "), ", ", x$dtype, ">")
+}
+
+#' @export
+print.minhub_parameter <- function(x, ...) {
+  cat(format(x), "\n", sep = "")
+  invisible(x)
+}
+
+# model$transformer$h: a part of the model, by its path.
+child <- function(model, path) {
+  table <- ask("parameters", model = model)
+  whole <- match(path, table$name)
+  if (!is.na(whole)) return(new_parameter(model, path, table$shape[[whole]], table$dtype[[whole]]))
+  if (!any(startsWith(table$name, paste0(path, ".")))) return(NULL)
+  structure(list(), class = "minhub_part", model = model, path = path)
+}
+
+child_names <- function(model, prefix) {
+  names <- ask("parameters", model = model)$name
+  rest <- substring(names[startsWith(names, prefix)], nchar(prefix) + 1L)
+  unique(sub("\\..*", "", rest))
+}
+
+#' @export
+`$.minhub_part` <- function(x, name) child(attr(x, "model"), paste0(attr(x, "path"), ".", name))
+
+#' @export
+`[[.minhub_part` <- function(x, i) child(attr(x, "model"), paste0(attr(x, "path"), ".", i))
+
+#' @export
+names.minhub_part <- function(x) child_names(attr(x, "model"), paste0(attr(x, "path"), "."))
+
+#' @export
+print.minhub_part <- function(x, ...) {
+  cat("<", attr(x, "path"), ": ", paste(names(x), collapse = ", "), ">\n", sep = "")
+  invisible(x)
+}
+
+#' @export
+.DollarNames.minhub_part <- function(x, pattern = "") grep(pattern, names(x), value = TRUE)

@@ -1,0 +1,190 @@
+#' Tokenizers
+#'
+#' `tokenizer_from_pretrained()` takes the tokenizer of a repository, a local
+#' folder or a built-in model; no weights are fetched.
+#' `tokenizer$from_pretrained()` is the same, and `tokenizer$from_file()`
+#' reads a tokenizer.json: as in the package tok, whose code runs unchanged.
+#'
+#' @section Methods:
+#' * `tok$encode(sequence, add_special_tokens = TRUE)`: an encoding, with
+#'   `$ids` (0-based integers), `$tokens` and `$attention_mask`.
+#' * `tok$encode_batch(input, add_special_tokens = TRUE)`: a list of them.
+#' * `tok$decode(ids, skip_special_tokens = TRUE)`: text.
+#' * `tok$decode_batch(sequences, skip_special_tokens = TRUE)`: a character
+#'   vector.
+#' * `tok$get_vocab_size(with_added_tokens = TRUE)`,
+#'   `tok$get_vocab(with_added_tokens = TRUE)` (a data frame of `token` and
+#'   `id`), `tok$token_to_id(tokens)`, `tok$id_to_token(ids)`.
+#' * `tok$save(path, pretty = TRUE)`: writes a tokenizer.json.
+#'
+#' @inheritParams from_pretrained
+#' @returns A tokenizer.
+#' @examplesIf minhubpy:::is_ready()
+#' tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
+#' ids <- tok$encode("ROMEO:")$ids
+#' tok$decode(ids)
+#' @export
+tokenizer_from_pretrained <- function(identifier, revision = "main", token = NULL, local_files_only = FALSE) {
+  new_tokenizer("tokenizer_from_pretrained", list(
+    identifier = path_or_name(identifier), revision = string(revision),
+    token = optional(token, string), local_files_only = flag(local_files_only)
+  ))
+}
+
+#' @rdname tokenizer_from_pretrained
+#' @format NULL
+#' @usage NULL
+#' @export
+tokenizer <- structure(
+  list(
+    from_pretrained = function(identifier, revision = "main", auth_token = NULL) {
+      tokenizer_from_pretrained(identifier, revision, token = auth_token)
+    },
+    from_file = function(path) {
+      new_tokenizer("tokenizer_from_file", list(path = absolute(path.expand(string(path)))))
+    }
+  ),
+  class = "minhub_tokenizer_class"
+)
+
+#' @export
+print.minhub_tokenizer_class <- function(x, ...) {
+  cat('<tokenizer: tokenizer$from_pretrained("gpt2"), tokenizer$from_file("tokenizer.json")>\n')
+  invisible(x)
+}
+
+new_tokenizer <- function(method, arguments) {
+  self <- new.env(parent = emptyenv())
+  self$title <- if (is.null(arguments$identifier)) arguments$path else arguments$identifier
+  self$restore <- function() {
+    self$handle <- new_handle(do.call(ask, c(list(method), arguments, list(news = show_progress()))))
+  }
+  self$restore()
+  arguments["token"] <- list(NULL)
+  tokenizer <- structure(list(), class = "minhub_tokenizer", self = self)
+  self$size <- ask("vocab_size", tokenizer = tokenizer, with_added_tokens = TRUE)
+  tokenizer
+}
+
+TOKENIZER_METHODS <- c(
+  "encode", "encode_batch", "decode", "decode_batch", "get_vocab_size", "get_vocab", "token_to_id", "id_to_token", "save"
+)
+
+#' @export
+`$.minhub_tokenizer` <- function(x, name) {
+  switch(name,
+    encode = function(sequence, pair = NULL, is_pretokenized = FALSE, add_special_tokens = TRUE) {
+      check_plain(pair, is_pretokenized)
+      encode_texts(x, string(sequence), add_special_tokens)[[1L]]
+    },
+    encode_batch = function(input, is_pretokenized = FALSE, add_special_tokens = TRUE) {
+      check_plain(NULL, is_pretokenized)
+      encode_texts(x, if (length(input)) texts(input) else character(), add_special_tokens)
+    },
+    decode = function(ids, skip_special_tokens = TRUE) {
+      decode_ids(x, list(if (length(ids)) plain_ids(ids) else integer()), skip_special_tokens)
+    },
+    decode_batch = function(sequences, skip_special_tokens = TRUE) {
+      rows <- if (is.matrix(sequences)) asplit_rows(sequences) else as.list(sequences)
+      rows <- lapply(rows, function(ids) if (length(ids)) plain_ids(ids, "sequences") else integer())
+      decode_ids(x, rows, skip_special_tokens)
+    },
+    get_vocab_size = function(with_added_tokens = TRUE) {
+      ask("vocab_size", tokenizer = x, with_added_tokens = flag(with_added_tokens))
+    },
+    get_vocab = function(with_added_tokens = TRUE) {
+      ask("vocab", tokenizer = x, with_added_tokens = flag(with_added_tokens))
+    },
+    token_to_id = function(tokens) ask("token_to_id", tokenizer = x, tokens = texts(tokens)),
+    id_to_token = function(ids) ask("id_to_token", tokenizer = x, ids = plain_ids(ids)),
+    save = function(path, pretty = TRUE) {
+      ask("save_tokenizer", tokenizer = x, path = absolute(path.expand(string(path))), pretty = flag(pretty))
+      invisible(path)
+    },
+    fail("a tokenizer has no ", name, "; it has ", paste(TOKENIZER_METHODS, collapse = ", "))
+  )
+}
+
+check_plain <- function(pair, is_pretokenized) {
+  if (!is.null(pair)) fail("pairs of texts are for models that these are not: encode each by itself")
+  if (!identical(is_pretokenized, FALSE)) fail("is_pretokenized = TRUE is not there: give text")
+}
+
+plain_ids <- function(ids, what = "ids") {
+  if (inherits(ids, "torch_tensor")) ids <- as.integer(ids)
+  ids <- token_ids(ids, what)
+  if (is.list(ids)) fail(what, " must be one vector of ids; tok$decode_batch() takes a list")
+  as.vector(ids)
+}
+
+encode_texts <- function(tokenizer, texts, add_special_tokens) {
+  found <- ask("encode_batch", tokenizer = tokenizer, texts = texts, add_special_tokens = flag(add_special_tokens))
+  row <- structure(
+    rep.int(seq_along(found$lengths), found$lengths),
+    levels = as.character(seq_along(found$lengths)), class = "factor"
+  )
+  lapply(unname(split(found$ids, row)), new_encoding, tokenizer = tokenizer)
+}
+
+decode_ids <- function(tokenizer, rows, skip_special_tokens) {
+  if (!length(rows)) return(character())
+  ask("decode_batch", tokenizer = tokenizer, ids = rows, skip_special_tokens = flag(skip_special_tokens))
+}
+
+new_encoding <- function(ids, tokenizer) {
+  structure(list(ids = ids), class = "minhub_encoding", tokenizer = tokenizer)
+}
+
+#' @export
+`$.minhub_encoding` <- function(x, name) {
+  ids <- .subset2(x, "ids")
+  switch(name,
+    ids = ids,
+    attention_mask = rep.int(1L, length(ids)),
+    tokens = if (length(ids)) attr(x, "tokenizer")$id_to_token(ids) else character(),
+    NULL
+  )
+}
+
+#' @export
+length.minhub_encoding <- function(x) length(.subset2(x, "ids"))
+
+#' @export
+as.integer.minhub_encoding <- function(x, ...) .subset2(x, "ids")
+
+#' @export
+format.minhub_encoding <- function(x, ...) paste0("<encoding of ", length(x), " tokens>")
+
+#' @export
+print.minhub_encoding <- function(x, ...) {
+  cat(format(x), "\n", sep = "")
+  if (length(x)) print(utils::head(x$ids, 20L))
+  if (length(x) > 20L) cat("...\n")
+  invisible(x)
+}
+
+#' @export
+str.minhub_encoding <- function(object, ...) cat(" ", format(object), "\n", sep = "")
+
+#' @export
+format.minhub_tokenizer <- function(x, ...) {
+  self <- attr(x, "self")
+  paste0("<tokenizer of ", self$title, ": ", format(self$size, big.mark = ","), " tokens>")
+}
+
+#' @export
+print.minhub_tokenizer <- function(x, ...) {
+  cat(format(x), "\n", sep = "")
+  invisible(x)
+}
+
+#' @export
+str.minhub_tokenizer <- function(object, ...) cat(" ", format(object), "\n", sep = "")
+
+#' @export
+summary.minhub_tokenizer <- function(object, ...) print(object)
+
+#' @export
+.DollarNames.minhub_tokenizer <- function(x, pattern = "") {
+  grep(pattern, paste0(TOKENIZER_METHODS, "("), value = TRUE)
+}

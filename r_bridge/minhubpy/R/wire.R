@@ -1,0 +1,137 @@
+# The plain R session's half of the protocol that r_bridge/protocol.py describes: frames over a local socket.
+
+MAGIC <- 0x4255484DL
+KINDS <- c(HELLO = 1L, WELCOME = 2L, CALL = 3L, CANCEL = 4L, part = 11L, done = 12L, failed = 13L, cancelled = 14L)
+FILE <- 256L
+START_SECONDS <- 60
+
+start_worker <- function(python) {
+  folder <- private_folder()
+  link <- new.env(parent = emptyenv())
+  link$folder <- folder
+  link$log <- tempfile("minhubpy-", fileext = ".log")
+  link$owner <- Sys.getpid()
+  met <- FALSE
+  on.exit(if (!met) unlink(folder, recursive = TRUE)) # a worker that finds no folder leaves
+
+  run_python(
+    python, c("-m", "r_bridge.worker", shQuote(folder), Sys.getpid()),
+    stdout = link$log, stderr = link$log, wait = FALSE
+  )
+  address <- wait_for_address(link)
+  link$pid <- address$pid
+  link$epoch <- paste(as.character(address$proof), collapse = "")
+  link$socket <- socketConnection(
+    "127.0.0.1", address$port,
+    open = "r+b", blocking = TRUE, timeout = 86400L * 365L, options = "no-delay"
+  )
+  send_frame(link, KINDS[["HELLO"]], 0L, address$secret)
+  welcome <- receive_bytes(link)
+  if (is.null(welcome) || !identical(welcome$payload, address$proof)) {
+    close(link$socket)
+    fail("another program answered in place of the Python worker: try again")
+  }
+  met <- TRUE
+  link$send <- function(kind, call, value) {
+    payload <- if (missing(value)) raw() else serialize(value, NULL, xdr = FALSE, version = 2L)
+    send_frame(link, KINDS[[kind]], call, payload)
+  }
+  link$wait <- function() while (!socketSelect(list(link$socket), timeout = 60)) NULL
+  link$receive <- function(call) receive_frame(link, call)
+  link$close <- function() {
+    close(link$socket)
+    unlink(folder, recursive = TRUE)
+  }
+  link
+}
+
+wait_for_address <- function(link) {
+  path <- file.path(link$folder, "address")
+  deadline <- Sys.time() + START_SECONDS
+  while (!file.exists(path)) {
+    if (has_failed(link$log)) fail("the Python worker did not start: ", last_words(link))
+    if (Sys.time() > deadline) fail("the Python worker did not start in ", START_SECONDS, " seconds", last_words(link))
+    allowInterrupts(Sys.sleep(0.005))
+  }
+  on.exit(unlink(path))
+  file <- file(path, "rb")
+  on.exit(close(file), add = TRUE)
+  unserialize(file)
+}
+
+has_failed <- function(log) {
+  file.exists(log) && any(grepl("^Traceback|No module named|not found", readLines(log, warn = FALSE)))
+}
+
+# A folder that no other user may enter; in memory where the system offers that, since large results pass through it.
+private_folder <- function() {
+  memory <- "/dev/shm"
+  parent <- if (file.access(memory, 2L) == 0L) memory else tempdir()
+  repeat {
+    folder <- tempfile("minhubpy-", parent)
+    if (dir.create(folder, showWarnings = FALSE, mode = "0700")) return(folder)
+    if (!dir.exists(parent)) fail("there is no folder for temporary files: ", parent)
+  }
+}
+
+send_frame <- function(link, kind, call, payload) {
+  frame <- c(writeBin(c(MAGIC, kind, call, length(payload)), raw()), payload)
+  sent <- tryCatch(
+    {
+      writeBin(frame, link$socket)
+      TRUE
+    },
+    error = function(e) FALSE, warning = function(w) FALSE
+  )
+  if (!sent) lost(link)
+}
+
+# NULL at the end of the connection, or where what comes is no frame.
+receive_bytes <- function(link) {
+  header <- readBin(link$socket, "integer", 4L)
+  if (length(header) < 4L || header[[1L]] != MAGIC || is.na(header[[4L]]) || header[[4L]] < 0L) return(NULL)
+  payload <- readBin(link$socket, "raw", header[[4L]])
+  if (length(payload) < header[[4L]]) return(NULL)
+  list(kind = header[[2L]], call = header[[3L]], payload = payload)
+}
+
+# The next frame of `call` as list(kind, value), or NULL if what came is of a call that was given up.
+receive_frame <- function(link, call) {
+  frame <- receive_bytes(link)
+  if (is.null(frame)) lost(link)
+  path <- NULL
+  if (frame$kind >= FILE) {
+    path <- rawToChar(frame$payload)
+    on.exit(unlink(path))
+  }
+  if (frame$call != call) return(NULL)
+  kind <- names(KINDS)[match(frame$kind %% FILE, KINDS)]
+  value <- tryCatch(
+    if (is.null(path)) unserialize(frame$payload) else read_value(path),
+    error = function(e) lost(link)
+  )
+  list(kind = kind, value = value)
+}
+
+read_value <- function(path) {
+  file <- file(path, "rb")
+  on.exit(close(file))
+  unserialize(file)
+}
+
+# The worker is gone, or cannot be understood any more. The next call starts another.
+lost <- function(link) {
+  words <- last_words(link)
+  disconnect()
+  fail(
+    "the Python worker ended unexpectedly", words,
+    "; the next call starts another, and models are then loaded again",
+    class = "minhubpy_worker_lost"
+  )
+}
+
+last_words <- function(link) {
+  words <- if (file.exists(link$log)) readLines(link$log, warn = FALSE) else character()
+  words <- words[nzchar(trimws(words))]
+  if (length(words)) paste0(" (", trimws(words[[length(words)]]), ")") else ""
+}

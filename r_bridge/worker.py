@@ -1,0 +1,149 @@
+"""The process that serves one plain R session: `python -m r_bridge.worker FOLDER PID`. protocol.py says how.
+
+It is started by R, answers to nobody else, and ends when R ends, however R ends.
+"""
+
+import faulthandler
+import hmac
+import os
+import queue
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from r_bridge import convert, protocol
+from r_bridge.service import Service
+
+Calls = queue.SimpleQueue[tuple[int, threading.Event, bytes]]
+# R connects at once; one that does not in this time (seconds) has gone.
+PATIENCE = 60
+# A peer says who it is at once, too.
+HANDSHAKE = 5
+
+
+def main() -> None:
+    """Meet R, then serve it until it goes."""
+    folder, parent = Path(sys.argv[1]), int(sys.argv[2])
+    faulthandler.enable()
+    # Ctrl-C in R's terminal is for R, which says itself what is to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave = leaving(folder)
+    threading.Thread(target=watch, args=(parent, leave), daemon=True).start()
+    peer = meet(folder, leave)
+    calls: Calls = queue.SimpleQueue()
+    threading.Thread(target=listen, args=(peer, calls, leave), daemon=True).start()
+    try:
+        serve(peer, calls, folder)
+    except OSError:  # R has closed the connection while an answer was on its way
+        leave()
+
+
+def leaving(folder: Path) -> Callable[[], NoReturn]:
+    """A function that ends the process at once, in whatever a thread is, and leaves no file."""
+
+    def leave() -> NoReturn:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+
+    return leave
+
+
+def watch(parent: int, leave: Callable[[], NoReturn]) -> None:
+    """End with R even where a child of R's keeps the connection open."""
+    if os.name != "posix":  # there no child inherits it
+        return
+    while True:
+        time.sleep(0.5)
+        try:
+            os.kill(parent, 0)
+        except ProcessLookupError:
+            leave()
+
+
+def meet(folder: Path, leave: Callable[[], NoReturn]) -> socket.socket:
+    """Listen until the process that can read the folder has connected."""
+    secret, proof = secrets.token_bytes(protocol.SECRET_BYTES), secrets.token_bytes(protocol.SECRET_BYTES)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(PATIENCE)
+    address = {"port": listener.getsockname()[1], "secret": secret, "proof": proof, "pid": os.getpid()}
+    draft = folder / "address.draft"
+    draft.touch(0o600)
+    draft.write_bytes(convert.dumps(address))
+    draft.rename(folder / "address")
+    with listener:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except TimeoutError:
+                leave()
+            if is_ours(peer, secret):
+                peer.settimeout(None)
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                peer.sendall(protocol.pack(protocol.WELCOME, 0, proof))
+                return peer
+            peer.close()
+
+
+def is_ours(peer: socket.socket, secret: bytes) -> bool:
+    """Whether a peer knows the secret."""
+    peer.settimeout(HANDSHAKE)
+    try:
+        kind, _, payload = protocol.read_frame(peer, limit=protocol.SECRET_BYTES)
+    except OSError:  # it hung up, was silent, or spoke another language
+        return False
+    return kind == protocol.HELLO and hmac.compare_digest(payload, secret)
+
+
+def listen(peer: socket.socket, calls: Calls, leave: Callable[[], NoReturn]) -> None:
+    """Take R's frames while calls run, so that CANCEL and R's end are heard at once."""
+    known: dict[int, threading.Event] = {}
+    while True:
+        try:
+            kind, call, payload = protocol.read_frame(peer)
+        except OSError:
+            leave()
+        if kind == protocol.CALL:
+            known = {number: event for number, event in known.items() if not event.is_set()}
+            known[call] = threading.Event()
+            calls.put((call, known[call], payload))
+        elif kind == protocol.CANCEL and call in known:
+            known[call].set()
+
+
+def serve(peer: socket.socket, calls: Calls, folder: Path) -> None:
+    """Answer calls in order, for ever."""
+    service = Service()
+    while True:
+        call, cancelled, payload = calls.get()
+        answer(service, peer, folder, call, cancelled, payload)
+
+
+def answer(
+    service: Service, peer: socket.socket, folder: Path, call: int, cancelled: threading.Event, payload: bytes
+) -> None:
+    """Run one call and send what it gives."""
+
+    def send(kind: int, value: object) -> None:
+        protocol.send_value(peer, kind, call, value, folder)
+
+    try:
+        request = convert.loads(payload)
+        kind, value = service.run(request, lambda part: send(protocol.PART, part), cancelled)
+    except (ValueError, UnicodeDecodeError) as error:  # of loads: what came is no value of ours
+        kind, value = "failed", {"class": type(error).__name__, "message": f"a damaged request: {error}"}
+    cancelled.set()  # it has ended, and needs no longer be known
+    try:
+        send(protocol.ENDS[kind], value)
+    except (ValueError, TypeError, MemoryError) as error:
+        send(protocol.FAILED, {"class": type(error).__name__, "message": str(error)})
+
+
+if __name__ == "__main__":
+    main()
