@@ -1,16 +1,21 @@
-"""A checkpoint -> another layout, dtype or shard size, tensor by tensor: as little memory as its largest tensor."""
+"""A checkpoint -> another layout, dtype or shard size, tensor by tensor: as little memory as its largest tensor.
+
+TorchScript alone needs the model as a whole.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 import weights_map
 from minhub_py.hub import COMPANIONS
-from minhub_py.pretrained import fit, native_tensors
+from minhub_py.pretrained import fit, load, native_tensors
 from minhub_py.storage import Checkpoint, Layout, write_checkpoint
 from minhub_py.tokenizer import read_tokenizer
+from minhub_py.torchscript import save_torchscript
 
 
 class OneByOne(Mapping[str, Tensor]):
@@ -34,16 +39,21 @@ def convert(
     checkpoint: Checkpoint,
     out: Path,
     *,
-    to: Layout = "hub",
+    to: Layout | Literal["torchscript"] = "hub",
     dtype: torch.dtype | None = None,
     max_shard_size: int = 5 * 10**9,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
     """Write the checkpoint to the folder `out`, with its config and its tokenizer, in place of what was there.
 
-    to: "hub", as transformers reads it, or "native", under our own names and shapes.    dtype: None keeps it.
+    to: "hub", as transformers reads it, or "native", under our own names and shapes. With "torchscript" `out` is one
+    file that LibTorch runs, which holds the config and the tokenizer too.    dtype: None keeps it.
     ValueError: the checkpoint is damaged, or its tensors do not fit its config.    OSError: the disk is full.
     """
+    if to == "torchscript":
+        model = load(checkpoint, device="cpu", dtype=dtype or "auto")
+        save_torchscript(model, out, companions_of(checkpoint.folder))
+        return
     family, model, meta = fit(checkpoint)  # every check comes before the first byte is written
     tensors = native_tensors(checkpoint, family, OneByOne(checkpoint))
     if to == "hub":

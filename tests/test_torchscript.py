@@ -1,0 +1,417 @@
+"""TorchScript files against the models that they were made of: the same names, logits, gradients and dropout.
+
+Weights are drawn large, so that a wrong mask or scale shows. R torch 0.17 is LibTorch 2.8, too large to be fetched for
+a test: the operators that the files name stand for it.
+"""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from minhub_py import from_pretrained, gpt2, gptneo, hub, lstm, save_pretrained
+from minhub_py.cli import main
+from minhub_py.registry import FAMILIES
+from minhub_py.tokenizer import characters
+from minhub_py.torchscript import EXPORTS, save_torchscript
+
+CONTEXT = 23
+LOCAL = {"attention_types": [[["local"], 2]], "num_layers": 2}
+SIZES = {
+    "gpt2": {"vocab_size": 31, "n_positions": CONTEXT, "n_embd": 24, "n_layer": 2, "n_head": 4},
+    "gptneo": {
+        "vocab_size": 31,
+        "max_position_embeddings": CONTEXT,
+        "hidden_size": 24,
+        "num_heads": 4,
+        "num_layers": 4,
+        "attention_types": [[["global", "local"], 2]],
+        "window_size": 5,
+    },
+    "lstm": {"vocab_size": 31, "embedding_size": 24, "hidden_size": 24, "num_layers": 2},
+}
+CASES = {
+    "gpt2": {},
+    "gpt2-untied": {"tie_word_embeddings": False},
+    "gpt2-relu-inner": {"activation_function": "relu", "n_inner": 17},
+    "gpt2-unscaled": {"scale_attn_weights": False},
+    "gpt2-inverse-layer-upcast": {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True},
+    "gptneo": {},
+    "gptneo-untied-silu": {"tie_word_embeddings": False, "activation_function": "silu"},
+    "gptneo-global": {"attention_types": [[["global"], 2]], "num_layers": 2},
+    "gptneo-window-1": {"window_size": 1, **LOCAL},
+    "gptneo-window-4": {"window_size": 4, **LOCAL},
+    "gptneo-window-of-the-context": {"window_size": CONTEXT, **LOCAL},
+    "gptneo-window-beyond-the-context": {"window_size": 100, **LOCAL},
+    "lstm": {},
+    "lstm-tied": {"tie_word_embeddings": True},
+    "lstm-one-layer": {"num_layers": 1, "embedding_size": 11},
+}
+DROPOUTS = {
+    "gpt2": ("embd_pdrop", "attn_pdrop", "resid_pdrop"),
+    "gptneo": ("embed_dropout", "attention_dropout", "resid_dropout"),
+    "lstm": ("dropout",),
+}
+# What the files of all families ask of LibTorch. Each has run in LibTorch 2.8.0, with gradients: whoever adds one tries
+# it there first.
+OPERATORS = """
+    __and__.Tensor __contains__.int_list add.Tensor add.int arange dropout embedding eq.int floordiv.int ge.Scalar gelu
+    gt.Tensor gt.int layer_norm le.Tensor linear list.t lstm.input mul.Scalar mul.int ne.int ne.int_list neg.int numel
+    pad permute relu reshape scaled_dot_product_attention silu size size.int slice.Tensor split.Tensor squeeze.dim
+    sub.Scalar sub.int to.dtype transpose.int unfold unsqueeze view zeros
+""".split()
+
+
+def make(name: str, **changes: object) -> nn.Module:
+    """The model of a case, in eval mode, with large random weights and no dropout but what `changes` has."""
+    family = name.partition("-")[0]
+    settings = {**SIZES[family], **dict.fromkeys(DROPOUTS[family], 0.0), **CASES[name], **changes}
+    torch.manual_seed(0)
+    model = {"gpt2": gpt2, "gptneo": gptneo, "lstm": lstm}[family](**settings)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            scale = 0.4 if parameter.dim() == 1 else 1.3 * parameter.shape[1] ** -0.5
+            if "wte" in key or "embedding" in key or "head" in key:
+                scale = 2.0
+            parameter.add_(scale * torch.randn(parameter.shape))
+    return model.eval()
+
+
+def load(path: Path, **arguments: object) -> torch.jit.ScriptModule:
+    return torch.jit.load(path, **arguments)
+
+
+def code_of(path: Path) -> str:
+    """All that is compiled into a file, but PyTorch's own layers."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".py") and "/torch/nn/" not in name]
+        return "\n".join(archive.read(name).decode() for name in names)
+
+
+def ids(B: int, T: int, seed: int = 1) -> Tensor:
+    return torch.randint(31, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 5e-6) -> None:
+    """To float32 rounding: of the largest value."""
+    assert found.shape == wanted.shape
+    assert found.dtype == wanted.dtype
+    largest = wanted.float().abs().max()
+    error = (found.float() - wanted.float()).abs().max()
+    assert error <= tolerance * largest, f"off by {error / largest:.1e} of the largest value"
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """both(case): the model, what was loaded of its file, and the file. They are shared: leave them as they are."""
+    made = {}
+
+    def both(name):
+        if name not in made:
+            model, path = make(name), tmp_path_factory.mktemp(name) / "model.pt"
+            save_torchscript(model, path)
+            made[name] = model, load(path), path
+        return made[name]
+
+    return both
+
+
+def test_every_family_has_an_export() -> None:
+    assert set(EXPORTS) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_logits_at_any_batch_and_length(both, name: str) -> None:
+    """Every length, in an order that gives TorchScript's optimizer no two alike in a row, and one thrice."""
+    model, script, _ = both(name)
+    assert model(ids(3, CONTEXT)).abs().max() > 5
+    for T in sorted(range(1, CONTEXT + 1), key=lambda T: (7 * T) % 11):
+        for B in (1, 3):
+            assert_close(script(ids(B, T)), model(ids(B, T)))
+    for _ in range(3):
+        assert_close(script(ids(2, 9)), model(ids(2, 9)))
+
+
+def test_an_lstm_reads_any_length(both) -> None:
+    model, script, _ = both("lstm")
+    assert_close(script(ids(1, 1000)), model(ids(1, 1000)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters(both, name: str) -> None:
+    """The model's own, under its names, in its order; a tied weight once; and each once in the file."""
+    model, script, path = both(name)
+    wanted, found = dict(model.named_parameters()), dict(script.named_parameters())
+    assert list(found) == list(wanted)
+    assert list(script.state_dict()) == list(model.state_dict())
+    assert dict(script.named_buffers()) == {}
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    assert all(parameter.requires_grad and parameter.is_leaf for parameter in found.values())
+    assert len({parameter.data_ptr() for parameter in found.values()}) == len(found)
+    with zipfile.ZipFile(path) as archive:
+        stored = sum(entry.file_size for entry in archive.infolist() if entry.filename.startswith("model/data/"))
+    assert stored == sum(parameter.nbytes for parameter in found.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(both, name: str) -> None:
+    """Also after calls that made TorchScript's optimizer rewrite the graph."""
+    model, script, _ = both(name)
+    for B, T in ((2, 7), (2, 7), (2, 7), (3, CONTEXT), (1, 1)):
+        for network in (model, script):
+            network.zero_grad()
+            cross_entropy(network(ids(B, T)).flatten(0, 1), ids(B, T, seed=2).flatten()).backward()
+        found = dict(script.named_parameters())
+        for key, parameter in model.named_parameters():
+            assert_close(found[key].grad, parameter.grad, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptneo", "lstm", "lstm-tied"])
+def test_training_goes_the_same_way(tmp_path: Path, name: str) -> None:
+    """A tied weight that had become two, or an LSTM's weights that the optimizer cannot reach, would part them."""
+    model = make(name)
+    save_torchscript(model, tmp_path / "model.pt")
+    script = load(tmp_path / "model.pt")
+    start = model(ids(3, 9))
+    for network in (model, script):
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+        for step in range(4):
+            optimizer.zero_grad()
+            cross_entropy(network(ids(3, 9, step)).flatten(0, 1), ids(3, 9, step + 9).flatten()).backward()
+            optimizer.step()
+    assert_close(script(ids(3, 9)), model(ids(3, 9)), tolerance=1e-4)
+    assert (model(ids(3, 9)) - start).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_dropout_follows_train_and_eval(tmp_path: Path, name: str) -> None:
+    """From the same seed the very same values are dropped, at rates that tell one place from another."""
+    model = make(name, **dict(zip(DROPOUTS[name], (0.1, 0.2, 0.3), strict=False)))
+    save_torchscript(model.train(), tmp_path / "model.pt")
+    script = load(tmp_path / "model.pt")
+    idx = ids(2, CONTEXT)
+    assert not script.training
+    calm = script(idx)
+    assert_close(calm, model.eval()(idx))
+    model.train()
+    script.train()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        wanted = model(idx)
+        torch.manual_seed(seed)
+        found = script(idx)
+        assert_close(found, wanted)
+        assert (found - calm).abs().max() > 0.1
+    assert torch.equal(script.eval()(idx), calm)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-inverse-layer-upcast", "gptneo", "lstm-tied"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    model = make(name).to(dtype)
+    save_torchscript(model, tmp_path / "model.pt")
+    script = load(tmp_path / "model.pt")
+    assert {parameter.dtype for parameter in script.parameters()} == {dtype}
+    for T in (1, 4, 5, 6, 11, CONTEXT):
+        assert_close(script(ids(2, T)), model(ids(2, T)))
+    script(ids(2, 9)).float().logsumexp(-1).sum().backward()
+    assert all(parameter.grad.dtype == dtype for parameter in script.parameters())
+    assert_close(script.float()(ids(2, 9)), model.float()(ids(2, 9)))  # nothing keeps to the dtype of the export
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptneo", "lstm"])
+def test_nothing_keeps_to_the_device_of_the_export(both, name: str) -> None:
+    path = both(name)[2]
+    logits = load(path, map_location="meta")(ids(2, CONTEXT).to("meta"))
+    assert logits.device.type == "meta"
+    assert logits.shape == (2, CONTEXT, 31)
+    # The meta device takes positions from anywhere, which a GPU does not: no tensor is made without a word of where.
+    code = code_of(path)
+    made = [line for line in code.splitlines() if "torch.arange(" in line or "torch.zeros(" in line]
+    assert len(made) == {"gpt2": 1, "gptneo": 5, "lstm": 0}[name]
+    assert all("device=" in line and "device=None" not in line for line in made)
+    assert "torch.device(" not in code
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptneo", "lstm"])
+def test_bad_ids_are_errors(both, name: str) -> None:
+    _, script, _ = both(name)
+    for bad in (31, -1):
+        with pytest.raises(RuntimeError, match="index out of range in self"):
+            script(torch.tensor([[3, bad]]))
+    for shape in ((0, 3), (2, 0), (4,), (1, 2, 3)):
+        with pytest.raises(torch.jit.Error, match=r"ValueError: idx must be \(B, T\) with at least one id, not \["):
+            script(torch.zeros(shape, dtype=torch.long))
+    if name != "lstm":
+        with pytest.raises(torch.jit.Error, match=f"ValueError: {CONTEXT + 1} positions; this model has {CONTEXT}"):
+            script(ids(1, CONTEXT + 1))
+
+
+def test_libtorch_2_8_knows_all_that_is_asked(both) -> None:
+    asked = {operator for name in CASES for operator in torch.jit.export_opnames(both(name)[1])}
+    assert {name.removeprefix("aten::") for name in asked if name.startswith("aten::")} <= set(OPERATORS)
+    with zipfile.ZipFile(both("gpt2")[2]) as archive:
+        assert int(archive.read("model/.data/version")) <= 10  # kMaxSupportedFileFormatVersion there
+
+
+def test_a_process_without_this_package_runs_it(both) -> None:
+    model, _, path = both("gptneo")
+    program = f"""if True:
+        import sys, torch
+        extra = {{"config.json": ""}}
+        model = torch.jit.load({str(path)!r}, _extra_files=extra)
+        print(extra["config.json"].decode())
+        print(model(torch.tensor({ids(2, 11).tolist()})).double().sum().item())
+        assert not [name for name in sys.modules if name.startswith(("minhub_py", "weights_map"))]
+    """
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    *config, total = done.stdout.splitlines()
+    assert json.loads("\n".join(config)) == {**model.config.to_hub(), "dtype": "float32"}
+    assert float(total) == pytest.approx(model(ids(2, 11)).double().sum().item(), rel=1e-5)
+
+
+def test_the_model_that_is_saved_stays_as_it_was(tmp_path: Path) -> None:
+    model = make("gpt2").train()
+    model.h[0].requires_grad_(False)
+    before = dict(model.named_parameters())
+    save_torchscript(model, str(tmp_path / "model.pt"))
+    assert model.training
+    assert model.h[0].attn.resid_dropout.training
+    assert all(parameter is before[key] for key, parameter in model.named_parameters())
+    assert not model.h[0].mlp.c_fc.weight.requires_grad
+
+
+def test_only_models_of_this_package(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="saves models of this package, not Linear"):
+        save_torchscript(nn.Linear(2, 2), tmp_path / "model.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "new" / "folder" / "model.pt"
+    save_torchscript(make("lstm"), path)
+    first = path.read_bytes()
+
+    def interrupted(script: object, file: Path, **_: object) -> None:
+        file.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.jit, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save_torchscript(make("gpt2"), path)
+    assert path.read_bytes() == first
+    save_torchscript(make("gpt2"), path, {"tokenizer.json": b"\x00\xff"})
+    assert load(path)(ids(1, 2)).shape == (1, 2, 31)
+    assert [entry.name for entry in path.parent.iterdir()] == ["model.pt"]
+    with zipfile.ZipFile(path) as archive:  # as R's unz() reads it
+        assert archive.read("model/extra/tokenizer.json") == b"\x00\xff"
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match=r"file/model\.pt cannot be written \(.*\): make room, or name another file"):
+        save_torchscript(make("lstm"), tmp_path / "file" / "model.pt")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """PyTorch's own writer would end the process with SIGABRT."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]
+    mounted = subprocess.run(mount, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("only root may mount a small file system")
+    try:
+        (disk / "model.pt").write_text("old")
+        with pytest.raises(OSError, match=r"model\.pt cannot be written \(No space left on device\): make room"):
+            save_torchscript(make("gpt2"), disk / "model.pt")
+        assert [(path.name, path.read_text()) for path in disk.iterdir()] == [("model.pt", "old")]
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def convert(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_pretrained(make("gpt2"), tmp_path / "made", characters("".join(map(chr, range(65, 96)))))
+    return tmp_path / "made"
+
+
+@pytest.mark.parametrize("model", ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"])
+def test_built_ins_convert(tmp_path: Path, model: str) -> None:
+    """From files, whose weights are mapped and transposed; quietly, although PyTorch calls torch.jit deprecated."""
+    result = convert(model, tmp_path / "out.pt", "--to", "torchscript")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{tmp_path / 'out.pt'}\n", "")
+    extra = {"config.json": "", "tokenizer.json": ""}
+    script = load(tmp_path / "out.pt", _extra_files=extra)
+    with torch.no_grad():
+        for T in (1, 31, 200):
+            assert_close(script(ids(2, T)), from_pretrained(model, device="cpu")(ids(2, T)))
+    assert extra["tokenizer.json"] == (hub.BUILTIN / model.removeprefix("minhub/") / "tokenizer.json").read_bytes()
+    assert json.loads(extra["config.json"])["model_type"] in ("gpt2", "gpt_neo", "lstm")
+
+
+def test_convert_in_its_ways(tmp_path: Path, folder: Path) -> None:
+    out = tmp_path / "new" / "half.pt"
+    result = convert(folder, out, "--to", "torchscript", "--dtype", "float16", "--json")
+    assert json.loads(result.stdout) == {"out": str(out), "layout": "torchscript", "files": ["half.pt"]}
+    assert result.stderr == ""
+    extra = {"config.json": ""}
+    assert load(out, _extra_files=extra)(ids(1, 5)).dtype == torch.float16
+    assert json.loads(extra["config.json"])["dtype"] == "float16"
+    result = convert(folder, out, "--to", "torchscript")
+    assert result.exit_code == 2
+    assert f"{out} exists already: name another file, or give --overwrite." in result.stderr
+    assert load(out)(ids(1, 5)).dtype == torch.float16
+    assert convert(folder, out, "--to", "torchscript", "--overwrite").exit_code == 0
+    assert load(out)(ids(1, 5)).dtype == torch.float32
+    convert(folder, tmp_path / "native", "--to", "native")
+    assert convert(tmp_path / "native", tmp_path / "2.pt", "--to", "torchscript").exit_code == 0
+    assert torch.equal(load(tmp_path / "2.pt")(ids(1, 5)), load(out)(ids(1, 5)))
+
+
+@pytest.mark.parametrize(
+    ("out", "arguments", "message"),
+    [
+        ("out", [], "--to torchscript writes one file: give OUT a name that ends in .pt"),
+        ("held.pt", [], "--to torchscript writes one file: give OUT a name that ends in .pt and is no folder's"),
+        ("made/model.pt", [], "OUT is the folder of MODEL itself: name another"),
+        ("made/model.pt", ["--overwrite"], "OUT is the folder of MODEL itself: name another"),
+        ("out.pt", ["--max-shard-size", "5GB"], "--max-shard-size is for the other forms"),
+        ("out.pt", ["--dtype", "int8"], "Invalid value for '--dtype'"),
+        ("file.pt", ["--to", "hub"], "--to hub writes a folder, and"),
+        ("file.pt", ["--to", "native", "--overwrite"], "--to native writes a folder, and"),
+    ],
+)
+def test_wrong_calls(tmp_path: Path, folder: Path, out: str, arguments: list[str], message: str) -> None:
+    (tmp_path / "held.pt").mkdir()
+    (tmp_path / "file.pt").write_text("mine")
+    result = convert(folder, tmp_path / out, "--to", "torchscript", *arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert message in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.pt").exists()
+    assert (tmp_path / "file.pt").read_text() == "mine"
+
+
+def test_a_damaged_checkpoint_writes_nothing(tmp_path: Path, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "n_embd": 28}))
+    result = convert(folder, tmp_path / "out.pt", "--to", "torchscript")
+    assert result.exit_code == 1
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out.pt").exists()
