@@ -1,13 +1,22 @@
 """`minhub doctor`: what is installed, whether it fits together, and the exact next step where it does not."""
 
+import ctypes
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minhub_py import __version__
+
+if TYPE_CHECKING:
+    from r_bridge.probe import R
 
 # The oldest versions that pyproject.toml accepts.
 PACKAGES = {
@@ -20,11 +29,17 @@ PACKAGES = {
     "click": "8.1",
     "rich": "13",
 }
+# PyTorch's builds by the CUDA that a driver must at least run; within a major version any driver runs any build.
+WHEELS = {(13, 0): "13.0", (12, 0): "12.6"}
+# R as a library, which rpy2 loads: on Linux, macOS and Windows.
+LIBR = ("lib/libR.so", "lib/libR.dylib", "bin/x64/R.dll")
+DRIVERS = "https://www.nvidia.com/drivers"
+BUILDS = "https://pytorch.org/get-started/locally"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `advice` is the next step, empty where all is well."""
+    """One line of the report. `advice` is the next step; where all fits, one for who wants more, or empty."""
 
     what: str
     found: str
@@ -32,10 +47,21 @@ class Finding:
     advice: str = ""
 
 
-def examine() -> list[Finding]:
-    """All findings. Nothing is changed, and no connection is opened."""
+def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
+    """All findings. Nothing is changed, and no connection is opened.
+
+    `r_facts` is what R says of itself where R is the caller, with the keys of r_bridge.probe.ask_r; then no R is
+    started but by rpy2's trial. Without it, the R on the PATH is asked.
+    """
+    sections: dict[str, Callable[[], Iterable[Finding]]] = {
+        "Python": _python,
+        "packages": _packages,
+        "devices": _devices,
+        "Hub": _hub,
+        "R": lambda: _r(r_facts),
+    }
     findings: list[Finding] = []
-    for what, section in {"Python": _python, "packages": _packages, "devices": _devices, "Hub": _hub, "R": _r}.items():
+    for what, section in sections.items():
         try:
             findings += section()
         except Exception as error:  # a doctor reports what is broken
@@ -44,57 +70,219 @@ def examine() -> list[Finding]:
 
 
 def _python() -> Iterator[Finding]:
-    yield Finding("Python", f"{platform.python_version()} ({sys.executable})", True)
+    if sys.prefix != sys.base_prefix:
+        kind = "a virtual environment"
+    elif Path(sys.prefix, "conda-meta").is_dir():
+        kind = "a conda environment"
+    else:
+        kind = "no virtual environment"
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable}), {kind}", True)
+
+
+def pip() -> str:
+    """The command that installs into this very Python, whichever one the shell's own `pip` belongs to."""
+    python = shlex.quote(sys.executable)
+    if importlib.util.find_spec("pip") is None and shutil.which("uv"):
+        return f"uv pip install --python {python}"
+    return f"{python} -m pip install"
+
+
+def _version(package: str) -> str | None:
+    """The version of a Python package that is installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _packages() -> Iterator[Finding]:
     for name, oldest in PACKAGES.items():
-        try:
-            found = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, "missing", False, f"pip install '{name}>={oldest}'")
-            continue
-        fits = _numbers(found) >= _numbers(oldest)
-        yield Finding(name, found, fits, "" if fits else f"pip install --upgrade '{name}>={oldest}'")
+        found = _version(name)
+        if found is None:
+            yield Finding(name, "missing", False, f"{pip()} '{name}>={oldest}'")
+        else:
+            fits = _numbers(found) >= _numbers(oldest)
+            yield Finding(name, found, fits, "" if fits else f"{pip()} --upgrade '{name}>={oldest}'")
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdigit()]
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdigit())
 
 
 def _devices() -> Iterator[Finding]:
+    import torch
+
     from minhub_py.device import devices
 
     report = devices()
     for probe in report.probes:
-        # A machine without a GPU is in order; only one whose GPU fails has a next step, and the detail says it.
+        # A machine without a GPU is in order; what an NVIDIA GPU lacks is said with its driver.
         yield Finding(probe.name, probe.detail if probe.works else f"none: {probe.detail}", True)
     yield Finding('device "auto"', report.device, True)
+    cuda = [probe for probe in report.probes if probe.name.startswith("cuda")]
+    fault = "" if any(probe.works for probe in cuda) else cuda[0].detail
+    yield judge_driver(torch.version.cuda, nvidia_driver(), fault)
+
+
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver: the newest CUDA that it runs, the GPUs that it sees, and what it says if it does not start."""
+
+    cuda: tuple[int, int]
+    gpus: int
+    fault: str = ""
+
+
+def nvidia_driver() -> Driver | None:
+    """The driver as its own library tells it, or None. PyTorch's CPU build cannot, and nvidia-smi may hang."""
+    try:
+        cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    version, gpus, text = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
+    cuda.cuDriverGetVersion(ctypes.byref(version))  # 12040 is 12.4
+    status = cuda.cuInit(0)
+    if status == 0:
+        cuda.cuDeviceGetCount(ctypes.byref(gpus))
+    elif status != 100:  # 100: there is no GPU
+        cuda.cuGetErrorString(status, ctypes.byref(text))
+    newest = (version.value // 1000, version.value % 1000 // 10)
+    return Driver(newest, gpus.value, (text.value or b"").decode())
+
+
+def judge_driver(build: str | None, driver: Driver | None, fault: str) -> Finding:
+    """Whether PyTorch's build, the driver and the GPU fit together.
+
+    `build`: the CUDA that PyTorch was built for; `fault`: why nothing ran on a GPU, empty if something did.
+    """
+    found = f"PyTorch for CUDA {build}" if build else "PyTorch without CUDA"
+    if driver is None:
+        return Finding("CUDA", f"{found}, no NVIDIA driver", True)
+    found += f", driver for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}, GPUs: {driver.gpus}"
+    update = f"update the driver ({DRIVERS})"
+    if driver.fault:
+        advice = f"restart the machine; if that does not help, {update}"
+        return Finding("CUDA", f"{found}; the driver does not start: {driver.fault}", False, advice)
+    if not fault or not driver.gpus:
+        return Finding("CUDA", found, True)
+    wheel = next((wheel for least, wheel in WHEELS.items() if driver.cuda >= least), None)
+    if wheel is None:
+        return Finding("CUDA", f"{found}; the driver is too old", False, update)
+    if build is None:
+        return Finding("CUDA", f"{found}; the GPU is not used", False, _install_torch(wheel))
+    if driver.cuda < _numbers(build)[:1]:
+        return Finding("CUDA", f"{found}; the driver is too old", False, f"{_install_torch(wheel)} (or {update})")
+    advice = "look with nvidia-smi for what else uses the GPU, and run again"
+    if "kernel image" in fault:  # the GPU is older than this build knows, or newer: try the build for the other CUDA
+        least, other = next(item for item in WHEELS.items() if item[0][:1] != _numbers(build)[:1])
+        advice = ("" if driver.cuda >= least else f"{update}, then: ") + _install_torch(other)
+    return Finding("CUDA", f"{found}; {fault}", False, advice)
+
+
+def _install_torch(wheel: str) -> str:
+    # Without --force-reinstall pip is content with the same version of another build.
+    return f"{pip()} --force-reinstall torch --index-url … as {BUILDS} shows it for CUDA {wheel}"
 
 
 def _hub() -> Iterator[Finding]:
     from huggingface_hub import constants, get_token
 
-    cache = Path(constants.HF_HUB_CACHE)
+    from minhub_py.hub import size
+
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
     existing = next(path for path in (cache, *cache.parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    writable = os.access(existing, os.W_OK)
-    advice = "" if writable else "set HF_HOME to a folder that you may write"
-    yield Finding("Hub cache", f"{cache} ({free / 1e9:.0f} GB free)", writable, advice)
-    yield Finding("Hub token", "found" if get_token() else "none (only private and gated models need one)", True)
+    advice = ""
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        advice = "set HF_HOME to a folder that you may write"
+    elif free < 1e9:  # GPT-2, the smallest, has half of that
+        advice = "make room, or set HF_HOME to a folder of a larger disk"
+    yield Finding("Hub cache", f"{cache} ({size(free)} free)", not advice, advice)
+
+    # Names and counts only: what a token is stands in no report.
+    variables = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name, "").strip()]
+    found = f"found, from {(*variables, constants.HF_TOKEN_PATH)[0]}"
+    yield Finding("Hub token", found if get_token() else "none (only private and gated models need one)", True)
     yield Finding(
         "Hub address", constants.ENDPOINT + (" (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""), True
     )
 
+    partial = sorted(cache.glob("models--*/blobs/*.incomplete"))
+    models = sorted({path.parents[1].name.removeprefix("models--").replace("--", "/") for path in partial})
+    found = f"{size(sum(path.stat().st_size for path in partial))} of {', '.join(models)}" if partial else "none"
+    advice = f"minhub download {models[0]}, which goes on where it stopped" if partial else ""
+    yield Finding("unfinished downloads", found, True, advice)
 
-def _r() -> Iterator[Finding]:
-    from r_bridge import find_r
 
-    r = find_r()
-    if r is None:
-        yield Finding("R", "none (only R users need it)", True)
+def _r(facts: Mapping[str, str] | None) -> Iterator[Finding]:
+    from r_bridge.probe import ask_r, describe, find_r
+
+    try:
+        r = describe(str(Path(facts["home"], "bin", "R")), facts["version"]) if facts else find_r()
+        if r is None:
+            advice = "apt-get install r-base-core, or see https://www.r-project.org"
+            yield Finding("R", "none (only R users need it)", True, advice)
+            return
+        facts = facts or ask_r(r.executable)
+    except OSError as error:
+        yield Finding("R", str(error), False, "run R in a terminal and mend what it says, or reinstall it")
         return
-    yield Finding("R", f"{'.'.join(map(str, r.version))} ({r.executable})", True)
-    fits = r.rpy2_found is None or r.rpy2_fits
-    found = r.rpy2_found or "none (only Python programs that host R need it)"
-    yield Finding("rpy2", found, fits, "" if fits else f"pip install 'rpy2-rinterface{r.rpy2}'")
+    yield Finding("R", f"{facts['version']} ({r.executable}), home {facts['home']}", True)
+    yield _rpy2(r, facts["home"])
+
+    package = facts.get("minhubpy")
+    fits = package in (None, __version__)
+    found = package or "not in R's library (only R users need it)"
+    found += "" if fits else f", which is for another version than this one, {__version__}"
+    yield Finding("R package minhubpy", found, fits, "" if package == __version__ else "minhub r --install")
+    yield from _r_torch(facts, _version("torch"), hosted="rpy2.rinterface" in sys.modules)
+
+
+def _rpy2(r: "R", home: str) -> Finding:
+    """What only a Python that hosts R needs: R as a library, an R_HOME that is not another R's, and a fitting rpy2."""
+    from r_bridge.probe import try_rpy2
+
+    found = r.rpy2_found or "none (only `minhub r` and Python programs that host R need it)"
+    install = f"{pip()} 'rpy2-rinterface{r.rpy2}'"
+    if not any(Path(home, name).exists() for name in LIBR):
+        advice = "take R from r-base-core, conda or www.r-project.org, or build it with ./configure --enable-R-shlib"
+        return Finding("rpy2", f"{found}; this R has no shared library ({LIBR[0]})", r.rpy2_found is None, advice)
+    if r.rpy2_found is None:
+        return Finding("rpy2", found, True, install)
+    told = os.environ.get("R_HOME") or home
+    if Path(told).resolve() != Path(home).resolve():
+        return Finding("rpy2", f"{found}, but R_HOME names another R: {told}", False, "unset R_HOME")
+    if not r.rpy2_fits:
+        return Finding("rpy2", f"{found}, which does not import on R {'.'.join(map(str, r.version))}", False, install)
+    if "rpy2.rinterface" not in sys.modules and (fault := try_rpy2()):
+        # Its compiled part may be of another R, and come from pip's cache again.
+        advice = f"{install} --force-reinstall --no-cache-dir"
+        return Finding("rpy2", f"{found}, but it does not start R: {fault}", False, advice)
+    return Finding("rpy2", found, True)
+
+
+def _r_torch(facts: Mapping[str, str], ours: str | None, hosted: bool) -> Iterator[Finding]:
+    """R torch by itself, and beside Python's torch: two versions of LibTorch cannot share a process.
+
+    `hosted`: this process holds R too.
+    """
+    version = facts.get("torch")
+    if version is None:
+        advice = 'in R: install.packages("torch"), then torch::install_torch()'
+        yield Finding("R torch", "none (only who wants its tensors needs it)", True, advice)
+        return
+    theirs = facts.get("libtorch", "of unknown version")
+    found = f"{version}, LibTorch {theirs}"
+    works = facts.get("torch_works", "R ended or hung when it was loaded")
+    same = ours is not None and theirs.partition("+")[0] == ours.partition("+")[0]
+    apart = "use R torch in a plain R session, where Python is another process; under `minhub r` it does not work"
+    if works == "yes":
+        yield Finding("R torch", found, True)
+    elif hosted and not same:
+        yield Finding("R torch", f"{found}, which does not work in one process with Python's torch", False, apart)
+    else:
+        yield Finding("R torch", f"{found}, but: {works}", False, "in R: torch::install_torch(reinstall = TRUE)")
+    if ours is not None:
+        both = f"LibTorch {theirs} and Python's {ours}: "
+        both += "the same, they may share a process" if same else "in two processes only"
+        yield Finding("R torch with Python's", both, True, "" if same else apart)

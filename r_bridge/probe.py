@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 
 
@@ -27,6 +28,36 @@ class R:
 
 # rpy2-rinterface 3.6.6 began to need a symbol, R_getVar, that came with R 4.5.
 FIRST_RPY2, RPY2_GETVAR, R_GETVAR = (3, 6, 1), (3, 6, 6), (4, 5, 0)
+# Seconds after which a process is given up: R torch with CUDA may take ten from a cold disk.
+TIMEOUT = 60.0
+# R's answer is a line for each fact, told from what a profile may print by its first word. R torch comes last, since a
+# LibTorch that does not fit may end the process. It must not ask for a download, nor try itself out in an R of its own.
+FACTS = r"""
+say <- function(key, value) {
+  cat("\nminhub-fact ", key, " ", gsub("[[:space:]]+", " ", paste(value, collapse = " ")), "\n", sep = "")
+}
+version_of <- function(package) {
+  version <- suppressWarnings(utils::packageDescription(package, fields = "Version"))
+  if (!is.na(version)) say(package, version)
+  !is.na(version)
+}
+say("version", paste(R.version$major, R.version$minor, sep = "."))
+say("home", R.home())
+invisible(version_of("minhubpy"))
+if (version_of("torch")) {
+  Sys.setenv(TORCH_INSTALL = "0", TORCH_VERIFY_LOAD = "FALSE")
+  home <- Sys.getenv("TORCH_HOME")
+  built <- file.path(if (nzchar(home)) home else system.file(package = "torch"), "build-version")
+  if (file.exists(built)) say("libtorch", readLines(built, n = 1, warn = FALSE))
+  flush(stdout())
+  works <- tryCatch({
+    if (!file.exists(built)) say("libtorch", getNamespace("torch")$torch_version)
+    torch::torch_tensor(1)
+    "yes"
+  }, error = conditionMessage)
+  say("torch_works", works)
+}
+"""
 
 
 def find_r() -> R | None:
@@ -34,18 +65,68 @@ def find_r() -> R | None:
     executable = shutil.which("R")
     if executable is None:
         return None
-    answer = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    match = re.search(r"R version (\d+)\.(\d+)\.(\d+)", answer.stdout)
+    said, complaint = _run([executable, "--version"])
+    match = re.search(r"R version (\d+\.\d+\.\d+)", said)
     if match is None:
-        raise OSError(f"{executable} --version says {(answer.stdout or answer.stderr).strip()[:100]!r}: reinstall R")
-    version = (int(match[1]), int(match[2]), int(match[3]))
+        raise OSError(f"{executable} --version says {(said or complaint).strip()[:100]!r}: reinstall R")
+    return describe(executable, match[1])
+
+
+def describe(executable: str, version: str) -> R:
+    """The R of this version ("4.2.2"), and which rpy2 there is for it. Nothing is run."""
+    major, minor, patch = map(int, version.split("."))
     try:
         found = importlib.metadata.version("rpy2-rinterface")
     except importlib.metadata.PackageNotFoundError:
         found = None
-    return R(executable, version, rpy2_range(version), found)
+    return R(executable, (major, minor, patch), rpy2_range((major, minor, patch)), found)
+
+
+def ask_r(executable: str, timeout: float = TIMEOUT) -> dict[str, str]:
+    """What this R says of itself, with the user's own libraries and profile. OSError: it does not start.
+
+    "version" and "home"; where they are installed "minhubpy", "torch" and "libtorch", which are versions, and
+    "torch_works": "yes", or what R torch says instead. "torch" without it: R ended or hung when R torch was loaded.
+    """
+    said, complaint = _run([executable, "--slave", "--no-save", "--no-restore"], FACTS, timeout)
+    facts = dict(re.findall(r"^minhub-fact (\w+) (.*?) *$", said, re.MULTILINE))
+    if "home" not in facts:
+        raise OSError(f"{executable} does not start: {last_line(complaint)}")
+    return facts
+
+
+def try_rpy2(timeout: float = TIMEOUT) -> str | None:
+    """Why rpy2 cannot start R, or None: it can. Tried in a process of its own, which a wrong rpy2 may end."""
+    code = "import rpy2.rinterface as r; r.initr(); print(r.evalr('1 + 1')[0])"
+    said, complaint = _run([sys.executable, "-c", code], timeout=timeout)
+    return None if said.split()[-1:] == ["2.0"] else last_line(complaint)
+
+
+def _run(command: list[str], script: str = "", timeout: float = TIMEOUT) -> tuple[str, str]:
+    """What a command writes on its two streams, up to the time when it is ended. OSError: it cannot be run."""
+    try:
+        done = subprocess.run(command, input=script.encode(), capture_output=True, timeout=timeout, check=False)
+        said, complaint = done.stdout, done.stderr
+        if done.returncode and not complaint.strip():
+            complaint = f"it ended with status {done.returncode}".encode()
+    except subprocess.TimeoutExpired as error:
+        said, complaint = error.stdout or b"", f"no answer in {timeout:g} seconds".encode()
+    return said.decode(errors="replace"), complaint.decode(errors="replace")
+
+
+def last_line(text: str) -> str:
+    """The last line that says something: where an error's reason stands."""
+    lines = [line.strip() for line in text.splitlines()]
+    return ([line for line in lines if line not in ("", "Execution halted")] or ["it says nothing"])[-1][:300]
 
 
 def rpy2_range(version: tuple[int, int, int]) -> str:
     """The versions of rpy2-rinterface that import on an R of this version."""
     return ">=3.6.1" if version >= R_GETVAR else ">=3.6.1,<3.6.6"
+
+
+if __name__ == "__main__":  # for pip: python -m pip install "$(python -m r_bridge.probe)"
+    r = find_r()
+    if r is None:
+        sys.exit("R is missing: apt-get install r-base-core, or see https://cran.r-project.org")
+    print(f"rpy2-rinterface{r.rpy2}")
