@@ -1,15 +1,18 @@
 # make demo: text from a model that ships with the package.   make test: the whole suite.   make clean: start afresh.
 PYTHON ?= python3
 BIN := .venv/bin
-# Debian's package of R; elsewhere the package is called R or r.
-R_PACKAGE := r-base-core
+# Debian's packages of R, and of what the R package's tests, vignette and help pages need.
+R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 pandoc
+# Whether they are there, however they came.
+HAS_R := command -v R && command -v pandoc && \
+	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2")) loadNamespace(p)'
 
 .PHONY: demo test lint bench r clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
 
-test: .venv/.installed-test r lint
+test: .venv/.installed-rpy2 lint
 	$(BIN)/python -m pytest
 
 lint: .venv/.installed-test
@@ -39,15 +42,21 @@ bench: .venv/.installed-test
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@touch $@ .venv/.installed
 
+# Which rpy2 fits depends on the R that is there.
+.venv/.installed-rpy2: .venv/.installed-test | r
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$($(BIN)/python -m r_bridge.probe)"
+	@touch $@
+
 # R is installed where it is missing and may be: by root, or by a user whose sudo asks for no password.
 r:
-	@command -v R >/dev/null || { \
+	@{ $(HAS_R); } >/dev/null 2>&1 || { \
 		if ! command -v apt-get >/dev/null; then SUDO=no; \
 		elif [ "$$(id -u)" = 0 ]; then SUDO=; \
 		elif sudo -n true 2>/dev/null; then SUDO=sudo; else SUDO=no; fi; \
-		if [ "$$SUDO" = no ]; then echo "R is missing: install the package $(R_PACKAGE), then run make again"; exit 1; fi; \
+		if [ "$$SUDO" = no ]; then \
+			echo "R, or a part of it, is missing: install $(R_PACKAGES) (Debian's names), then run make again"; exit 1; fi; \
 		$$SUDO apt-get -qq update && \
-		DEBIAN_FRONTEND=noninteractive $$SUDO apt-get -qq install --no-install-recommends $(R_PACKAGE); }
+		DEBIAN_FRONTEND=noninteractive $$SUDO apt-get -qq install --no-install-recommends $(R_PACKAGES); }
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

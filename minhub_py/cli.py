@@ -164,14 +164,33 @@ def _one_layer(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
                                     for cell in row) for row in rows))  # fmt: skip
 
 
+def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
+    """Before anything is fetched: may `convert` write OUT? UsageError says why not."""
+    is_file = to == "torchscript"
+    if is_file and (out.suffix != ".pt" or out.is_dir()):
+        raise click.UsageError("--to torchscript writes one file: give OUT a name that ends in .pt and is no folder's.")
+    if not is_file and out.is_file():
+        raise click.UsageError(f"--to {to} writes a folder, and {out} is a file: name another.")
+    folder = out.parent if is_file else out
+    if source is not None and folder.exists() and folder.resolve() == source.resolve():
+        raise click.UsageError("OUT is the folder of MODEL itself: name another.")
+    if overwrite or not out.exists():
+        return
+    if is_file:
+        raise click.UsageError(f"{out} exists already: name another file, or give --overwrite.")
+    if held := sorted(path.name for path in out.iterdir() if holds_model(path.name)):
+        raise click.UsageError(f"{out} holds {held[0]} already: name another folder, or give --overwrite.")
+
+
 @main.command()
 @click.argument("model")
-@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--to", type=click.Choice(["hub", "native"]), default="hub", show_default=True,
-              help="hub: as transformers reads it. native: this package's own names and shapes.")  # fmt: skip
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(["hub", "native", "torchscript"]), default="hub", show_default=True,
+              help="hub: as transformers reads it. native: this package's own names and shapes. torchscript: one file "
+                   "that R torch (jit_load) and C++ run without Python.")  # fmt: skip
 @click.option("--dtype", type=dtype_choice, help="Of the weights; as they are, if not given.")
 @click.option("--max-shard-size", type=Bytes(), default="5GB", show_default=True, help="Of one file: 500MB, 2GB …")
-@click.option("--overwrite", is_flag=True, help="Replace a checkpoint that is in OUT already.")
+@click.option("--overwrite", is_flag=True, help="Replace a checkpoint that is in OUT, or is OUT, already.")
 @revision_option
 @json_option
 def convert(
@@ -184,17 +203,16 @@ def convert(
     revision: str,
     as_json: bool,
 ) -> None:
-    """Write MODEL to the folder OUT, in another form.
+    """Write MODEL to the folder OUT, in another form; with --to torchscript, to the file OUT, which ends in .pt.
 
-    Layout, dtype and shard size can change. Needs the memory of a few tensors, not of the checkpoint. Nothing in
-    OUT changes until all is written.
+    Layout, dtype and shard size can change. Needs the memory of a few tensors, not of the checkpoint; for torchscript
+    that of the model. Nothing in OUT changes until all is written.
     """
+    given = click.get_current_context().get_parameter_source("max_shard_size")
+    if to == "torchscript" and given is not click.core.ParameterSource.DEFAULT:
+        raise click.UsageError("--to torchscript writes one file: --max-shard-size is for the other forms.")
     source = hub.locate(model)
-    if source is not None and out.exists() and out.resolve() == source.resolve():
-        raise click.UsageError("OUT is the folder of MODEL itself: name another.")
-    held = [path.name for path in out.iterdir() if holds_model(path.name)] if out.exists() else []
-    if held and not overwrite:
-        raise click.UsageError(f"{out} holds {sorted(held)[0]} already: name another folder, or give --overwrite.")
+    check_out(out, to, overwrite, source)
     folder = source or hub.fetch(model, revision, check=readable)
 
     from minhub_py.convert import convert as write
@@ -205,11 +223,11 @@ def convert(
         wanted = DTYPES[dtype] if dtype else None
         checkpoint = Checkpoint(folder)
         write(checkpoint, out, to=to, dtype=wanted, max_shard_size=max_shard_size, progress=update)
-    files = sorted(path.name for path in out.iterdir())
+    files = sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name]
     if as_json:
         emit({"out": str(out), "layout": to, "files": files})
     else:
-        click.echo(f"{out}: {', '.join(files)}")
+        click.echo(f"{out}: {', '.join(files)}" if out.is_dir() else out)
 
 
 @main.command()
@@ -424,6 +442,23 @@ def doctor(as_json: bool) -> None:
         table(["", "WHAT", "FOUND"], rows)
     if not all(finding.fits for finding in findings):
         sys.exit(1)
+
+
+@main.command("r", context_settings={"allow_interspersed_args": False})
+@click.argument("arguments", nargs=-1, metavar="[SCRIPT] [ARGS]...")
+@click.option("-e", "expressions", multiple=True, metavar="EXPR", help="Run R code; may be given several times.")
+@click.option("--install", is_flag=True, help="Install minhubpy into your own R library, and do nothing else.")
+def run_r(arguments: tuple[str, ...], expressions: tuple[str, ...], install: bool) -> None:
+    """Run R inside Python, with the package minhubpy.
+
+    As Rscript with SCRIPT ("-" is standard input) or -e, and as R's prompt without. The models run in this process.
+    """
+    from r_bridge import command
+
+    if install:
+        command.install_for_user()
+    else:
+        command.run(expressions, arguments)
 
 
 if __name__ == "__main__":

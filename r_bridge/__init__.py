@@ -1,5 +1,22 @@
-"""The same models for R. Here so far: what R there is on this machine, and which rpy2 fits it."""
+"""The same models for R: the package minhubpy, the process that serves it, and R inside Python (`RSession`).
 
-from r_bridge.probe import find_r
+Names are imported when they are first used: `RSession` needs NumPy and rpy2.
+"""
 
-__all__ = ["find_r"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from r_bridge.probe import find_r as find_r
+    from r_bridge.session import RError as RError
+    from r_bridge.session import RSession as RSession
+    from r_bridge.session import RWarning as RWarning
+
+_HOMES = {"RSession": "session", "RError": "session", "RWarning": "session", "find_r": "probe"}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"r_bridge.{_HOMES[name]}"), name)

@@ -379,14 +379,21 @@ def character(texts: Iterable[str | None]) -> Any:
 def id_rows(value: Any, size: int, first: int = 0) -> list[list[int]]:
     """Token ids from R as rows of 0-based ids below `size`.
 
-    A vector is one row, a matrix a row each, a list of vectors a row each. `first` is the smallest id in the caller's
-    counting: 0, or 1 for an R torch tensor. ValueError: NA, a fraction, an id out of range, or no number at all.
+    A vector is one row, a matrix a row each, a list of vectors a row each; {"ids", "lengths"} are many rows on end.
+    `first` is the smallest id in the caller's counting: 0, or 1 for an R torch tensor. ValueError: NA, a fraction, an
+    id out of range, or no number at all.
     """
-    rows: Iterable[Any]
-    if isinstance(value, np.ndarray):
-        if value.ndim > 2:
-            raise ValueError(f"ids have {value.ndim} dimensions: pass a vector, a matrix (one row a text), or a list")
-        rows = value if value.ndim == 2 else [value]
+    if isinstance(value, np.ndarray) and value.ndim <= 2:
+        rows = list(value) if value.ndim == 2 else [value]
+    elif isinstance(value, np.ndarray):
+        raise ValueError(f"ids have {value.ndim} dimensions: pass a vector, a matrix (one row a text), or a list")
+    elif isinstance(value, dict):
+        ids, ends = value["ids"], np.cumsum(value["lengths"]).tolist()
+        whole = ids.dtype == np.int32 and not np.ma.is_masked(ids)
+        if whole and ids.size and ids.min() >= first and ids.max() < first + size:
+            ids = (ids - first).tolist()  # one look at all of them, and one conversion
+            return [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        rows = [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     elif isinstance(value, list):
         rows = value
     else:
@@ -409,7 +416,7 @@ def _id_row(row: Any, where: str, size: int, first: int) -> list[int]:
         raise ValueError(f"{where}: an id is 0, but the ids in an R torch tensor count from 1; add 1L to 0-based ids")
     if outside.size:
         raise ValueError(f"{where}: an id is {outside[0]:.0f}; this model's go from {first} to {first + size - 1}")
-    return [int(id) - first for id in row]
+    return (row.astype(np.int64) - first).tolist()  # type: ignore[no-any-return]
 
 
 def _described(value: Any) -> str:

@@ -97,7 +97,7 @@ class Service:
             return "done", METHODS[name](self, **self.read(METHODS[name], call["arguments"] or {}))
         except Cancelled:
             return "cancelled", None
-        except Exception as error:  # whatever it was, R says so
+        except BaseException as error:  # whatever it was, R says so, and is not left waiting
             return "failed", {"class": type(error).__name__, "message": _message(error)}
 
     def frames(self, call: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -107,16 +107,17 @@ class Service:
         """
         made: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         cancelled = threading.Event()
-        future = self.thread.submit(self.run, call, lambda value: made.put(("part", value)), cancelled)
-        future.add_done_callback(lambda future: made.put(future.result()))
-        kind = "part"
+        future, kind = None, "part"
         try:
+            future = self.thread.submit(self.run, call, lambda value: made.put(("part", value)), cancelled)
+            future.add_done_callback(lambda future: made.put(future.result()))
             while kind == "part":
                 kind, value = made.get()
                 yield kind, value
         finally:
             cancelled.set()
-            future.result()
+            if future is not None:
+                future.result()
 
     def read(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         """R's arguments as the function's annotations say. ValueError: one is unknown, missing, or of another type."""
@@ -162,7 +163,7 @@ class Service:
 OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, ValueError | OSError | MemoryError | LookupError) and text:
         return text
@@ -212,11 +213,11 @@ def devices(service: Service) -> Frame:
 
 
 @method
-def doctor(service: Service) -> Frame:
-    """What Python finds of itself: columns what, found, fits, advice."""
+def doctor(service: Service, facts: Any) -> Frame:
+    """All findings: columns what, found, fits, advice. `facts` is what R says of itself (probe.FACTS)."""
     from minhub_py.doctor import examine
 
-    findings = examine()
+    findings = examine({name: one(value, str) for name, value in facts.items()})
     return Frame({
         "what": character(f.what for f in findings),
         "found": character(f.found for f in findings),
@@ -358,7 +359,10 @@ def parameters(service: Service, model: Model) -> dict[str, Any]:
 @method
 def parameter(service: Service, model: Model, name: str) -> Any:
     """One weight as an array."""
-    return model.module.get_parameter(name)
+    named = dict(model.module.named_parameters())
+    if name not in named:
+        raise LookupError(f"there is no weight {name!r}; names(model$parameters) has them all")
+    return named[name]
 
 
 @method

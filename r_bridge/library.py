@@ -1,0 +1,63 @@
+"""Where R finds the package minhubpy that came with this Python package."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from r_bridge.probe import R
+
+PACKAGE = Path(__file__).parent / "minhubpy"
+
+
+def private_library(r: R) -> Path:
+    """A library that holds this very version of minhubpy, for the R that Python hosts; installed when first needed."""
+    cache = os.environ.get("R_USER_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    library = Path(cache).expanduser() / "R" / "minhubpy" / f"R-{r.version[0]}.{r.version[1]}-{fingerprint()}"
+    if not library.exists():
+        try:
+            library.parent.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(prefix="draft-", dir=library.parent))
+        except OSError as error:
+            advice = "set R_USER_CACHE_DIR to a folder that you may write"
+            raise OSError(f"minhubpy cannot be installed into {library.parent} ({error.strerror}): {advice}") from error
+        try:
+            install(r, draft)
+            draft.rename(library)
+        except OSError:
+            if not library.exists():  # otherwise another process was quicker
+                raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return library
+
+
+def fingerprint() -> str:
+    """Changes with any file of the package."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in PACKAGE.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def user_library(r: R) -> Path:
+    """R's library for this user's own packages, made if it is missing: install.packages() would ask for it."""
+    code = 'cat(path.expand(strsplit(Sys.getenv("R_LIBS_USER"), .Platform$path.sep)[[1]][1]))'
+    command = [str(Path(r.executable).with_name("Rscript")), "--vanilla", "-e", code]
+    library = Path(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    library.mkdir(parents=True, exist_ok=True)
+    return library
+
+
+def install(r: R, library: Path) -> None:
+    """Install minhubpy into a library. OSError: R could not, with what it says."""
+    command = [r.executable, "CMD", "INSTALL", "--no-test-load", f"--library={library}", str(PACKAGE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise OSError(f"R could not install minhubpy into {library}: {' '.join(said)[:500]}")
+    # A plain R session then needs not look for a Python: python.R.
+    (library / "minhubpy" / "python").write_text(sys.executable + "\n", encoding="utf-8")
