@@ -1,0 +1,185 @@
+# Pictures of made-up numbers, read back from the PDF that they are drawn in.
+
+likely <- function(token, prob) {
+  structure(
+    data.frame(token = token, id = seq_along(token) - 1L, prob = prob, logprob = log(prob)),
+    class = c("minhub_next_tokens", "data.frame")
+  )
+}
+
+scored <- function(token, bits, text = 1L) {
+  position <- ave(seq_along(token), rep_len(text, length(token)), FUN = seq_along) + 1L
+  structure(
+    data.frame(text = text, position = position, token = token, id = seq_along(token), logprob = -bits * log(2)),
+    class = c("minhub_score", "data.frame")
+  )
+}
+
+odd <- c(" the", "\n", "\"", "\u00a0x", "\ufffd", "\u65e5\u672c", "\U1F600", "", NA, "\t", strrep("-", 80), "\\", "\u200b")
+
+# R names a method, not plot(), in its errors.
+refused <- function(object, message) expect_error(object, message, fixed = TRUE, class = "minhubpy_error")
+
+# What is drawn, as the operators of PDF.
+drawn <- function(draw, width = 7, height = 5) {
+  path <- tempfile(fileext = ".pdf")
+  on.exit(unlink(path))
+  grDevices::pdf(path, width, height, compress = FALSE)
+  tryCatch(force(draw), finally = grDevices::dev.off())
+  iconv(readLines(path, warn = FALSE, encoding = "latin1"), "latin1", "UTF-8", sub = "?")
+}
+
+# The texts in the order in which they were drawn.
+strings <- function(lines) {
+  shown <- regmatches(lines, regexpr("\\(.*\\) Tj|\\[.*\\] TJ", lines))
+  kerned <- gsub("\\) -?[0-9.]+ \\(", "", sub("^\\[?\\(", "", sub("\\)\\]? T[jJ]$", "", shown)))
+  gsub("\\\\([()\\\\])", "\\1", kerned)
+}
+
+# x, y, width and height of the boxes of a colour.
+boxes <- function(lines, colour) {
+  operator <- paste(c(sprintf("%.3f", grDevices::col2rgb(colour) / 255), "scn"), collapse = " ")
+  colours <- grepl(" scn$", lines)
+  mine <- c("", lines[colours])[cumsum(colours) + 1L] == operator
+  found <- grep("^[-0-9. ]+ re$", lines[mine], value = TRUE)
+  matrix(abs(as.numeric(unlist(strsplit(sub(" re$", "", found), " ")))), ncol = 4L, byrow = TRUE)
+}
+
+test_that("next tokens are bars as long as they are likely, in their order, with their numbers", {
+  lines <- drawn(plot(likely(c(" the", "\n", "a"), c(0.5, 0.25, 0.0005))))
+  expect_identical(
+    strings(lines),
+    c("\u00b7the", "\\n", "a", "50.0%", "25.0%", "<0.1%", "Likeliest next tokens", "all other tokens together: 25.0%")
+  )
+  bars <- boxes(lines, "#0072B2")
+  expect_equal(bars[, 3L] / bars[1L, 3L], c(1, 0.5, 0.001), tolerance = 1e-2)
+  expect_true(all(diff(bars[, 2L]) < 0)) # the likeliest is on top
+})
+
+test_that("a bar for each token says its surprise", {
+  lines <- drawn(plot(scored(c("o", " ", "b", "e"), c(1, 2, 4, 0))))
+  shown <- strings(lines)
+  expect_identical(shown[seq(to = length(shown) - 2L, length.out = 4L)], c("o", "\u00b7", "b", "e"))
+  expect_identical(utils::tail(shown, 2L), c("dashed: mean 1.75 bits, perplexity 3.36", "Surprise of each token"))
+  expect_equal(boxes(lines, "#0072B2")[, 4L], c(1, 2, 4, 0) * boxes(lines, "#0072B2")[1L, 4L], tolerance = 1e-2)
+})
+
+test_that("a text is written out token by token, from its opening on", {
+  text <- scored(c("be", " or", "\n", "not"), c(0, 5, 10, 40))
+  words <- function(x) utils::head(strings(drawn(plot(x, type = "text"))), 5L)
+  expect_identical(words(text), c("...", "be", " or", "\\n", "not"))
+  attr(text, "texts") <- "To be or\nnot"
+  text$token[[1L]] <- " be"
+  expect_identical(words(text), c("To", " be", " or", "\\n", "not"))
+  darkest <- boxes(drawn(plot(text, type = "text", col = "#000000")), "#000000")
+  expect_gte(nrow(darkest), 2L) # 10 bits and all above
+})
+
+test_that("tokens of a text have places that do not overlap, and words stay whole", {
+  tokens <- c("To", " be", ",", " or", " not", "\n", "su", "per", "mar", "ket", "\n\n", " x", "y")
+  place <- minhubpy:::flow(nchar(tokens), minhubpy:::opens_word(tokens), minhubpy:::lines_ended(tokens), 8L)
+  expect_identical(place$row, c(1L, 1L, 1L, 2L, 2L, 2L, 3L, 3L, 3L, 4L, 4L, 6L, 6L))
+  expect_identical(place$column, c(0L, 2L, 5L, 0L, 3L, 7L, 0L, 2L, 5L, 0L, 3L, 0L, 2L))
+})
+
+test_that("the kind of picture follows the length, and type rules", {
+  kind <- function(n, ...) {
+    shown <- strings(drawn(plot(scored(rep("a", n), rep(1, n)), ...)))
+    if ("position" %in% shown) "line" else if ("bits" %in% shown) "bars" else "text"
+  }
+  expect_identical(vapply(c(1L, 60L, 61L, 2000L, 2001L), kind, ""), c("bars", "bars", "text", "text", "line"))
+  expect_identical(kind(100L, most = 20), "bars")
+  expect_identical(kind(1L, type = "line"), "line")
+  expect_identical(kind(3000L, type = "text"), "text")
+})
+
+test_that("of several texts one is shown", {
+  both <- scored(c("a", "b", "c"), 1:3, text = c(1L, 1L, 4L))
+  expect_identical(utils::tail(strings(drawn(plot(both))), 1L), "Surprise of each token, text 1")
+  last <- utils::tail(strings(drawn(plot(both, text = 4))), 2L)
+  expect_identical(last, c("dashed: mean 3.00 bits, perplexity 8", "Surprise of each token, text 4"))
+  refused(plot(both, text = 2), "no token of text 2 was scored")
+})
+
+test_that("what is left out is said", {
+  long <- scored(rep("word ", 1500L), rep(1, 1500L))
+  footer <- grep("perplexity", strings(drawn(plot(long), width = 3, height = 2)), value = TRUE)
+  expect_match(footer, "\\(the first [0-9]+ of 1,500 tokens\\)$")
+  expect_match(strings(drawn(plot(long, most = 10))), "(the first 10 of 1,500 tokens)", fixed = TRUE, all = FALSE)
+})
+
+test_that("tokens without a shape are shown all the same", {
+  skip_if_not(l10n_info()[["UTF-8"]], "this locale has few characters")
+  frame <- data.frame(token = odd, id = seq_along(odd))
+  expect_identical(
+    minhubpy:::readable(frame)[-11L],
+    c("\u00b7the", "\\n", "\"", "<U+00A0>x", "\ufffd", "\u65e5\u672c", "\U1F600", "\"\"", "#9", "\\t", "\\\\", "<U+200B>")
+  )
+  expect_identical(minhubpy:::shorten(strrep("-", 80), 10L), "-------...")
+})
+
+test_that("any device and size takes any picture without a warning, and keeps its parameters", {
+  likely_odd <- likely(odd, 2^-seq_along(odd))
+  scored_odd <- scored(odd, seq_along(odd))
+  many <- scored(rep(c("lo", "ng "), 1500L), rep(1:3, 1000L))
+  devices <- list(
+    function(path) grDevices::pdf(path),
+    function(path) grDevices::pdf(path, width = 0.4, height = 0.3),
+    function(path) grDevices::postscript(path),
+    function(path) grDevices::svg(path),
+    function(path) grDevices::png(path, 60, 60),
+    function(path) grDevices::png(path, 3000, 200)
+  )
+  for (open in devices) {
+    path <- tempfile()
+    open(path)
+    before <- graphics::par(no.readonly = TRUE)
+    kept <- setdiff(names(before), c("fig", "fin", "mfg", "pin", "plt", "usr", "xaxp", "yaxp"))
+    expect_silent({
+      plot(likely_odd)
+      plot(likely_odd[1L, ])
+      for (type in c("bars", "text", "line")) plot(scored_odd, type = type)
+      plot(scored_odd[1L, ], type = "line")
+      plot(many)
+      plot(many, type = "text", cex = 0.7, bg = "grey95")
+    })
+    expect_identical(graphics::par(no.readonly = TRUE)[kept], before[kept])
+    grDevices::dev.off()
+    expect_gt(file.size(path), 200)
+    unlink(path)
+  }
+})
+
+test_that("plot() returns what it was given, and stands in a row with others", {
+  grDevices::pdf(NULL)
+  on.exit(grDevices::dev.off())
+  graphics::par(mfrow = c(2L, 2L))
+  likely_one <- likely("a", 1)
+  expect_identical(withVisible(plot(likely_one)), list(value = likely_one, visible = FALSE))
+  expect_identical(graphics::par("mfg")[1:2], c(1L, 1L))
+  scored_one <- scored("a", 1)
+  expect_identical(withVisible(plot(scored_one)), list(value = scored_one, visible = FALSE))
+  expect_identical(graphics::par("mfg")[1:2], c(1L, 2L))
+})
+
+test_that("what cannot be drawn is refused before anything is drawn", {
+  grDevices::pdf(NULL)
+  on.exit(grDevices::dev.off())
+  some <- scored(c("a", "b"), 1:2)
+  three <- likely(c("a", "b", "c"), c(0.5, 0.3, 0.1))
+  lacking <- some[c("token", "logprob")]
+  nothing <- some[0L, ]
+  unknown <- within(some, logprob[1L] <- NA)
+  class(unknown) <- class(some)
+  refused(plot(lacking), "it needs the column text")
+  refused(plot(nothing), "there is no token to plot")
+  refused(plot(unknown), "the column logprob must be finite numbers")
+  refused(plot(some, type = "pie"), 'type must be one of "auto"')
+  refused(plot(some, type = c("bars", "line")), "type must be one of")
+  refused(plot(some, most = 0), "most must be at least 1")
+  refused(plot(some, text = "a"), "text must be one number")
+  refused(plot(three, most = NA), "most must be one number")
+  refused(plot(three, most = 1.5), "most must be a whole number")
+  graphics::par(ask = FALSE)
+  expect_error(graphics::abline(h = 1), "plot.new has not been called yet")
+})

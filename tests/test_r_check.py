@@ -1,0 +1,85 @@
+"""The R package as R's own tools see it: R CMD check, the vignette, and help pages that say what the code says."""
+
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "r_bridge" / "minhubpy"
+# torch is not in Debian, and R says so.
+NOT_OURS = re.compile(r"Package suggested but not available for checking: .torch.")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as one file, with its vignette, which is run for it."""
+    folder = tmp_path_factory.mktemp("build")
+    done = run(["R", "CMD", "build", str(PACKAGE)], folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [package] = folder.glob("minhubpy_*.tar.gz")
+    return package
+
+
+def run(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """A command of R's, which finds this very Python."""
+    # No fork bomb of OpenMP threads beside the other tests; torch is suggested, not needed.
+    settings = {"MINHUBPY_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "_R_CHECK_FORCE_SUGGESTS_": "false"}
+    environment = os.environ | settings
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+
+
+@pytest.mark.timeout(600)
+def test_r_cmd_check_finds_nothing(built: Path) -> None:
+    # Its tests are run in both ways in by the tests beside this one.
+    done = run(["R", "CMD", "check", "--no-manual", "--no-tests", built.name], built.parent)
+    log = (built.parent / "minhubpy.Rcheck" / "00check.log").read_text()
+    findings = re.findall(
+        r"^\* checking .* \.\.\. (?:\[.*\] )?(?:NOTE|WARNING|ERROR)\n(?:(?!\*).*\n)*", log, re.MULTILINE
+    )
+    ours = [finding for finding in findings if not NOT_OURS.search(finding)]
+    assert not ours, "\n".join(ours)
+    assert done.returncode == 0, done.stdout
+    assert "checking examples ... OK" in log
+    assert re.search(r"checking re-building of vignette outputs \.\.\. .*OK", log)
+
+
+def test_the_vignette_has_pictures(built: Path) -> None:
+    listing = run(["tar", "-xzf", built.name, "minhubpy/inst/doc/minhubpy.html"], built.parent)
+    assert listing.returncode == 0, listing.stderr
+    page = (built.parent / "minhubpy" / "inst" / "doc" / "minhubpy.html").read_text()
+    assert page.count("data:image/png;base64,") >= 2
+    assert "minhubpy_no_python" not in page
+    assert "Error in gen" in page  # what goes wrong is shown on purpose, once Python was found
+
+
+def test_help_pages_are_made_from_the_code(tmp_path: Path) -> None:
+    copy = shutil.copytree(PACKAGE, tmp_path / "minhubpy")
+    code = "roxygen2::roxygenise('minhubpy', roclets = c('namespace', 'rd'))"
+    done = run(["Rscript", "-e", code], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    assert (copy / "NAMESPACE").read_text() == (PACKAGE / "NAMESPACE").read_text()
+    pages = filecmp.dircmp(copy / "man", PACKAGE / "man")
+    assert (pages.left_only, pages.right_only, pages.diff_files) == ([], [], [])
+
+
+def test_every_export_has_a_help_page() -> None:
+    exports = re.findall(r"^export\((.*)\)$", (PACKAGE / "NAMESPACE").read_text(), re.MULTILINE)
+    topics = {
+        alias for page in (PACKAGE / "man").glob("*.Rd") for alias in re.findall(r"\\alias\{(.*?)\}", page.read_text())
+    }
+    assert set(exports) <= topics
+    promised = """
+        from_pretrained gpt2 gpt2_from_config gpt2_from_pretrained gptneo gptneo_from_config gptneo_from_pretrained
+        lstm lstm_from_config lstm_from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate
+        next_tokens score perplexity as_torch_module
+        minhub_devices minhub_doctor minhub_start minhub_stop minhub_install
+    """
+    assert set(promised.split()) <= set(exports)
