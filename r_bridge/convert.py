@@ -165,6 +165,7 @@ def _array(value: Any) -> Iterator[Buffer]:
 
 
 def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
+    array = np.ma.getdata(array)
     match array.dtype.kind:
         case "b":
             return LOGICAL, np.int32

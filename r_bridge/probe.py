@@ -128,5 +128,5 @@ def rpy2_range(version: tuple[int, int, int]) -> str:
 if __name__ == "__main__":  # for pip: python -m pip install "$(python -m r_bridge.probe)"
     r = find_r()
     if r is None:
-        sys.exit("R is missing: apt-get install r-base-core, or see https://cran.r-project.org")
+        sys.exit("R is missing: apt-get install r-base-core, or see https://www.r-project.org")
     print(f"rpy2-rinterface{r.rpy2}")

@@ -206,7 +206,7 @@ def devices(service: Service) -> Frame:
     return Frame({
         "device": character(found.name for found in report.probes),
         "works": np.array([found.works for found in report.probes]),
-        "dtypes": character(", ".join(found.dtypes) for found in report.probes),
+        "dtypes": character(", ".join(found.dtypes) if found.works else "" for found in report.probes),
         "detail": character(found.detail for found in report.probes),
         "picked": np.array([found.name == report.device for found in report.probes]),
     })  # fmt: skip

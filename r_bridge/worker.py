@@ -35,6 +35,9 @@ def main() -> None:
     # Ctrl-C in R's terminal is for R, which says itself what is to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave = leaving(folder)
+    for name in ("SIGTERM", "SIGHUP"):  # the end of a session or a terminal
+        if number := getattr(signal, name, None):
+            signal.signal(number, lambda *_: leave())
     threading.Thread(target=watch, args=(parent, leave), daemon=True).start()
     peer = meet(folder, leave)
     calls: Calls = queue.SimpleQueue()
@@ -141,8 +144,10 @@ def answer(
     cancelled.set()  # it has ended, and needs no longer be known
     try:
         send(protocol.ENDS[kind], value)
-    except (ValueError, TypeError, MemoryError) as error:
-        send(protocol.FAILED, {"class": type(error).__name__, "message": str(error)})
+    except OSError:
+        raise
+    except Exception as error:  # whatever is wrong with the value, R is told
+        send(protocol.FAILED, {"class": type(error).__name__, "message": f"the result cannot be sent: {error}"})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 # What the method returns. `news` is a function that is given what comes on the way.
 ask <- function(method, ..., news = NULL) {
+  if (is_busy()) fail("a function that is called while Python is at work cannot call Python itself: do so afterwards")
   link <- connect()
   arguments <- lapply(list(...), reference)
   # An answer is read whole or not at all: interrupts wait, except while there is nothing to read.
@@ -11,7 +12,11 @@ ask <- function(method, ..., news = NULL) {
 exchange <- function(link, method, arguments, news) {
   call <- link$calls <- link$calls + 1L
   ended <- FALSE
-  on.exit(if (!ended && identical(session$link, link)) suspendInterrupts(link$send("CANCEL", call)))
+  link$busy <- TRUE
+  on.exit({
+    link$busy <- FALSE
+    if (!ended && identical(session$link, link)) suspendInterrupts(link$send("CANCEL", call))
+  })
   link$send("CALL", call, list(method = method, arguments = arguments, release = take_released()))
   repeat {
     allowInterrupts(link$wait())
@@ -30,12 +35,20 @@ exchange <- function(link, method, arguments, news) {
   }
 }
 
+is_busy <- function() isTRUE(session$link$busy) && session$link$owner == Sys.getpid()
+
 connect <- function() {
   link <- session$link
   # A forked child (parallel::mclapply) must not speak on its parent's line.
   if (!is.null(link) && link$owner != Sys.getpid()) link <- session$link <- NULL
+  if (!is.null(link) && !suspendInterrupts(link$is_alive())) {
+    note("The Python worker has ended", last_words(link), ": starting another")
+    disconnect()
+    link <- NULL
+  }
   if (is.null(link)) {
-    link <- suspendInterrupts(start_worker(choose_python()))
+    python <- choose_python()
+    link <- suspendInterrupts(start_worker(python))
     link$calls <- 0L
     session$released <- integer()
     session$link <- link
@@ -61,6 +74,7 @@ attach_host <- function(send, receive) {
   link$send <- function(kind, call, value) {
     send(if (kind == "CANCEL") raw() else serialize(value, NULL, xdr = FALSE, version = 2L))
   }
+  link$is_alive <- function() TRUE
   link$wait <- function() NULL
   link$receive <- function(call) unserialize(receive())
   link$close <- function() NULL

@@ -6,8 +6,9 @@ string <- function(x, what = deparse(substitute(x))) {
 
 # Text as UTF-8, without names: factors are text here, NA and broken encodings are mistakes.
 texts <- function(x, what = deparse(substitute(x)), length = NULL) {
+  force(what) # before x is another
   if (is.factor(x)) x <- as.character(x)
-  if (is.list(x) && all(lengths(x) == 1L)) x <- unlist(x, use.names = FALSE)
+  if (is_plain_list(x) && all(lengths(x) == 1L)) x <- unlist(x, use.names = FALSE)
   if (!is.character(x)) fail(what, " must be text, not ", describe(x))
   if (!is.null(length) && length(x) != length) fail(what, " must be one string, not ", describe(x))
   if (anyNA(x)) fail(what, " has NA at ", places(is.na(x)), ": drop or replace it first")
@@ -43,27 +44,37 @@ flag <- function(x, what = deparse(substitute(x))) {
   as.vector(x)
 }
 
+# A list, and not a data frame or another thing that is a list inside.
+is_plain_list <- function(x) is.list(x) && !is.object(x)
+
 optional <- function(x, check, ...) if (is.null(x)) NULL else check(x, ...)
 
 # Token ids as a vector, matrix or list of vectors; Python looks at each of them (id_rows in convert.py).
 token_ids <- function(x, what = deparse(substitute(x))) {
   if (inherits(x, "minhub_encoding")) return(x$ids)
-  if (is.data.frame(x) || is.factor(x) || is.character(x) || is.logical(x) || !(is.numeric(x) || is.list(x))) {
+  if (is.object(x) || is.character(x) || is.logical(x) || !(is.numeric(x) || is.list(x))) {
     fail(what, " must be token ids, not ", describe(x), "; tok$encode() makes ids of text")
   }
   if (length(x) == 0L) fail(what, " is empty: give at least one id")
   if (is.list(x)) return(lapply(unname(x), token_ids, what = what))
-  if (is.object(x)) fail(what, " must be token ids, not ", describe(x))
   structure(as.vector(x), dim = dim(x))
 }
 
 # Prompts and texts come as text or as ids.
 texts_or_ids <- function(x, what = deparse(substitute(x))) {
   if (length(x) == 0L) fail(what, " is empty: give at least one text")
-  is_text <- is.character(x) || is.factor(x) || (is.list(x) && all(vapply(x, is.character, NA)))
+  is_text <- is.character(x) || is.factor(x) || (is_plain_list(x) && all(vapply(x, is.character, NA)))
   if (is_text) return(texts(x, what))
+  if (is.logical(x) || is.function(x) || (is.object(x) && !inherits(x, "minhub_encoding"))) {
+    fail(what, " must be text or token ids, not ", describe(x))
+  }
   ids <- token_ids(x, what)
   if (is.list(ids)) ids else if (is.matrix(ids)) asplit_rows(ids) else list(ids)
+}
+
+# The names of the texts that texts_or_ids() makes of x.
+labels_of <- function(x) {
+  if (is.matrix(x) && is.numeric(x)) rownames(x) else if (is.character(x) || is.factor(x) || is_plain_list(x)) names(x)
 }
 
 asplit_rows <- function(ids) lapply(seq_len(nrow(ids)), function(row) ids[row, ])
@@ -71,9 +82,16 @@ asplit_rows <- function(ids) lapply(seq_len(nrow(ids)), function(row) ids[row, ]
 describe <- function(x) {
   if (is.null(x)) return("NULL")
   if (is.factor(x)) return("a factor")
-  if (length(x) == 1L && is.atomic(x)) return(if (is.na(x)) "NA" else encodeString(format(x), quote = if (is.character(x)) '"' else ""))
+  if (is.function(x) && !is.object(x)) return("a function")
+  if (length(x) == 1L && is.atomic(x)) {
+    if (is.na(x)) return("NA")
+    shown <- encodeString(format(x))
+    if (nchar(shown) > 60L) shown <- paste0(substr(shown, 1L, 57L), "...")
+    return(if (is.character(x)) paste0('"', shown, '"') else shown)
+  }
+  if (is.character(x)) return(paste(length(x), "strings"))
   kind <- if (is.object(x)) paste0("<", class(x)[[1L]], ">") else typeof(x)
-  paste0("a ", kind, " of length ", length(x))
+  paste0(if (grepl("^[aeiou]", kind)) "an " else "a ", kind, " of length ", length(x))
 }
 
 places <- function(where) {

@@ -2,7 +2,7 @@
 fail <- function(..., class = NULL, call = users_call()) {
   stop(structure(
     class = c(class, "minhubpy_error", "error", "condition"),
-    list(message = paste0(...), call = call)
+    list(message = paste(c(...), collapse = ""), call = call)
   ))
 }
 

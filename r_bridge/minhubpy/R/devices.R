@@ -5,5 +5,6 @@
 #'   which is `TRUE` for the one that `"auto"` picks.
 #' @examplesIf minhubpy:::is_ready()
 #' minhub_devices()
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 minhub_devices <- function() ask("devices")

@@ -30,15 +30,17 @@
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' generate(model, "ROMEO:", max_new_tokens = 40, seed = 1, stream = FALSE)
 #' generate(model, c(a = "To be", b = "O "), max_new_tokens = 10, temperature = 0)
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                      repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
                      stream = interactive()) {
   check_model(model)
-  labels <- names(prompts)
+  labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)
   one_text <- is.character(prompts) && length(prompts) == 1L
-  streaming <- one_text && (is.function(stream) || flag(stream))
+  if (is.function(stream) && !one_text) fail("stream can be a function for one prompt of text only")
+  streaming <- (is.function(stream) || flag(stream)) && one_text
   show <- if (is.function(stream)) stream else function(piece) {
     cat(piece)
     utils::flush.console()
@@ -63,7 +65,7 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
     text <- stats::setNames(made$texts, labels)
     if (streaming) invisible(text) else text
   } else {
-    stats::setNames(made$ids, labels[seq_along(made$ids)])
+    stats::setNames(made$ids, labels)
   }
 }
 
@@ -78,7 +80,8 @@ seeds <- function(seed, n) {
 end_ids <- function(eos_id) {
   if (identical(eos_id, "auto")) return(NULL)
   if (is.null(eos_id)) return(integer())
-  if (!is.numeric(eos_id) || is.factor(eos_id) || anyNA(eos_id) || any(eos_id != floor(eos_id) | eos_id < 0)) {
+  most <- .Machine$integer.max
+  if (!is.numeric(eos_id) || anyNA(eos_id) || any(eos_id != floor(eos_id) | eos_id < 0 | eos_id > most)) {
     fail('eos_id must be "auto", NULL or token ids, not ', describe(eos_id))
   }
   as.integer(eos_id)
@@ -110,6 +113,7 @@ check_tokenizer <- function(tokenizer) {
 #' likely <- next_tokens(model, "ROMEO", n = 5)
 #' likely
 #' plot(likely)
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
   check_model(model)
@@ -139,14 +143,14 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #' summary(surprise)
 #' plot(surprise)
 #' perplexity(model, c(verse = "To be, or not to be", noise = "xq zzk vv"))
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 score <- function(model, texts, tokenizer = NULL) {
   check_model(model)
-  found <- ask(
-    "score",
-    model = model, texts = texts_or_ids(texts), tokenizer = check_tokenizer(tokenizer), news = show_progress()
-  )
-  structure(found, class = c("minhub_score", "data.frame"))
+  texts <- texts_or_ids(texts)
+  found <- ask("score", model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), news = show_progress())
+  # The plot shows a text whole, and no row is its first token's.
+  structure(found, class = c("minhub_score", "data.frame"), texts = if (is.character(texts)) texts)
 }
 
 #' @rdname score
@@ -157,11 +161,12 @@ perplexity <- function(model, texts, tokenizer = NULL) {
     "perplexity",
     model = model, texts = texts_or_ids(texts), tokenizer = check_tokenizer(tokenizer), news = show_progress()
   )
-  stats::setNames(values, names(texts))
+  stats::setNames(values, labels_of(texts))
 }
 
 #' @export
 summary.minhub_score <- function(object, ...) {
+  if (!all(c("text", "logprob") %in% names(object))) return(NextMethod())
   parts <- split(object$logprob, object$text)
   data.frame(
     text = as.integer(names(parts)),
@@ -170,6 +175,18 @@ summary.minhub_score <- function(object, ...) {
     perplexity = vapply(parts, function(x) exp(-mean(x)), 0, USE.NAMES = FALSE)
   )
 }
+
+# A space is a token too, and should be seen.
+#' @export
+print.minhub_next_tokens <- function(x, ...) {
+  shown <- structure(x, class = "data.frame")
+  if (is.character(shown$token)) shown$token <- encodeString(shown$token, quote = '"')
+  print(shown, ...)
+  invisible(x)
+}
+
+#' @export
+print.minhub_score <- print.minhub_next_tokens
 
 # A bar for a person who waits longer than a moment, on the console only.
 show_progress <- function() {

@@ -21,6 +21,7 @@
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' model
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
                             token = NULL, local_files_only = FALSE) {
@@ -82,6 +83,7 @@ path_or_name <- function(identifier) {
 #' set.seed(1)
 #' gpt2(vocab_size = 65, n_embd = 32, n_head = 2, n_layer = 2, n_positions = 16)
 #' gpt2_from_config("minhub/shakespeare-gpt2", seed = 1)
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 gpt2 <- function(vocab_size = 50257, n_embd = 768, n_head = 12, n_layer = 12, max_pos = NULL, pdrop = NULL, ...,
                  seed = NULL) {
@@ -124,8 +126,12 @@ new_fresh <- function(family, config, seed) {
     fail("settings need names, such as ", family, "(vocab_size = 65)")
   }
   if (anyDuplicated(names(config))) fail("settings are given twice: ", names(config)[duplicated(names(config))][[1L]])
-  bad <- vapply(config, function(x) length(x) == 0L || anyNA(x, recursive = TRUE) || is.factor(x), NA)
-  if (any(bad)) fail("the setting ", names(config)[bad][[1L]], " is empty, NA or a factor")
+  plain <- function(x) {
+    kind <- is.numeric(x) || is.logical(x) || is.list(x) || (is.character(x) && all(validUTF8(x)))
+    kind && !is.object(x) && length(x) > 0L && !anyNA(x, recursive = TRUE)
+  }
+  bad <- Position(Negate(plain), config)
+  if (!is.na(bad)) fail("the setting ", names(config)[[bad]], " cannot be ", describe(config[[bad]]))
   new_model("fresh", list(family = family, config = config, seed = one_seed(seed)))
 }
 
@@ -150,7 +156,9 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #' `model(idx)` takes 0-based ids: a vector (one row), a matrix (a row each)
 #' or a list of vectors of one length. It returns the logits as an array with
 #' the dimensions batch, time and vocabulary. With an R torch tensor of ids,
-#' which count from 1, it returns an R torch tensor.
+#' which count from 1, it returns an R torch tensor, on the device of the ids
+#' and in the dtype of the model, without gradients: [as_torch_module()] is for
+#' training.
 #'
 #' @section Fields:
 #' * `model$config`: the settings, by the names of config.json.
@@ -163,8 +171,10 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #'   elements and dtype of each weight. `model$parameters` is also like a list
 #'   of the weights, for `lapply()`, `names()` and `[[`.
 #' * `model$parameter(name)`: one weight as an array.
-#' * `model$transformer$wte$weight` and the like: a weight by its path, with
-#'   `$shape`, `$dtype`, `$numel()`, and `as.array()` for its values.
+#' * `model$wte$weight` and the like: a weight by its path, with `$shape`,
+#'   `$dtype`, `$numel()`, and `as.array()` for its values. After
+#'   `library(torch)` it is an R torch tensor, a copy. The Hub's names,
+#'   `model$transformer$wte$weight` and `model$lm_head$weight`, are good too.
 #'
 #' Models survive `saveRDS()` and the end of the Python worker: a pretrained
 #' one is loaded again, from the same commit, and a random one is made again
@@ -178,6 +188,7 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #' dim(model(c(1L, 2L, 3L)))
 #' model$config$n_layer
 #' summary(model)
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 NULL
 
 new_model <- function(method, arguments) {
@@ -190,7 +201,7 @@ new_model <- function(method, arguments) {
   }
   load(arguments)
   if (!is.null(self$about$commit)) arguments$revision <- self$about$commit
-  arguments["token"] <- list(NULL) # a secret has no place in a saved object; the cache holds the files now
+  arguments <- without_secret(arguments)
   self$restore <- function() {
     moved <- self$moved
     mode <- self$about$training
@@ -201,6 +212,9 @@ new_model <- function(method, arguments) {
   }
   as_model(self)
 }
+
+# A token has no place in a saved object; the cache holds the files now.
+without_secret <- function(arguments) arguments[names(arguments) != "token"]
 
 as_model <- function(self) {
   model <- structure(
@@ -233,7 +247,7 @@ MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter")
 }
 
 #' @export
-`[[.minhub_model` <- function(x, i) do.call(`$`, list(x, i))
+`[[.minhub_model` <- function(x, i) do.call(`$`, list(x, string(i)))
 
 #' @export
 `$<-.minhub_model` <- function(x, name, value) {
@@ -242,7 +256,7 @@ MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter")
 
 #' @export
 .DollarNames.minhub_model <- function(x, pattern = "") {
-  grep(pattern, c(MODEL_FIELDS, paste0(MODEL_METHODS, "("), child_names(x, "")), value = TRUE)
+  grep(pattern, c(MODEL_FIELDS, paste0(MODEL_METHODS, "("), completions(x, "")), value = TRUE)
 }
 
 set_mode <- function(model, training) {
@@ -269,7 +283,9 @@ device_name <- function(device) {
 
 dtype_name <- function(dtype) {
   if (!inherits(dtype, "torch_dtype")) return(string(dtype))
-  c(Float = "float32", Half = "float16", BFloat16 = "bfloat16")[[as.character(dtype)]]
+  name <- as.character(dtype)
+  known <- c(Float = "float32", Double = "float64", Half = "float16", BFloat16 = "bfloat16")
+  if (name %in% names(known)) known[[name]] else name # which Python refuses
 }
 
 #' @export
@@ -344,11 +360,12 @@ as.list.minhub_model <- function(x, ...) attr(x, "self")$about[MODEL_FIELDS]
 #' model <- lstm_from_pretrained("minhub/shakespeare-lstm")
 #' folder <- save_pretrained(model, file.path(tempdir(), "my-lstm"))
 #' dir(folder)
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 save_pretrained <- function(model, folder, tokenizer = NULL) {
   check_model(model)
   folder <- path.expand(string(folder))
-  ask("save_pretrained", model = model, folder = absolute(folder), tokenizer = tokenizer)
+  ask("save_pretrained", model = model, folder = absolute(folder), tokenizer = check_tokenizer(tokenizer))
   invisible(folder)
 }
 
@@ -383,6 +400,10 @@ as.list.minhub_parameters <- function(x, ...) {
   stats::setNames(weights, table$name)
 }
 
+# For purrr.
+#' @exportS3Method vctrs::vec_proxy
+vec_proxy.minhub_parameters <- function(x, ...) as.list(x)
+
 #' @export
 names.minhub_parameters <- function(x) x()$name
 
@@ -399,9 +420,11 @@ length.minhub_parameters <- function(x) nrow(x())
 print.minhub_parameters <- function(x, ...) print(x())
 
 new_parameter <- function(model, name, shape, dtype) {
+  n <- prod(shape)
   structure(list(
     name = name, shape = shape, dtype = dtype, requires_grad = TRUE,
-    numel = function() prod(shape), size = function(dim = NULL) if (is.null(dim)) shape else shape[[dim]], model = model
+    device = model$device, numel = function() if (n > .Machine$integer.max) n else as.integer(n),
+    size = function(dim = NULL) if (is.null(dim)) shape else shape[[dim]], model = model
   ), class = "minhub_parameter")
 }
 
@@ -425,26 +448,48 @@ print.minhub_parameter <- function(x, ...) {
 # model$transformer$h: a part of the model, by its path.
 child <- function(model, path) {
   table <- ask("parameters", model = model)
-  whole <- match(path, table$name)
-  if (!is.na(whole)) return(new_parameter(model, path, table$shape[[whole]], table$dtype[[whole]]))
-  if (!any(startsWith(table$name, paste0(path, ".")))) return(NULL)
+  row <- match(own_name(path, table$name), table$name)
+  if (!is.na(row)) return(one_weight(model, table$name[[row]], table$shape[[row]], table$dtype[[row]]))
+  if (!length(below(path, table$name))) return(NULL)
   structure(list(), class = "minhub_part", model = model, path = path)
 }
 
-child_names <- function(model, prefix) {
-  names <- ask("parameters", model = model)$name
-  rest <- substring(names[startsWith(names, prefix)], nchar(prefix) + 1L)
-  unique(sub("\\..*", "", rest))
+# A tensor for code that has R torch attached, as code written for the package minhub has.
+one_weight <- function(model, name, shape, dtype) {
+  as_tensor <- "package:torch" %in% search() && torch_works()
+  if (as_tensor) weight_tensor(model, name, dtype) else new_parameter(model, name, shape, dtype)
 }
+
+# Our name of a weight or part: the Hub and the package minhub put transformer. before many, and have an lm_head.weight
+# also where it is wte.weight.
+own_name <- function(path, names) {
+  path <- sub("^transformer(\\.|$)", "", path)
+  if ("lm_head.weight" %in% names) path else sub("^lm_head", "wte", path)
+}
+
+# What of the names comes after a path.
+below <- function(path, names) {
+  path <- own_name(path, names)
+  prefix <- if (nzchar(path)) paste0(path, ".") else ""
+  substring(names[startsWith(names, prefix)], nchar(prefix) + 1L)
+}
+
+child_names <- function(model, path) unique(sub("\\..*", "", below(path, ask("parameters", model = model)$name)))
 
 #' @export
 `$.minhub_part` <- function(x, name) child(attr(x, "model"), paste0(attr(x, "path"), ".", name))
 
 #' @export
-`[[.minhub_part` <- function(x, i) child(attr(x, "model"), paste0(attr(x, "path"), ".", i))
+`[[.minhub_part` <- function(x, i) {
+  if (is.numeric(i)) i <- names(x)[[i]] # h[[1]] is the first block, whose name is 0
+  child(attr(x, "model"), paste0(attr(x, "path"), ".", i))
+}
 
 #' @export
-names.minhub_part <- function(x) child_names(attr(x, "model"), paste0(attr(x, "path"), "."))
+length.minhub_part <- function(x) length(names(x))
+
+#' @export
+names.minhub_part <- function(x) child_names(attr(x, "model"), attr(x, "path"))
 
 #' @export
 print.minhub_part <- function(x, ...) {
@@ -453,4 +498,11 @@ print.minhub_part <- function(x, ...) {
 }
 
 #' @export
-.DollarNames.minhub_part <- function(x, pattern = "") grep(pattern, names(x), value = TRUE)
+.DollarNames.minhub_part <- function(x, pattern = "") {
+  grep(pattern, completions(attr(x, "model"), attr(x, "path")), value = TRUE)
+}
+
+# Nothing is to be said, or to go wrong, in the line that is being typed.
+completions <- function(model, path) {
+  tryCatch(suppressMessages(child_names(model, path)), minhubpy_error = function(e) character())
+}

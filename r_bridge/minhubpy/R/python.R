@@ -14,8 +14,9 @@
 #' 3. an active virtualenv (`VIRTUAL_ENV`) or conda environment
 #'    (`CONDA_PREFIX`);
 #' 4. `.venv` in the working directory or a directory above it;
-#' 5. the virtualenv that [minhub_install()] made;
-#' 6. `python3`, then `python`, on the `PATH`.
+#' 5. the Python whose `minhub r --install` installed this package;
+#' 6. the virtualenv that [minhub_install()] made;
+#' 7. `python3`, then `python`, on the `PATH`.
 #'
 #' @param python The path of a Python to use instead.
 #' @returns `minhub_start()`: a list with `python`, `why`, and the versions
@@ -26,10 +27,12 @@
 #' @export
 minhub_start <- function(python = NULL) {
   if (!is.null(python)) {
+    if (is_hosted()) fail("this R runs inside Python, and can use no other")
+    python <- check_named(string(python), "the argument python")
     disconnect()
-    session$python <- check_named(string(python), "the argument python")
+    session$python <- python
   }
-  about <- ask("hello")
+  about <- suppressMessages(ask("hello"))
   found <- if (is.null(session$python)) list(why = "it hosts this R") else session$python
   note("Python ", about$python, " (", about$executable, "): ", found$why)
   invisible(list(
@@ -67,26 +70,31 @@ minhub_stop <- function() {
 #' @export
 minhub_install <- function(source = "minhub_py", python = NULL, pip_args = character()) {
   source <- string(source)
-  base <- if (is.null(python)) find_base_python() else string(python)
+  base <- if (is.null(python)) find_base_python() else path.expand(string(python))
+  if (!nzchar(Sys.which(base))) fail(base, " is not there: give the path of a Python 3.10 or newer")
   folder <- private_virtualenv()
   if (file.exists(source)) source <- normalizePath(source)
   dir.create(dirname(folder), recursive = TRUE, showWarnings = FALSE)
-  fresh <- paste0(folder, "-new")
-  unlink(fresh, recursive = TRUE)
-  on.exit(unlink(fresh, recursive = TRUE))
-  run(base, c("-m", "venv", shQuote(fresh)), "python3 -m venv failed; on Debian: apt-get install python3-venv")
-  run(
-    python_in(fresh), c("-m", "pip", "install", "--disable-pip-version-check", pip_args, shQuote(source)),
-    "pip could not install it; what it says above tells why"
-  )
-  # A virtualenv knows its place only in its scripts' first lines, and Python is called by its path here.
   disconnect()
   session$python <- NULL
-  unlink(folder, recursive = TRUE)
-  if (!file.rename(fresh, folder)) fail("cannot write ", folder, ": make room or check its permissions")
-  path <- python_in(folder)
-  note("Installed: ", path)
-  invisible(path)
+  # A virtualenv cannot be moved, so the one that is there makes room, and comes back if this fails.
+  before <- paste0(folder, "-before")
+  if (dir.exists(folder)) file.rename(folder, before)
+  done <- FALSE
+  on.exit(if (done) {
+    unlink(before, recursive = TRUE)
+  } else {
+    unlink(folder, recursive = TRUE)
+    if (dir.exists(before)) file.rename(before, folder)
+  })
+  run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed; on Debian: apt-get install python3-venv")
+  run(
+    python_in(folder), c("-m", "pip", "install", "--disable-pip-version-check", pip_args, shQuote(source)),
+    "pip could not install it; what it says above tells why"
+  )
+  done <- TRUE
+  note("Installed: ", python_in(folder))
+  invisible(python_in(folder))
 }
 
 run <- function(command, arguments, advice) {
@@ -112,6 +120,7 @@ python_candidates <- function() {
     "the active virtualenv" = inside(variable("VIRTUAL_ENV")),
     "the active conda environment" = conda_python(variable("CONDA_PREFIX")),
     "the .venv of this folder" = inside(project_virtualenv()),
+    "it installed this package" = installer(),
     "made by minhub_install()" = if (dir.exists(private_virtualenv())) python_in(private_virtualenv()),
     "python3 on the PATH" = on_path("python3"),
     "python on the PATH" = on_path("python")
@@ -122,6 +131,12 @@ python_candidates <- function() {
 conda_python <- function(prefix) {
   if (is.null(prefix)) return(NULL)
   if (.Platform$OS.type == "windows") file.path(prefix, "python.exe") else python_in(prefix)
+}
+
+# Written by library.py.
+installer <- function() {
+  file <- system.file("python", package = "minhubpy")
+  if (nzchar(file)) readLines(file, n = 1L, encoding = "UTF-8")
 }
 
 on_path <- function(name) {
@@ -139,7 +154,10 @@ project_virtualenv <- function(folder = getwd()) {
 
 # The Python to use, found once in a session: list(path, why).
 choose_python <- function() {
-  if (is.null(session$python)) session$python <- look_for_python()
+  if (is.null(session$python)) {
+    session$python <- look_for_python()
+    if (interactive()) note("Using ", session$python$path, " (", session$python$why, ")")
+  }
   session$python$path
 }
 
@@ -163,6 +181,7 @@ look_for_python <- function() {
 }
 
 check_named <- function(path, why) {
+  path <- path.expand(path)
   problem <- python_problem(path)
   if (!is.null(problem)) {
     fail(path, " (", why, ") ", problem, ": name another Python, or run minhub_install()", class = "minhubpy_no_python")
@@ -179,6 +198,7 @@ python_problem <- function(path) {
     sep = "; "
   )
   answer <- suppressWarnings(run_python(path, c("-c", shQuote(question)), stdout = TRUE, stderr = FALSE, timeout = 30))
+  allowInterrupts(Sys.sleep(0.001)) # Ctrl-C ended it, not what it is: here R hears of that
   told <- grep("^minhubpy ", answer, value = TRUE)
   if (!length(told)) return("is no Python 3")
   told <- strsplit(told[[1L]], " ")[[1L]][-1L] == "True"

@@ -23,6 +23,7 @@
 #' tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
 #' ids <- tok$encode("ROMEO:")$ids
 #' tok$decode(ids)
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 tokenizer_from_pretrained <- function(identifier, revision = "main", token = NULL, local_files_only = FALSE) {
   new_tokenizer("tokenizer_from_pretrained", list(
@@ -60,7 +61,7 @@ new_tokenizer <- function(method, arguments) {
     self$handle <- new_handle(do.call(ask, c(list(method), arguments, list(news = show_progress()))))
   }
   self$restore()
-  arguments["token"] <- list(NULL)
+  arguments <- without_secret(arguments)
   tokenizer <- structure(list(), class = "minhub_tokenizer", self = self)
   self$size <- ask("vocab_size", tokenizer = tokenizer, with_added_tokens = TRUE)
   tokenizer
@@ -85,8 +86,9 @@ TOKENIZER_METHODS <- c(
       decode_ids(x, list(if (length(ids)) plain_ids(ids) else integer()), skip_special_tokens)
     },
     decode_batch = function(sequences, skip_special_tokens = TRUE) {
-      rows <- if (is.matrix(sequences)) asplit_rows(sequences) else as.list(sequences)
-      rows <- lapply(rows, function(ids) if (length(ids)) plain_ids(ids, "sequences") else integer())
+      rows <- if (is.matrix(sequences)) asplit_rows(sequences) else if (is.object(sequences)) list(sequences) else as.list(sequences)
+      plain <- vapply(rows, function(ids) is.integer(ids) && !is.object(ids), NA)
+      rows[!plain] <- lapply(rows[!plain], function(ids) if (length(ids)) plain_ids(ids, "sequences") else integer())
       decode_ids(x, rows, skip_special_tokens)
     },
     get_vocab_size = function(with_added_tokens = TRUE) {
@@ -95,8 +97,10 @@ TOKENIZER_METHODS <- c(
     get_vocab = function(with_added_tokens = TRUE) {
       ask("vocab", tokenizer = x, with_added_tokens = flag(with_added_tokens))
     },
-    token_to_id = function(tokens) ask("token_to_id", tokenizer = x, tokens = texts(tokens)),
-    id_to_token = function(ids) ask("id_to_token", tokenizer = x, ids = plain_ids(ids)),
+    token_to_id = function(tokens) {
+      if (length(tokens)) ask("token_to_id", tokenizer = x, tokens = texts(tokens)) else integer()
+    },
+    id_to_token = function(ids) if (length(ids)) ask("id_to_token", tokenizer = x, ids = plain_ids(ids)) else character(),
     save = function(path, pretty = TRUE) {
       ask("save_tokenizer", tokenizer = x, path = absolute(path.expand(string(path))), pretty = flag(pretty))
       invisible(path)
@@ -104,6 +108,9 @@ TOKENIZER_METHODS <- c(
     fail("a tokenizer has no ", name, "; it has ", paste(TOKENIZER_METHODS, collapse = ", "))
   )
 }
+
+#' @export
+`[[.minhub_tokenizer` <- function(x, i) do.call(`$`, list(x, string(i)))
 
 check_plain <- function(pair, is_pretokenized) {
   if (!is.null(pair)) fail("pairs of texts are for models that these are not: encode each by itself")
@@ -128,7 +135,9 @@ encode_texts <- function(tokenizer, texts, add_special_tokens) {
 
 decode_ids <- function(tokenizer, rows, skip_special_tokens) {
   if (!length(rows)) return(character())
-  ask("decode_batch", tokenizer = tokenizer, ids = rows, skip_special_tokens = flag(skip_special_tokens))
+  # Many short vectors are slow to send one by one.
+  ids <- list(ids = c(integer(), unlist(rows, use.names = FALSE)), lengths = lengths(rows, use.names = FALSE))
+  ask("decode_batch", tokenizer = tokenizer, ids = ids, skip_special_tokens = flag(skip_special_tokens))
 }
 
 new_encoding <- function(ids, tokenizer) {
@@ -145,6 +154,12 @@ new_encoding <- function(ids, tokenizer) {
     NULL
   )
 }
+
+#' @export
+`[[.minhub_encoding` <- function(x, i) do.call(`$`, list(x, string(i)))
+
+#' @export
+.DollarNames.minhub_encoding <- function(x, pattern = "") grep(pattern, c("ids", "tokens", "attention_mask"), value = TRUE)
 
 #' @export
 length.minhub_encoding <- function(x) length(.subset2(x, "ids"))

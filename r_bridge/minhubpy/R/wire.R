@@ -2,6 +2,7 @@
 
 MAGIC <- 0x4255484DL
 KINDS <- c(HELLO = 1L, WELCOME = 2L, CALL = 3L, CANCEL = 4L, part = 11L, done = 12L, failed = 13L, cancelled = 14L)
+ANSWERS <- c("part", "done", "failed", "cancelled")
 FILE <- 256L
 START_SECONDS <- 60
 
@@ -36,11 +37,16 @@ start_worker <- function(python) {
     payload <- if (missing(value)) raw() else serialize(value, NULL, xdr = FALSE, version = 2L)
     send_frame(link, KINDS[[kind]], call, payload)
   }
+  link$is_alive <- function() skip_frames(link)
   link$wait <- function() while (!socketSelect(list(link$socket), timeout = 60)) NULL
   link$receive <- function(call) receive_frame(link, call)
+  # Once only: R gives the number of a closed connection to the next one.
   link$close <- function() {
-    close(link$socket)
-    unlink(folder, recursive = TRUE)
+    if (is.null(link$socket)) return()
+    socket <- link$socket
+    link$socket <- NULL
+    close(socket)
+    unlink(c(folder, link$log), recursive = TRUE)
   }
   link
 }
@@ -65,13 +71,27 @@ has_failed <- function(log) {
 
 # A folder that no other user may enter; in memory where the system offers that, since large results pass through it.
 private_folder <- function() {
-  memory <- "/dev/shm"
-  parent <- if (file.access(memory, 2L) == 0L) memory else tempdir()
-  repeat {
+  for (parent in c("/dev/shm", tempdir(check = TRUE))) {
     folder <- tempfile("minhubpy-", parent)
-    if (dir.create(folder, showWarnings = FALSE, mode = "0700")) return(folder)
-    if (!dir.exists(parent)) fail("there is no folder for temporary files: ", parent)
+    if (dir.create(folder, showWarnings = FALSE, mode = "0700")) {
+      if (has_room(folder)) return(folder)
+      unlink(folder, recursive = TRUE)
+    }
   }
+  fail("no file can be made in ", parent, ": make room there, or set the environment variable TMPDIR before R starts")
+}
+
+# For what the two must tell each other to meet; large results need no room (protocol.py, send_value).
+has_room <- function(folder) {
+  path <- file.path(folder, "room")
+  on.exit(unlink(path))
+  suppressWarnings(tryCatch(
+    {
+      writeBin(raw(4096L), path)
+      file.size(path) == 4096
+    },
+    error = function(e) FALSE
+  ))
 }
 
 send_frame <- function(link, kind, call, payload) {
@@ -89,7 +109,7 @@ send_frame <- function(link, kind, call, payload) {
 # NULL at the end of the connection, or where what comes is no frame.
 receive_bytes <- function(link) {
   header <- readBin(link$socket, "integer", 4L)
-  if (length(header) < 4L || header[[1L]] != MAGIC || is.na(header[[4L]]) || header[[4L]] < 0L) return(NULL)
+  if (length(header) < 4L || anyNA(header) || header[[1L]] != MAGIC || header[[4L]] < 0L) return(NULL)
   payload <- readBin(link$socket, "raw", header[[4L]])
   if (length(payload) < header[[4L]]) return(NULL)
   list(kind = header[[2L]], call = header[[3L]], payload = payload)
@@ -101,7 +121,7 @@ receive_frame <- function(link, call) {
   if (is.null(frame)) lost(link)
   path <- NULL
   if (frame$kind >= FILE) {
-    path <- rawToChar(frame$payload)
+    path <- file_of(link, frame)
     on.exit(unlink(path))
   }
   if (frame$call != call) return(NULL)
@@ -110,8 +130,22 @@ receive_frame <- function(link, call) {
     if (is.null(path)) unserialize(frame$payload) else read_value(path),
     error = function(e) lost(link)
   )
+  if (!kind %in% ANSWERS || (kind == "failed" && !is.list(value))) lost(link)
   list(kind = kind, value = value)
 }
+
+# Between calls whatever comes is of a call that was given up. FALSE: the connection has ended.
+skip_frames <- function(link) {
+  while (socketSelect(list(link$socket), timeout = 0)) {
+    frame <- receive_bytes(link)
+    if (is.null(frame)) return(FALSE)
+    if (frame$kind >= FILE) unlink(file_of(link, frame))
+  }
+  TRUE
+}
+
+# Where the value of a frame lies that names a file.
+file_of <- function(link, frame) file.path(link$folder, basename(rawToChar(frame$payload[frame$payload != 0L])))
 
 read_value <- function(path) {
   file <- file(path, "rb")
