@@ -167,6 +167,8 @@ def _message(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, ValueError | OSError | MemoryError | LookupError) and text:
         return text
+    if isinstance(error, ImportError) and "undefined symbol" in text:
+        return "PyTorch does not load beside R torch in one process: use a plain R session, or leave R torch out here"
     return f"unexpected {type(error).__name__} in Python: {text[:500]}"
 
 
@@ -270,24 +272,23 @@ def fresh(service: Service, family: str, config: Any, seed: int) -> dict[str, An
     """A model with random weights, of the given settings."""
     from minhub_py.registry import FAMILIES
 
-    kinds = {field.name: str(field.type) for field in fields(FAMILIES[family].Config)}
-    config = dict(config or {})
-    if unknown := sorted(set(config) - set(kinds)):
-        raise ValueError(f"{family} has no setting {', '.join(unknown)}; its settings are {', '.join(kinds)}")
-    settings = {name: _setting(value, "list" in kinds[name] or "tuple" in kinds[name] or "Sequence" in kinds[name])
-                for name, value in config.items()}  # fmt: skip
+    names = [field.name for field in fields(FAMILIES[family].Config)]
+    settings = {name: _setting(value) for name, value in dict(config or {}).items()}
+    if unknown := sorted(set(settings) - set(names)):
+        raise ValueError(f"{family} has no setting {', '.join(unknown)}; its settings are {', '.join(names)}")
     model = Model(_fresh(FAMILIES[family], FAMILIES[family].Config(**settings), seed))
     return about(service, model, service.keep(model)) | {"commit": None}
 
 
-def _setting(value: Any, many: bool) -> Any:
-    """A setting of R as config.json has it: 12 for the double 12, a list where there are to be many."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list):
-        plain = [_setting(item, isinstance(item, list)) for item in value]
-        return plain if many or len(plain) != 1 else plain[0]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _setting(value: Any) -> Any:
+    """A setting of R as config.json has it: a vector of length 1 is a number or a text, a list stays one."""
+    if isinstance(value, list) and not all(isinstance(item, str) for item in value):
+        return [_setting(item) for item in value]
+    items = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(items, list):
+        raise ValueError(f"a setting cannot be {type(value).__name__}")
+    items = [int(item) if isinstance(item, float) and item.is_integer() else item for item in items]
+    return items[0] if len(items) == 1 else items
 
 
 def _fresh(family: Any, config: Any, seed: int) -> Any:
@@ -411,10 +412,10 @@ def raw_tensor(tensor: Any) -> dict[str, Any]:
     """Shape, R torch's name of the dtype, and the elements in row order."""
     import torch
 
-    kind = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}[tensor.dtype]
+    names = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16", torch.float64: "double"}
     return {
         "shape": np.array(tuple(tensor.shape), np.int32),
-        "dtype": kind,
+        "dtype": names[tensor.dtype],
         "data": memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()),
     }
 

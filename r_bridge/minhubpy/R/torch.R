@@ -1,10 +1,165 @@
-# R torch, where it is installed. Nothing here runs without a tensor that R torch made.
+# R torch, where it is installed. Ids count from 1 here, as all indices do in R torch.
 
+#' A model as a module of R torch
+#'
+#' Makes R torch's own `nn_module` with a copy of a model's weights. It runs
+#' in R without Python, and can be trained.
+#'
+#' As with any module of R torch, ids count from 1: `module(idx + 1L)` for the
+#' ids of a tokenizer. `idx` is an R torch tensor with a row for each text, or
+#' with one dimension for one text; the logits have the dimensions batch, time
+#' and vocabulary. Its numbers are whole (`torch_tensor(1:3)`, and
+#' `torch_tensor(c(1, 2, 3))` too).
+#'
+#' The module is on the CPU, and has the dtype and the mode (training or not)
+#' of the model. `module$parameters` are named as in the model, and a weight
+#' that the model uses twice is one. `module$train()`, `module$eval()` and
+#' `module$to()` do what they do elsewhere, also where the module is a part of
+#' another. Dropout follows the mode.
+#'
+#' To keep what was trained, save the weights: `torch_save(module$state_dict(),
+#' path)`, and `module$load_state_dict(torch_load(path))` in a new module. The
+#' module itself cannot be saved or cloned, since its code is not R's.
+#'
+#' `model(idx)`, with the same tensors, needs no module; its logits carry no
+#' gradients.
+#'
+#' @param model A model, see [from_pretrained()].
+#' @returns An `nn_module`.
+#' @examplesIf minhubpy:::is_ready() && minhubpy:::torch_works()
+#' module <- as_torch_module(gpt2_from_pretrained("minhub/shakespeare-gpt2"))
+#' idx <- torch::torch_tensor(matrix(c(1L, 5L, 9L), nrow = 1))
+#' logits <- module(idx)
+#' logits$shape
+#'
+#' optimizer <- torch::optim_adamw(module$parameters, lr = 1e-3)
+#' loss <- torch::nnf_cross_entropy(logits[1, 1:2, ], idx[1, 2:3])
+#' loss$backward()
+#' optimizer$step()
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' @export
+as_torch_module <- function(model) {
+  check_model(model)
+  need_torch()
+  path <- tempfile("minhubpy-", fileext = ".pt")
+  on.exit(unlink(path))
+  ask("save_torchscript", model = model, path = path)
+  module <- script_as_module()(torch::jit_load(path), model$vocab_size, model$context)
+  module$train(model$training)
+  module
+}
+
+# What R torch loads is a TorchScript module: its ids count from 0, its own train() fails (it sets a read-only field),
+# and its to() makes new parameters, which TorchScript's LSTM does not follow. So it is a private field of a module that
+# has the same tensors as parameters, and whose methods change these in place.
+script_as_module <- function() {
+  torch::nn_module(
+    "minhub_module",
+    private = list(script = NULL, weights = NULL),
+    initialize = function(script, vocab_size, context) {
+      self$vocab_size <- vocab_size
+      self$context <- context
+      private$script <- script
+      private$weights <- lapply(script$parameters, torch::nn_parameter)
+      # torch_save() takes elements as they lie in memory, which for a transposed weight is the wrong order.
+      for (weight in private$weights) torch::with_no_grad(weight$set_data(weight$contiguous()))
+      for (name in names(private$weights)) self$register_parameter(name, private$weights[[name]])
+    },
+    forward = function(idx) {
+      # clone() and load_state_dict(.refer_to_state_dict = TRUE) put other tensors in their place.
+      if (!identical(self$named_parameters(recursive = FALSE), private$weights)) {
+        fail("this module's parameters were replaced, which its code does not follow: as_torch_module() makes another")
+      }
+      private$script(zero_based(idx, self$vocab_size, self$context))
+    },
+    train = function(mode = TRUE) {
+      private$script$..ptr..()$train(mode)
+      super$train(mode)
+    },
+    # Where to(), cuda() and cpu() arrive, and those of a module that has this one as a part.
+    .apply = function(fn) {
+      for (weight in private$weights) {
+        gradient <- weight$grad
+        torch::with_no_grad({
+          weight$set_data(fn(weight))
+          if (!torch::is_undefined_tensor(gradient)) weight$set_grad_(fn(gradient))
+        })
+      }
+      self$train(self$training) # for what it returns: the module as a function
+    }
+  )
+}
+
+utils::globalVariables(c("private", "self", "super"))
+
+# R torch's ids -> TorchScript's, (B, T). R torch's own modules refuse a 0 too.
+zero_based <- function(idx, size, context) {
+  check_tensor(idx)
+  ids <- idx$to(dtype = torch::torch_long())
+  if (!torch::torch_equal(ids$to(dtype = idx$dtype), idx)) fail("an id is not a whole number")
+  if (length(ids$shape) == 1L) ids <- ids$unsqueeze(1L)
+  length <- ids$size(2L)
+  if (!is.null(context) && length > context) fail(length, " positions; this model has ", context)
+  # In one step from the device, and not as R integers, which a large id would not fit.
+  range <- as.numeric(torch::torch_stack(list(ids$min(), ids$max()))$to(dtype = torch::torch_double()))
+  if (range[[1L]] == 0) fail("an id is 0, but the ids in an R torch tensor count from 1; add 1L to 0-based ids")
+  outside <- range[range < 1 | range > size]
+  if (length(outside)) {
+    fail("an id is ", format(outside[[1L]], scientific = FALSE), "; this model's go from 1 to ", size)
+  }
+  ids - 1L
+}
+
+# Half and BFloat16 are no ids: they have no 2049, or no 257.
+check_tensor <- function(idx) {
+  if (!inherits(idx, "torch_tensor")) {
+    fail("idx must be an R torch tensor of ids, which count from 1, not ", describe(idx))
+  }
+  dtype <- as.character(idx$dtype)
+  if (!dtype %in% c("Long", "Int", "Short", "Char", "Byte", "Float", "Double")) {
+    fail("idx must have whole numbers, as torch_tensor(1:3) has, not ", dtype)
+  }
+  if (!length(idx$shape) %in% 1:2) {
+    fail("idx must have one or two dimensions (a row for each text), not ", length(idx$shape))
+  }
+  if (!prod(idx$shape)) fail("there are no ids: pass at least one")
+}
+
+# model(idx): Python looks at the ids' values.
 forward_torch <- function(model, idx) {
-  ids <- array(as.integer(idx$cpu()), idx$shape)
+  check_tensor(idx)
+  ids <- as.array(idx$cpu()$to(dtype = torch::torch_double())) # an R integer would wrap, and Int16 has no as.array()
   if (length(dim(ids)) == 1L) ids <- as.vector(ids)
   parts <- ask("forward", model = model, ids = ids, first = 1L, as_torch = TRUE)
   # The tensor would only borrow the vector's memory, which R may free: a clone owns its own.
   logits <- torch::torch_tensor_from_buffer(parts$data, parts$shape, dtype = parts$dtype)$clone()
   logits$to(device = idx$device)
+}
+
+# A copy of one weight.
+weight_tensor <- function(model, name, dtype) {
+  values <- torch::torch_tensor(ask("parameter", model = model, name = name), dtype = torch::torch_double())
+  values$to(dtype = switch(dtype,
+    float16 = torch::torch_half(),
+    bfloat16 = torch::torch_bfloat16(),
+    float64 = torch::torch_double(),
+    torch::torch_float()
+  ))
+}
+
+# torch_is_installed() says TRUE also where no operation works.
+torch_works <- function() {
+  suppressWarnings(requireNamespace("torch", quietly = TRUE)) &&
+    !inherits(try(torch::torch_tensor(1), silent = TRUE), "try-error")
+}
+
+need_torch <- function() {
+  if (torch_works()) return(invisible())
+  if (!nzchar(system.file(package = "torch"))) {
+    fail('this needs the R package torch: install.packages("torch"), then torch::install_torch()')
+  }
+  if (is_hosted()) {
+    fail("R torch does not work here, where Python's PyTorch shares the process: use a plain R session (R, Rscript)")
+  }
+  fail("the R package torch is installed, but does not work: torch::install_torch() installs its libraries anew")
 }

@@ -1,0 +1,404 @@
+# With a real R torch. Without one, that is said: nothing here can stand in for it.
+
+skip_without_torch <- function() {
+  needs_python()
+  skip_if(minhubpy:::is_hosted(), "R torch does not work in a process that has Python's PyTorch")
+  skip_if_not(minhubpy:::torch_works(), "R torch is not installed here, or its libraries are not")
+  suppressPackageStartupMessages(library(torch))
+}
+
+# Relative to the largest: other versions of LibTorch add in another order.
+expect_near <- function(x, y, tolerance = 1e-5, info = NULL) {
+  x <- as.array(if (inherits(x, "torch_tensor")) x$detach()$to(dtype = torch_double()) else x)
+  expect_identical(dim(x), dim(y), info = info)
+  expect_lte(max(abs(x - y)) / max(abs(y)), tolerance, label = paste(info, "relative difference"))
+}
+
+some_ids <- function(rows, length, size) {
+  set.seed(rows + length)
+  matrix(sample.int(size, rows * length, replace = TRUE) - 1L, rows)
+}
+
+# Every family, at settings that differ from the published ones.
+random_models <- function() {
+  the("random models", list(
+    gpt2 = gpt2(
+      vocab_size = 31, n_embd = 24, n_head = 3, n_layer = 2, n_positions = 40, scale_attn_by_inverse_layer_idx = TRUE,
+      tie_word_embeddings = FALSE, initializer_range = 0.3, seed = 1
+    ),
+    gptneo = gptneo(
+      vocab_size = 31, hidden_size = 24, num_heads = 3, num_layers = 3, max_position_embeddings = 40, window_size = 4,
+      attention_types = list(list(c("local", "global", "local"), 1)), initializer_range = 0.3, seed = 1
+    ),
+    lstm = lstm(
+      vocab_size = 31, embedding_size = 8, hidden_size = 24, num_layers = 2, initializer_range = 0.3, seed = 1
+    )
+  ))
+}
+
+over_models <- function(test) {
+  skip_without_torch()
+  for (name in BUILT_IN) test(the(name, from_pretrained(name)), name)
+  for (name in names(random_models())) test(random_models()[[name]]$eval(), name)
+}
+
+test_that("without an R torch that works, as_torch_module says what to do", {
+  needs_python()
+  skip_if(!minhubpy:::is_hosted() && minhubpy:::torch_works(), "R torch works here")
+  expected <- if (nzchar(system.file(package = "torch"))) "does not work" else "install.packages"
+  expect_refused(as_torch_module(a_model()), expected)
+})
+
+test_that("a model takes R torch's ids, which count from 1, and returns the logits of its own ids", {
+  over_models(function(model, name) {
+    ids <- some_ids(3L, 37L, model$vocab_size)
+    expected <- model(ids)
+    logits <- model(torch_tensor(ids) + 1L)
+    expect_s3_class(logits, "torch_tensor")
+    expect_identical(as.array(logits), expected, info = name)
+    expect_identical(as.character(logits$dtype), "Float")
+    expect_identical(logits$device$type, "cpu")
+    expect_false(logits$requires_grad)
+    expect_identical(as.array(model(torch_tensor(ids[1L, ]) + 1L)), model(ids[1L, ]), info = name)
+    expect_identical(as.array(model(torch_tensor(5L))), model(4L), info = name)
+    for (dtype in list(torch_int(), torch_int16(), torch_uint8(), torch_float(), torch_double())) {
+      expect_identical(as.array(model(torch_tensor(ids + 1L, dtype = dtype))), expected, info = name)
+    }
+    transposed <- torch_tensor(ids + 1L)$t()
+    expect_identical(as.array(model(transposed[2:5, ])), model(t(ids)[2:5, ]), info = name)
+  })
+})
+
+test_that("the logits own their memory", {
+  skip_without_torch()
+  model <- the(BUILT_IN[[1L]], from_pretrained(BUILT_IN[[1L]]))
+  ids <- some_ids(8L, 200L, model$vocab_size)
+  expected <- model(ids)
+  results <- lapply(1:10, function(i) model(torch_tensor(ids + 1L)))
+  for (i in 1:10) {
+    gc()
+    rubbish <- lapply(1:10, function(k) as.raw(rep(9L, length(expected) * 4L)))
+  }
+  for (logits in results) expect_identical(as.array(logits), expected)
+})
+
+test_that("logits are of the model's dtype", {
+  skip_without_torch()
+  for (family in names(random_models())) {
+    model <- random_models()[[family]]$eval()
+    for (dtype in list(torch_float16(), torch_bfloat16())) {
+      model$to(dtype = dtype)
+      logits <- model(torch_tensor(1:9))
+      expect_true(logits$dtype == dtype)
+      expect_identical(as.array(logits$to(dtype = torch_float())), model(0:8), info = family)
+    }
+    model$to(dtype = torch_float32(), device = torch_device("cpu"))
+    expect_identical(model$dtype, "float32")
+  }
+  shared[["random models"]] <- NULL # their weights were rounded
+  expect_refused(a_model()$to(dtype = torch_int()), "Int")
+})
+
+test_that("what is no id is refused, by models and modules alike", {
+  skip_without_torch()
+  model <- a_random_model() # vocabulary 10, context 16
+  for (call in list(model, as_torch_module(model))) {
+    expect_refused(call(torch_tensor(0:3)), "an id is 0, but the ids in an R torch tensor count from 1; add 1L")
+    expect_refused(call(torch_tensor(c(1, 0))), "an id is 0")
+    expect_refused(call(torch_tensor(c(3L, 11L))), "an id is 11; this model's go from 1 to 10")
+    expect_refused(call(torch_tensor(c(3L, -2L))), "an id is -2; this model's go from 1 to 10")
+    expect_refused(call(torch_tensor(3e9)$to(dtype = torch_long())), "an id is 3000000000; this model's")
+    expect_refused(call(torch_tensor(1.5)), "not a whole number")
+    expect_refused(call(torch_tensor(NaN)), "NaN|NA|not a whole number", fixed = FALSE)
+    expect_refused(call(torch_tensor(TRUE)), "not Bool")
+    expect_refused(call(torch_tensor(1L)$half()), "not Half")
+    expect_refused(call(torch_empty(c(2, 0))), "there are no ids")
+    expect_refused(call(torch_empty(0, dtype = torch_long())), "there are no ids")
+    expect_refused(call(torch_ones(c(1, 2, 3))), "one or two dimensions")
+    expect_refused(call(torch_ones(17, dtype = torch_long())), "17 positions; this model has 16")
+  }
+  expect_refused(as_torch_module(model)(1:3), "must be an R torch tensor of ids, which count from 1")
+  expect_refused(as_torch_module("gpt2"), "model must be a model")
+})
+
+test_that("a module has the model's logits, at any batch and length", {
+  over_models(function(model, name) {
+    module <- as_torch_module(model)
+    expect_true(is_nn_module(module))
+    longest <- if (is.null(model$context)) 100L else model$context
+    for (shape in list(c(1L, 1L), c(2L, 5L), c(1L, 9L), c(3L, 37L), c(1L, longest))) {
+      ids <- some_ids(shape[[1L]], shape[[2L]], model$vocab_size)
+      logits <- module(torch_tensor(ids) + 1L)
+      expect_true(logits$requires_grad)
+      expect_near(logits, model(ids), info = paste(name, toString(shape)))
+    }
+    expect_near(module(torch_tensor(c(1, 3, 2))), model(c(0L, 2L, 1L)), info = name)
+  })
+})
+
+test_that("a module's parameters are the model's, by name and value, and one where it uses one twice", {
+  over_models(function(model, name) {
+    parameters <- as_torch_module(model)$parameters
+    expect_type(parameters, "list")
+    expect_identical(names(parameters), model$parameters()$name, info = name)
+    for (weight in names(parameters)) {
+      expect_identical(as.array(parameters[[weight]]), model$parameter(weight), info = weight)
+    }
+    expect_true(all(vapply(parameters, function(weight) weight$requires_grad && is_nn_parameter(weight), NA)))
+  })
+})
+
+test_that("no file is left, and no Python is needed", {
+  skip_without_torch()
+  model <- from_pretrained(BUILT_IN[[1L]])
+  before <- list.files(tempdir())
+  module <- as_torch_module(model)
+  expect_identical(list.files(tempdir()), before)
+  expected <- model(0:5)
+  minhub_stop()
+  expect_near(module(torch_tensor(1:6)), expected)
+  expect_null(minhubpy:::session$link)
+})
+
+test_that("train() and eval() switch dropout, which starts as the model has it", {
+  skip_without_torch()
+  for (name in BUILT_IN) {
+    model <- from_pretrained(name)
+    module <- as_torch_module(model)
+    idx <- torch_tensor(some_ids(2L, 20L, 65L) + 1L)
+    differs <- function() !torch_equal(module(idx), module(idx))
+    expect_false(module$training || differs(), info = name)
+    expect_true(module$train()$training && differs(), info = name)
+    expect_false(module$eval()$training || differs(), info = name)
+    module <- as_torch_module(model$train())
+    expect_true(module$training && differs(), info = name)
+    expect_visible(as_torch_module(model))
+    expect_invisible(module$eval())
+  }
+})
+
+test_that("gradients are Python's", {
+  skip_without_torch()
+  path <- tempfile()
+  code <- "
+import sys, torch, minhub_py
+model = minhub_py.from_pretrained(sys.argv[1], device='cpu', dtype='float32')
+idx = torch.arange(80).view(2, 40) % 65
+logits = model(idx)[:, :-1].flatten(0, 1)
+torch.nn.functional.cross_entropy(logits, idx[:, 1:].flatten()).backward()
+torch.cat([weight.grad.flatten() for weight in model.parameters()]).numpy().tofile(sys.argv[2])
+"
+  for (name in BUILT_IN) {
+    minhubpy:::run_python(minhubpy:::choose_python(), c("-c", shQuote(code), name, path))
+    module <- as_torch_module(from_pretrained(name))
+    idx <- torch_tensor(matrix(0:79 %% 65L, 2L, byrow = TRUE)) + 1L
+    nnf_cross_entropy(module(idx)[, 1:-2, ]$flatten(end_dim = 2), idx[, 2:N]$flatten())$backward()
+    gradients <- lapply(module$parameters, function(weight) as.numeric(weight$grad$flatten()))
+    gradients <- unlist(gradients, use.names = FALSE)
+    expected <- readBin(path, "numeric", length(gradients) + 1L, size = 4L)
+    expect_near(array(gradients), array(expected), 1e-4, info = name)
+  }
+  unlink(path)
+})
+
+test_that("a module learns", {
+  over_models(function(model, name) {
+    module <- as_torch_module(model)
+    idx <- torch_tensor(some_ids(2L, 20L, model$vocab_size) + 1L)
+    optimizer <- optim_adamw(module$parameters, lr = 1e-3)
+    losses <- vapply(1:15, function(step) {
+      optimizer$zero_grad()
+      loss <- nnf_cross_entropy(module(idx)[, 1:-2, ]$flatten(end_dim = 2), idx[, 2:N]$flatten())
+      loss$backward()
+      optimizer$step()
+      loss$item()
+    }, 0)
+    expect_lt(losses[[15L]], losses[[1L]] - 0.02, label = name)
+  })
+})
+
+test_that("weights that need no gradient stay as they are", {
+  skip_without_torch()
+  module <- as_torch_module(a_random_model())
+  frozen <- module$parameters[grepl("^h\\.", names(module$parameters))]
+  for (weight in frozen) weight$requires_grad_(FALSE)
+  before <- lapply(module$parameters, as.array)
+  optimizer <- optim_adamw(module$parameters, lr = 0.1)
+  module(torch_tensor(1:5))$pow(2)$sum()$backward()
+  optimizer$step()
+  module$to(dtype = torch_double())$to(dtype = torch_float())
+  same <- vapply(names(before), function(name) identical(as.array(module$parameters[[name]]), before[[name]]), NA)
+  expect_setequal(names(before)[same], names(frozen))
+  expect_identical(module$parameters[["wte.weight"]]$requires_grad, TRUE)
+  expect_identical(module$parameters[[names(frozen)[[1L]]]]$requires_grad, FALSE)
+})
+
+test_that("to() moves the weights, their gradients and what the module computes", {
+  over_models(function(model, name) {
+    module <- as_torch_module(model)
+    weight <- module$parameters[[1L]]
+    ids <- some_ids(2L, 20L, model$vocab_size)
+    idx <- torch_tensor(ids) + 1L
+    module(idx)$pow(2)$sum()$backward()
+    module$to(dtype = torch_double())
+    expect_identical(as.character(weight$dtype), "Double")
+    expect_identical(as.character(weight$grad$dtype), "Double")
+    logits <- module(idx)
+    expect_identical(as.character(logits$dtype), "Double")
+    expect_near(logits, model(ids), info = name)
+    logits$sum()$backward()
+    module$cpu()
+    module$to(device = "cpu", dtype = torch_float())
+    expect_near(module(idx), model(ids), info = name)
+    module$to(dtype = torch_half())
+    expect_identical(as.character(module(idx)$dtype), "Half")
+    expect_near(module(idx), model(ids), 0.02, info = name)
+  })
+})
+
+test_that("a module has the model's dtype", {
+  skip_without_torch()
+  for (dtype in list(torch_double(), torch_float16(), torch_bfloat16())) {
+    for (name in BUILT_IN) {
+      model <- from_pretrained(name)$to(dtype = dtype)
+      logits <- as_torch_module(model)(torch_tensor(1:40))
+      expect_true(logits$dtype == dtype)
+      expect_near(logits, model(0:39), if (dtype == torch_double()) 1e-12 else 0.05, info = name)
+    }
+  }
+})
+
+test_that("a module can be a part of another", {
+  skip_without_torch()
+  Classifier <- nn_module(
+    initialize = function(body) {
+      self$body <- body
+      self$head <- nn_linear(65, 2)
+    },
+    forward = function(idx) self$head(self$body(idx))
+  )
+  for (name in BUILT_IN) {
+    body <- as_torch_module(from_pretrained(name))
+    whole <- Classifier(body)
+    idx <- torch_tensor(matrix(1:10, 2L))
+    expect_setequal(names(whole$parameters), c(paste0("body.", names(body$parameters)), "head.weight", "head.bias"))
+    whole$train()
+    expect_true(body$training)
+    expect_false(torch_equal(whole(idx), whole(idx)))
+    whole$eval()
+    expect_true(torch_equal(whole(idx), whole(idx)))
+    whole$to(dtype = torch_double())
+    expect_identical(as.character(whole(idx)$dtype), "Double")
+    before <- as.array(body(idx))
+    optimizer <- optim_sgd(whole$parameters, lr = 0.1)
+    whole(idx)$pow(2)$mean()$backward()
+    optimizer$step()
+    expect_gt(max(abs(as.array(body(idx)) - before)), 0)
+  }
+})
+
+test_that("trained weights are saved and loaded", {
+  skip_without_torch()
+  path <- tempfile()
+  for (name in BUILT_IN) {
+    model <- from_pretrained(name)
+    module <- as_torch_module(model)
+    optimizer <- optim_adamw(module$parameters, lr = 0.01)
+    idx <- torch_tensor(matrix(1:10, 2L))
+    module(idx)$pow(2)$mean()$backward()
+    optimizer$step()
+    torch_save(module$state_dict(), path)
+    other <- as_torch_module(model)
+    other$load_state_dict(torch_load(path))
+    expect_true(torch_equal(other(idx), module(idx)), info = name)
+    expect_false(torch_equal(module(idx), as_torch_module(model)(idx)), info = name)
+  }
+  unlink(path)
+})
+
+test_that("a module whose parameters were replaced does not compute with the old ones", {
+  skip_without_torch()
+  module <- as_torch_module(a_random_model())
+  idx <- torch_tensor(1:3)
+  twin <- module$clone(deep = TRUE)
+  expect_refused(twin(idx), "parameters were replaced")
+  expect_s3_class(module(idx), "torch_tensor")
+  module$load_state_dict(lapply(module$state_dict(), torch_zeros_like), .refer_to_state_dict = TRUE)
+  expect_refused(module(idx), "parameters were replaced")
+})
+
+# The tests of the R package minhub, with a model that needs no network.
+test_that("code written for minhub runs: load, tokenize, predict", {
+  skip_without_torch()
+  model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+  if (requireNamespace("purrr", quietly = TRUE)) {
+    map_int <- getExportedValue("purrr", "map_int")
+    expect_identical(sum(map_int(model$parameters, ~ .x$numel())), 1841472L)
+  }
+  expect_equal(sum(sapply(model$parameters, function(x) x$numel())), 1841472)
+  expect_equal(sum(sapply(model$parameters, function(x) prod(x$shape))), 1841472)
+  expect_identical(model$parameters[[1L]]$device, "cpu")
+
+  tok <- tokenizer$from_pretrained("minhub/shakespeare-gpt2")
+  idx <- torch_tensor(tok$encode("Hello world ")$ids)$view(c(1, -1))
+  model$eval()
+  with_no_grad({
+    logits <- model(idx + 1L)
+  })
+  expect_equal(as.numeric(logits[1, -1, 1:5]), model(tok$encode("Hello world ")$ids)[1, 12, 1:5])
+})
+
+test_that("code written for minhub runs: generate samples", {
+  skip_without_torch()
+  model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+  tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
+  model$eval()
+  write <- function(choose, n) {
+    idx <- torch_tensor(tok$encode("ROMEO:")$ids)$view(c(1, -1))
+    for (i in seq_len(n)) {
+      with_no_grad({
+        logits <- model(idx + 1L)
+      })
+      best <- logits[, -1, ]$topk(50)
+      logits <- torch_full_like(logits[, -1, ], -Inf)$scatter_(-1, best[[2L]], best[[1L]])
+      id_next <- choose(nnf_softmax(logits, dim = -1)) - 1L
+      expect_true(id_next$item() %in% 0:64)
+      idx <- torch_cat(list(idx, id_next), dim = 2)
+    }
+    tok$decode(as.integer(idx))
+  }
+  greedy <- write(function(probs) torch_argmax(probs, dim = -1, keepdim = TRUE), 30)
+  expect_identical(greedy, paste0("ROMEO:", generate(model, "ROMEO:", 30, temperature = 0, stream = FALSE)))
+  sampled <- write(function(probs) torch_multinomial(probs, num_samples = 1), 10)
+  expect_identical(nchar(sampled), nchar("ROMEO:") + 10L)
+})
+
+test_that("code written for minhub runs: weights by their path, on a device", {
+  skip_without_torch()
+  model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+  wte <- model$transformer$wte$weight
+  lm_head <- model$lm_head$weight
+  expect_equal(as.numeric(torch_mean(wte)), as.numeric(torch_mean(lm_head)))
+  expect_identical(as.array(wte), model$parameter("wte.weight"))
+  expect_identical(as.array(model$transformer$h[[2]]$attn$c_attn$bias), model$parameter("h.1.attn.c_attn.bias"))
+  expect_identical(length(model$transformer$h), 4L)
+  expect_identical(as.character(model$to(dtype = torch_float16())$transformer$wte$weight$dtype), "Half")
+
+  model <- gpt2(vocab_size = 1000, n_embd = 48, n_layer = 2)
+  model$to(device = "cpu")
+  x <- torch_tensor(sample.int(100, size = 100), device = "cpu")$view(c(1, -1))
+  with_no_grad({
+    out <- model(x)
+  })
+  expect_identical(out$shape, c(1L, 100L, 1000L))
+})
+
+test_that("without R torch attached, a weight by its path is a description", {
+  skip_without_torch()
+  detach("package:torch")
+  weight <- a_model()$transformer$wte$weight
+  expect_s3_class(weight, "minhub_parameter")
+  expect_identical(weight$numel(), 12480L)
+})
+
+if ("package:torch" %in% search()) detach("package:torch")
