@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shlex
@@ -82,7 +81,8 @@ def _python() -> Iterator[Finding]:
 def pip() -> str:
     """The command that installs into this very Python, whichever one the shell's own `pip` belongs to."""
     python = shlex.quote(sys.executable)
-    if importlib.util.find_spec("pip") is None and shutil.which("uv"):
+    # Not find_spec("pip"): setuptools watches for it, and takes away its distutils, which PyTorch compiles with.
+    if _version("pip") is None and shutil.which("uv"):
         return f"uv pip install --python {python}"
     return f"{python} -m pip install"
 

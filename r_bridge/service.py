@@ -286,7 +286,7 @@ def _setting(value: Any) -> Any:
         return [_setting(item) for item in value]
     items = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(items, list):
-        raise ValueError(f"a setting cannot be {type(value).__name__}")
+        raise ValueError("a setting cannot be a list with names")
     items = [int(item) if isinstance(item, float) and item.is_integer() else item for item in items]
     return items[0] if len(items) == 1 else items
 

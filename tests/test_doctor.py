@@ -337,3 +337,11 @@ def test_token_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_r_package_has_the_version_of_the_python_package() -> None:
     description = Path(__file__).parents[1] / "r_bridge" / "minhubpy" / "DESCRIPTION"
     assert f"\nVersion: {__version__}\n" in description.read_text()
+
+
+def test_examining_leaves_the_process_as_it_was() -> None:
+    """PyTorch's compiler must still find setuptools' distutils in a process that was examined."""
+    code = "from minhub_py.doctor import examine; examine(); import setuptools, distutils; print(distutils.__file__)"
+    command = [sys.executable, "-W", "error::UserWarning", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "setuptools" in done.stdout, done.stderr

@@ -381,7 +381,7 @@ print("never")
 def test_missing_parts_are_named(run: Run, tmp_path: Path) -> None:
     assert (
         complaint(run, PATH="/nonexistent")
-        == "R is missing: apt-get install r-base-core, or see https://cran.r-project.org"
+        == "R is missing: apt-get install r-base-core, or see https://www.r-project.org"
     )
 
     metadata = tmp_path / "rpy2_rinterface-3.5.0.dist-info" / "METADATA"
