@@ -367,6 +367,18 @@ def parameter(service: Service, model: Model, name: str) -> Any:
 
 
 @method
+def set_parameter(service: Service, model: Model, name: str, value: Any) -> None:
+    """Give a weight the values of an array, or of an R torch tensor as {"shape", "data"}: float32 in row order."""
+    import torch
+
+    if isinstance(value, dict):
+        value = np.frombuffer(value["data"], np.float32).reshape(value["shape"])
+    weight = model.module.get_parameter(name)
+    # Not in place: what is there may be the file's own bytes. In the same layout, which was chosen for its speed.
+    weight.data = torch.empty_like(weight).copy_(torch.tensor(value).view(weight.shape))
+
+
+@method
 def save_pretrained(service: Service, model: Model, folder: str, tokenizer: int | None) -> None:
     """Write a model in Hub layout, with a tokenizer if one is given or lies beside it."""
     from minhub_py.pretrained import save_pretrained as save

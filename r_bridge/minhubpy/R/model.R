@@ -171,6 +171,9 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #'   elements and dtype of each weight. `model$parameters` is also like a list
 #'   of the weights, for `lapply()`, `names()` and `[[`.
 #' * `model$parameter(name)`: one weight as an array.
+#' * `model$state_dict()`: all weights, a list with names: of arrays, or after
+#'   `library(torch)` of R torch tensors. `model$load_state_dict(state_dict)`
+#'   takes such a list, also that of a module that was trained in R torch.
 #' * `model$wte$weight` and the like: a weight by its path, with `$shape`,
 #'   `$dtype`, `$numel()`, and `as.array()` for its values. After
 #'   `library(torch)` it is an R torch tensor, a copy. The Hub's names,
@@ -178,7 +181,8 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #'
 #' Models survive `saveRDS()` and the end of the Python worker: a pretrained
 #' one is loaded again, from the same commit, and a random one is made again
-#' from its seed.
+#' from its seed. One whose weights came by `load_state_dict()` does not:
+#' [save_pretrained()] keeps it.
 #'
 #' @param x,object A model.
 #' @param ... Not used.
@@ -203,6 +207,9 @@ new_model <- function(method, arguments) {
   if (!is.null(self$about$commit)) arguments$revision <- self$about$commit
   arguments <- without_secret(arguments)
   self$restore <- function() {
+    if (isTRUE(self$changed)) {
+      fail("the weights that this model was given are gone with the Python worker that had them; save_pretrained() keeps such")
+    }
     moved <- self$moved
     mode <- self$about$training
     load(arguments)
@@ -230,7 +237,7 @@ forward <- function(model, idx) {
 }
 
 MODEL_FIELDS <- c("config", "family", "device", "dtype", "context", "vocab_size", "training")
-MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter")
+MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter", "state_dict", "load_state_dict")
 
 #' @export
 `$.minhub_model` <- function(x, name) {
@@ -242,6 +249,8 @@ MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter")
     to = function(device = NULL, dtype = NULL) move_model(x, device, dtype),
     parameters = new_parameters(x),
     parameter = function(name) ask("parameter", model = x, name = string(name)),
+    state_dict = function() state_dict(x),
+    load_state_dict = function(state_dict) load_state_dict(x, state_dict),
     child(x, name)
   )
 }
@@ -378,131 +387,4 @@ check_model <- function(model) {
   if (!inherits(model, "minhub_model")) {
     fail("model must be a model, such as from_pretrained() returns, not ", describe(model))
   }
-}
-
-# What model$parameters is: a function that describes all weights, and like a list of them.
-
-new_parameters <- function(model) {
-  structure(function() {
-    table <- ask("parameters", model = model)
-    numel <- vapply(table$shape, prod, 0)
-    data.frame(
-      name = table$name, shape = vapply(table$shape, paste, "", collapse = " x "), numel = numel, dtype = table$dtype
-    )
-  }, class = "minhub_parameters", model = model)
-}
-
-#' @export
-as.list.minhub_parameters <- function(x, ...) {
-  model <- attr(x, "model")
-  table <- ask("parameters", model = model)
-  weights <- Map(function(name, shape, dtype) new_parameter(model, name, shape, dtype), table$name, table$shape, table$dtype)
-  stats::setNames(weights, table$name)
-}
-
-# For purrr.
-#' @exportS3Method vctrs::vec_proxy
-vec_proxy.minhub_parameters <- function(x, ...) as.list(x)
-
-#' @export
-names.minhub_parameters <- function(x) x()$name
-
-#' @export
-length.minhub_parameters <- function(x) nrow(x())
-
-#' @export
-`[[.minhub_parameters` <- function(x, i) as.list(x)[[i]]
-
-#' @export
-`$.minhub_parameters` <- function(x, name) as.list(x)[[name]]
-
-#' @export
-print.minhub_parameters <- function(x, ...) print(x())
-
-new_parameter <- function(model, name, shape, dtype) {
-  n <- prod(shape)
-  structure(list(
-    name = name, shape = shape, dtype = dtype, requires_grad = TRUE,
-    device = model$device, numel = function() if (n > .Machine$integer.max) n else as.integer(n),
-    size = function(dim = NULL) if (is.null(dim)) shape else shape[[dim]], model = model
-  ), class = "minhub_parameter")
-}
-
-#' @export
-as.array.minhub_parameter <- function(x, ...) ask("parameter", model = x$model, name = x$name)
-
-#' @export
-dim.minhub_parameter <- function(x) x$shape
-
-#' @export
-format.minhub_parameter <- function(x, ...) {
-  paste0("<", x$name, ": ", paste(x$shape, collapse = " x "), ", ", x$dtype, ">")
-}
-
-#' @export
-print.minhub_parameter <- function(x, ...) {
-  cat(format(x), "\n", sep = "")
-  invisible(x)
-}
-
-# model$transformer$h: a part of the model, by its path.
-child <- function(model, path) {
-  table <- ask("parameters", model = model)
-  row <- match(own_name(path, table$name), table$name)
-  if (!is.na(row)) return(one_weight(model, table$name[[row]], table$shape[[row]], table$dtype[[row]]))
-  if (!length(below(path, table$name))) return(NULL)
-  structure(list(), class = "minhub_part", model = model, path = path)
-}
-
-# A tensor for code that has R torch attached, as code written for the package minhub has.
-one_weight <- function(model, name, shape, dtype) {
-  as_tensor <- "package:torch" %in% search() && torch_works()
-  if (as_tensor) weight_tensor(model, name, dtype) else new_parameter(model, name, shape, dtype)
-}
-
-# Our name of a weight or part: the Hub and the package minhub put transformer. before many, and have an lm_head.weight
-# also where it is wte.weight.
-own_name <- function(path, names) {
-  path <- sub("^transformer(\\.|$)", "", path)
-  if ("lm_head.weight" %in% names) path else sub("^lm_head", "wte", path)
-}
-
-# What of the names comes after a path.
-below <- function(path, names) {
-  path <- own_name(path, names)
-  prefix <- if (nzchar(path)) paste0(path, ".") else ""
-  substring(names[startsWith(names, prefix)], nchar(prefix) + 1L)
-}
-
-child_names <- function(model, path) unique(sub("\\..*", "", below(path, ask("parameters", model = model)$name)))
-
-#' @export
-`$.minhub_part` <- function(x, name) child(attr(x, "model"), paste0(attr(x, "path"), ".", name))
-
-#' @export
-`[[.minhub_part` <- function(x, i) {
-  if (is.numeric(i)) i <- names(x)[[i]] # h[[1]] is the first block, whose name is 0
-  child(attr(x, "model"), paste0(attr(x, "path"), ".", i))
-}
-
-#' @export
-length.minhub_part <- function(x) length(names(x))
-
-#' @export
-names.minhub_part <- function(x) child_names(attr(x, "model"), attr(x, "path"))
-
-#' @export
-print.minhub_part <- function(x, ...) {
-  cat("<", attr(x, "path"), ": ", paste(names(x), collapse = ", "), ">\n", sep = "")
-  invisible(x)
-}
-
-#' @export
-.DollarNames.minhub_part <- function(x, pattern = "") {
-  grep(pattern, completions(attr(x, "model"), attr(x, "path")), value = TRUE)
-}
-
-# Nothing is to be said, or to go wrong, in the line that is being typed.
-completions <- function(model, path) {
-  tryCatch(suppressMessages(child_names(model, path)), minhubpy_error = function(e) character())
 }

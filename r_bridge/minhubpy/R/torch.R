@@ -147,6 +147,13 @@ weight_tensor <- function(model, name, dtype) {
   ))
 }
 
+# What Python makes a tensor of. R torch copies from where a tensor's storage begins, whatever part of it the tensor is:
+# hence the clone.
+tensor_parts <- function(tensor) {
+  tensor <- tensor$detach()$cpu()$to(dtype = torch::torch_float())$contiguous()$clone()
+  list(shape = tensor$shape, data = torch::buffer_from_torch_tensor(tensor))
+}
+
 # torch_is_installed() says TRUE also where no operation works.
 torch_works <- function() {
   suppressWarnings(requireNamespace("torch", quietly = TRUE)) &&

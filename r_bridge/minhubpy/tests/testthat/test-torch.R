@@ -402,3 +402,15 @@ test_that("without R torch attached, a weight by its path is a description", {
 })
 
 if ("package:torch" %in% search()) detach("package:torch")
+
+test_that("what was trained in R torch goes on in Python", {
+  skip_without_torch()
+  model <- lstm_from_pretrained("minhub/shakespeare-lstm")
+  before <- model(1:8)
+  module <- as_torch_module(model)
+  torch::with_no_grad(for (weight in module$parameters) weight$mul_(1.1))
+  model$load_state_dict(module$state_dict())
+  expect_false(isTRUE(all.equal(model(1:8), before)))
+  idx <- torch::torch_tensor(matrix(2:9, 1L))
+  expect_equal(as.array(model(idx)), as.array(module(idx)$detach()), tolerance = 1e-5)
+})
