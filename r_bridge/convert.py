@@ -145,7 +145,7 @@ def _chars(text: str | None) -> bytes:
     if "\0" in text:
         # R's strings end at a NUL: shown as the character that stands for one that cannot be shown.
         text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-    data = text.encode()
+    data = text.encode(errors="replace")  # half a pair of UTF-16, as Python has it for a file's name that is not UTF-8
     return _two(CHARS | (ASCII if len(data) == len(text) else UTF8), len(data)) + data
 
 
@@ -205,7 +205,10 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 
 def loads(data: Buffer) -> Any:
     """The value that R serialized. ValueError: bytes that are not of this form, or hold what no table row covers."""
-    return _Reader(data).value()
+    try:
+        return _Reader(data).value()
+    except (TypeError, LookupError, OverflowError) as error:
+        raise ValueError(f"attributes that do not fit their value: {error}") from error
 
 
 class _Reader:
@@ -358,7 +361,7 @@ def one(value: Any, kind: type) -> Any:
         item = value[0]
     else:
         raise ValueError(f"one {NAMES[kind]} is wanted, not {_described(value)}")
-    if item is None or (kind is not str and np.isnan(item)):
+    if item is None or (isinstance(item, float) and np.isnan(item)):
         return None
     if kind is int and isinstance(item, float) and item.is_integer():
         return int(item)

@@ -104,4 +104,7 @@ def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Pa
         path.unlink(missing_ok=True)
         peer.sendall(pack(kind, call, convert.dumps(value)))
         return
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     peer.sendall(pack(kind | FILE, call, str(path).encode()))

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -64,34 +65,62 @@ def watch(parent: int, leave: Callable[[], NoReturn]) -> None:
         return
     while True:
         time.sleep(0.5)
-        try:
-            os.kill(parent, 0)
-        except ProcessLookupError:
+        if has_ended(parent):
             leave()
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is no more; one that its parent has not asked for its status yet is no more, too."""
+    try:
+        os.kill(pid, 0)
+    except OSError:  # nobody has this number, or it is another user's by now
+        return True
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    except OSError:  # a system without /proc
+        return False
+    return stat.rpartition(")")[2].split()[0] == "Z"
 
 
 def meet(folder: Path, leave: Callable[[], NoReturn]) -> socket.socket:
     """Listen until the process that can read the folder has connected."""
     secret, proof = secrets.token_bytes(protocol.SECRET_BYTES), secrets.token_bytes(protocol.SECRET_BYTES)
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(PATIENCE)
     address = {"port": listener.getsockname()[1], "secret": secret, "proof": proof, "pid": os.getpid()}
     draft = folder / "address.draft"
     draft.touch(0o600)
     draft.write_bytes(convert.dumps(address))
     draft.rename(folder / "address")
-    with listener:
-        while True:
-            try:
-                peer, _ = listener.accept()
-            except TimeoutError:
-                leave()
-            if is_ours(peer, secret):
-                peer.settimeout(None)
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                peer.sendall(protocol.pack(protocol.WELCOME, 0, proof))
-                return peer
+    met: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    threading.Thread(target=greet_all, args=(listener, secret, met), daemon=True).start()
+    try:
+        peer = met.get(timeout=PATIENCE)
+    except queue.Empty:
+        leave()
+    with suppress(OSError):  # some systems have this wake accept(), others close()
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    peer.settimeout(None)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.sendall(protocol.pack(protocol.WELCOME, 0, proof))
+    return peer
+
+
+def greet_all(listener: socket.socket, secret: bytes, met: "queue.SimpleQueue[socket.socket]") -> None:
+    """Ask all who connect at once, so that strangers who say nothing do not keep R waiting."""
+
+    def greet(peer: socket.socket) -> None:
+        if is_ours(peer, secret):
+            met.put(peer)
+        else:
             peer.close()
+
+    while True:
+        try:
+            peer, _ = listener.accept()
+        except OSError:  # it is closed: R has come
+            return
+        threading.Thread(target=greet, args=(peer,), daemon=True).start()
 
 
 def is_ours(peer: socket.socket, secret: bytes) -> bool:

@@ -15,7 +15,8 @@ texts <- function(x, what = deparse(substitute(x)), length = NULL) {
   x <- as.character(x)
   # In the C locale R does not know what its bytes mean; almost everywhere they are UTF-8.
   if (!l10n_info()[["MBCS"]] && !l10n_info()[["Latin-1"]]) Encoding(x)[Encoding(x) == "unknown"] <- "UTF-8"
-  wrong <- Encoding(x) != "latin1" & !validUTF8(x)
+  in_utf8 <- Encoding(x) %in% c("UTF-8", "bytes") | (Encoding(x) == "unknown" & l10n_info()[["UTF-8"]])
+  wrong <- in_utf8 & !validUTF8(x)
   if (any(wrong)) fail(what, " is not valid UTF-8 at ", places(wrong), ": convert it with iconv() first")
   enc2utf8(x)
 }

@@ -130,9 +130,11 @@ receive_frame <- function(link, call) {
     if (is.null(path)) unserialize(frame$payload) else read_value(path),
     error = function(e) lost(link)
   )
-  if (!kind %in% ANSWERS || (kind == "failed" && !is.list(value))) lost(link)
+  if (!kind %in% ANSWERS || (kind == "failed" && !is_failure(value))) lost(link)
   list(kind = kind, value = value)
 }
+
+is_failure <- function(value) is.list(value) && is.character(value$class) && is.character(value$message)
 
 # Between calls whatever comes is of a call that was given up. FALSE: the connection has ended.
 skip_frames <- function(link) {

@@ -310,8 +310,8 @@ test_that("trained weights are saved and loaded", {
     torch_save(module$state_dict(), path)
     other <- as_torch_module(model)
     other$load_state_dict(torch_load(path))
-    expect_true(torch_equal(other(idx), module(idx)), info = name)
-    expect_false(torch_equal(module(idx), as_torch_module(model)(idx)), info = name)
+    expect_true(torch_allclose(other(idx), module(idx)), info = name) # an LSTM's last bits depend on where its weights lie
+    expect_false(torch_allclose(module(idx), as_torch_module(model)(idx)), info = name)
   }
   unlink(path)
 })

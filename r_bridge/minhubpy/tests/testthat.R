@@ -1,0 +1,4 @@
+library(testthat)
+library(minhubpy)
+
+test_check("minhubpy")

@@ -1,0 +1,69 @@
+# What the tests share. They run in both ways in: with a worker (R CMD check, tests/test_r_package.py) and in an R that
+# Python hosts (tests/test_rsession.py).
+
+options(minhubpy.quiet = TRUE)
+
+BUILT_IN <- paste0("minhub/shakespeare-", c("gpt2", "gptneo", "lstm"))
+
+# Everything but the checks of arguments needs a Python.
+needs_python <- function() {
+  skip_if_not(minhubpy:::is_ready(), "there is no Python with minhub_py")
+}
+
+needs_worker <- function() {
+  needs_python()
+  skip_if(minhubpy:::is_hosted(), "only a plain R session has a worker")
+}
+
+# Loaded once: a model that is dropped and loaded again costs a moment.
+shared <- new.env()
+
+the <- function(name, make) {
+  needs_python()
+  if (is.null(shared[[name]])) shared[[name]] <- make
+  shared[[name]]
+}
+
+a_model <- function() the("model", gpt2_from_pretrained(BUILT_IN[[1L]]))
+a_tokenizer <- function() the("tokenizer", tokenizer_from_pretrained(BUILT_IN[[1L]]))
+# Without a tokenizer, and without dropout.
+a_random_model <- function() {
+  the("random", gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 16, seed = 1)$eval())
+}
+
+# An error of the package: its class, its message, and the call that the user wrote.
+expect_refused <- function(object, message, class = "minhubpy_error", fixed = TRUE) {
+  call <- substitute(object)
+  shown <- paste(deparse(call), collapse = " ")
+  condition <- tryCatch(
+    {
+      object
+      NULL
+    },
+    error = identity
+  )
+  gave <- if (is.null(condition)) "no error" else paste(class(condition)[[1L]], conditionMessage(condition))
+  testthat::expect(inherits(condition, "minhubpy_error"), paste0(shown, " gave ", gave))
+  if (!inherits(condition, "minhubpy_error")) return(invisible())
+  testthat::expect(class %in% class(condition), paste0(shown, " is of class ", toString(class(condition))))
+  testthat::expect_match(conditionMessage(condition), message, fixed = fixed, info = shown)
+  testthat::expect_identical(deparse(conditionCall(condition)), deparse(call), info = shown)
+  # Nothing of how the package is built shows.
+  said <- conditionMessage(condition)
+  testthat::expect(
+    !grepl("Traceback|unexpected .* in Python|<environment>|structure\\(|\n$", said), paste0(shown, " says ", said)
+  )
+}
+# A function of the tests is not to look like one of the package.
+environment(expect_refused) <- globalenv()
+
+worker_pid <- function() {
+  minhubpy:::ask("nothing")
+  minhubpy:::session$link$pid
+}
+
+# The same seed anywhere, in the order of tests or alone.
+random_text <- function(n) {
+  set.seed(n)
+  paste(sample(c(letters, " ", "\n"), n, replace = TRUE), collapse = "")
+}

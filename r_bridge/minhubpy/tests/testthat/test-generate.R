@@ -1,0 +1,91 @@
+# Texts, seeds, ends and streams. That the numbers are Python's is shown in test-parity.R.
+
+test_that("set.seed() rules the draws, a seed each its own text", {
+  model <- a_model()
+  draw <- function(...) generate(model, "ROMEO:", 20, ...)
+  set.seed(1)
+  first <- c(draw(), draw())
+  set.seed(1)
+  expect_identical(c(draw(), draw()), first)
+  expect_false(first[1] == first[2])
+  state <- .Random.seed
+  expect_identical(draw(seed = 7), draw(seed = 7))
+  expect_false(draw(seed = 7) == draw(seed = 8))
+  expect_identical(.Random.seed, state) # a seed leaves R's own random numbers alone
+  # A text of a batch is what it is alone; equal prompts under one seed are equal.
+  both <- generate(model, c("ROMEO:", "To be"), 20, seed = c(7, 8))
+  expect_identical(both, c(draw(seed = 7), generate(model, "To be", 20, seed = 8)))
+  same <- generate(model, c("ROMEO:", "ROMEO:"), 20, seed = 7)
+  expect_identical(same[1], same[2])
+  expect_identical(draw(seed = -2^53), draw(seed = -2^53))
+})
+
+test_that("max_new_tokens, stop strings and end ids end a text", {
+  model <- a_model()
+  plain <- generate(model, "ROMEO:", 60, temperature = 0)
+  expect_identical(nchar(plain), 60L) # its tokens are characters
+  expect_identical(generate(model, "ROMEO:", 0), "")
+  expect_identical(generate(model, 1:3, 0), list(integer()))
+  expect_match(plain, "the")
+  stopped <- generate(model, "ROMEO:", 60, temperature = 0, stop = c("the", "zzz"))
+  expect_identical(stopped, sub("the.*", "", plain))
+  pieces <- character()
+  streamed <- generate(model, "ROMEO:", 60, temperature = 0, stop = "the", stream = function(piece) pieces <<- c(pieces, piece))
+  expect_identical(streamed, stopped)
+  expect_identical(paste(pieces, collapse = ""), stopped)
+  end <- a_tokenizer()$encode("e")$ids
+  ended <- generate(model, "ROMEO:", 60, temperature = 0, eos_id = end)
+  expect_identical(ended, sub("(e).*", "\\1", plain))
+  expect_identical(generate(model, "ROMEO:", 60, temperature = 0, eos_id = NULL), plain)
+})
+
+test_that("a stream gives every piece in order, shows on the console what it is told to, and is invisible then", {
+  model <- a_model()
+  plain <- generate(model, c(a = "ROMEO:"), 40, temperature = 0)
+  expect_named(plain, "a")
+  pieces <- character()
+  made <- withVisible(generate(model, c(a = "ROMEO:"), 40, temperature = 0, stream = function(piece) {
+    pieces <<- c(pieces, piece)
+  }))
+  expect_identical(made$value, plain)
+  expect_gt(length(pieces), 20L)
+  expect_identical(paste(pieces, collapse = ""), unname(plain))
+  shown <- capture.output(made <- withVisible(generate(model, "ROMEO:", 40, temperature = 0, stream = TRUE)))
+  expect_false(made$visible)
+  expect_identical(paste(shown, collapse = "\n"), paste0("ROMEO:", plain))
+  expect_identical(capture.output(made <- withVisible(generate(model, "ROMEO:", 40, temperature = 0))), character())
+  expect_true(made$visible)
+  # Several prompts, and ids, are not shown.
+  expect_identical(capture.output(made <- generate(model, c("a", "b"), 4, stream = TRUE)), character())
+  expect_length(made, 2L)
+})
+
+test_that("next tokens, scores and perplexity are tidy and fit each other", {
+  model <- a_model()
+  likely <- next_tokens(model, "ROMEO", n = 5)
+  expect_s3_class(likely, "data.frame")
+  expect_named(likely, c("token", "id", "prob", "logprob"))
+  expect_identical(nrow(likely), 5L)
+  expect_false(is.unsorted(-likely$prob))
+  expect_identical(a_tokenizer()$token_to_id(likely$token), likely$id)
+  expect_equal(sum(next_tokens(model, "ROMEO", n = 1e6)$prob), 1, tolerance = 1e-6)
+  logits <- model(a_tokenizer()$encode("ROMEO"))[1, 5, ]
+  expect_equal(likely$logprob, (logits - log(sum(exp(logits))))[likely$id + 1L], tolerance = 1e-5)
+
+  texts <- c(x = "To be, or not to be", y = "", z = "ROMEO")
+  scores <- score(model, texts)
+  expect_s3_class(scores, "data.frame")
+  expect_identical(scores$text, rep(c(1L, 3L), c(18L, 4L)))
+  expect_identical(scores$position, c(2:19, 2:5))
+  expect_identical(paste(scores$token[scores$text == 3L], collapse = ""), "OMEO")
+  expect_equal(perplexity(model, texts), c(x = exp(-mean(scores$logprob[1:18])), y = NA, z = exp(-mean(scores$logprob[19:22]))))
+  short <- summary(scores)
+  expect_identical(short$text, c(1L, 3L))
+  expect_identical(short$tokens, c(18L, 4L))
+  expect_equal(short$perplexity, unname(perplexity(model, texts)[c(1, 3)]))
+  # A model without a tokenizer does as much with ids.
+  random <- a_random_model()
+  expect_identical(next_tokens(random, 1:3, 2)$token, c(NA_character_, NA_character_))
+  expect_refused(generate(random, "text"), "this model has no tokenizer: pass ids, or tokenizer =")
+  expect_refused(generate(random, "text", tokenizer = a_tokenizer()), "the tokenizer is another model's")
+})

@@ -1,0 +1,293 @@
+# What users may pass by mistake: an error of the package's class that names the call they wrote, or what the help page
+# says.
+
+# Nothing that takes one string, number or flag takes these.
+NEVER <- list(
+  NA, NA_character_, list(1:3, "a"), c("a", NA), "\xff\xfe", mean, quote(x), quote(f(x)), new.env(), y ~ x, 1i, raw(3),
+  as.POSIXlt(0, origin = "1970-01-01", tz = "UTC"), data.frame(a = 1:3), data.frame(), factor(c("a", NA)), logical(),
+  array(1:8, c(2, 2, 2)), c("a", "b"), 1:300
+)
+
+# The call and the message of what a function says to a value; NULL where it says nothing.
+refusal <- function(f, value) {
+  condition <- tryCatch(
+    {
+      f(value)
+      NULL
+    },
+    error = identity
+  )
+  if (is.null(condition)) return(NULL)
+  if (!inherits(condition, "minhubpy_error")) return(paste("not ours:", conditionMessage(condition)))
+  conditionMessage(condition)
+}
+
+test_that("ids that are none are refused by every function that takes ids", {
+  model <- a_model()
+  expect_refused(model(NULL), "idx must be token ids, not NULL; tok$encode() makes ids of text")
+  expect_refused(model("ROMEO"), 'idx must be token ids, not "ROMEO"')
+  expect_refused(model(integer()), "idx is empty: give at least one id")
+  expect_refused(model(list()), "idx is empty: give at least one id")
+  expect_refused(model(matrix(0L, 0, 3)), "idx is empty: give at least one id")
+  expect_refused(model(c(1L, NA)), "row 1: an id is NA; drop or replace it first", class = "ValueError")
+  expect_refused(model(c(1, NA)), "row 1: an id is NA; drop or replace it first")
+  expect_refused(model(NaN), "row 1: an id is NA")
+  expect_refused(model(-1L), "row 1: an id is -1; this model's go from 0 to 64")
+  expect_refused(model(c(0, 65)), "row 1: an id is 65; this model's go from 0 to 64")
+  expect_refused(model(3e9), "row 1: an id is 3000000000; this model's go from 0 to 64")
+  expect_refused(model(Inf), "row 1: an id is inf; this model's go from 0 to 64")
+  expect_refused(model(c(1, 1.5)), "row 1: an id is 1.5, not a whole number")
+  expect_refused(model(matrix(c(1, 2, 3, 99), 2)), "row 2: an id is 99; this model's go from 0 to 64")
+  expect_refused(model(TRUE), "idx must be token ids, not TRUE")
+  expect_refused(model(NA), "idx must be token ids, not NA")
+  expect_refused(model(factor(1:3)), "idx must be token ids, not a factor")
+  expect_refused(model(data.frame(a = 1:3)), "idx must be token ids, not a <data.frame> of length 1")
+  expect_refused(model(as.POSIXlt(0, origin = "1970-01-01")), "idx must be token ids, not a <POSIXlt>")
+  expect_refused(model(mean), "idx must be token ids, not a function")
+  expect_refused(model(model), "idx must be token ids, not a <minhub_gpt2>")
+  expect_refused(model(array(1:8, c(2, 2, 2))), "ids have 3 dimensions: pass a vector, a matrix")
+  expect_refused(model(list(1:3, 4:5)), "the rows have 2 to 3 ids, but an array has rows of one length")
+  expect_refused(model(list(1:2, NULL)), "idx must be token ids, not NULL")
+  expect_refused(model(list(list(1, 2))), "row 1: ids are whole numbers, not a list of 2")
+  expect_refused(model(rep(1L, 300)), "300")
+
+  expect_refused(generate(model, c(1L, NA)), "row 1: an id is NA", class = "ValueError")
+  expect_refused(generate(model, list(1:2, c(3, 0.5))), "row 2: an id is 0.5, not a whole number")
+  expect_refused(generate(model, list(1L, 65L)), "row 2: an id is 65; this model's go from 0 to 64")
+  expect_refused(generate(model, list(1:2, integer())), "prompts is empty: give at least one id")
+  expect_refused(score(model, c(0L, -1L)), "row 1: an id is -1")
+  expect_refused(perplexity(model, list(1:2, c(NA, 1L))), "row 2: an id is NA")
+  expect_refused(next_tokens(model, list(1:2, 3:4)), "prompt must be one text, not 2: lapply() goes over many")
+  expect_refused(next_tokens(model, NULL), "prompt is empty: give at least one text")
+})
+
+test_that("ids in every form that is allowed give the same", {
+  model <- a_random_model()
+  plain <- model(c(1L, 2L, 3L))
+  expect_identical(model(c(1, 2, 3)), plain)
+  expect_identical(model(c(a = 1, b = 2, c = 3)), plain)
+  expect_identical(model(list(c(x = 1L, y = 2L, z = 3L))), plain)
+  expect_identical(model(list(row = 1:3)), plain)
+  expect_identical(model(matrix(1:3, 1)), plain)
+  expect_identical(model(array(1:3, 3)), plain)
+  expect_identical(model(c(1, 2, 3) + 1e-320), plain) # rounds to whole numbers
+  expect_identical(dim(model(0L)), c(1L, 1L, 10L))
+  expect_identical(dimnames(plain), NULL)
+
+  ids <- list(first = 1:3, second = c(4, 5))
+  made <- generate(model, ids, 3, temperature = 0)
+  expect_identical(names(made), c("first", "second"))
+  expect_type(made$first, "integer")
+  expect_identical(generate(model, c(a = 1, b = 2, c = 3), 3, temperature = 0), unname(made[1]))
+  matrix <- rbind(u = 1:3, v = c(4L, 5L, 6L))
+  expect_named(generate(model, matrix, 3, temperature = 0), c("u", "v"))
+  expect_identical(generate(model, matrix, 3, temperature = 0)$u, made$first)
+  expect_identical(names(perplexity(model, c(a = 1, b = 2, c = 3))), NULL)
+  expect_named(perplexity(model, ids), c("first", "second"))
+  expect_equal(unname(perplexity(model, ids)), c(perplexity(model, 1:3), perplexity(model, 4:5)))
+})
+
+test_that("texts that are none are refused by every function that takes texts", {
+  model <- a_model()
+  expect_refused(generate(model, NULL), "prompts is empty: give at least one text")
+  expect_refused(generate(model, character()), "prompts is empty: give at least one text")
+  expect_refused(generate(model, list()), "prompts is empty")
+  expect_refused(generate(model, ""), "prompt 1 has no token that the model knows: give it some text")
+  expect_refused(generate(model, c("a", "\U1F600")), "prompt 2 has no token that the model knows")
+  expect_refused(generate(model, c("a", NA, "b", NA)), "prompts has NA at 2, 4: drop or replace it first")
+  expect_refused(generate(model, rep(NA_character_, 9)), "prompts has NA at 1, 2, 3, 4, 5, ...:")
+  expect_refused(generate(model, factor(c("a", NA))), "prompts has NA at 2")
+  expect_refused(generate(model, c("a", "\xff")), "prompts is not valid UTF-8 at 2: convert it with iconv() first")
+  expect_refused(generate(model, list("a", c("b", "c"))), "prompts must be text, not a list of length 2")
+  expect_refused(generate(model, list("a", 1L)), 'prompts must be token ids, not "a"')
+  expect_refused(generate(model, data.frame(a = "x")), "not a <data.frame> of length 1")
+  expect_refused(generate(model, TRUE), "ids, not TRUE")
+  expect_refused(score(model, c("a", NA)), "texts has NA at 2")
+  expect_refused(score(model, NULL), "texts is empty")
+  expect_refused(perplexity(model, "\xff"), "texts is not valid UTF-8 at 1")
+  expect_refused(next_tokens(model, c("a", "b")), "prompt must be one text, not 2")
+  expect_refused(next_tokens(model, ""), "prompt 1 has no token that the model knows")
+
+  tok <- a_tokenizer()
+  expect_refused(tok$encode(c("a", "b")), "sequence must be one string, not 2 strings")
+  expect_refused(tok$encode(NA), "sequence must be text, not NA")
+  expect_refused(tok$encode(NULL), "sequence must be text, not NULL")
+  expect_refused(tok$encode(strrep("a", 1000), pair = "b"), "pairs of texts are for models that these are not")
+  expect_refused(tok$encode("a", is_pretokenized = TRUE), "is_pretokenized = TRUE is not there: give text")
+  expect_refused(tok$encode_batch(c("a", NA)), "input has NA at 2")
+  expect_refused(tok$encode_batch(factor(c("a", NA))), "input has NA at 2")
+  expect_refused(tok$encode_batch(list("a", "\xff")), "input is not valid UTF-8 at 2")
+  expect_refused(tok$encode_batch(1:3), "input must be text, not an integer of length 3")
+  expect_refused(tok$token_to_id(5), "tokens must be text, not 5")
+  expect_refused(tok$decode("a"), 'ids must be token ids, not "a"')
+  expect_refused(tok$decode(c(1, NA)), "an id is NA")
+  expect_refused(tok$decode(c(1L, NA)), "an id is NA")
+  expect_refused(tok$decode(-1), "an id is -1")
+  expect_refused(tok$decode(65L), "an id is 65")
+  expect_refused(tok$decode(list(1, 2)), "ids must be one vector of ids; tok$decode_batch() takes a list")
+  expect_refused(tok$decode_batch(list(1:3, c(1L, NA))), "row 2: an id is NA")
+  expect_refused(tok$decode_batch(list(1:3, 0.5)), "row 2: an id is 0.5")
+  expect_refused(tok$decode_batch(list(1:3, "a")), 'sequences must be token ids, not "a"')
+  expect_refused(tok$id_to_token("a"), 'ids must be token ids, not "a"')
+  expect_error(tok$frobnicate, "a tokenizer has no frobnicate; it has encode, encode_batch", class = "minhubpy_error")
+})
+
+test_that("texts in every form that is allowed give the same", {
+  model <- a_model()
+  plain <- generate(model, c("To be", "or not"), 5, temperature = 0)
+  expect_type(plain, "character")
+  expect_identical(generate(model, list("To be", "or not"), 5, temperature = 0), plain)
+  expect_identical(generate(model, factor(c("To be", "or not")), 5, temperature = 0), plain)
+  expect_identical(generate(model, c(a = "To be", b = "or not"), 5, temperature = 0), c(a = plain[1], b = plain[2]))
+  expect_identical(generate(model, matrix(c("To be", "or not"), 1), 5, temperature = 0), plain)
+  expect_identical(score(model, factor("To be")), score(model, "To be"))
+  expect_identical(score(model, a_tokenizer()$encode("To be"))$logprob, score(model, "To be")$logprob)
+  expect_named(perplexity(model, c(x = "To be", y = "")), c("x", "y"))
+  expect_identical(is.na(perplexity(model, c("To be", "", "a"))), c(FALSE, TRUE, TRUE))
+  nothing <- score(model, c("", "a"))
+  expect_identical(nrow(nothing), 0L)
+  expect_identical(lapply(nothing, typeof), lapply(score(model, "ab"), typeof))
+})
+
+test_that("numbers, flags and names are checked by the function that the user called", {
+  model <- a_model()
+  expect_refused(generate(model, "A", -1), "max_new_tokens must be at least 0 and at most 2147483647, not -1")
+  expect_refused(generate(model, "A", 1.5), "max_new_tokens must be a whole number, not 1.5")
+  expect_refused(generate(model, "A", 1:2), "max_new_tokens must be one number, not an integer of length 2")
+  expect_refused(generate(model, "A", 3e9), "max_new_tokens must be at least 0 and at most 2147483647, not 3e+09")
+  expect_refused(generate(model, "A", NULL), "max_new_tokens must be one number, not NULL")
+  expect_refused(generate(model, "A", 1, temperature = -0.1), "temperature must be at least 0 and at most 1000000")
+  expect_refused(generate(model, "A", 1, temperature = Inf), "not Inf")
+  expect_refused(generate(model, "A", 1, top_k = 0), "top_k must be at least 1")
+  expect_refused(generate(model, "A", 1, top_p = 0), "top_p must be above 0 and at most 1, not 0")
+  expect_refused(generate(model, "A", 1, top_p = 1.01), "top_p must be above 0 and at most 1, not 1.01")
+  expect_refused(generate(model, "A", 1, repetition_penalty = 0), "repetition_penalty must be above 0")
+  expect_refused(generate(model, "A", 1, seed = 1.5), "seed must be one whole number, or one for each prompt, not 1.5")
+  expect_refused(generate(model, c("A", "B"), 1, seed = 1:3), "not an integer of length 3")
+  expect_refused(generate(model, "A", 1, eos_id = 1.5), 'eos_id must be "auto", NULL or token ids, not 1.5')
+  expect_refused(generate(model, "A", 1, eos_id = Inf), 'eos_id must be "auto", NULL or token ids, not Inf')
+  expect_refused(generate(model, "A", 1, eos_id = 1e10), 'eos_id must be "auto", NULL or token ids, not 1e+10')
+  expect_refused(generate(model, "A", 1, eos_id = "never"), 'not "never"')
+  expect_refused(generate(model, "A", 1, stop = c("x", "")), "a stop string cannot be empty")
+  expect_refused(generate(model, "A", 1, stop = 5), "stop must be text, not 5")
+  expect_refused(generate(model, "A", 1, stream = NA), "stream must be TRUE or FALSE, not NA")
+  expect_refused(generate(model, c("A", "B"), 1, stream = "yes"), 'stream must be TRUE or FALSE, not "yes"')
+  expect_refused(generate(model, c("A", "B"), 1, stream = print), "stream can be a function for one prompt of text only")
+  expect_refused(generate(model, "A", 1, tokenizer = model), "tokenizer must be what tokenizer_from_pretrained() returns")
+  expect_refused(generate("gpt2", "A"), 'model must be a model, such as from_pretrained() returns, not "gpt2"')
+  expect_refused(score(NULL, "A"), "model must be a model, such as from_pretrained() returns, not NULL")
+  expect_refused(perplexity(1, "A"), "model must be a model")
+  expect_refused(next_tokens(mean, "A"), "model must be a model, such as from_pretrained() returns, not a function")
+  expect_refused(next_tokens(model, "A", n = 0), "n must be at least 1")
+  expect_refused(save_pretrained(NULL, tempdir()), "model must be a model")
+  expect_refused(save_pretrained(model, 5), "folder must be text, not 5")
+  expect_refused(save_pretrained(model, tempfile(), tokenizer = 5), "tokenizer must be what tokenizer_from_pretrained()")
+  expect_refused(save_pretrained(model, tempfile(), tokenizer = model), "tokenizer must be what")
+  expect_refused(model$train("x"), 'mode must be TRUE or FALSE, not "x"')
+  expect_refused(model$to(device = 5), "device must be text, not 5")
+  expect_refused(model$to(device = "abacus"), "device 'abacus' is unknown", class = "ValueError")
+  expect_refused(model$to(dtype = "int3"), "dtype 'int3' is unknown", class = "ValueError")
+  expect_refused(model$parameter(NA), "name must be text, not NA")
+  expect_refused(model$parameter("nope"), "there is no weight 'nope'; names(model$parameters) has them all")
+  # Of these R itself says the call otherwise than it was written.
+  expect_error(model[[5]], "i must be text, not 5", class = "minhubpy_error")
+  expect_error(model$eval <- 1, "a model's eval cannot be set", class = "minhubpy_error")
+  expect_refused(from_pretrained(""), "'' is neither a folder nor a name on the Hub", class = "ValueError")
+  expect_refused(from_pretrained(c("a", "b")), "identifier must be one string, not 2 strings")
+  expect_refused(from_pretrained(BUILT_IN[[1]], device = "abacus"), "device 'abacus' is unknown")
+  expect_refused(from_pretrained(BUILT_IN[[1]], local_files_only = NA), "local_files_only must be TRUE or FALSE")
+  expect_refused(lstm_from_pretrained(BUILT_IN[[1]]), "gpt2_from_pretrained")
+  expect_refused(gpt2_from_config(BUILT_IN[[1]], seed = -1), "seed must be at least 0")
+  expect_refused(from_pretrained("nobody/nothing", local_files_only = TRUE), "nobody/nothing", class = "FileNotFoundError")
+  expect_refused(tokenizer_from_pretrained(tempdir()), "tokenizer")
+  expect_refused(tokenizer$from_file("/nonexistent/tokenizer.json"), "/nonexistent/tokenizer.json")
+  expect_refused(gpt2(vocab_size = NA), "the setting vocab_size cannot be NA")
+  expect_refused(gpt2(vocab_size = 0), "GPT-2: vocab_size cannot be 0", class = "ValueError")
+  expect_refused(gpt2(vocab_size = "\xff"), "the setting vocab_size cannot be")
+  expect_refused(gpt2(vocab_size = mean), "the setting vocab_size cannot be a function")
+  expect_refused(gpt2(wocab_size = 5), "gpt2 has no setting wocab_size; its settings are vocab_size")
+  expect_refused(gptneo(5), "settings need names, such as gptneo(vocab_size = 65)")
+  expect_refused(gptneo(hidden_size = 8, hidden_size = 9), "settings are given twice: hidden_size")
+  expect_refused(lstm(hidden_size = NULL), "the setting hidden_size cannot be NULL")
+  expect_refused(minhub_install(source = NA), "source must be text, not NA")
+  expect_refused(minhub_install(python = "/nonexistent/python"), "/nonexistent/python is not there")
+})
+
+test_that("no argument takes just anything, and no message is R's own about our insides", {
+  needs_python()
+  model <- a_model()
+  random <- a_random_model()
+  tok <- a_tokenizer()
+  name <- BUILT_IN[[1L]]
+  checked <- list(
+    `model(idx)` = model,
+    `model$train(mode)` = random$train,
+    `model$to(device)` = function(x) random$to(device = x),
+    `model$parameter(name)` = random$parameter,
+    `generate(model)` = function(x) generate(x, "A", 1),
+    `generate(max_new_tokens)` = function(x) generate(model, "A", x),
+    `generate(temperature)` = function(x) generate(model, "A", 1, temperature = x),
+    `generate(top_k)` = function(x) generate(model, "A", 1, top_k = x),
+    `generate(top_p)` = function(x) generate(model, "A", 1, top_p = x),
+    `generate(repetition_penalty)` = function(x) generate(model, "A", 1, repetition_penalty = x),
+    `generate(seed)` = function(x) generate(model, "A", 1, seed = x),
+    `generate(tokenizer)` = function(x) generate(model, "A", 1, tokenizer = x),
+    `next_tokens(n)` = function(x) next_tokens(model, "A", n = x),
+    `score(tokenizer)` = function(x) score(model, "AB", tokenizer = x),
+    `from_pretrained(identifier)` = from_pretrained,
+    `from_pretrained(revision)` = function(x) from_pretrained(name, revision = x),
+    `from_pretrained(device)` = function(x) from_pretrained(name, device = x),
+    `from_pretrained(dtype)` = function(x) from_pretrained(name, dtype = x),
+    `from_pretrained(token)` = function(x) from_pretrained(name, token = x),
+    `from_pretrained(local_files_only)` = function(x) from_pretrained(name, local_files_only = x),
+    `gpt2(vocab_size)` = function(x) gpt2(vocab_size = x, n_embd = 8, n_head = 2, n_layer = 1),
+    `gpt2(seed)` = function(x) gpt2(vocab_size = 5, n_embd = 8, n_head = 2, n_layer = 1, seed = x),
+    `tok$encode(sequence)` = tok$encode,
+    `tok$encode(add_special_tokens)` = function(x) tok$encode("a", add_special_tokens = x),
+    `tok$decode(skip_special_tokens)` = function(x) tok$decode(1, skip_special_tokens = x),
+    `tok$get_vocab_size(with_added_tokens)` = tok$get_vocab_size,
+    `tok$save(path)` = tok$save,
+    `tokenizer$from_file(path)` = tokenizer$from_file,
+    `save_pretrained(folder)` = function(x) save_pretrained(random, x),
+    `minhub_install(source)` = function(x) minhub_install(source = x, python = "/nonexistent")
+  )
+  for (argument in names(checked)) {
+    for (value in NEVER) {
+      said <- refusal(checked[[argument]], value)
+      label <- paste0(argument, " given ", minhubpy:::describe(value), " says ", said)
+      expect_true(is.character(said), label = label)
+      expect_lt(nchar(paste(said, collapse = "")), 400)
+      expect_false(any(grepl("^not ours|in Python:|damaged|Traceback", said)), label = label)
+    }
+  }
+})
+
+test_that("text of every kind arrives whole and comes back marked as UTF-8", {
+  needs_python()
+  # Bytes are tokens here, so that every character has some.
+  skip_if_not(nzchar(Sys.getenv("MINHUBPY_REFERENCE")), "MINHUBPY_REFERENCE is not set: there is no tokenizer for all text")
+  tok <- tokenizer$from_file(file.path(Sys.getenv("MINHUBPY_REFERENCE"), "bytes.json"))
+  latin <- "fa\xE7ile"
+  Encoding(latin) <- "latin1"
+  bytes <- "fa\xE7ile"
+  Encoding(bytes) <- "bytes"
+  texts <- c(
+    "plain", latin, "\U1F468\u200D\U1F469\u200D\U1F467", "e\u0301 and \u00e9", "\u4e2d\u6587", "\u05e9\u05dc\u05d5\u05dd",
+    "\\ \" ' \t\r\n", "\ufeffBOM", "\U10FFFF", " ", strrep("\u00e9", 1e5)
+  )
+  for (text in texts) {
+    ids <- tok$encode(text)$ids
+    expect_identical(length(ids), nchar(enc2utf8(text), "bytes"))
+    back <- tok$decode(ids)
+    expect_identical(back, enc2utf8(text))
+    expect_identical(charToRaw(back), charToRaw(enc2utf8(text)))
+    if (any(charToRaw(back) > 0x7f)) expect_identical(Encoding(back), "UTF-8")
+  }
+  expect_identical(tok$decode_batch(lapply(tok$encode_batch(texts), function(x) x$ids)), enc2utf8(texts))
+  expect_identical(tok$decode(tok$encode(latin)$ids), "fa\u00e7ile")
+  expect_refused(tok$encode(bytes), "sequence is not valid UTF-8 at 1: convert it with iconv() first")
+  # Half a character is what it is in Python: the character that stands for one that cannot be shown.
+  expect_identical(tok$decode(tok$encode("\u00e9")$ids[1]), "\ufffd")
+  # Nothing ends at a NUL.
+  expect_identical(tok$decode(c(tok$encode("a")$ids, 188L, tok$encode("b")$ids)), "a\ufffdb")
+})

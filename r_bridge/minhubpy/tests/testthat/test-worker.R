@@ -1,0 +1,329 @@
+# What may happen to the Python worker and to calls on their way. Faults that need a hand from outside (a killed R, a
+# full disk, strangers, interrupts at any moment) are in tests/test_r_package.py.
+
+# Until the process is gone: a signal is not yet an end.
+end_process <- function(pid, signal = tools::SIGKILL) {
+  tools::pskill(pid, signal)
+  deadline <- Sys.time() + 20
+  while (is_running(pid) && Sys.time() < deadline) Sys.sleep(0.01)
+}
+
+# Its parent may not have asked yet how it ended: then its first thread is a zombie (Z), and when that is the only one
+# left, its files are closed.
+is_running <- function(pid) {
+  said <- suppressWarnings(tryCatch(readLines(file.path("/proc", pid, "stat"), warn = FALSE), error = function(e) ") Z"))
+  !grepl(") Z", said, fixed = TRUE) || length(list.files(file.path("/proc", pid, "task"))) > 1L
+}
+
+# Four kinds of objects that Python holds, and what each gives.
+things <- function() {
+  tok <- a_tokenizer()
+  path <- tempfile(fileext = ".json")
+  tok$save(path)
+  list(
+    pretrained = a_model(),
+    random = gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = 3)$eval(),
+    configured = lstm_from_config(BUILT_IN[[3L]], seed = 4)$eval(),
+    tokenizer = tok,
+    from_file = tokenizer$from_file(path)
+  )
+}
+
+answers <- function(things) {
+  list(
+    things$pretrained(1:3), things$random(1:3), things$configured(1:3), things$tokenizer$encode("To be")$ids,
+    things$from_file$decode(20:25), generate(things$pretrained, "ROMEO", 8, temperature = 0)
+  )
+}
+
+test_that("a worker that was killed while idle is replaced, and everything is loaded again by itself", {
+  needs_worker()
+  made <- things()
+  before <- answers(made)
+  pid <- worker_pid()
+  end_process(pid)
+  expect_identical(answers(made), before)
+  expect_false(worker_pid() == pid)
+
+  minhub_stop()
+  expect_false(is_running(pid))
+  expect_identical(answers(made), before)
+  # A mode stays as it was.
+  fresh <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, pdrop = 0.5, seed = 3)
+  expect_true(fresh$training)
+  end_process(worker_pid())
+  expect_false(identical(fresh(1:3), fresh(1:3)))
+  expect_false(identical(made$random$training, fresh$training))
+})
+
+test_that("a person is told once that a new worker loads a model again", {
+  needs_worker()
+  model <- a_model()
+  model(1L)
+  end_process(worker_pid())
+  old <- options(minhubpy.quiet = FALSE)
+  on.exit(options(old))
+  said <- testthat::capture_messages(model(1L))
+  expect_match(paste(said, collapse = ""), "The Python worker .*loading minhub/shakespeare-gpt2 again")
+  expect_identical(testthat::capture_messages(model(1L)), character())
+})
+
+test_that("a worker that is killed in the middle of a generation or of another long call is an error, once", {
+  needs_worker()
+  made <- things()
+  before <- answers(made)
+  pid <- worker_pid()
+  expect_refused(
+    generate(made$pretrained, "ROMEO", 5000, stream = function(piece) end_process(pid)),
+    "the Python worker ended unexpectedly", class = "minhubpy_worker_lost"
+  )
+  expect_identical(answers(made), before)
+
+  pid <- worker_pid()
+  news <- 0
+  condition <- tryCatch(
+    minhubpy:::ask("score", model = made$pretrained, texts = random_text(20000), tokenizer = NULL, news = function(what) {
+      news <<- news + 1
+      end_process(pid)
+    }),
+    error = identity
+  )
+  expect_s3_class(condition, "minhubpy_worker_lost")
+  expect_identical(news, 1)
+  expect_identical(answers(made), before)
+})
+
+test_that("a worker that stops is waited for", {
+  needs_worker()
+  model <- a_random_model()
+  logits <- model(1:3)
+  pid <- worker_pid()
+  tools::pskill(pid, tools::SIGSTOP)
+  system2("sh", c("-c", shQuote(paste("sleep 0.3; kill -CONT", pid))), wait = FALSE)
+  expect_identical(model(1:3), logits)
+  expect_identical(worker_pid(), pid)
+})
+
+test_that("an error in the user's own function stops the generation, and nothing of it comes later", {
+  model <- a_model()
+  plain <- generate(model, "ROMEO:", 50, temperature = 0)
+  for (nth in c(1, 2, 17)) {
+    pieces <- character()
+    condition <- tryCatch(
+      generate(model, "ROMEO:", 50, temperature = 0, stream = function(piece) {
+        pieces <<- c(pieces, piece)
+        if (length(pieces) == nth) stop("the user's own")
+      }),
+      error = identity
+    )
+    expect_identical(conditionMessage(condition), "the user's own")
+    expect_false(inherits(condition, "minhubpy_error"))
+    expect_length(pieces, nth)
+    expect_true(startsWith(plain, paste(pieces, collapse = "")))
+    expect_identical(generate(model, "ROMEO:", 50, temperature = 0), plain)
+  }
+  # A long one does not go on in Python: what follows does not wait for it.
+  for (i in 1:20) try(generate(model, "ROMEO:", 1e5, stream = function(piece) stop("enough")), silent = TRUE)
+  expect_identical(generate(model, "ROMEO:", 50, temperature = 0), plain)
+})
+
+test_that("the user's own function cannot call Python, which is at work, and is told so", {
+  model <- a_model()
+  tok <- a_tokenizer()
+  plain <- generate(model, "ROMEO:", 20, temperature = 0)
+  expect_error(
+    generate(model, "ROMEO:", 20, temperature = 0, stream = function(piece) tok$encode("To be")),
+    "cannot call Python itself", class = "minhubpy_error"
+  )
+  expect_identical(tok$decode(tok$encode("To be")$ids), "To be")
+  # One that catches the error loses nothing of its own text.
+  pieces <- character()
+  made <- generate(model, "ROMEO:", 20, temperature = 0, stream = function(piece) {
+    pieces <<- c(pieces, piece)
+    try(tok$encode("To be"), silent = TRUE)
+  })
+  expect_identical(made, plain)
+  expect_identical(paste(pieces, collapse = ""), plain)
+})
+
+test_that("Ctrl-C stops a generation, and the session, the model and the worker stay", {
+  needs_worker()
+  model <- a_model()
+  plain <- generate(model, "ROMEO:", 30, temperature = 0)
+  pid <- worker_pid()
+  for (i in 1:5) {
+    outcome <- tryCatch(
+      generate(model, "ROMEO:", 1e6, stream = function(piece) {
+        tools::pskill(Sys.getpid(), tools::SIGINT)
+        Sys.sleep(30) # which the signal ends
+      }),
+      interrupt = function(condition) "interrupted"
+    )
+    expect_identical(outcome, "interrupted")
+    expect_identical(generate(model, "ROMEO:", 30, temperature = 0), plain)
+  }
+  expect_identical(worker_pid(), pid)
+})
+
+test_that("a forked child has a worker of its own, and the parent's goes on", {
+  needs_worker()
+  skip_on_os("windows")
+  model <- a_model()
+  plain <- model(1:3)
+  pid <- worker_pid()
+  children <- lapply(1:2, function(i) {
+    parallel::mcparallel(list(worker = worker_pid(), logits = model(1:3), text = generate(model, "To", 5, temperature = 0)))
+  })
+  rest <- lapply(1:20, function(i) model(1:3))
+  results <- unname(parallel::mccollect(children))
+  pids <- vapply(results, function(result) result$worker, 0L)
+  expect_length(unique(c(pid, pids)), 3L)
+  for (result in results) expect_identical(result$logits, plain)
+  expect_identical(results[[1L]]$text, generate(model, "To", 5, temperature = 0))
+  expect_identical(rest, rep(list(plain), 20))
+  expect_identical(worker_pid(), pid)
+  deadline <- Sys.time() + 10
+  while (any(vapply(pids, is_running, NA)) && Sys.time() < deadline) Sys.sleep(0.01)
+  expect_false(any(vapply(pids, is_running, NA)))
+})
+
+test_that("models that R drops are dropped in Python", {
+  needs_python()
+  # A model that is gone is not here any more when its number is asked for.
+  model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = 1)
+  number <- attr(model, "self")$handle$number
+  expect_identical(minhubpy:::ask("parameters", model = number)$dtype[[1L]], "float32")
+  rm(model)
+  gc()
+  condition <- tryCatch(minhubpy:::ask("parameters", model = number), error = identity)
+  expect_match(conditionMessage(condition), "model is not here any more")
+  # One that is kept is kept.
+  kept <- a_random_model()
+  invisible(gc())
+  expect_identical(dim(kept(1:3)), c(1L, 3L, 10L))
+})
+
+test_that("only the methods of the list can be asked for, with their own arguments", {
+  needs_python()
+  for (name in c("__import__", "keep", "method", "Service", "eval", "os.system", "", "run", "Generate")) {
+    condition <- tryCatch(minhubpy:::ask(name), error = identity)
+    expect_s3_class(condition, "minhubpy_error")
+    expect_match(conditionMessage(condition), "minhub_py has no method '.*' for R")
+  }
+  condition <- tryCatch(minhubpy:::ask("nothing", x = 1), error = identity)
+  expect_match(conditionMessage(condition), "nothing takes no x")
+  condition <- tryCatch(minhubpy:::ask("parameters"), error = identity)
+  expect_s3_class(condition, "minhubpy_error")
+  condition <- tryCatch(minhubpy:::ask("parameters", model = 1e9), error = identity)
+  expect_match(conditionMessage(condition), "model is not here any more")
+})
+
+test_that("a Python that cannot serve is told apart and named, and the one before stays", {
+  needs_worker()
+  minhub_start()
+  folder <- tempfile("a folder with spaces ")
+  dir.create(folder)
+  script <- function(name, ...) {
+    path <- file.path(folder, name)
+    writeLines(c("#!/bin/sh", ...), path)
+    Sys.chmod(path, "755")
+    path
+  }
+  pid <- worker_pid()
+  cases <- list(
+    list(file.path(folder, "nothing here"), "is not there"),
+    list(folder, "is not there"),
+    list("", "is not there"),
+    list(script("mute", "exit 0"), "is no Python 3"),
+    list(script("loud", "echo hello; echo hello >&2; exit 3"), "is no Python 3"),
+    list(script("old", "echo minhubpy False True True True"), "is older than 3.10"),
+    list(script("bare", "echo minhubpy True False False True"), "lacks minhub_py"),
+    list(script("half", "echo minhubpy True True False True"), "lacks minhub_py's r_bridge"),
+    list(script("torchless", "echo minhubpy True True True False"), "lacks PyTorch")
+  )
+  for (case in cases) {
+    condition <- tryCatch(minhub_start(case[[1L]]), error = identity)
+    expect_s3_class(condition, "minhubpy_no_python")
+    expect_identical(conditionCall(condition)[[1L]], quote(minhub_start))
+    expect_match(
+      conditionMessage(condition), paste0(case[[1L]], " (the argument python) ", case[[2L]], ": name another Python"),
+      fixed = TRUE
+    )
+  }
+  expect_refused(minhub_start(NA), "python must be text, not NA")
+  expect_identical(worker_pid(), pid)
+
+  # One that answers well and then is no worker.
+  liar <- script("liar", 'if [ "$1" = -c ]; then echo minhubpy True True True True; else echo "No module named x" >&2; fi')
+  expect_refused(minhub_start(liar), "the Python worker did not start")
+  expect_refused(minhub_start(liar), "No module named x")
+  # A good one whose path has a space, through a link: the session goes on.
+  good <- script("good", paste("exec", shQuote(Sys.getenv("MINHUBPY_PYTHON", Sys.which("python3"))), '"$@"'))
+  skip_if_not(nzchar(Sys.getenv("MINHUBPY_PYTHON")), "MINHUBPY_PYTHON is not set")
+  about <- minhub_start(good)
+  expect_identical(about$why, "the argument python")
+  expect_identical(dim(a_random_model()(1:3)), c(1L, 3L, 10L))
+  minhub_stop()
+})
+
+test_that("the option, the variable and the order decide which Python it is", {
+  needs_worker()
+  python <- Sys.getenv("MINHUBPY_PYTHON")
+  skip_if_not(nzchar(python), "MINHUBPY_PYTHON is not set")
+  variables <- c("MINHUBPY_PYTHON", "RETICULATE_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "R_USER_DATA_DIR", "HOME")
+  before <- Sys.getenv(variables, unset = NA, names = TRUE)
+  here <- getwd()
+  empty <- tempfile()
+  dir.create(file.path(empty, "project", "deep"), recursive = TRUE)
+  on.exit({
+    minhub_stop()
+    setwd(here)
+    options(minhubpy.python = NULL)
+    minhubpy:::set_environment(before)
+  })
+  virtualenv <- dirname(dirname(python))
+  why <- function() {
+    minhub_stop()
+    minhub_start()$why
+  }
+  options(minhubpy.python = python)
+  expect_identical(why(), "the option minhubpy.python")
+  options(minhubpy.python = "~/no/python")
+  expect_error(why(), "/no/python \\(the option minhubpy.python\\) is not there", class = "minhubpy_no_python")
+  options(minhubpy.python = NULL)
+  expect_identical(why(), "the environment variable MINHUBPY_PYTHON")
+  Sys.setenv(MINHUBPY_PYTHON = "/no/python")
+  expect_error(why(), "/no/python (the environment variable MINHUBPY_PYTHON) is not there", fixed = TRUE)
+  Sys.unsetenv(c("MINHUBPY_PYTHON", "RETICULATE_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX"))
+  Sys.setenv(R_USER_DATA_DIR = empty, PATH = paste("/usr/bin", "/bin", sep = ":"))
+  setwd(file.path(empty, "project", "deep"))
+
+  none <- tryCatch(why(), error = identity)
+  skip_if_not(inherits(none, "condition"), "the system's own Python has minhub_py")
+  expect_s3_class(none, "minhubpy_no_python")
+  expect_match(conditionMessage(none), "no Python with minhub_py was found; minhub_install() makes one", fixed = TRUE)
+
+  file.symlink(virtualenv, file.path(empty, "project", ".venv"))
+  expect_identical(why(), "the .venv of this folder")
+  Sys.setenv(VIRTUAL_ENV = virtualenv)
+  expect_identical(why(), "the active virtualenv")
+  Sys.setenv(RETICULATE_PYTHON = python)
+  expect_identical(why(), "RETICULATE_PYTHON")
+  Sys.setenv(RETICULATE_PYTHON = "/no/python") # a wrong one is passed over here
+  expect_identical(why(), "the active virtualenv")
+})
+
+test_that("what an answer leaves on disk is gone when it is read", {
+  needs_worker()
+  model <- a_random_model()
+  folder <- minhubpy:::session$link$folder
+  worker_pid()
+  folder <- minhubpy:::session$link$folder
+  expect_identical(as.character(file.info(folder)$mode), "700")
+  large <- lapply(1:3, function(i) model(matrix(rep(0:9, 1000), 1000)))
+  expect_identical(dim(large[[1L]]), c(1000L, 10L, 10L))
+  expect_identical(large[[1L]], large[[3L]])
+  expect_identical(list.files(folder, all.files = TRUE, no.. = TRUE), character())
+  minhub_stop()
+  expect_false(dir.exists(folder))
+})

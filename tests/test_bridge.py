@@ -1,0 +1,686 @@
+"""The bridge's Python side: R's serialization format both ways, frames, and a worker that is spoken to as R does."""
+
+import itertools
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from r_bridge import convert, protocol
+from r_bridge.convert import Frame, dumps, id_rows, loads, one
+from r_bridge.service import METHODS, Cancelled, Service
+
+NA = np.ma.masked
+
+
+# R's format: what R itself writes and reads is the judge
+
+
+def in_r(tmp_path: Path, code: str, value: bytes = b"") -> bytes:
+    """What R code writes to the file OUT, with `value` in the file IN."""
+    (tmp_path / "in").write_bytes(value)
+    (tmp_path / "out").unlink(missing_ok=True)
+    code = f'IN <- "{tmp_path}/in"; OUT <- "{tmp_path}/out"; {code}'
+    (tmp_path / "code.R").write_text(code, encoding="utf-8")
+    rscript = shutil.which("Rscript")
+    assert rscript is not None, "the tests of the bridge need R: apt-get install r-base-core"
+    done = subprocess.run([rscript, "--vanilla", tmp_path / "code.R"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return (tmp_path / "out").read_bytes()
+
+
+# Python's values, and R code for the very same.
+TO_R: list[tuple[Any, str]] = [
+    (None, "NULL"),
+    (True, "TRUE"),
+    (False, "FALSE"),
+    (7, "7L"),
+    (-7, "-7L"),
+    (2**31 - 1, ".Machine$integer.max"),
+    (-(2**31) + 1, "-.Machine$integer.max"),
+    (2**31, "2147483648"),
+    (-(2**31), "-2147483648"),
+    (2**53, "2^53"),
+    (0.1, "0.1"),
+    (float("inf"), "Inf"),
+    (float("nan"), "NaN"),
+    (-0.0, "-0"),
+    (5e-324, "4.9406564584124654e-324"),
+    ("", '""'),
+    ("text", '"text"'),
+    ("fa\u00e7ile \u4e2d \U0001f600", '"fa\\u00e7ile \\u4e2d \\U1F600"'),
+    ("a\0b", '"a\\ufffdb"'),
+    ("half \udc80", '"half ?"'),
+    (b"", "raw()"),
+    (bytes(range(256)), "as.raw(0:255)"),
+    (memoryview(b"ab"), 'charToRaw("ab")'),
+    (["a", None, "b"], 'c("a", NA, "b")'),
+    ([None], "NA_character_"),
+    ([None, None], "c(NA_character_, NA_character_)"),
+    (("a", "b"), 'c("a", "b")'),
+    ([], "list()"),
+    ([1, "a", None, [2.5]], 'list(1L, "a", NULL, list(2.5))'),
+    ({}, "structure(list(), names = character())"),
+    ({"a": 1, "b": [1, 2], "\u00e9": None}, 'list(a = 1L, b = list(1L, 2L), "\\u00e9" = NULL)'),
+    (convert.character([]), "character()"),
+    (convert.character(iter(["a"])), '"a"'),
+    (np.array(["a", "b"]), 'c("a", "b")'),
+    (np.array([True, False]), "c(TRUE, FALSE)"),
+    (np.ma.MaskedArray([True, False], [False, True]), "c(TRUE, NA)"),
+    (np.array([1, 2], np.int64), "1:2"),
+    (np.array([1, 2], np.uint8), "1:2"),
+    (np.array([], np.int64), "integer()"),
+    (np.array([], np.float32), "numeric()"),
+    (np.array([1, 2**31]), "c(1, 2147483648)"),
+    (np.array([1, -(2**31)]), "c(1, -2147483648)"),
+    (np.array([2**63], np.uint64), "2^63"),
+    (np.array([1, convert.NA_INTEGER], np.int32), "c(1L, NA)"),
+    (np.ma.MaskedArray([1, 2, 3], [False, True, False]), "c(1L, NA, 3L)"),
+    (np.ma.MaskedArray([1.5, 2, 3], [False, True, False]), "c(1.5, NA, 3)"),
+    (np.array([0.1], np.float32), "0.100000001490116119384765625"),
+    (np.array([0.1], np.float16), "0.0999755859375"),
+    (torch.tensor([0.1], dtype=torch.bfloat16), "0.10009765625"),
+    (torch.tensor([0.1], requires_grad=True), "0.100000001490116119384765625"),
+    (torch.tensor([1, 2]), "1:2"),
+    (torch.tensor(3.0), "3"),
+    (np.float32(0.5), "0.5"),
+    (np.int64(5), "5L"),
+    (torch.arange(6).reshape(2, 3), "matrix(0:5, 2, byrow = TRUE)"),
+    (torch.arange(6).reshape(2, 3).T, "matrix(0:5, 3)"),
+    (np.arange(24.0).reshape(2, 3, 4), "aperm(array(as.numeric(0:23), 4:2), 3:1)"),
+    (np.zeros((0, 3)), "matrix(0, 0, 3)"),
+    (np.zeros((2, 0, 3), np.float32), "array(0, c(2, 0, 3))"),
+    (np.arange(6, dtype=np.int16)[::2], "c(0L, 2L, 4L)"),
+    (np.arange(12).reshape(3, 4)[:, ::-1][1:], "matrix(c(7:4, 11:8), 2, byrow = TRUE)"),
+    (np.arange(3 * 2**17, dtype=np.float32).reshape(3, -1), "matrix(as.numeric(0:393215), 3, byrow = TRUE)"),
+    (np.arange(3 * 2**17).reshape(-1, 3), "matrix(0:393215, ncol = 3, byrow = TRUE)"),
+    (Frame({"a": np.array([1, 2]), "b": ["x", None]}), 'data.frame(a = 1:2, b = c("x", NA))'),
+    (Frame({"a": np.array([], np.int32), "b": convert.character([])}), "data.frame(a = integer(), b = character())"),
+    (Frame({}), "data.frame()"),
+]  # fmt: skip
+
+
+def test_every_value_becomes_the_r_value_that_the_table_says(tmp_path: Path) -> None:
+    values = dumps([value for value, _ in TO_R])
+    wanted = ",\n".join(code for _, code in TO_R)
+    code = f"""
+        got <- readRDS(IN); wanted <- list({wanted})
+        same <- mapply(function(a, b) identical(a, b, num.eq = FALSE, single.NA = TRUE), got, wanted)
+        stopifnot(length(got) == length(wanted))
+        wrong <- which(!same)
+        writeLines(as.character(c(length(wrong), wrong, Encoding(got[[18]]))), OUT)
+    """
+    count, *wrong, encoding = in_r(tmp_path, code, values).decode().split()
+    assert (count, wrong) == ("0", []), [TO_R[int(number) - 1] for number in wrong]
+    assert encoding == "UTF-8"
+
+
+def test_r_itself_writes_the_same_bytes(tmp_path: Path) -> None:
+    """After the header, which tells R's own version."""
+    columns = {"a": np.arange(1.5, 4), "b": ["x", None, "\u00e9"], "c": None, "d": np.arange(6.0).reshape(2, 3)}
+    frame = Frame({"i": np.array([3, 1]), "t": np.array([True, False])})
+    for value, code in [
+        (columns, 'list(a = 1:3 + 0.5, b = c("x", NA, "\\u00e9"), c = NULL, d = matrix(c(0, 3, 1, 4, 2, 5), 2))'),
+        (frame, "data.frame(i = c(3L, 1L), t = c(TRUE, FALSE))"),
+    ]:
+        theirs = in_r(tmp_path, f"writeBin(serialize({code}, NULL, xdr = FALSE, version = 2), OUT)")
+        assert theirs[14:] == dumps(value)[14:]
+
+
+FROM_R: list[tuple[str, Any]] = [
+    ("NULL", None),
+    ("1:3", np.array([1, 2, 3], np.int32)),
+    ("c(1.5, NA, Inf)", None),  # looked at below
+    ("c(TRUE, NA, FALSE)", np.ma.MaskedArray([True, True, False], [False, True, False])),
+    ("c(5L, NA)", np.ma.MaskedArray([5, 0], [False, True])),
+    ("NA", np.ma.MaskedArray([True], [True])),
+    ("integer()", np.array([], np.int32)),
+    ("character()", []),
+    ('c("a", NA, "")', ["a", None, ""]),
+    ('{x <- "fa\\xe7ile"; Encoding(x) <- "latin1"; x}', ["fa\u00e7ile"]),
+    ('"\\u4e2d"', ["\u4e2d"]),
+    ("as.raw(0:3)", b"\0\1\2\3"),
+    ('factor(c("u", NA, "v", "u"))', ["u", None, "v", "u"]),
+    ("list()", []),
+    ('list(1L, "a", NULL)', [np.array([1], np.int32), ["a"], None]),
+    ('list(a = 1L, b = list(c = "x"))', {"a": np.array([1], np.int32), "b": {"c": ["x"]}}),
+    ('data.frame(a = 1:2, b = c("x", "y"))', {"a": np.array([1, 2], np.int32), "b": ["x", "y"]}),
+    ("matrix(1:6, 2)", np.array([[1, 3, 5], [2, 4, 6]], np.int32)),
+    ("array(as.numeric(1:24), 2:4)", np.arange(1.0, 25).reshape((2, 3, 4), order="F")),
+    ("matrix(c(1L, NA, 3L, 4L), 2)", np.ma.MaskedArray([[1, 3], [0, 4]], [[False, False], [True, False]])),
+    ("structure(1:2, names = c('a', 'b'), class = 'whatever', note = list(1))", np.array([1, 2], np.int32)),
+    ("structure(list(x = 1), note = 'a', other = 'b')", {"x": np.array([1.0])}),
+]  # fmt: skip
+
+
+def same(a: Any, b: Any) -> bool:
+    match a, b:
+        case np.ndarray(), np.ndarray():
+            masks = np.array_equal(np.ma.getmaskarray(a), np.ma.getmaskarray(b))
+            return a.dtype == b.dtype and a.shape == b.shape and masks and bool(np.ma.allequal(a, b))
+        case list(), list():
+            return len(a) == len(b) and all(map(same, a, b))
+        case dict(), dict():
+            return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return type(a) is type(b) and a == b
+
+
+def test_every_r_value_becomes_what_the_table_says(tmp_path: Path) -> None:
+    codes = ", ".join(code for code, _ in FROM_R)
+    data = in_r(tmp_path, f"writeBin(serialize(list({codes}), NULL, xdr = FALSE, version = 2), OUT)")
+    got = loads(data)
+    for (code, wanted), value in zip(FROM_R, got, strict=True):
+        if code.startswith("c(1.5"):
+            assert value[0] == 1.5
+            assert value[2] == np.inf
+            # NA is R's own NaN, and returns as NA.
+            assert value.view(np.uint64)[1] == convert.NA_REAL.view(np.uint64)
+        elif wanted is not None and isinstance(wanted, np.ma.MaskedArray):
+            assert same(value, np.ma.MaskedArray(wanted, dtype=value.dtype)), (code, value)
+        else:
+            assert same(value, wanted), (code, value)
+
+
+def test_what_r_sends_it_gets_back(tmp_path: Path) -> None:
+    codes = ["1:3", "c(1.5, NA, NaN, -Inf)", "c(TRUE, NA)", 'c("a", NA, "\\u00e9")',
+             "as.raw(1:9)", "matrix(rnorm(6), 2)",
+             'list(a = 1L, b = list("x", NULL))', "array(1:24, 2:4)"]  # fmt: skip
+    write = f"set.seed(1); x <- list({', '.join(codes)})"
+    data = in_r(tmp_path, f"{write}; writeBin(serialize(x, NULL, xdr = FALSE, version = 2), OUT)")
+    check = f"{write}; same <- identical(readRDS(IN), x, single.NA = FALSE); writeLines(as.character(same), OUT)"
+    assert in_r(tmp_path, check, dumps(loads(data))).decode().strip() == "TRUE"
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, 1j, np.array([1j]), np.array([None]), [object()], {"a": print}])
+def test_what_has_no_counterpart_is_a_type_error(value: Any) -> None:
+    with pytest.raises(TypeError, match="has no counterpart in R"):
+        dumps(value)
+
+
+def test_columns_of_a_frame_have_one_length() -> None:
+    with pytest.raises(ValueError, match=r"differ in length: \[1, 2\]"):
+        dumps(Frame({"a": np.arange(1), "b": np.arange(2)}))
+
+
+@pytest.mark.parametrize(
+    "code", ["quote(x)", "function(x) x", "globalenv()", "1i", "expression(a)", "y ~ x", "new.env()"]
+)
+def test_r_values_without_a_counterpart_are_refused(tmp_path: Path, code: str) -> None:
+    """Nothing that could be called or evaluated is read."""
+    data = in_r(tmp_path, f"writeBin(serialize({code}, NULL, xdr = FALSE, version = 2), OUT)")
+    with pytest.raises(ValueError, match="has no counterpart in Python"):
+        loads(data)
+
+
+EXAMPLE = {"a": np.arange(3.0), "b": ["x", None, "\u00e9"], "c": np.arange(6).reshape(2, 3), "d": [None, True, b"raw"]}
+
+
+def test_bytes_that_are_cut_off_are_refused() -> None:
+    data = dumps(EXAMPLE)
+    for end in range(len(data)):
+        with pytest.raises(ValueError):  # noqa: PT011  # what it says depends on where the end is
+            loads(data[:end])
+    with pytest.raises(ValueError, match="1 bytes left over"):
+        loads(data + b"\0")
+    for wrong in (b"X\n", b"A\n", b"\x1f\x8b"):
+        with pytest.raises(ValueError, match="not R's binary serialization"):
+            loads(wrong + data[2:])
+    with pytest.raises(ValueError, match="version 3"):
+        loads(data[:2] + struct.pack("=i", 3) + data[6:])
+
+
+def test_damaged_bytes_give_a_value_or_a_value_error() -> None:
+    """Whatever comes: no other exception, and no more memory than a few times what was sent."""
+    random = np.random.default_rng(0)
+    values = [dumps(EXAMPLE), dumps(Frame({"a": np.arange(2), "b": ["x", "y"]})), factor(), dumps([[["deep"]]] * 3)]
+    refused = 0
+    for number in range(20_000):
+        data = bytearray(values[number % len(values)])
+        for _ in range(random.integers(1, 4)):
+            place = random.integers(14, len(data))
+            # Whole numbers of the format lie at multiples of four, mostly.
+            if random.random() < 0.5 and place + 4 <= len(data):
+                small = random.choice(
+                    [-1, 0, 1, 2, 3, 9, 13, 14, 16, 19, 254, 255, 1026, 2**31 - 1, -(2**31), 531, 19 + 512]
+                )
+                data[place : place + 4] = struct.pack("=i", small)
+            else:
+                data[place] = random.integers(256)
+        try:
+            loads(bytes(data))
+        except ValueError:
+            refused += 1
+    assert refused > 5000
+
+
+def factor() -> bytes:
+    """factor(c("u", "v")), as R writes it."""
+    codes = struct.pack("=iiii", convert.INTEGER | convert.HAS_ATTRIBUTES | convert.IS_OBJECT, 2, 1, 2)
+    attributes = b"".join(convert._attributes({"levels": ["u", "v"], "class": ["factor"]}))
+    return convert.HEADER + codes + attributes
+
+
+def test_a_length_reserves_nothing_that_was_not_sent() -> None:
+    before = psutil.Process().memory_info().rss
+    for kind in (convert.REAL, convert.INTEGER, convert.STRINGS, convert.LIST, convert.RAW, convert.LOGICAL):
+        for length in (struct.pack("=i", 2**31 - 1), struct.pack("=iii", -1, 2**20, 0), struct.pack("=i", -2)):
+            with pytest.raises(ValueError, match="a length of|the bytes end"):
+                loads(convert.HEADER + struct.pack("=i", kind) + length)
+    nested = convert.HEADER + struct.pack("=ii", convert.LIST, 1) * 100_000
+    with pytest.raises(ValueError, match="nested more than 100 deep"):
+        loads(nested)
+    assert psutil.Process().memory_info().rss - before < 50e6
+
+
+@pytest.mark.parametrize("names", ['c("a", "a")', 'c("a", NA)', 'c("a", "")', "1:2"])
+def test_a_list_is_a_dict_by_names_that_are_one_each(tmp_path: Path, names: str) -> None:
+    data = in_r(
+        tmp_path, f"writeBin(serialize(`attr<-`(list(1, 2), 'names', {names}), NULL, xdr = FALSE, version = 2), OUT)"
+    )
+    if names == "1:2":
+        assert list(loads(data)) == ["1", "2"]  # R makes text of them
+        return
+    with pytest.raises(ValueError, match="names are missing or repeat"):
+        loads(data)
+
+
+# What a method is given
+
+
+def test_one_value_of_each_kind() -> None:
+    f64, i32 = np.array([3.0]), np.array([3], np.int32)
+    assert one(i32, int) == 3
+    assert type(one(f64, int)) is int
+    assert type(one(i32, float)) is float
+    assert one(["x"], str) == "x"
+    assert one(np.array([True]), bool) is True
+    assert one(None, str) is None
+    assert one([None], str) is None
+    assert one(np.ma.MaskedArray([0], [True]), int) is None
+    assert one(np.array([np.nan]), float) is None
+    for value, kind, message in [
+        (np.array([1, 2]), int, "one whole number is wanted, not 2 values"),
+        (np.array([1.5]), int, "one whole number is wanted, not 1.5"),
+        (["x"], int, "one whole number is wanted, not text|one whole number is wanted, not 'x'"),
+        (i32, str, "one string is wanted, not 3"),
+        (i32, bool, "one TRUE or FALSE is wanted, not 3"),
+        (np.array([True]), int, "one whole number is wanted, not True"),
+        (["a", "b"], str, "one string is wanted, not text"),
+        ([], str, "one string is wanted, not a list of 0"),
+        ({"a": 1}, str, "one string is wanted, not a list with names"),
+        (b"ab", str, "one string is wanted, not raw bytes"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            one(value, kind)
+
+
+def ids(*values: Any) -> np.ndarray[Any, Any]:
+    return np.array(values)
+
+
+def test_ids_of_every_form_are_rows_of_python_ints() -> None:
+    whole = np.array([1, 2], np.int32)
+    many = {"ids": np.array([1, 2, 3], np.int32), "lengths": np.array([2, 0, 1], np.int32)}
+    for value, wanted in [
+        (whole, [[1, 2]]), (ids(1.0, 2.0), [[1, 2]]), (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ([whole, ids(3.0)], [[1, 2], [3]]), ([None, whole], [[], [1, 2]]), ([], []), (whole[:0], [[]]),
+        (many, [[1, 2], [], [3]]), (many | {"ids": ids(1.0, 2.0, 3.0)}, [[1, 2], [], [3]]),
+    ]:  # fmt: skip
+        rows = id_rows(value, 10)
+        assert rows == wanted
+        assert all(type(id) is int for row in rows for id in row)
+    assert id_rows(ids(1, 10), 10, first=1) == [[0, 9]]
+    assert id_rows(many, 3, first=1) == [[0, 1], [], [2]]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (ids(1, 10), "row 1: an id is 10; this model's go from 0 to 9"),
+        (ids(-1), "row 1: an id is -1"),
+        (ids(1.0, 0.5), "row 1: an id is 0.5, not a whole number"),
+        (ids(1.0, np.nan), "row 1: an id is NA"),
+        (ids(1.0, np.inf), "row 1: an id is inf"),
+        (ids(1e300), "row 1: an id is 1"),
+        (np.ma.MaskedArray([1, 2], [False, True]), "row 1: an id is NA"),
+        ([ids(1), np.ma.MaskedArray([1, 2], [False, True])], "row 2: an id is NA"),
+        ({"ids": np.ma.MaskedArray([1, 2, 3], [0, 0, 1], np.int32), "lengths": ids(1, 2)}, "row 2: an id is NA"),
+        ({"ids": np.array([1, 2, 11], np.int32), "lengths": ids(1, 2)}, "row 2: an id is 11"),
+        ({"ids": ids(1.0, 2.0, 2.5), "lengths": ids(1, 2)}, "row 2: an id is 2.5"),
+        (ids(True), "row 1: ids are whole numbers, not 1 values .TRUE and FALSE."),
+        (["a"], "row 1: ids are whole numbers, not str"),
+        (np.zeros((2, 2, 2)), "ids have 3 dimensions"),
+        (None, "ids are missing"),
+        ("text", "ids are missing"),
+        ([[ids(1)]], "row 1: ids are whole numbers, not a list of 1"),
+    ],
+)  # fmt: skip
+def test_ids_that_are_none_are_refused(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        id_rows(value, 10)
+
+
+def test_a_zero_in_an_r_torch_tensor_is_told_apart() -> None:
+    with pytest.raises(ValueError, match="an id is 0, but the ids in an R torch tensor count from 1"):
+        id_rows(ids(0, 1), 10, first=1)
+    with pytest.raises(ValueError, match="an id is 11; this model's go from 1 to 10"):
+        id_rows(ids(11), 10, first=1)
+
+
+# The service
+
+
+def run(service: Service, method: str, /, cancelled: Any = None, **arguments: Any) -> tuple[str, Any]:
+    """A call as R makes it, by the bytes that R would send."""
+    call = loads(dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)}))
+    kind, value = service.run(call, lambda value: None, cancelled or threading.Event())
+    return kind, loads(dumps(value))
+
+
+def test_methods_are_a_list_and_take_what_they_say() -> None:
+    service = Service()
+    assert run(service, "nothing") == ("done", None)
+    for name in ("__class__", "keep", "run", "objects", "print", "exec", ""):
+        kind, failure = run(service, name)
+        assert kind == "failed"
+        assert failure["class"] == ["ValueError"]
+        assert "no method" in failure["message"][0]
+    for arguments, message in [
+        ({"x": 1}, "nothing takes no x"),
+        ({"service": 1, "self": 2}, "nothing takes no self, service"),
+    ]:
+        assert message in run(service, "nothing", **arguments)[1]["message"][0]
+    for broken in (
+        None,
+        [],
+        {"method": ["nothing"]},
+        {"method": None, "arguments": None, "release": None},
+        {"release": ["a"]},
+    ):
+        kind, failure = service.run(broken, lambda value: None, threading.Event())  # type: ignore[arg-type]
+        assert kind == "failed"
+        assert failure["message"]
+    assert len(METHODS) >= 20
+
+
+def a_model(service: Service, **more: Any) -> int:
+    config = {"vocab_size": 10, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16}
+    kind, about = run(service, "fresh", family="gpt2", config=config | more, seed=1)
+    assert kind == "done", about
+    number = one(about["number"], int)
+    run(service, "train", model=number, mode=False)
+    return number
+
+
+def test_objects_live_until_r_releases_them() -> None:
+    service = Service()
+    number = a_model(service)
+    assert run(service, "forward", model=number, ids=np.array([1, 2]), first=0, as_torch=False)[0] == "done"
+    again = loads(dumps({"method": "nothing", "arguments": {}, "release": np.array([number, 99])}))
+    assert service.run(again, lambda value: None, threading.Event()) == ("done", None)
+    assert service.objects == {}
+    kind, failure = run(service, "parameters", model=number)
+    assert (kind, failure["class"]) == ("failed", ["LookupError"])
+    # A tokenizer is not a model.
+    number = one(run(service, "tokenizer_from_pretrained", identifier="minhub/shakespeare-gpt2", revision="main",
+                     token=None, local_files_only=True)[1], int)  # fmt: skip
+    assert run(service, "parameters", model=number)[0] == "failed"
+
+
+def test_a_call_that_is_cancelled_says_so_and_nothing_else() -> None:
+    service = Service()
+    number = a_model(service)
+    cancelled = threading.Event()
+    arguments = {
+        "model": number, "prompts": [np.array([1])], "tokenizer": None, "max_new_tokens": 10**9, "temperature": 1.0,
+        "top_k": None, "top_p": None, "repetition_penalty": 1.0, "seeds": np.array([1.0]), "eos_id": None, "stop": None,
+        "stream": False,
+    }  # fmt: skip
+    threading.Timer(0.2, cancelled.set).start()
+    assert run(service, "generate", cancelled, **arguments) == ("cancelled", None)
+    # A call that is closed before its end is cancelled, and the next one runs.
+    frames = service.frames({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
+    threading.Timer(0.2, lambda: service.cancelled.set()).start()  # noqa: PLW0108  # of the call that runs by then
+    assert next(frames) == ("cancelled", None)
+    frames = service.frames({"method": ["nothing"], "arguments": None, "release": []})
+    assert list(frames) == [("done", None)]
+    assert not issubclass(Cancelled, Exception)
+
+
+def test_errors_say_what_users_can_use() -> None:
+    service = Service()
+    number = a_model(service)
+    _, failure = run(service, "forward", model=number, ids=np.array([10]), first=0, as_torch=False)
+    assert failure["message"] == ["row 1: an id is 10; this model's go from 0 to 9"]
+    _, failure = run(service, "parameter", model=number, name="nope")
+    assert "nope" in failure["message"][0]
+    _, failure = run(service, "fresh", family="nope", config={}, seed=1)
+    assert failure["class"] == ["KeyError"]
+
+
+# The worker, spoken to as R does it
+
+
+class Peer:
+    """R's end of the connection."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(0o700)
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "r_bridge.worker", str(folder), str(os.getpid())],
+            stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not (folder / "address").exists():
+            assert self.process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        address = loads((folder / "address").read_bytes())
+        (folder / "address").unlink()
+        self.socket = socket.create_connection(("127.0.0.1", one(address["port"], int)))
+        self.socket.settimeout(60)
+        self.socket.sendall(protocol.pack(protocol.HELLO, 0, address["secret"]))
+        assert protocol.read_frame(self.socket) == (protocol.WELCOME, 0, address["proof"])
+        self.calls = itertools.count(1)
+
+    def call(self, payload: bytes) -> tuple[int, Any]:
+        """The kind and value of the end of a call."""
+        number = next(self.calls)
+        self.socket.sendall(protocol.pack(protocol.CALL, number, payload))
+        while True:
+            kind, call, data = protocol.read_frame(self.socket)
+            if call == number and kind & 0xFF != protocol.PART:
+                return kind, loads(data if kind < protocol.FILE else Path(data.decode()).read_bytes())
+
+    def ask(self, method: str, /, **arguments: Any) -> tuple[int, Any]:
+        return self.call(dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)}))
+
+    def rss(self) -> int:
+        return psutil.Process(self.process.pid).memory_info().rss
+
+    def end(self) -> str:
+        """Hang up; what the worker wrote while it lived."""
+        self.socket.close()
+        _, said = self.process.communicate(timeout=30)
+        return said.decode()
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[Any]:
+    made: list[Peer] = []
+
+    def peer() -> Peer:
+        made.append(Peer(tmp_path / f"folder {len(made)}"))
+        return made[-1]
+
+    yield peer
+    for each in made:
+        each.socket.close()
+        each.process.kill()
+        each.process.communicate()
+
+
+def test_a_worker_answers_damaged_requests_and_goes_on(peers: Any) -> None:
+    peer = peers()
+    assert peer.ask("nothing") == (protocol.DONE, None)
+    random = np.random.default_rng(1)
+    good = dumps({"method": "nothing", "arguments": {"a": [1, "x"], "b": EXAMPLE}, "release": np.arange(3)})
+    requests = [b"", b"garbage", good[:-1], good + b"x", dumps(None), dumps([1, 2]), dumps({"method": 5}), dumps("x")]
+    # Values of the right form whose attributes make no sense.
+    integer = struct.pack("=iii", convert.INTEGER | convert.HAS_ATTRIBUTES, 1, 5)
+    for attributes in ({"levels": ["u"]}, {"levels": 5}, {"dim": ["a"]}, {"dim": [None]}, {"dim": np.array([2.5])},
+                       {"dim": np.array([-3, 7])}, {"dim": {}}, {"dim": []}, {"levels": b"x"}):  # fmt: skip
+        requests.append(convert.HEADER + integer + b"".join(convert._attributes(attributes)))
+    listed = struct.pack("=iii", convert.LIST | convert.HAS_ATTRIBUTES, 1, convert.NULL)
+    for names in ([["x"]], [{}], 5, {"a": 1}, b"x", [None], np.array([1.5]), np.array([1, 2])):
+        requests.append(convert.HEADER + listed + b"".join(convert._attributes({"names": names})))
+    for _ in range(1000):
+        data = bytearray(good)
+        for _ in range(random.integers(1, 4)):
+            data[random.integers(len(data))] = random.integers(256)
+        requests.append(bytes(data))
+    kinds = set()
+    for request in requests:
+        kind, value = peer.call(request)
+        kinds.add(kind)
+        if kind == protocol.FAILED:
+            assert set(value) == {"class", "message"}
+            assert value["message"][0]
+    assert kinds <= {protocol.FAILED, protocol.DONE}
+    assert peer.ask("nothing") == (protocol.DONE, None)
+    assert peer.end() == ""
+    assert not peer.folder.exists()
+
+
+def test_a_worker_leaves_quietly_when_what_comes_is_no_frame(peers: Any) -> None:
+    header = struct.Struct("=iiii").pack
+    for nonsense in [
+        b"x" * 16,
+        np.random.default_rng(2).bytes(1 << 16),
+        header(protocol.MAGIC, protocol.CALL, 1, -1),
+        header(protocol.MAGIC, protocol.CALL, 1, 2**31 - 1) + b"only this",
+        header(protocol.MAGIC, protocol.CALL, 1, 100)[:7],
+    ]:
+        peer = peers()
+        before = peer.rss()
+        peer.socket.sendall(nonsense)
+        peer.socket.shutdown(socket.SHUT_WR)
+        with pytest.raises(OSError):  # noqa: PT011  # BrokenError, or the connection is reset
+            protocol.read_frame(peer.socket)
+        assert peer.end() == ""
+        assert peer.process.returncode == 0
+        assert not peer.folder.exists()
+        assert before < 300e6
+
+
+def test_a_worker_passes_over_what_it_does_not_know(peers: Any) -> None:
+    """Kinds to come, a CANCEL of a call that has ended or never was, and many at once."""
+    peer = peers()
+    for kind, call in [(protocol.CANCEL, 0), (protocol.CANCEL, 77), (99, 1), (protocol.HELLO, 0), (-5, -5), (0, 0)]:
+        peer.socket.sendall(protocol.pack(kind, call, b"some bytes"))
+    assert peer.ask("nothing") == (protocol.DONE, None)
+    peer.socket.sendall(protocol.pack(protocol.CANCEL, 1) * 5000)
+    assert peer.ask("nothing") == (protocol.DONE, None)
+    # Calls that are sent at once are answered in order.
+    request = dumps({"method": "nothing", "arguments": {}, "release": []})
+    numbers = [next(peer.calls) for _ in range(200)]
+    peer.socket.sendall(b"".join(protocol.pack(protocol.CALL, number, request) for number in numbers))
+    assert [protocol.read_frame(peer.socket)[1] for _ in numbers] == numbers
+    assert peer.end() == ""
+
+
+def test_a_cancelled_call_ends_with_its_number_and_the_next_goes_on(peers: Any) -> None:
+    peer = peers()
+    kind, about = peer.ask(
+        "fresh", family="lstm", config={"vocab_size": 9, "hidden_size": 8, "embedding_size": 8}, seed=1
+    )
+    assert kind == protocol.DONE
+    arguments = {
+        "model": about["number"], "prompts": [np.array([1])], "tokenizer": None, "max_new_tokens": 10**9,
+        "temperature": 1.0, "top_k": None, "top_p": None, "repetition_penalty": 1.0, "seeds": np.array([1.0]),
+        "eos_id": None, "stop": None, "stream": False,
+    }  # fmt: skip
+    for _ in range(20):
+        number = next(peer.calls)
+        request = dumps({"method": "generate", "arguments": arguments, "release": []})
+        peer.socket.sendall(protocol.pack(protocol.CALL, number, request) + protocol.pack(protocol.CANCEL, number))
+        assert protocol.read_frame(peer.socket)[:2] == (protocol.CANCELLED, number)
+        assert peer.ask("nothing") == (protocol.DONE, None)
+    # One that is given up with the connection: the worker does not stay to finish it.
+    peer.socket.sendall(protocol.pack(protocol.CALL, next(peer.calls), request))
+    assert peer.end() == ""
+
+
+def test_large_results_go_by_a_file_and_by_the_socket_where_there_is_none(peers: Any, tmp_path: Path) -> None:
+    peer = peers()
+    config = {"vocab_size": 5000, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16}
+    about = peer.ask("fresh", family="gpt2", config=config, seed=1)[1]
+    by_file = peer.ask("parameter", model=about["number"], name="wte.weight")
+    assert by_file[0] == protocol.DONE | protocol.FILE
+    assert len(list(peer.folder.iterdir())) == 1  # the reader deletes it
+    shutil.rmtree(peer.folder)
+    by_socket = peer.ask("parameter", model=about["number"], name="wte.weight")
+    assert by_socket[0] == protocol.DONE
+    assert by_socket[1].shape == (5000, 8)
+    assert np.array_equal(by_file[1], by_socket[1])
+    assert peer.end() == ""
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error() -> None:
+    """By the socket or by a file: the peer gets FAILED, and no file is left."""
+    from r_bridge.worker import answer
+
+    class Odd(Service):
+        def __init__(self, value: Any) -> None:
+            super().__init__()
+            self.value = value
+
+        def run(self, *_: Any) -> tuple[str, Any]:
+            return "done", self.value
+
+    large = np.zeros(10**6)
+    for value in (object(), [object()], [large, object()], {"a": large, "b": 1j}):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            folder = Path(__file__).parent / "not there"
+            answer(Odd(value), theirs, folder, 7, threading.Event(), dumps(None))
+            kind, call, payload = protocol.read_frame(ours)
+            assert (kind, call) == (protocol.FAILED, 7)
+            assert set(loads(payload)) == {"class", "message"}
+
+
+def test_an_unsendable_large_answer_leaves_no_file(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with pytest.raises(TypeError):
+            protocol.send_value(theirs, protocol.DONE, 1, [np.zeros(10**6), object()], tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_whose_message_is_no_text_of_utf8_still_arrives() -> None:
+    """A file's name may hold any bytes, and an error may name it."""
+    from r_bridge.worker import answer
+
+    class Odd(Service):
+        def run(self, *_: Any) -> tuple[str, Any]:
+            return "failed", {"class": "OSError", "message": "no such file: \udcff"}
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        answer(Odd(), theirs, Path(), 7, threading.Event(), dumps(None))
+        kind, _, payload = protocol.read_frame(ours)
+        assert kind == protocol.FAILED
+        assert "no such file" in loads(payload)["message"][0]

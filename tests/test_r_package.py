@@ -1,0 +1,920 @@
+"""The R package in a plain R session: its own tests by the worker, and faults that need a hand from outside.
+
+The R tests are in r_bridge/minhubpy/tests/testthat. They compare with numbers that `write_reference` has Python
+compute, so the same files also show an R that Python hosts (test_rsession.py) to give these numbers.
+"""
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from minhub_py import (
+    from_pretrained,
+    generate,
+    gpt2,
+    gptneo,
+    hub,
+    lstm,
+    save_pretrained,
+    score,
+    tokenizer_from_pretrained,
+)
+from r_bridge import convert, protocol
+
+PACKAGE = Path(convert.__file__).parent / "minhubpy"
+R_TESTS = PACKAGE / "tests" / "testthat"
+BUILT_IN = [f"minhub/{path.name}" for path in sorted(hub.BUILTIN.iterdir())]
+RSCRIPT = shutil.which("Rscript")
+
+
+# What Python says, for R to compare with
+
+
+def write_reference(folder: Path) -> Path:
+    """The numbers that test-parity.R reads by the environment variable MINHUBPY_REFERENCE. Returns the folder."""
+    folder.mkdir(exist_ok=True)
+    small: dict[str, Any] = {"vocab_size": 50, "initializer_range": 0.4}
+    torch.manual_seed(5)
+    made = {
+        "random gpt2": gpt2(n_positions=24, n_embd=32, n_layer=3, n_head=4, **small),
+        "random gptneo": gptneo(
+            max_position_embeddings=24, hidden_size=32, num_layers=4, num_heads=4, window_size=5,
+            attention_types=[[["global", "local"], 2]], eos_token_id=None, bos_token_id=None, **small,
+        ),
+        "random lstm": lstm(embedding_size=16, hidden_size=24, num_layers=2, **small),
+    }  # fmt: skip
+    for name, model in made.items():
+        save_pretrained(model, folder / name)
+    identifiers = {name: str(folder / name) for name in made} | {name: name for name in BUILT_IN}
+    cases = {name: reference(identifier) for name, identifier in identifiers.items()}
+    (folder / "reference.rds").write_bytes(convert.dumps(cases))
+    byte_tokenizer().save(str(folder / "bytes.json"))
+    return folder
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Every byte is a token, so that all text has some. Byte 0's id is 188."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: id for id, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def reference(identifier: str) -> dict[str, Any]:
+    model = from_pretrained(identifier)
+    size, context = model.config.vocab_size, model.config.context_length or 40
+    random = np.random.default_rng(size + context)
+    n = 24
+    # The first grows beyond the context, the second is a single id, the third is beyond it from the start.
+    prompts = [random.integers(size, size=length).tolist() for length in (context - n // 2, 1, context + 9)]
+    several = [1, 2, 2**40]
+    greedy = generate(model, prompts, n, temperature=0)
+    end = greedy[0][5]
+    with torch.inference_mode():
+        forward = {}
+        for name, shape in {"row": (1, 7), "batch": (3, 9), "full": (1, context), "id": (1, 1)}.items():
+            ids = random.integers(size, size=shape)
+            forward[name] = {
+                "ids": ids if len(ids) > 1 else ids[0],
+                "logits": model(torch.tensor(ids)),
+            }
+        last = model(torch.tensor([prompts[2][start_of_context(len(prompts[2]), model.config.context_length) :]]))[
+            0, -1
+        ]
+        likely = torch.log_softmax(last, -1).topk(5)
+    scores = score(model, prompts)
+    name, weight = next((name, weight) for name, weight in model.named_parameters() if weight.ndim == 2)
+    settings = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.3, "eos_id": None}
+    return {
+        "model": identifier,
+        "forward": forward,
+        "prompts": rows(prompts),
+        "n": n,
+        "greedy": rows(greedy),
+        "sampled": rows(generate(model, prompts, n, temperature=1.1, seed=7)),
+        "settings": rows(generate(model, prompts, n, seed=several, **settings)),
+        "end": end,
+        "ended": rows(generate(model, prompts, n, temperature=0, eos_id=end)),
+        "scores": [scores[0], scores[2]],  # the second has none
+        "perplexity": np.ma.MaskedArray(
+            [float((-each.double().mean()).exp()) if len(each) else 0 for each in scores], [not len(s) for s in scores]
+        ),
+        "likely": {"id": likely.indices, "logprob": likely.values},
+        "weight": {"name": name, "value": weight, "shape": np.array(weight.shape)},
+        "parameters": float(sum(weight.numel() for weight in model.parameters())),
+    } | (text_reference(identifier, model) if identifier in BUILT_IN else {})
+
+
+def start_of_context(known: int, context: int | None) -> int:
+    """The rule of minhub_py.generate, in other words: from a full context on, half a context is dropped at a time."""
+    start = 0
+    while context is not None and known - start > context:
+        start += context // 2
+    return start
+
+
+def text_reference(identifier: str, model: Any) -> dict[str, Any]:
+    tokenizer = tokenizer_from_pretrained(identifier)
+    prompt = "KING HENRY: Once more\nunto the breach, dear friends"
+    ids = tokenizer.encode(prompt).ids
+
+    def text(**settings: Any) -> str:
+        return tokenizer.decode(generate(model, [ids], 30, **settings)[0])
+
+    return {
+        "text": {
+            "prompt": prompt,
+            "ids": np.array(ids),
+            "decoded": tokenizer.decode(ids),
+            "greedy": text(temperature=0),
+            "sampled": text(seed=3),
+            "scores": score(model, [ids])[0],
+        }
+    }
+
+
+def rows(ids: list[list[int]]) -> list[Any]:
+    return [np.array(row, np.int32) for row in ids]
+
+
+# R
+
+
+@pytest.fixture(scope="session")
+def reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_reference(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that holds the package as it is now."""
+    assert RSCRIPT is not None, "the tests of the bridge need R: apt-get install r-base-core"
+    folder = tmp_path_factory.mktemp("library")
+    command = ["R", "CMD", "INSTALL", "--no-docs", "--no-test-load", f"--library={folder}", str(PACKAGE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def environment(library: Path, **more: str | None) -> dict[str, str]:
+    """What R starts with: this Python, one thread, and no caches or folders of the user's."""
+    variables: dict[str, str | None] = {
+        "R_LIBS": str(library),
+        "MINHUBPY_PYTHON": sys.executable,
+        "OMP_NUM_THREADS": "1",
+        "R_PROFILE_USER": "",
+        "R_ENVIRON_USER": "",
+        "NOT_CRAN": "true",
+        "RETICULATE_PYTHON": None,
+        "VIRTUAL_ENV": None,
+        "CONDA_PREFIX": None,
+        **more,
+    }
+    both = {**os.environ, **{name: value for name, value in variables.items() if value is not None}}
+    return {name: value for name, value in both.items() if variables.get(name, "") is not None}
+
+
+# The R tests
+
+RUN_TESTS = """
+results <- testthat::test_dir(
+  commandArgs(TRUE)[[1]], package = "minhubpy", load_package = "installed", reporter = "check", stop_on_failure = FALSE
+)
+line <- function(file, test, result) {
+  kind <- sub("expectation_", "", class(result)[[1]])
+  message <- gsub("[[:space:]]+", " ", conditionMessage(result))
+  cat("\\nminhub-result", file, kind, test, message, sep = "\\t")
+}
+for (test in results) for (result in test$results) line(test$file, test$test, result)
+"""
+
+
+def run_r_tests(library: Path, reference_folder: Path, tests: Path = R_TESTS) -> dict[str, list[tuple[str, str, str]]]:
+    """(kind, test, message) of each expectation, by file."""
+    done = subprocess.run(
+        [str(RSCRIPT), "--no-init-file", "-e", RUN_TESTS, str(tests)],
+        env=environment(library, MINHUBPY_REFERENCE=str(reference_folder)),
+        capture_output=True, check=False, timeout=280,
+    )  # fmt: skip
+    said = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
+    assert done.returncode == 0, said[-5000:]
+    results: dict[str, list[tuple[str, str, str]]] = {}
+    for line in said.splitlines():
+        if line.startswith("minhub-result\t"):
+            _, file, kind, test, message = line.split("\t", 4)
+            results.setdefault(file, []).append((kind, test, message))
+    return results
+
+
+@pytest.fixture(scope="session")
+def r_results(library: Path, reference_folder: Path) -> dict[str, list[tuple[str, str, str]]]:
+    return run_r_tests(library, reference_folder)
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in R_TESTS.glob("test-*.R")))
+def test_r_tests_pass_by_the_worker(r_results: dict[str, list[tuple[str, str, str]]], file: str) -> None:
+    results = r_results[file]
+    bad = [f"{test}: {message}" for kind, test, message in results if kind not in ("success", "skip")]
+    assert not bad, "\n".join(bad)
+    skipped = {message for kind, _, message in results if kind == "skip"}
+    # What may be missing here is R torch; with all else at hand nothing else is skipped.
+    assert all("torch" in message for message in skipped), skipped
+    assert file == "test-torch.R" or any(kind == "success" for kind, _, _ in results)
+
+
+# R with a hand from outside
+
+PRELUDE = r"""
+library(minhubpy)
+options(minhubpy.quiet = TRUE)
+say <- function(...) { cat("@", ..., "\n"); flush(stdout()) }
+heard <- file("stdin", "r")
+hear <- function() readLines(heard, 1)
+pid <- function() { minhubpy:::ask("nothing"); minhubpy:::session$link$pid }
+message_of <- function(expr) tryCatch({ expr; "no error" }, minhubpy_error = conditionMessage)
+"""
+
+
+class RProcess:
+    """An Rscript that runs `code`: `say()` there is `hear()` here, and the other way round."""
+
+    def __init__(self, folder: Path, code: str, env: dict[str, str], before: Sequence[str] = (), **popen: Any) -> None:
+        script = folder / f"script-{len(list(folder.iterdir()))}.R"
+        script.write_text(PRELUDE + textwrap.dedent(code), encoding="utf-8")
+        self.errors = script.with_suffix(".err")
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [*before, str(RSCRIPT), "--no-init-file", str(script)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env, **popen,
+            )  # fmt: skip
+        self.pid = self.process.pid
+
+    def hear(self) -> str:
+        """The next thing that R says; what it prints meanwhile is passed over."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(b"@ "):
+                return line.decode(errors="replace")[2:].strip()
+        raise AssertionError(f"R has ended: {self.errors.read_text(errors='replace')[-3000:]}")
+
+    def say(self, text: str = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def end(self, status: int = 0) -> str:
+        """Wait for R's end; what it wrote on standard error."""
+        self.process.communicate(timeout=120)
+        said = self.errors.read_text(errors="replace")
+        assert self.process.returncode == status, said[-3000:]
+        return said
+
+
+StartR = Callable[..., RProcess]
+
+
+@pytest.fixture
+def start_r(library: Path, tmp_path: Path) -> Iterator[StartR]:
+    """Starts R processes; those that a test leaves behind are ended with their workers."""
+    started: list[RProcess] = []
+
+    def start(
+        code: str, *, before: Sequence[str] = (), popen: dict[str, Any] | None = None, **more: str | None
+    ) -> RProcess:
+        # A temporary folder of its own shows what is left behind there.
+        (tmp_path / "tmp").mkdir(exist_ok=True)
+        more = {"TMPDIR": str(tmp_path / "tmp"), **more}
+        started.append(RProcess(tmp_path, code, environment(library, **more), before, **(popen or {})))
+        return started[-1]
+
+    yield start
+    for r in started:
+        r.process.kill()
+        r.process.communicate()
+
+
+def worker_of(r: psutil.Process | int) -> list[psutil.Process]:
+    """Every worker that was started for an R process."""
+    pid = r if isinstance(r, int) else r.pid
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [])[1:3] == ["-m", "r_bridge.worker"] and process.info["cmdline"][-1] == str(pid)
+    ]
+
+
+def gone(workers: Sequence[psutil.Process]) -> bool:
+    """Whether processes end within 2 seconds; a machine that others keep busy may be slower to notice."""
+    _, alive = psutil.wait_procs(workers, timeout=4)
+    return not alive
+
+
+def left_behind(r: RProcess) -> list[Path]:
+    """The folders of an R process's workers: R begins the name of a temporary file with its own number."""
+    return list(Path("/dev/shm").glob(f"minhubpy-{r.pid:x}*"))
+
+
+# What R does with a model when it is ended: nothing, or one of the others.
+AT_WORK = {
+    "idle": "hear()",
+    "generating": 'generate(model, "ROMEO:", 1e6, stream = function(piece) if (!told) say("working", told <<- TRUE))',
+    "computing": 'say("working"); score(model, strrep("a", 1e6))',
+}
+
+
+@pytest.mark.parametrize("work", AT_WORK)
+@pytest.mark.parametrize("child", [False, True])
+def test_a_killed_r_leaves_no_worker_and_no_file(start_r: StartR, work: str, child: bool) -> None:
+    """child: a process that R started before keeps R's end of the connection open."""
+    r = start_r(f"""
+        model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+        told <- FALSE
+        sleeper <- {'system("sleep 60 </dev/null >/dev/null 2>&1 & echo $!", intern = TRUE)' if child else 0}
+        say(pid(), sleeper, minhubpy:::session$link$folder)
+        {AT_WORK[work]}
+    """)
+    pid, sleeper, folder = r.hear().split()
+    if work != "idle":
+        assert r.hear().startswith("working")
+    workers = worker_of(r.pid)
+    assert [str(worker.pid) for worker in workers] == [pid]
+    assert left_behind(r) == [Path(folder)]
+    r.process.kill()
+    if not child:
+        r.process.wait()
+    # With a child R stays a zombie here, which nobody has waited for: it is dead all the same.
+    assert gone(workers)
+    assert left_behind(r) == []
+    if child:
+        psutil.Process(int(sleeper)).kill()
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("quit(status = 3)", 3), ("stop('x')", 1), ("invisible()", 0), ("minhub_stop()", 0)]
+)
+def test_an_r_that_ends_by_itself_leaves_nothing(start_r: StartR, tmp_path: Path, end: str, status: int) -> None:
+    r = start_r(f"say(pid()); hear(); {end}")
+    r.hear()
+    workers = worker_of(r.pid)
+    assert len(workers) == 1
+    r.say()
+    r.end(status)
+    assert gone(workers)
+    assert left_behind(r) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_thousand_interrupts_at_random_moments(start_r: StartR, tmp_path: Path) -> None:
+    """Afterwards every answer is the right one, of the same worker: none was taken for another call's."""
+    r = start_r("""
+        model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 16, seed = 1)$eval()
+        large <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+        tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
+        calls <- list(
+          function() model(0:3), function() model(matrix(0:9, 500, 10, byrow = TRUE)),
+          function() generate(large, "ROMEO:", 8, temperature = 0),
+          function() generate(large, "To be", 8, temperature = 0, stream = function(piece) piece),
+          function() tok$encode("To be, or not to be")$ids, function() tok$decode(20:40),
+          function() score(large, "or not to be"), function() message_of(model(99)),
+          function() next_tokens(large, "ROMEO", 3), function() model$parameters()
+        )
+        right <- lapply(calls, function(call) call())
+        first <- pid()
+        # One that nothing else would end, and that says nothing on its way.
+        say(suppressWarnings(suspendInterrupts(tryCatch(
+          allowInterrupts({ say("long"); generate(large, "ROMEO:", 1e7) }), interrupt = function(c) "interrupted"
+        ))))
+        interrupts <- wrong <- done <- 0L
+        problems <- character()
+        say("ready")
+        # An interrupt that comes between two calls waits for the next.
+        suspendInterrupts(while (!file.exists("STOP")) tryCatch(
+          {
+            which <- sample.int(length(calls), 1L)
+            made <- allowInterrupts(calls[[which]]())
+            done <- done + 1L
+            if (!identical(made, right[[which]])) wrong <- wrong + 1L
+          },
+          interrupt = function(condition) interrupts <<- interrupts + 1L,
+          error = function(condition) problems <<- c(problems, conditionMessage(condition))
+        ))
+        right_at_the_end <- all(mapply(function(call, value) identical(call(), value), calls, right))
+        say(interrupts, done, wrong, right_at_the_end, identical(pid(), first), "|", unique(problems))
+        left <- list.files(minhubpy:::session$link$folder)
+        say(length(left))
+    """.replace("STOP", str(tmp_path / "stop")), popen={"start_new_session": True})  # fmt: skip
+    assert r.hear() == "long"
+    os.killpg(r.pid, signal.SIGINT)
+    assert r.hear() == "interrupted"
+    assert r.hear() == "ready"
+    random = np.random.default_rng(3)
+    for pause in random.exponential(0.007, 1000):
+        time.sleep(pause)  # a moment is what is random here; nothing is waited for
+        os.killpg(r.pid, signal.SIGINT)  # as a terminal does: the worker hears of it too
+    (tmp_path / "stop").touch()
+    facts, problems = r.hear().split("|")
+    interrupts, done, wrong, right, same_worker = facts.split()
+    assert problems.strip() == ""
+    assert (wrong, right, same_worker) == ("0", "TRUE", "TRUE")
+    assert int(interrupts) >= 600  # two that come at once are one
+    assert int(done) >= 100
+    assert r.hear() == "0"
+    r.end()
+
+
+def test_interrupts_while_the_worker_starts(start_r: StartR) -> None:
+    r = start_r("""
+        suspendInterrupts(repeat {
+          say("starting")
+          say(tryCatch(allowInterrupts({ minhubpy:::ask("nothing"); "done" }), interrupt = function(c) "interrupted"))
+          if (hear() == "enough") break
+          minhub_stop()
+        })
+        tryCatch(Sys.sleep(0.1), interrupt = function(c) NULL) # the last may have come late
+        say(message_of(dim(gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = 1)(1:3))))
+        say(pid())
+        hear()
+    """, popen={"start_new_session": True})  # fmt: skip
+    outcomes = []
+    for number, pause in enumerate(np.random.default_rng(4).uniform(0, 0.5, 12)):
+        assert r.hear() == "starting"
+        time.sleep(pause)
+        os.killpg(r.pid, signal.SIGINT)
+        outcomes.append(r.hear())
+        r.say("enough" if number == 11 else "again")
+    assert "interrupted" in outcomes
+    assert r.hear() == "no error"
+    pid = r.hear()
+    # Those that were given up have left, or leave.
+    assert gone([worker for worker in worker_of(r.pid) if str(worker.pid) != pid])
+    assert len(left_behind(r)) == 1
+    r.say()
+    r.end()
+    assert left_behind(r) == []
+
+
+def test_ten_thousand_calls_leave_both_processes_as_they_were(start_r: StartR) -> None:
+    r = start_r("""
+        model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 16, seed = 1)$eval()
+        tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
+        calls <- function(n) for (i in seq_len(n)) {
+          if (i %% 10 == 0) model(matrix(0:9, 40, 10, byrow = TRUE)) # a file carries these
+          else if (i %% 100 == 1) gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = i)
+          else if (i %% 10 == 2) message_of(model(99))
+          else if (i %% 10 == 3) tok$encode("To be, or not to be")$ids
+          else if (i %% 10 == 4) generate(model, 1:3, 2)
+          else minhubpy:::ask("nothing")
+        }
+        calls(1000)
+        invisible(gc())
+        say(pid()); hear()
+        calls(10000)
+        invisible(gc())
+        say(pid()); hear()
+    """)
+    worker = psutil.Process(int(r.hear()))
+    processes = [psutil.Process(r.pid), worker]
+    before = [process.memory_info().rss for process in processes]
+    r.say()
+    assert int(r.hear()) == worker.pid
+    growth = [process.memory_info().rss - rss for process, rss in zip(processes, before, strict=True)]
+    assert max(growth) < 10e6, f"R and Python grew by {growth}"
+    r.say()
+    r.end()
+
+
+# Where a worker can put nothing, and who else may knock
+
+SHOW_BOTH = """
+    model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+    small <- model(1:3)
+    folder <- minhubpy:::session$link$folder
+    large <- model(matrix(0:63, 32, 64, byrow = TRUE)) # a megabyte of doubles
+    say(dirname(folder), identical(dim(large), c(32L, 64L, 65L)), identical(large[5, 1:3, ], large[1, 1:3, ]),
+        format(sum(large), digits = 15), length(list.files(folder)))
+    say(message_of(generate(model, "ROMEO:", 10)))
+"""
+
+
+@pytest.fixture(scope="module")
+def total_of_large() -> str:
+    model = from_pretrained("minhub/shakespeare-gpt2")
+    with torch.inference_mode():
+        return f"{model(torch.arange(64).repeat(32, 1)).double().sum().item():.10g}"
+
+
+def in_its_own_mounts(commands: str) -> list[str]:
+    """What goes before a command that is to see another /dev/shm."""
+    return ["unshare", "--mount", "sh", "-c", commands + '; exec "$@"', "sh"]
+
+
+def may_mount() -> bool:
+    return (
+        subprocess.run(in_its_own_mounts("mount -t tmpfs none /dev/shm"), capture_output=True, check=False).returncode
+        == 0
+    )
+
+
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+# What is done before R starts, and whether the results then lie in shared memory.
+ROOM = {
+    "a file may not grow": ("", True),
+    "a disk with room for the address alone": ("mount -t tmpfs -o size=64k none /dev/shm", True),
+    "a full disk": (
+        "mount -t tmpfs -o size=4k none /dev/shm; head -c 9999 /dev/zero >/dev/shm/full 2>/dev/null",
+        False,
+    ),
+    "a disk with no place for a name": ("mount -t tmpfs -o nr_inodes=1 none /dev/shm", False),
+    "a disk that cannot be written": ("mount -t tmpfs -o ro none /dev/shm", False),
+}
+
+
+@pytest.mark.parametrize("room", ROOM)
+def test_results_need_no_disk(start_r: StartR, tmp_path: Path, room: str, total_of_large: str) -> None:
+    mounts, in_memory = ROOM[room]
+    if mounts and not may_mount():
+        mounts = ""  # the first case again: something is shown wherever this runs
+        in_memory = True
+    before = in_its_own_mounts(mounts) if mounts else []
+    r = start_r(SHOW_BOTH, before=before, popen={} if mounts else {"preexec_fn": limit_files})
+    parent, shape, same, total, files = r.hear().split()
+    assert (parent == "/dev/shm") == in_memory
+    assert (shape, same, files) == ("TRUE", "TRUE", "0")
+    assert float(total) == pytest.approx(float(total_of_large), rel=1e-8)
+    assert r.hear() == "no error"
+    r.end()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def listening(pid: int) -> list[int]:
+    return [each.laddr.port for each in psutil.Process(pid).net_connections() if each.status == psutil.CONN_LISTEN]
+
+
+def stop_before_r_connects(start_r: StartR, tmp_path: Path) -> tuple[RProcess, int, Path]:
+    """An R whose worker listens, with R stopped: the worker's pid and folder. `kill -CONT` lets R go on."""
+    # A Python that stops R when it has become a worker.
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh
+        if [ "$2" = r_bridge.worker ]; then kill -STOP "$4"; fi
+        exec {sys.executable} "$@"
+    """)
+    python.chmod(0o755)
+    r = start_r("say(message_of(minhubpy:::ask('nothing'))); say(pid()); hear()", MINHUBPY_PYTHON=str(python))
+    deadline = time.monotonic() + 60
+    while not (found := list(Path("/dev/shm").glob(f"minhubpy-{r.pid:x}*/address"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    [worker] = worker_of(r.pid)
+    return r, worker.pid, found[0].parent
+
+
+def knock(port: int, data: bytes = b"") -> socket.socket:
+    stranger = socket.create_connection(("127.0.0.1", port))
+    stranger.sendall(data)
+    return stranger
+
+
+def hung_up(stranger: socket.socket) -> bool:
+    with stranger:
+        stranger.settimeout(30)
+        try:
+            return stranger.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def test_strangers_are_hung_up_on_and_do_not_keep_r_waiting(start_r: StartR, tmp_path: Path) -> None:
+    r, pid, folder = stop_before_r_connects(start_r, tmp_path)
+    [port] = listening(pid)
+    silent = [knock(port) for _ in range(40)]
+    hello = protocol.pack(protocol.HELLO, 0, b"x" * protocol.SECRET_BYTES)
+    others = [
+        knock(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        knock(port, hello),  # a wrong secret
+        knock(port, protocol.pack(protocol.HELLO, 0)),  # none
+        knock(
+            port, protocol.pack(protocol.CALL, 1, convert.dumps({"method": "hello", "arguments": None, "release": []}))
+        ),
+        knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, 2**31 - 1)),  # one that is never sent
+        knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, -1)),
+        knock(port, hello[:20]),  # half of one
+        knock(port, random_bytes(5, 100_000)),
+    ]
+    gone_again = [knock(port) for _ in range(10)]
+    for each in gone_again:
+        each.close()
+    started = time.monotonic()
+    os.kill(r.pid, signal.SIGCONT)
+    assert r.hear() == "no error"
+    # Forty who say nothing, one after the other, would take minutes.
+    assert time.monotonic() - started < 20
+    assert int(r.hear()) == pid
+    # The peer is known: nothing listens, and nobody else was let in.
+    assert listening(pid) == []
+    with pytest.raises(ConnectionRefusedError):
+        knock(port)
+    assert all(hung_up(each) for each in [*silent, *others])
+    assert list(folder.iterdir()) == []
+    r.say()
+    assert "Traceback" not in r.end()
+
+
+def test_the_secret_is_in_one_private_file_alone(start_r: StartR, tmp_path: Path) -> None:
+    r, pid, folder = stop_before_r_connects(start_r, tmp_path)
+    address = convert.loads((folder / "address").read_bytes())
+    assert len(address["secret"]) == len(address["proof"]) == 32
+    assert address["secret"] != address["proof"]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "address").stat().st_mode & 0o777 == 0o600
+    connections = psutil.Process(pid).net_connections()
+    assert [(each.laddr.ip, each.status) for each in connections] == [("127.0.0.1", psutil.CONN_LISTEN)]
+    for process in (pid, r.pid, os.getpid()):
+        for name in ("cmdline", "environ"):
+            shown = Path(f"/proc/{process}/{name}").read_bytes()
+            for secret in (address["secret"], address["proof"]):
+                assert secret not in shown
+                assert secret.hex().encode() not in shown
+    os.kill(r.pid, signal.SIGCONT)
+    assert r.hear() == "no error"
+    assert not (folder / "address").exists()
+    r.hear()
+    r.say()
+    r.end()
+
+
+def test_a_worker_that_nobody_meets_leaves_with_its_folder(library: Path, tmp_path: Path) -> None:
+    """R was given up between its start of the worker and the meeting: the folder is gone, or R is."""
+    for folder, parent in [(tmp_path / "never made", os.getpid()), (tmp_path / "made", 2**22 - 3)]:
+        if folder.name == "made":
+            folder.mkdir(0o700)
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "r_bridge.worker", str(folder), str(parent)], stderr=subprocess.PIPE
+        )
+        worker.communicate(timeout=20)
+        assert not folder.exists()
+
+
+def test_two_sessions_at_once_know_nothing_of_each_other(start_r: StartR) -> None:
+    code = """
+        model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = SEED)$eval()
+        said <- format(sum(model(0:3)), digits = 15)
+        say(pid(), said)
+        for (i in 1:300) if (format(sum(model(0:3)), digits = 15) != said) say("wrong")
+        say(pid(), said); hear()
+        say(pid(), format(sum(model(0:3)), digits = 15)); hear()
+    """
+    sessions = [start_r(code.replace("SEED", str(seed))) for seed in (1, 2)]
+    first = [r.hear() for r in sessions]
+    assert len({line.split()[0] for line in first}) == 2
+    assert len({line.split()[1] for line in first}) == 2
+    assert [r.hear() for r in sessions] == first
+    # The end of one is nothing to the other.
+    sessions[0].process.kill()
+    sessions[1].say()
+    assert sessions[1].hear() == first[1]
+    sessions[1].say()
+    sessions[1].end()
+
+
+# What is not a worker
+
+
+FAKE = r"""
+import os, socket, struct, sys, time
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from r_bridge import convert, protocol
+folder = Path(sys.argv[3])
+attempt = int(Path({counter!r}).read_text())
+Path({counter!r}).write_text(str(attempt + 1))
+listener = socket.create_server(("127.0.0.1", 0))
+proof = os.urandom(32)
+address = {{"port": listener.getsockname()[1], "secret": os.urandom(32), "proof": proof, "pid": os.getpid()}}
+(folder / "draft").write_bytes(convert.dumps(address))
+(folder / "draft").rename(folder / "address")
+peer, _ = listener.accept()
+protocol.read_frame(peer)
+if attempt == 0:  # a stranger in its place
+    peer.sendall(protocol.pack(protocol.WELCOME, 0, os.urandom(32)))
+    time.sleep(60)
+peer.sendall(protocol.pack(protocol.WELCOME, 0, proof))
+kind, call, payload = protocol.read_frame(peer)
+good = convert.dumps("a value")
+file = folder / "11-1"
+answers = [
+    b"", b"x", os.urandom(4096), struct.pack("=iiii", 0, protocol.DONE, call, 0),
+    struct.pack("=iiii", protocol.MAGIC, protocol.DONE, call, -5),
+    struct.pack("=iiii", protocol.MAGIC, -2**31, call, 0), struct.pack("=iiii", -2**31, protocol.DONE, call, 0),
+    struct.pack("=iiii", protocol.MAGIC, protocol.DONE, call, -2**31),
+    protocol.pack(protocol.DONE, call, good)[:-3], protocol.pack(protocol.DONE, call, b""),
+    protocol.pack(protocol.DONE, call, b"garbage that is no value of R"),
+    protocol.pack(protocol.DONE, call, good[:-2]),
+    protocol.pack(99, call, good), protocol.pack(protocol.HELLO, call, good), protocol.pack(protocol.CALL, call, good),
+    protocol.pack(protocol.FAILED, call, good), protocol.pack(protocol.FAILED, call, convert.dumps(None)),
+    protocol.pack(protocol.FAILED, call, convert.dumps([1, 2])),
+    protocol.pack(protocol.FAILED, call, convert.dumps({{"class": None}})),
+    protocol.pack(protocol.DONE | protocol.FILE, call, b"/nonexistent/file"),
+    protocol.pack(protocol.DONE | protocol.FILE, call, {precious!r}.encode()),
+    protocol.pack(protocol.DONE | protocol.FILE, call, b"a\0b"),
+    protocol.pack(protocol.DONE | protocol.FILE, call, b""),
+    protocol.pack(protocol.DONE | protocol.FILE, call + 1, {precious!r}.encode()),
+    protocol.pack(protocol.DONE, call + 1, good) * 3,
+]
+Path({counter!r} + ".of").write_text(str(len(answers) + 1))
+peer.sendall(answers[attempt - 1])
+peer.shutdown(socket.SHUT_WR)
+peer.recv(1 << 20)
+"""
+
+
+def test_r_survives_a_worker_that_talks_nonsense(start_r: StartR, tmp_path: Path) -> None:
+    """Each answer is one error of the package's class, and the next call starts another worker."""
+    counter, precious = tmp_path / "counter", tmp_path / "precious"
+    counter.write_text("0")
+    precious.write_text("a file of the user's")
+    fake, python = tmp_path / "fake.py", tmp_path / "python"
+    fake.write_text(FAKE.format(tests=str(Path(__file__).parent), counter=str(counter), precious=str(precious)))
+    python.write_text(f"""#!/bin/sh
+        if [ "$2" != r_bridge.worker ]; then exec {sys.executable} "$@"; fi
+        exec {sys.executable} {fake} "$@"
+    """)
+    python.chmod(0o755)
+    r = start_r(
+        """
+        repeat {
+          said <- tryCatch(minhubpy:::ask("hello"), error = function(e) e)
+          say(paste(class(said), collapse = ","), "|", paste(conditionMessage(said), collapse = " "))
+          if (hear() == "enough") break
+        }
+        options(minhubpy.python = "PYTHON"); minhub_stop()
+        say(message_of(minhub_start()))
+        """.replace("PYTHON", sys.executable),
+        MINHUBPY_PYTHON=str(python),
+    )
+    said = [r.hear()]
+    assert "another program answered in place of the Python worker" in said[0]
+    r.say("again")
+    said.append(r.hear())
+    of = int(counter.with_suffix(".of").read_text())
+    while len(said) < of:
+        assert precious.exists(), said[-1]
+        r.say("again")
+        said.append(r.hear())
+    r.say("enough")
+    assert of > 20
+    for line in said:
+        classes, message = line.split("|", 1)
+        assert "minhubpy_error" in classes.split(","), line
+        assert message.strip()
+    assert all("minhubpy_worker_lost" in line for line in said[1:])
+    assert r.hear() == "no error"
+    r.end()
+
+
+# Saved models, and languages
+
+
+def test_saved_models_and_tokenizers_come_to_life_in_a_new_session(start_r: StartR, tmp_path: Path) -> None:
+    made = """
+        total <- function(model) format(sum(model(0:5)), digits = 15)
+        show <- function() say(total(model), total(random), tok$encode("To")$ids,
+          file$encode("To")$ids, random$training, generate(model, "To", 5, temperature = 0), model$dtype)
+    """
+    r = start_r(
+        made
+        + f"""
+        model <- gpt2_from_pretrained("minhub/shakespeare-gpt2", token = "hf_secret")
+        random <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1)$eval()
+        tok <- tokenizer_from_pretrained("minhub/shakespeare-lstm", token = "hf_secret")
+        tok$save("{tmp_path}/tok.json")
+        file <- tokenizer$from_file("{tmp_path}/tok.json")
+        model$to(dtype = "float64")
+        show()
+        saveRDS(list(model = model, random = random, tok = tok, file = file), "{tmp_path}/all.rds", compress = FALSE)
+        save.image("{tmp_path}/all.RData")
+        say("saved")
+    """
+    )
+    shown = r.hear()
+    assert r.hear() == "saved"
+    r.end()
+    assert b"hf_secret" not in (tmp_path / "all.rds").read_bytes()
+    for load in (
+        f'list2env(readRDS("{tmp_path}/all.rds"), globalenv())',
+        f'load("{tmp_path}/all.RData")',
+    ):
+        again = start_r(made + load + "\nshow()")
+        assert again.hear() == shown
+        again.end()
+
+
+@pytest.fixture(scope="session")
+def latin1_locales(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    folder = tmp_path_factory.mktemp("locales")
+    command = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(folder / "en_US.ISO-8859-1")]
+    if shutil.which("localedef") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        return None
+    return folder
+
+
+@pytest.mark.parametrize("language", ["C", "latin1", "C.UTF-8"])
+def test_text_is_utf8_in_every_locale(
+    start_r: StartR, tmp_path: Path, reference_folder: Path, latin1_locales: Path | None, language: str
+) -> None:
+    folder = tmp_path / "façade 中"
+    shutil.copytree(hub.BUILTIN / "shakespeare-lstm", folder)
+    if language == "latin1" and latin1_locales is None:
+        language = "C"  # no such locale can be made here; C is not UTF-8 either
+    locales = (
+        {"LOCPATH": str(latin1_locales), "LC_ALL": "en_US.ISO-8859-1"} if language == "latin1" else {"LC_ALL": language}
+    )
+    r = start_r(
+        """
+        say(l10n_info()[["UTF-8"]], l10n_info()[["Latin-1"]])
+        tok <- tokenizer$from_file("REFERENCE/bytes.json")
+        latin <- "fa\\xe7ile"; Encoding(latin) <- "latin1"
+        native <- "fa\\u00e7ile"
+        if (l10n_info()[["Latin-1"]]) native <- iconv(native, "UTF-8", "latin1", mark = FALSE) # as typed there
+        say(tok$encode(latin)$ids); say(tok$encode("fa\\u00e7ile \\U1F600")$ids); say(tok$encode(native)$ids)
+        back <- tok$decode(tok$encode("fa\\u00e7ile \\U1F600")$ids)
+        say(Encoding(back), charToRaw(back), identical(back, "fa\\u00e7ile \\U1F600"))
+        model <- lstm_from_pretrained("FOLDER")
+        say(model$family, message_of(from_pretrained("nobody/fa\\u00e7ade")))
+        """.replace("REFERENCE", str(reference_folder)).replace("FOLDER", "fa\\u00e7ade \\u4e2d"),
+        popen={"cwd": tmp_path}, **locales,
+    )  # fmt: skip
+    assert r.hear() == {"C": "FALSE FALSE", "latin1": "FALSE TRUE", "C.UTF-8": "TRUE FALSE"}[language]
+    encode = byte_tokenizer().encode
+    for text in ("façile", "façile 😀", "façile"):
+        assert [int(id) for id in r.hear().split()] == encode(text).ids
+    encoding, *raw, same = r.hear().split()
+    assert encoding == "UTF-8"
+    assert bytes.fromhex("".join(raw)).decode() == "façile 😀"
+    assert same == "TRUE"
+    assert r.hear().startswith("lstm ")
+    r.end()
+
+
+def test_numbers_stand_at_the_same_places_as_in_python(start_r: StartR, reference_folder: Path) -> None:
+    """Told as text of hexadecimal digits, so that nothing of convert.py is between the two."""
+    folder = reference_folder / "random gptneo"
+    r = start_r(f"""
+        model <- from_pretrained("{folder}")
+        ids <- rbind(1:4, c(7L, 6L, 5L, 40L), 11:14)
+        logits <- model(ids)
+        for (b in 1:3) for (t in 1:4) say(sprintf("%a", logits[b, t, ]))
+        weight <- model$parameter("wte.weight")
+        say(sprintf("%a", weight[3, ])); say(sprintf("%a", weight[50, ]))
+        say(unlist(generate(model, ids, 10, temperature = 0)))
+    """)
+    model = from_pretrained(str(folder))
+    ids = torch.tensor([[1, 2, 3, 4], [7, 6, 5, 40], [11, 12, 13, 14]])
+    with torch.inference_mode():
+        logits = model(ids)
+    for b in range(3):
+        for t in range(4):
+            assert [float.fromhex(text) for text in r.hear().split()] == logits[b, t].tolist()
+    weight = dict(model.named_parameters())["wte.weight"]
+    for row in (2, 49):
+        assert [float.fromhex(text) for text in r.hear().split()] == weight[row].tolist()
+    made = generate(model, ids.tolist(), 10, temperature=0)
+    assert [int(text) for text in r.hear().split()] == [id for row in made for id in row]
+    r.end()
+
+
+def test_a_python_that_is_too_old_or_has_no_package(start_r: StartR, tmp_path: Path) -> None:
+    """Real ones, where there are some; the R tests have imitations of every kind."""
+    pythons = [*Path("~/.pyenv/versions").expanduser().glob("3.*/bin/python"), Path("/usr/bin/python3")]
+    for python in [path for path in pythons if path.exists()]:
+        r = start_r("say(message_of(minhub_start()))", MINHUBPY_PYTHON=str(python))
+        minor = int(
+            subprocess.run([python, "-c", "import sys; print(sys.version_info[1])"], stdout=-1, check=True).stdout
+        )
+        wrong = "is older than 3.10" if minor < 10 else "lacks "
+        assert r.hear().startswith(f"{python} (the environment variable MINHUBPY_PYTHON) {wrong}")
+        r.end()
+
+
+def random_bytes(seed: int, count: int) -> bytes:
+    return np.random.default_rng(seed).bytes(count)
