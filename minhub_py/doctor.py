@@ -110,7 +110,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _devices() -> Iterator[Finding]:
-    import torch
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a part of it, or of what it was built with, is missing
+        yield Finding("devices", f"PyTorch does not load: {error}", False, f"{pip()} --force-reinstall torch")
+        return
 
     from minhub_py.device import devices
 

@@ -61,7 +61,9 @@ def is_text(token: str) -> bool:
 
 
 def parse(path: Path) -> Tokenizer:
-    """A tokenizer.json. ValueError: it is damaged."""
+    """A tokenizer.json. ValueError: it is damaged. FileNotFoundError: it is not there."""
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}: check its name.")
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except BaseException as error:

@@ -24,7 +24,7 @@ payload, so it returns as NA.
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +32,15 @@ Buffer = bytes | memoryview
 
 NULL, SYMBOL, PAIRS, CHARS, LOGICAL, INTEGER, REAL, STRINGS, LIST, RAW = 254, 1, 2, 9, 10, 13, 14, 16, 19, 24
 REFERENCE = 255
+# What R users meet among the types that have no row.
+OTHERS = {
+    1: "a name",
+    3: "a function",
+    4: "an environment",
+    6: "a call",
+    15: "a complex number",
+    22: "an external pointer",
+}
 IS_OBJECT, HAS_ATTRIBUTES, HAS_TAG = 1 << 8, 1 << 9, 1 << 10
 LATIN1, UTF8, ASCII = 1 << 14, 1 << 15, 1 << 18
 
@@ -62,14 +71,8 @@ def dumps(value: Any) -> bytes:
     return b"".join(parts(value))
 
 
-def dump(value: Any, file: IO[bytes]) -> None:
-    """The same into an open file, a block at a time."""
-    for part in parts(value):
-        file.write(part)
-
-
 def parts(value: Any) -> Iterator[Buffer]:
-    """The same as buffers in order."""
+    """The same as buffers in order: nothing as large as all of it is made."""
     yield HEADER
     yield from _item(value)
 

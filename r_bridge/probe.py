@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -30,34 +31,17 @@ class R:
 FIRST_RPY2, RPY2_GETVAR, R_GETVAR = (3, 6, 1), (3, 6, 6), (4, 5, 0)
 # Seconds after which a process is given up: R torch with CUDA may take ten from a cold disk.
 TIMEOUT = 60.0
-# R's answer is a line for each fact, told from what a profile may print by its first word. R torch comes last, since a
-# LibTorch that does not fit may end the process. It must not ask for a download, nor try itself out in an R of its own.
-FACTS = r"""
-say <- function(key, value) {
+# R's answer is a line for each fact, told from what a profile may print by its first word. What the facts are stands in
+# the R package, whose minhub_doctor() asks for them too.
+FACTS = (
+    (Path(__file__).parent / "minhubpy" / "R" / "facts.R").read_text(encoding="utf-8")
+    + r"""
+r_facts(function(key, value) {
   cat("\nminhub-fact ", key, " ", gsub("[[:space:]]+", " ", paste(value, collapse = " ")), "\n", sep = "")
-}
-version_of <- function(package) {
-  version <- suppressWarnings(utils::packageDescription(package, fields = "Version"))
-  if (!is.na(version)) say(package, version)
-  !is.na(version)
-}
-say("version", paste(R.version$major, R.version$minor, sep = "."))
-say("home", R.home())
-invisible(version_of("minhubpy"))
-if (version_of("torch")) {
-  Sys.setenv(TORCH_INSTALL = "0", TORCH_VERIFY_LOAD = "FALSE")
-  home <- Sys.getenv("TORCH_HOME")
-  built <- file.path(if (nzchar(home)) home else system.file(package = "torch"), "build-version")
-  if (file.exists(built)) say("libtorch", readLines(built, n = 1, warn = FALSE))
   flush(stdout())
-  works <- tryCatch({
-    if (!file.exists(built)) say("libtorch", getNamespace("torch")$torch_version)
-    torch::torch_tensor(1)
-    "yes"
-  }, error = conditionMessage)
-  say("torch_works", works)
-}
+})
 """
+)
 
 
 def find_r() -> R | None:

@@ -1,7 +1,7 @@
 """The bytes between a plain R session and its worker. This file is their whole description; R's half is R/wire.R.
 
-**Meeting.** R makes a folder that only its user may enter, and starts `python -m r_bridge.worker FOLDER PID`. The
-worker listens on a free port of 127.0.0.1 and writes FOLDER/address, which holds the port and two random secrets.
+**Meeting.** R makes a folder that only its user may enter, and starts r_bridge.worker with FOLDER and its own PID. It
+listens on a free port of 127.0.0.1 and writes FOLDER/address, which holds the port and two random secrets.
 R reads and deletes that file, connects, and sends HELLO with the first secret; the worker answers WELCOME with the
 second. Whoever else connects is hung up on, and once the peer is known nothing listens any more. So no secret stands
 on a command line or in an environment, and each side knows that the other could read the folder.
@@ -29,8 +29,11 @@ A call is answered by any number of PARTs and one of the last three. Calls run o
 any time, also for a call that has ended, and is then ignored.
 """
 
+import itertools
 import socket
 import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +99,7 @@ def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Pa
     path = folder / f"{kind}-{call}"
     try:
         with path.open("wb") as file:
-            for part in first:
-                file.write(part)
-            for part in parts:
+            for part in itertools.chain(first, ahead(parts)):
                 file.write(part)
     except OSError:  # no room there: the socket needs none
         path.unlink(missing_ok=True)
@@ -108,3 +109,12 @@ def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Pa
         path.unlink(missing_ok=True)
         raise
     peer.sendall(pack(kind | FILE, call, str(path).encode()))
+
+
+def ahead(parts: Iterator[convert.Buffer]) -> Iterator[convert.Buffer]:
+    """The same, each made while the one before is written: both take long for an array that R wants turned around."""
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, parts, None)
+        while (part := following.result()) is not None:
+            following = thread.submit(next, parts, None)
+            yield part

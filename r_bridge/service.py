@@ -128,9 +128,9 @@ class Service:
         for name, parameter in wanted.items():
             kind, value = parameter.annotation, arguments.get(name)
             if kind in (Model, Tokenizer):
-                value = self.objects.get(one(value, int))
-                if not isinstance(value, kind):
-                    raise LookupError(f"{name} is not here any more")
+                value = self.object(name, value, kind)
+            elif kind == Tokenizer | None:
+                value = None if value is None else self.object(name, value, Tokenizer)
             elif kind in (str, int, float, bool):
                 value = one(value, kind)
                 if value is None:
@@ -139,6 +139,13 @@ class Service:
                 value = one(value, OPTIONAL[kind])
             values[name] = value
         return values
+
+    def object(self, name: str, number: Any, kind: type) -> Any:
+        """What R holds under a number. LookupError: nothing of this kind."""
+        found = self.objects.get(one(number, int))
+        if not isinstance(found, kind):
+            raise LookupError(f"the {name} is not here any more: make it again")
+        return found
 
     def keep(self, thing: Any) -> int:
         """Hold an object for R; its number."""
@@ -169,7 +176,8 @@ def _message(error: BaseException) -> str:
         return text
     if isinstance(error, ImportError) and "undefined symbol" in text:
         return "PyTorch does not load beside R torch in one process: use a plain R session, or leave R torch out here"
-    return f"unexpected {type(error).__name__} in Python: {text[:500]}"
+    advice = ": minhub_doctor() says what to install" if isinstance(error, ImportError) else ""
+    return f"unexpected {type(error).__name__} in Python: {text[:500]}{advice}"
 
 
 # The worker itself
@@ -379,12 +387,11 @@ def set_parameter(service: Service, model: Model, name: str, value: Any) -> None
 
 
 @method
-def save_pretrained(service: Service, model: Model, folder: str, tokenizer: int | None) -> None:
+def save_pretrained(service: Service, model: Model, folder: str, tokenizer: Tokenizer | None) -> None:
     """Write a model in Hub layout, with a tokenizer if one is given or lies beside it."""
     from minhub_py.pretrained import save_pretrained as save
 
-    found = service.objects[tokenizer].tokenizer if tokenizer is not None else _own_tokenizer(model)
-    save(model.module, folder, found)
+    save(model.module, folder, _tokenizer(model, tokenizer, needed=False))
 
 
 def _own_tokenizer(model: Model) -> Any:
@@ -434,7 +441,7 @@ def raw_tensor(tensor: Any) -> dict[str, Any]:
 
 @method
 def generate(
-    service: Service, model: Model, prompts: Any, tokenizer: int | None, max_new_tokens: int, temperature: float,
+    service: Service, model: Model, prompts: Any, tokenizer: Tokenizer | None, max_new_tokens: int, temperature: float,
     top_k: int | None, top_p: float | None, repetition_penalty: float, seeds: Any, eos_id: Any, stop: Any, stream: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and ids of each prompt; with `stream`, which is for one prompt, pieces of text on the way."""
@@ -443,7 +450,7 @@ def generate(
 
     texts = _is_text(prompts)
     stops = tuple(stop or ())
-    tok: Any = _tokenizer(service, model, tokenizer) if texts or stops else None
+    tok: Any = _tokenizer(model, tokenizer, needed=True) if texts or stops else None
     rows = _prompt_rows(model, tok, prompts)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ids_that_end = "auto" if eos_id is None else [int(id) for id in as_array(eos_id).reshape(-1)]
@@ -476,13 +483,13 @@ def generate(
 
 
 @method
-def next_tokens(service: Service, model: Model, prompt: Any, tokenizer: int | None, n: int) -> Frame:
+def next_tokens(service: Service, model: Model, prompt: Any, tokenizer: Tokenizer | None, n: int) -> Frame:
     """The likeliest next tokens."""
     import torch
 
     from minhub_py.generate import check_finite, context_start
 
-    tok = _tokenizer(service, model, tokenizer) if _is_text(prompt) else _own_tokenizer(model)
+    tok = _tokenizer(model, tokenizer, needed=_is_text(prompt))
     [ids] = _prompt_rows(model, tok, prompt)
     begin = context_start(len(ids), model.module.config.context_length)
     with torch.inference_mode():
@@ -498,9 +505,9 @@ def next_tokens(service: Service, model: Model, prompt: Any, tokenizer: int | No
 
 
 @method
-def score(service: Service, model: Model, texts: Any, tokenizer: int | None) -> Frame:
+def score(service: Service, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Frame:
     """The log-probability of each token after a text's first."""
-    tok = _tokenizer(service, model, tokenizer) if _is_text(texts) else _own_tokenizer(model)
+    tok = _tokenizer(model, tokenizer, needed=_is_text(texts))
     rows = _rows(model, tok, texts)
     scores = _scores(service, model, rows)
     ids = [id for row in rows for id in row[1:]]
@@ -514,9 +521,9 @@ def score(service: Service, model: Model, texts: Any, tokenizer: int | None) -> 
 
 
 @method
-def perplexity(service: Service, model: Model, texts: Any, tokenizer: int | None) -> Any:
+def perplexity(service: Service, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Any:
     """Perplexity: exp of the mean surprise (nats) of each text's tokens after the first; NA where there are none."""
-    tok = _tokenizer(service, model, tokenizer) if _is_text(texts) else None
+    tok = _tokenizer(model, tokenizer, needed=True) if _is_text(texts) else None
     scores = _scores(service, model, _rows(model, tok, texts))
     values = np.array([np.exp(-as_array(each).astype(np.float64).mean()) if len(each) else 0.0 for each in scores])
     return np.ma.MaskedArray(values, [len(each) == 0 for each in scores])
@@ -538,8 +545,11 @@ def _is_text(value: Any) -> bool:
     )
 
 
-def _tokenizer(service: Service, model: Model, number: int | None) -> Any:
-    return model.tokenizer if number is None else service.objects[number].tokenizer
+def _tokenizer(model: Model, given: Tokenizer | None, *, needed: bool) -> Any:
+    """The tokenizer given, else the model's own; None, where none is needed and there is none."""
+    if given is not None:
+        return given.tokenizer
+    return model.tokenizer if needed else _own_tokenizer(model)
 
 
 def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:

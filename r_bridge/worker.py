@@ -1,4 +1,4 @@
-"""The process that serves one plain R session: `python -m r_bridge.worker FOLDER PID`. protocol.py says how.
+"""The process that serves one plain R session, as protocol.py says: `main` with the arguments FOLDER PID.
 
 It is started by R, answers to nobody else, and ends when R ends, however R ends.
 """

@@ -316,7 +316,8 @@ def worker_of(r: psutil.Process | int) -> list[psutil.Process]:
     return [
         process
         for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [])[1:3] == ["-m", "r_bridge.worker"] and process.info["cmdline"][-1] == str(pid)
+        if "r_bridge.worker" in " ".join((process.info["cmdline"] or [])[:3])
+        and process.info["cmdline"][-1] == str(pid)
     ]
 
 
@@ -576,7 +577,7 @@ def stop_before_r_connects(start_r: StartR, tmp_path: Path) -> tuple[RProcess, i
     # A Python that stops R when it has become a worker.
     python = tmp_path / "python"
     python.write_text(f"""#!/bin/sh
-        if [ "$2" = r_bridge.worker ]; then kill -STOP "$4"; fi
+        case "$2" in *r_bridge.worker*) kill -STOP "$4";; esac
         exec {sys.executable} "$@"
     """)
     python.chmod(0o755)
@@ -756,8 +757,8 @@ def test_r_survives_a_worker_that_talks_nonsense(start_r: StartR, tmp_path: Path
     fake, python = tmp_path / "fake.py", tmp_path / "python"
     fake.write_text(FAKE.format(tests=str(Path(__file__).parent), counter=str(counter), precious=str(precious)))
     python.write_text(f"""#!/bin/sh
-        if [ "$2" != r_bridge.worker ]; then exec {sys.executable} "$@"; fi
-        exec {sys.executable} {fake} "$@"
+        case "$2" in *r_bridge.worker*) exec {sys.executable} {fake} "$@";; esac
+        exec {sys.executable} "$@"
     """)
     python.chmod(0o755)
     r = start_r(

@@ -2,7 +2,7 @@
 
 # What the method returns. `news` is a function that is given what comes on the way.
 ask <- function(method, ..., news = NULL) {
-  if (is_busy()) fail("a function that is called while Python is at work cannot call Python itself: do so afterwards")
+  not_now()
   link <- connect()
   arguments <- lapply(list(...), reference)
   # An answer is read whole or not at all: interrupts wait, except while there is nothing to read.
@@ -35,6 +35,10 @@ exchange <- function(link, method, arguments, news) {
   }
 }
 
+not_now <- function() {
+  if (is_busy()) fail("a function that is called while Python is at work cannot call Python itself: do so afterwards")
+}
+
 is_busy <- function() isTRUE(session$link$busy) && session$link$owner == Sys.getpid()
 
 connect <- function() {
@@ -42,7 +46,7 @@ connect <- function() {
   # A forked child (parallel::mclapply) must not speak on its parent's line.
   if (!is.null(link) && link$owner != Sys.getpid()) link <- session$link <- NULL
   if (!is.null(link) && !suspendInterrupts(link$is_alive())) {
-    note("The Python worker has ended", last_words(link), ": starting another")
+    note("The Python worker has ended", last_words(link$log), ": starting another")
     disconnect()
     link <- NULL
   }
@@ -114,8 +118,45 @@ reference <- function(x) {
   if (!inherits(x, c("minhub_model", "minhub_tokenizer"))) return(x)
   self <- attr(x, "self")
   if (!identical(self$handle$epoch, session$link$epoch)) {
+    if (isTRUE(self$changed)) {
+      fail("the weights that this model was given are gone with the Python worker that had them; save_pretrained() keeps such")
+    }
     note("The Python worker is new: loading ", self$title, " again")
-    self$restore()
+    load_again(self)
   }
   self$handle$number
+}
+
+# What R keeps of an object that Python holds: how it was made, as plain data, so that it can be made again, also by
+# another version of this package from a file.
+new_self <- function(method, arguments, title) {
+  self <- new.env(parent = emptyenv())
+  self$title <- title
+  self$how <- list(method = method, arguments = arguments)
+  made <- make(self)
+  self$how$arguments <- arguments[names(arguments) != "token"] # a secret has no place in a file; the cache has the model now
+  if (is.list(made)) remember(self, made)
+  self
+}
+
+make <- function(self) {
+  made <- do.call(ask, c(list(self$how$method), self$how$arguments, list(news = show_progress())))
+  self$handle <- new_handle(if (is.list(made)) made$number else made)
+  made
+}
+
+load_again <- function(self) {
+  made <- make(self)
+  if (!is.list(made)) return(invisible())
+  mode <- self$about$training
+  remember(self, made)
+  model <- as_model(self)
+  if (!is.null(self$moved)) move_model(model, self$moved$device, self$moved$dtype)
+  if (!identical(mode, made$training)) set_mode(model, mode)
+}
+
+# What Python says of a model. Whatever a branch is by then, the same commit is loaded again.
+remember <- function(self, about) {
+  self$about <- about
+  if (!is.null(about$commit)) self$how$arguments$revision <- about$commit
 }

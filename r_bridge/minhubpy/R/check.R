@@ -1,16 +1,16 @@
 # Arguments as users give them -> what Python is sent. Each returns its value or fails.
 
 string <- function(x, what = deparse(substitute(x))) {
-  texts(x, what, length = 1L)
+  texts(x, what, one = TRUE)
 }
 
 # Text as UTF-8, without names: factors are text here, NA and broken encodings are mistakes.
-texts <- function(x, what = deparse(substitute(x)), length = NULL) {
+texts <- function(x, what = deparse(substitute(x)), one = FALSE) {
   force(what) # before x is another
   if (is.factor(x)) x <- as.character(x)
   if (is_plain_list(x) && all(lengths(x) == 1L)) x <- unlist(x, use.names = FALSE)
   if (!is.character(x)) fail(what, " must be text, not ", describe(x))
-  if (!is.null(length) && length(x) != length) fail(what, " must be one string, not ", describe(x))
+  if (one && length(x) != 1L) fail(what, " must be one string, not ", describe(x))
   if (anyNA(x)) fail(what, " has NA at ", places(is.na(x)), ": drop or replace it first")
   x <- as.character(x)
   # In the C locale R does not know what its bytes mean; almost everywhere they are UTF-8.
@@ -66,6 +66,7 @@ texts_or_ids <- function(x, what = deparse(substitute(x))) {
   if (length(x) == 0L) fail(what, " is empty: give at least one text")
   is_text <- is.character(x) || is.factor(x) || (is_plain_list(x) && all(vapply(x, is.character, NA)))
   if (is_text) return(texts(x, what))
+  if (inherits(x, "torch_tensor")) fail(what, " cannot be an R torch tensor here: as.integer(", what, ") - 1L are its ids")
   if (is.logical(x) || is.function(x) || (is.object(x) && !inherits(x, "minhub_encoding"))) {
     fail(what, " must be text or token ids, not ", describe(x))
   }

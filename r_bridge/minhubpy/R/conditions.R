@@ -8,9 +8,9 @@ fail <- function(..., class = NULL, call = users_call()) {
 
 # The call at which the user entered this package: nobody looks for a mistake in our helpers.
 users_call <- function() {
-  home <- environment(users_call)
   for (number in seq_len(sys.nframe())) {
-    if (identical(topenv(environment(sys.function(number))), home)) return(sys.call(number))
+    # By its name: a model may be from a namespace that was unloaded since.
+    if (environmentName(topenv(environment(sys.function(number)))) == "minhubpy") return(sys.call(number))
   }
   NULL
 }
@@ -19,5 +19,7 @@ users_call <- function() {
 note <- function(...) {
   if (!quiet()) message(...)
 }
+
+`%||%` <- function(x, y) if (is.null(x)) y else x
 
 quiet <- function() isTRUE(getOption("minhubpy.quiet"))

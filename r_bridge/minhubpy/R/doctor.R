@@ -35,26 +35,14 @@ finding <- function(what, found, fits = TRUE, advice = "") {
 
 # What Python is told of this R; it judges (doctor.py), so that `minhub doctor` says the same.
 own_facts <- function() {
-  facts <- list(
-    version = as.character(getRversion()), home = R.home(), minhubpy = version_of("minhubpy"),
-    torch = version_of("torch")
-  )
-  if (!is.null(facts$torch)) {
-    home <- Sys.getenv("TORCH_HOME")
-    built <- file.path(if (nzchar(home)) home else system.file(package = "torch"), "build-version")
-    facts$libtorch <- if (file.exists(built)) readLines(built, n = 1L, warn = FALSE)
-    facts$torch_works <- torch_problem()
-    if (is.null(facts$torch_works)) facts$torch_works <- "yes"
-  }
-  Filter(Negate(is.null), facts)
-}
-
-version_of <- function(package) {
-  if (nzchar(system.file(package = package))) as.character(utils::packageVersion(package))
+  facts <- list()
+  r_facts(function(key, value) facts[[key]] <<- value)
+  facts
 }
 
 #' @export
 format.minhub_doctor <- function(x, ...) {
+  if (!nrow(x)) return("nothing")
   paste0(
     ifelse(x$fits, "ok  ", "NO  "), format(x$what), "  ", x$found, ifelse(nzchar(x$advice), paste0("\n      -> ", x$advice), "")
   )
@@ -64,15 +52,4 @@ format.minhub_doctor <- function(x, ...) {
 print.minhub_doctor <- function(x, ...) {
   if (all(c("what", "found", "fits", "advice") %in% names(x))) cat(format(x), sep = "\n") else NextMethod()
   invisible(x)
-}
-
-# NULL where R torch works, else what is wrong. torch_is_installed() says TRUE too where its library cannot be used.
-torch_problem <- function() {
-  tryCatch(
-    {
-      torch::torch_tensor(1)
-      NULL
-    },
-    error = function(e) strsplit(conditionMessage(e), "\n")[[1L]][[1L]]
-  )
 }

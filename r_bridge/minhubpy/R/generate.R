@@ -41,7 +41,9 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
   one_text <- is.character(prompts) && length(prompts) == 1L
   if (is.function(stream) && !one_text) fail("stream can be a function for one prompt of text only")
   streaming <- (is.function(stream) || flag(stream)) && one_text
+  echo <- once(function() cat(prompts)) # not before the call has come to its text
   show <- if (is.function(stream)) stream else function(piece) {
+    echo()
     cat(piece)
     utils::flush.console()
   }
@@ -50,17 +52,15 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
     top_k = optional(top_k, whole, what = "top_k", least = 1),
     top_p = optional(top_p, function(x) as.double(number(x, "top_p", above = 0, most = 1))),
     repetition_penalty = as.double(number(repetition_penalty, above = 0, most = 1e6)),
-    seeds = seeds(seed, length(prompts)), eos_id = end_ids(eos_id),
+    seeds = seeds(seed, length(prompts), temperature), eos_id = end_ids(eos_id),
     stop = stop_strings(stop), stream = streaming
   )
-  if (streaming && !is.function(stream)) {
-    cat(prompts)
-    on.exit(cat("\n")) # also where the text is stopped
-  }
+  if (streaming && !is.function(stream)) on.exit(if (is_done(echo)) cat("\n")) # also where the text is stopped
   made <- do.call(ask, c(
     list("generate", model = model, prompts = prompts, tokenizer = check_tokenizer(tokenizer)), settings,
     list(news = if (streaming) show)
   ))
+  if (streaming && !is.function(stream)) echo()
   if (is.character(prompts)) {
     text <- stats::setNames(made$texts, labels)
     if (streaming) invisible(text) else text
@@ -69,8 +69,19 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
   }
 }
 
-seeds <- function(seed, n) {
-  if (is.null(seed)) return(draw_seeds(n))
+# A function that does something the first time only; is_done() tells whether it has.
+once <- function(code) {
+  done <- FALSE
+  function() {
+    if (!done) code()
+    done <<- TRUE
+  }
+}
+
+is_done <- function(once) environment(once)$done
+
+seeds <- function(seed, n, temperature) {
+  if (is.null(seed)) return(if (temperature > 0) draw_seeds(n) else numeric(n)) # greedy text takes no random numbers
   if (!is.numeric(seed) || !length(seed) %in% c(1L, n) || anyNA(seed) || any(seed != floor(seed) | abs(seed) > 2^53)) {
     fail("seed must be one whole number, or one for each prompt, not ", describe(seed))
   }

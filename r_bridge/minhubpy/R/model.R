@@ -52,7 +52,7 @@ lstm_from_pretrained <- function(identifier, revision = "main", device = "auto",
 load_model <- function(identifier, revision, family, device, dtype, token, local_files_only) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
-    device = string(device), dtype = string(dtype), token = optional(token, string),
+    device = string(device), dtype = string(dtype), token = optional(token, string, what = "token"),
     local_files_only = flag(local_files_only)
   )
   new_model("from_pretrained", arguments)
@@ -138,7 +138,7 @@ new_fresh <- function(family, config, seed) {
 configured <- function(family, identifier, revision, token, local_files_only, seed) {
   new_model("from_config", list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
-    token = optional(token, string), local_files_only = flag(local_files_only), seed = one_seed(seed)
+    token = optional(token, string, what = "token"), local_files_only = flag(local_files_only), seed = one_seed(seed)
   ))
 }
 
@@ -196,42 +196,22 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 NULL
 
 new_model <- function(method, arguments) {
-  self <- new.env(parent = emptyenv())
-  self$title <- if (is.null(arguments$identifier)) paste("a random", arguments$family) else arguments$identifier
-  load <- function(arguments) {
-    about <- do.call(ask, c(list(method), arguments, list(news = show_progress())))
-    self$handle <- new_handle(about$number)
-    self$about <- about
-  }
-  load(arguments)
-  if (!is.null(self$about$commit)) arguments$revision <- self$about$commit
-  arguments <- without_secret(arguments)
-  self$restore <- function() {
-    if (isTRUE(self$changed)) {
-      fail("the weights that this model was given are gone with the Python worker that had them; save_pretrained() keeps such")
-    }
-    moved <- self$moved
-    mode <- self$about$training
-    load(arguments)
-    model <- as_model(self)
-    if (!is.null(moved)) do.call(model$to, moved)
-    if (!identical(mode, self$about$training)) model$train(mode)
-  }
-  as_model(self)
+  title <- if (is.null(arguments$identifier)) paste("a random", arguments$family) else arguments$identifier
+  as_model(new_self(method, arguments, title))
 }
 
-# A token has no place in a saved object; the cache holds the files now.
-without_secret <- function(arguments) arguments[names(arguments) != "token"]
-
+# The namespace is looked up when the model is called: that of a model read from a file, or loaded before the package
+# was, may be another.
 as_model <- function(self) {
   model <- structure(
-    function(idx) forward(model, idx),
+    function(idx) getNamespace("minhubpy")$forward(model, idx),
     class = c(paste0("minhub_", self$about$family), "minhub_model"), self = self
   )
   model
 }
 
 forward <- function(model, idx) {
+  if (missing(idx)) fail("idx is missing: give the model token ids, such as tok$encode(\"ROMEO:\")$ids")
   if (inherits(idx, "torch_tensor")) return(forward_torch(model, idx))
   ask("forward", model = model, ids = token_ids(idx), first = 0L, as_torch = FALSE)
 }
@@ -251,12 +231,24 @@ MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter", "state_dict
     parameter = function(name) ask("parameter", model = x, name = string(name)),
     state_dict = function() state_dict(x),
     load_state_dict = function(state_dict) load_state_dict(x, state_dict),
-    child(x, name)
+    {
+      part <- child(x, name)
+      if (is.null(part)) no_member(name)
+      part
+    }
   )
 }
 
+no_member <- function(name) {
+  device <- if (name %in% c("cuda", "cpu")) paste0("; model$to(\"", name, "\") moves it")
+  fail("a model has no ", name, device %||% paste0("; it has ", toString(c(MODEL_FIELDS, paste0(MODEL_METHODS, "()")))))
+}
+
 #' @export
-`[[.minhub_model` <- function(x, i) do.call(`$`, list(x, string(i)))
+`[[.minhub_model` <- function(x, i) {
+  if (!is.character(i)) fail("a model's fields have names: ", toString(c(MODEL_FIELDS, MODEL_METHODS)))
+  do.call(`$`, list(x, string(i)))
+}
 
 #' @export
 `$<-.minhub_model` <- function(x, name, value) {
@@ -373,9 +365,15 @@ as.list.minhub_model <- function(x, ...) attr(x, "self")$about[MODEL_FIELDS]
 #' @export
 save_pretrained <- function(model, folder, tokenizer = NULL) {
   check_model(model)
-  folder <- path.expand(string(folder))
+  folder <- file_path(folder)
   ask("save_pretrained", model = model, folder = absolute(folder), tokenizer = check_tokenizer(tokenizer))
   invisible(folder)
+}
+
+file_path <- function(x, what = deparse(substitute(x))) {
+  x <- string(x, what)
+  if (!nzchar(x)) fail(what, " is empty: give a path")
+  path.expand(x)
 }
 
 # Python may be in another folder than R.

@@ -27,6 +27,7 @@
 #' @export
 minhub_start <- function(python = NULL) {
   if (!is.null(python)) {
+    not_now()
     if (is_hosted()) fail("this R runs inside Python, and can use no other")
     python <- check_named(string(python), "the argument python")
     disconnect()
@@ -44,6 +45,7 @@ minhub_start <- function(python = NULL) {
 #' @rdname minhub_start
 #' @export
 minhub_stop <- function() {
+  not_now()
   if (is_hosted()) fail("this R runs inside Python, which cannot be stopped from here")
   disconnect()
   session$python <- NULL
@@ -69,6 +71,7 @@ minhub_stop <- function() {
 #' }
 #' @export
 minhub_install <- function(source = "minhub_py", python = NULL, pip_args = character()) {
+  not_now()
   source <- string(source)
   base <- if (is.null(python)) find_base_python() else path.expand(string(python))
   if (!nzchar(Sys.which(base))) fail(base, " is not there: give the path of a Python 3.10 or newer")
@@ -193,7 +196,7 @@ check_named <- function(path, why) {
 python_problem <- function(path) {
   if (!nzchar(Sys.which(path))) return("is not there")
   question <- paste(
-    "import sys, importlib.util as u",
+    "import sys, importlib.util as u; sys.path[:] = [p for p in sys.path if p]",
     "print('minhubpy', sys.version_info >= (3, 10), *(u.find_spec(n) is not None for n in ('minhub_py', 'r_bridge', 'torch')))",
     sep = "; "
   )
@@ -208,16 +211,25 @@ python_problem <- function(path) {
 
 # system2() for a Python that is to run as if R had not started it.
 run_python <- function(...) {
-  values <- c(
-    PYTHONSAFEPATH = "1", # no module from the folder that R happens to be in
-    PYTHONUTF8 = "1",
-    LD_LIBRARY_PATH = library_path_without_r()
-  )
+  values <- c(PYTHONUTF8 = "1", LD_LIBRARY_PATH = library_path_without_r())
   before <- Sys.getenv(names(values), unset = NA, names = TRUE)
   on.exit(set_environment(before))
   set_environment(values)
   system2(...)
 }
+
+# Starts it and does not wait. Its number, or NULL where R cannot learn that. It hears nothing of Ctrl-C, since a shell
+# that is not interactive starts what is behind an & so.
+start_python <- function(python, arguments, log) {
+  if (.Platform$OS.type == "windows") {
+    run_python(python, arguments, stdout = log, stderr = log, wait = FALSE)
+    return(NULL)
+  }
+  command <- paste(shQuote(python), paste(arguments, collapse = " "), ">", shQuote(log), "2>&1 </dev/null & echo $!")
+  as.integer(run_python("sh", c("-c", shQuote(command)), stdout = TRUE))
+}
+
+is_running <- function(pid) is.null(pid) || tools::pskill(pid, 0L)
 
 set_environment <- function(values) {
   gone <- is.na(values)

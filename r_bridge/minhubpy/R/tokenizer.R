@@ -28,7 +28,7 @@
 tokenizer_from_pretrained <- function(identifier, revision = "main", token = NULL, local_files_only = FALSE) {
   new_tokenizer("tokenizer_from_pretrained", list(
     identifier = path_or_name(identifier), revision = string(revision),
-    token = optional(token, string), local_files_only = flag(local_files_only)
+    token = optional(token, string, what = "token"), local_files_only = flag(local_files_only)
   ))
 }
 
@@ -42,7 +42,7 @@ tokenizer <- structure(
       tokenizer_from_pretrained(identifier, revision, token = auth_token)
     },
     from_file = function(path) {
-      new_tokenizer("tokenizer_from_file", list(path = absolute(path.expand(string(path)))))
+      new_tokenizer("tokenizer_from_file", list(path = absolute(file_path(path))))
     }
   ),
   class = "minhub_tokenizer_class"
@@ -55,13 +55,7 @@ print.minhub_tokenizer_class <- function(x, ...) {
 }
 
 new_tokenizer <- function(method, arguments) {
-  self <- new.env(parent = emptyenv())
-  self$title <- if (is.null(arguments$identifier)) arguments$path else arguments$identifier
-  self$restore <- function() {
-    self$handle <- new_handle(do.call(ask, c(list(method), arguments, list(news = show_progress()))))
-  }
-  self$restore()
-  arguments <- without_secret(arguments)
+  self <- new_self(method, arguments, if (is.null(arguments$identifier)) arguments$path else arguments$identifier)
   tokenizer <- structure(list(), class = "minhub_tokenizer", self = self)
   self$size <- ask("vocab_size", tokenizer = tokenizer, with_added_tokens = TRUE)
   tokenizer
@@ -102,7 +96,7 @@ TOKENIZER_METHODS <- c(
     },
     id_to_token = function(ids) if (length(ids)) ask("id_to_token", tokenizer = x, ids = plain_ids(ids)) else character(),
     save = function(path, pretty = TRUE) {
-      ask("save_tokenizer", tokenizer = x, path = absolute(path.expand(string(path))), pretty = flag(pretty))
+      ask("save_tokenizer", tokenizer = x, path = absolute(file_path(path)), pretty = flag(pretty))
       invisible(path)
     },
     fail("a tokenizer has no ", name, "; it has ", paste(TOKENIZER_METHODS, collapse = ", "))
@@ -156,7 +150,10 @@ new_encoding <- function(ids, tokenizer) {
 }
 
 #' @export
-`[[.minhub_encoding` <- function(x, i) do.call(`$`, list(x, string(i)))
+`[[.minhub_encoding` <- function(x, i) {
+  if (!is.character(i)) fail("an encoding's fields have names: ids, tokens, attention_mask")
+  do.call(`$`, list(x, string(i)))
+}
 
 #' @export
 .DollarNames.minhub_encoding <- function(x, pattern = "") grep(pattern, c("ids", "tokens", "attention_mask"), value = TRUE)

@@ -68,7 +68,10 @@ script_as_module <- function() {
     forward = function(idx) {
       # clone() and load_state_dict(.refer_to_state_dict = TRUE) put other tensors in their place.
       if (!identical(self$named_parameters(recursive = FALSE), private$weights)) {
-        fail("this module's parameters were replaced, which its code does not follow: as_torch_module() makes another")
+        fail(
+          "this module's parameters were replaced (by clone() or torch_load()), which its code does not follow: ",
+          "as_torch_module() makes another, and load_state_dict() takes the weights of a state_dict()"
+        )
       }
       private$script(zero_based(idx, self$vocab_size, self$context))
     },

@@ -6,26 +6,17 @@ ANSWERS <- c("part", "done", "failed", "cancelled")
 FILE <- 256L
 START_SECONDS <- 60
 
+# The worker's first lines: no module is taken from the folder that R happens to be in.
+START <- "import sys; sys.path[:] = [p for p in sys.path if p]; from r_bridge.worker import main; main()"
+
 start_worker <- function(python) {
   folder <- private_folder()
-  link <- new.env(parent = emptyenv())
-  link$folder <- folder
-  link$log <- tempfile("minhubpy-", fileext = ".log")
-  link$owner <- Sys.getpid()
+  log <- tempfile("minhubpy-", fileext = ".log")
   met <- FALSE
   on.exit(if (!met) unlink(folder, recursive = TRUE)) # a worker that finds no folder leaves
-
-  run_python(
-    python, c("-m", "r_bridge.worker", shQuote(folder), Sys.getpid()),
-    stdout = link$log, stderr = link$log, wait = FALSE
-  )
-  address <- wait_for_address(link)
-  link$pid <- address$pid
-  link$epoch <- paste(as.character(address$proof), collapse = "")
-  link$socket <- socketConnection(
-    "127.0.0.1", address$port,
-    open = "r+b", blocking = TRUE, timeout = 86400L * 365L, options = "no-delay"
-  )
+  pid <- start_python(python, c("-c", shQuote(START), shQuote(folder), Sys.getpid()), log)
+  address <- wait_for_address(folder, log, pid)
+  link <- new_link(folder, log, address)
   send_frame(link, KINDS[["HELLO"]], 0L, address$secret)
   welcome <- receive_bytes(link)
   if (is.null(welcome) || !identical(welcome$payload, address$proof)) {
@@ -33,40 +24,61 @@ start_worker <- function(python) {
     fail("another program answered in place of the Python worker: try again")
   }
   met <- TRUE
+  link
+}
+
+new_link <- function(folder, log, address) {
+  link <- new.env(parent = emptyenv())
+  link$folder <- folder
+  link$log <- log
+  link$owner <- Sys.getpid()
+  link$pid <- address$pid
+  link$epoch <- paste(as.character(address$proof), collapse = "")
+  link$socket <- socketConnection(
+    "127.0.0.1", address$port,
+    open = "r+b", blocking = TRUE, timeout = 86400L * 365L, options = "no-delay"
+  )
   link$send <- function(kind, call, value) {
     payload <- if (missing(value)) raw() else serialize(value, NULL, xdr = FALSE, version = 2L)
     send_frame(link, KINDS[[kind]], call, payload)
   }
-  link$is_alive <- function() skip_frames(link)
-  link$wait <- function() while (!socketSelect(list(link$socket), timeout = 60)) NULL
+  link$is_alive <- function() is_ours(link$socket) && skip_frames(link)
+  link$wait <- function() wait_for_frame(link)
   link$receive <- function(call) receive_frame(link, call)
-  # Once only: R gives the number of a closed connection to the next one.
-  link$close <- function() {
-    if (is.null(link$socket)) return()
-    socket <- link$socket
-    link$socket <- NULL
-    close(socket)
-    unlink(c(folder, link$log), recursive = TRUE)
-  }
+  link$close <- function() close_link(link)
   link
 }
 
-wait_for_address <- function(link) {
-  path <- file.path(link$folder, "address")
+# closeAllConnections() may have closed it, and its number be another connection's by now.
+is_ours <- function(socket) {
+  now <- tryCatch(getConnection(socket), error = function(e) NULL)
+  !is.null(now) && identical(attr(now, "conn_id"), attr(socket, "conn_id"))
+}
+
+close_link <- function(link) {
+  if (is_ours(link$socket)) close(link$socket)
+  unlink(c(link$folder, link$log), recursive = TRUE)
+}
+
+# setTimeLimit() is looked at in Sys.sleep(), and had better not be in the middle of a frame.
+wait_for_frame <- function(link) {
+  while (!socketSelect(list(link$socket), timeout = 0.2)) Sys.sleep(0)
+}
+
+wait_for_address <- function(folder, log, pid) {
+  path <- file.path(folder, "address")
   deadline <- Sys.time() + START_SECONDS
+  pause <- 0.005
   while (!file.exists(path)) {
-    if (has_failed(link$log)) fail("the Python worker did not start: ", last_words(link))
-    if (Sys.time() > deadline) fail("the Python worker did not start in ", START_SECONDS, " seconds", last_words(link))
-    allowInterrupts(Sys.sleep(0.005))
+    if (!is_running(pid)) fail("the Python worker did not start", last_words(log, "it said nothing: was it killed?"))
+    if (Sys.time() > deadline) fail("the Python worker did not start in ", START_SECONDS, " seconds", last_words(log))
+    allowInterrupts(Sys.sleep(pause))
+    pause <- min(1.2 * pause, 0.05)
   }
   on.exit(unlink(path))
   file <- file(path, "rb")
   on.exit(close(file), add = TRUE)
   unserialize(file)
-}
-
-has_failed <- function(log) {
-  file.exists(log) && any(grepl("^Traceback|No module named|not found", readLines(log, warn = FALSE)))
 }
 
 # A folder that no other user may enter; in memory where the system offers that, since large results pass through it.
@@ -157,7 +169,7 @@ read_value <- function(path) {
 
 # The worker is gone, or cannot be understood any more. The next call starts another.
 lost <- function(link) {
-  words <- last_words(link)
+  words <- last_words(link$log)
   disconnect()
   fail(
     "the Python worker ended unexpectedly", words,
@@ -166,8 +178,10 @@ lost <- function(link) {
   )
 }
 
-last_words <- function(link) {
-  words <- if (file.exists(link$log)) readLines(link$log, warn = FALSE) else character()
+# What a worker said last, in brackets.
+last_words <- function(log, none = NULL) {
+  words <- if (file.exists(log)) readLines(log, warn = FALSE) else character()
   words <- words[nzchar(trimws(words))]
-  if (length(words)) paste0(" (", trimws(words[[length(words)]]), ")") else ""
+  said <- c(none, trimws(words))
+  if (length(said)) paste0(" (", said[[length(said)]], ")")
 }

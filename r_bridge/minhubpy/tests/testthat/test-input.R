@@ -190,7 +190,7 @@ test_that("numbers, flags and names are checked by the function that the user ca
   expect_refused(model$parameter(NA), "name must be text, not NA")
   expect_refused(model$parameter("nope"), "there is no weight 'nope'; names(model$parameters) has them all")
   # Of these R itself says the call otherwise than it was written.
-  expect_error(model[[5]], "i must be text, not 5", class = "minhubpy_error")
+  expect_error(model[[5]], "fields have names", class = "minhubpy_error")
   expect_error(model$eval <- 1, "a model's eval cannot be set", class = "minhubpy_error")
   expect_refused(from_pretrained(""), "'' is neither a folder nor a name on the Hub", class = "ValueError")
   expect_refused(from_pretrained(c("a", "b")), "identifier must be one string, not 2 strings")

@@ -254,7 +254,7 @@ test_that("a Python that cannot serve is told apart and named, and the one befor
   expect_identical(worker_pid(), pid)
 
   # One that answers well and then is no worker.
-  liar <- script("liar", 'if [ "$1" = -c ]; then echo minhubpy True True True True; else echo "No module named x" >&2; fi')
+  liar <- script("liar", 'case "$2" in *worker*) echo "No module named x" >&2;; *) echo minhubpy True True True True;; esac')
   expect_refused(minhub_start(liar), "the Python worker did not start")
   expect_refused(minhub_start(liar), "No module named x")
   # A good one whose path has a space, through a link: the session goes on.

@@ -1,0 +1,33 @@
+# What there is of R, told by say(key, value) one after the other: R torch comes last, since a LibTorch that does not fit
+# may end the process. It must not ask for a download, nor try itself out in an R of its own. `minhub doctor` runs this
+# file in an R without this package (r_bridge/probe.py), so it needs nothing but base R.
+r_facts <- function(say) {
+  version_of <- function(package) {
+    version <- suppressWarnings(utils::packageDescription(package, fields = "Version"))
+    if (!is.na(version)) say(package, version)
+    !is.na(version)
+  }
+  say("version", paste(R.version$major, R.version$minor, sep = "."))
+  say("home", R.home())
+  version_of("minhubpy")
+  if (!version_of("torch")) return(invisible())
+
+  before <- Sys.getenv(c("TORCH_INSTALL", "TORCH_VERIFY_LOAD"), unset = NA, names = TRUE)
+  on.exit({
+    Sys.unsetenv(names(before)[is.na(before)])
+    if (!all(is.na(before))) do.call(Sys.setenv, as.list(before[!is.na(before)]))
+  })
+  Sys.setenv(TORCH_INSTALL = "0", TORCH_VERIFY_LOAD = "FALSE")
+  home <- Sys.getenv("TORCH_HOME")
+  built <- file.path(if (nzchar(home)) home else system.file(package = "torch"), "build-version")
+  if (file.exists(built)) say("libtorch", readLines(built, n = 1, warn = FALSE))
+  works <- tryCatch(
+    {
+      if (!file.exists(built)) say("libtorch", getNamespace("torch")$torch_version)
+      getNamespace("torch")$torch_tensor(1)
+      "yes"
+    },
+    error = function(e) strsplit(conditionMessage(e), "\n")[[1]][1]
+  )
+  say("torch_works", works)
+}
