@@ -206,10 +206,14 @@ for (test in results) for (result in test$results) line(test$file, test$test, re
 """
 
 
-def run_r_tests(library: Path, reference_folder: Path, tests: Path = R_TESTS) -> dict[str, list[tuple[str, str, str]]]:
+# Both ways in: R with a worker, and R inside Python.
+WAYS = {"worker": [str(RSCRIPT), "--no-init-file"], "hosted": [sys.executable, "-m", "minhub_py.cli", "r"]}
+
+
+def run_r_tests(way: str, library: Path, reference_folder: Path) -> dict[str, list[tuple[str, str, str]]]:
     """(kind, test, message) of each expectation, by file."""
     done = subprocess.run(
-        [str(RSCRIPT), "--no-init-file", "-e", RUN_TESTS, str(tests)],
+        [*WAYS[way], "-e", RUN_TESTS, str(R_TESTS)],
         env=environment(library, MINHUBPY_REFERENCE=str(reference_folder)),
         capture_output=True, check=False, timeout=280,
     )  # fmt: skip
@@ -223,20 +227,25 @@ def run_r_tests(library: Path, reference_folder: Path, tests: Path = R_TESTS) ->
     return results
 
 
-@pytest.fixture(scope="session")
-def r_results(library: Path, reference_folder: Path) -> dict[str, list[tuple[str, str, str]]]:
-    return run_r_tests(library, reference_folder)
+@pytest.fixture(scope="session", params=WAYS)
+def r_results(
+    request: pytest.FixtureRequest, library: Path, reference_folder: Path
+) -> tuple[str, dict[str, list[tuple[str, str, str]]]]:
+    return request.param, run_r_tests(request.param, library, reference_folder)
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in R_TESTS.glob("test-*.R")))
-def test_r_tests_pass_by_the_worker(r_results: dict[str, list[tuple[str, str, str]]], file: str) -> None:
-    results = r_results[file]
+def test_r_tests_pass(r_results: tuple[str, dict[str, list[tuple[str, str, str]]]], file: str) -> None:
+    way, found = r_results
+    results = found[file]
     bad = [f"{test}: {message}" for kind, test, message in results if kind not in ("success", "skip")]
     assert not bad, "\n".join(bad)
     skipped = {message for kind, _, message in results if kind == "skip"}
-    # What may be missing here is R torch; with all else at hand nothing else is skipped.
-    assert all("torch" in message for message in skipped), skipped
-    assert file == "test-torch.R" or any(kind == "success" for kind, _, _ in results)
+    # What may be missing here is R torch, and hosted the worker; with all else at hand nothing else is skipped.
+    missing = {"worker": ["torch"], "hosted": ["torch", "only a plain R session has a worker"]}[way]
+    assert all(any(reason in message for reason in missing) for message in skipped), skipped
+    needs = {"worker": ["test-torch.R"], "hosted": ["test-torch.R", "test-worker.R"]}[way]
+    assert file in needs or any(kind == "success" for kind, _, _ in results)
 
 
 # R with a hand from outside
