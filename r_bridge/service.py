@@ -87,7 +87,7 @@ class Service:
         from minhub_py.transfer import listener
 
         self.emit, self.cancelled, self.told = emit, cancelled, 0.0
-        listener.set(lambda name, done, total: self.progress(done, total, name))
+        before = listener.set(lambda name, done, total: self.progress(done, total, name))
         try:
             for number in as_array(call["release"]).tolist():
                 self.objects.pop(number, None)
@@ -99,6 +99,8 @@ class Service:
             return "cancelled", None
         except BaseException as error:  # whatever it was, R says so, and is not left waiting
             return "failed", {"class": type(error).__name__, "message": _message(error)}
+        finally:
+            listener.reset(before)
 
     def frames(self, call: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """("part", value) as they come and last what `run` returns. To close the iterator is to cancel the call.

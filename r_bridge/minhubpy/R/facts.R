@@ -27,7 +27,7 @@ r_facts <- function(say) {
       getNamespace("torch")$torch_tensor(1)
       "yes"
     },
-    error = function(e) strsplit(conditionMessage(e), "\n")[[1]][1]
+    error = function(e) substr(gsub("[[:space:]]+", " ", conditionMessage(e)), 1, 300) # LibTorch adds its whole stack
   )
   say("torch_works", works)
 }
