@@ -20,11 +20,12 @@ lint: .venv/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/.installed-test
+bench: .venv/.installed-test r
 	$(BIN)/python tests/benchmarks/load.py
 	$(BIN)/python tests/benchmarks/convert.py
 	$(BIN)/python tests/benchmarks/layout.py
 	$(BIN)/python tests/benchmarks/generate.py
+	$(BIN)/python tests/benchmarks/bridge.py
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

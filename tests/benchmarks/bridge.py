@@ -23,6 +23,7 @@ from minhub_py.tokenizer import decode_stream
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 PAIRS = 5
+MANY_PAIRS = 11  # where a few per cent are to be told from noise
 NEW = 64
 
 # Each line that R reads is code; it answers with the seconds that it took.
@@ -72,9 +73,9 @@ def clock(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def compare(name: str, python: Callable[[], Any], r: Callable[[], float]) -> None:
+def compare(name: str, python: Callable[[], Any], r: Callable[[], float], count: int = PAIRS) -> None:
     """Print Python's and R's medians, and Python's time as a share of R's, pair by pair."""
-    pairs = [(clock(python), r()) for _ in range(PAIRS)]
+    pairs = [(clock(python), r()) for _ in range(count)]
     share = statistics.median(p / q for p, q in pairs)
     mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
     print(f"{name:<58} Python {mine:8.3f} s   R {theirs:8.3f} s   R's speed of Python's {share:6.1%}")
@@ -164,7 +165,12 @@ def generation(r: RSession, folder: Path) -> None:
         given = f"generate(model, c({', '.join(f'{id}L' for id in ids)}), {NEW}, temperature = 0, eos_id = NULL)"
         r.time(given)
         generate(model, [ids], **settings)
-        compare(f"{name}: {NEW} new ids after 32", lambda: generate(model, [ids], **settings), lambda: r.time(given))  # noqa: B023
+        compare(
+            f"{name}: {NEW} new ids after 32",
+            lambda: generate(model, [ids], **settings),  # noqa: B023
+            lambda: r.time(given),  # noqa: B023
+            MANY_PAIRS,
+        )
         streamed = (
             f"generate(model, '{tokenizer.decode(ids)}', {NEW}, temperature = 0, eos_id = NULL, stream = identity)"
         )
@@ -173,6 +179,7 @@ def generation(r: RSession, folder: Path) -> None:
             f"{name}: the same, text streamed",
             lambda: list(decode_stream(tokenizer, stream(model, ids, **settings), ids)),  # noqa: B023
             lambda: r.time(streamed),  # noqa: B023
+            MANY_PAIRS,
         )
 
 
