@@ -1,7 +1,8 @@
 #' Generate text
 #'
 #' Writes on from one or more prompts. Esc or Ctrl-C stops it; the session and
-#' the model stay as they are.
+#' the model stay as they are. Characters that the tokenizer does not know, as
+#' a model of characters may not, are left out.
 #'
 #' @param model A model, see [from_pretrained()].
 #' @param prompts Text: a character vector. Or 0-based ids: a vector, a matrix

@@ -3,7 +3,9 @@
 #' The first call that needs Python starts a worker process; it ends with the
 #' R session, however that ends. `minhub_start()` does so on purpose, and says
 #' which Python was taken and why. `minhub_stop()` ends the worker; models and
-#' tokenizers are loaded again when they are next used.
+#' tokenizers are loaded again when they are next used, but for models whose
+#' weights came by `load_state_dict()`. The choice of a Python is kept until
+#' `minhub_stop()`.
 #'
 #' @section Which Python:
 #' The first of these that there is, is 3.10 or newer, and has minhub_py:
@@ -58,8 +60,10 @@ minhub_stop <- function() {
 #' needs (PyTorch is the largest part). No other function of this package
 #' installs anything. What an earlier call made is replaced.
 #'
-#' @param source What pip is to install: `"minhub_py"`, or the path of a
-#'   folder or wheel, or an address that pip knows.
+#' @param source What pip is to install: the path of a folder or wheel, an
+#'   address that pip knows, or a name. If not given, the repository and commit
+#'   that `remotes::install_github()` had this package from, else the release of
+#'   minhub_py that has this package's version.
 #' @param python The Python to make it with, 3.10 or newer; the first on the
 #'   `PATH` that is, if not given.
 #' @param pip_args Further arguments of `pip install`, such as
@@ -70,9 +74,9 @@ minhub_stop <- function() {
 #' minhub_install()
 #' }
 #' @export
-minhub_install <- function(source = "minhub_py", python = NULL, pip_args = character()) {
+minhub_install <- function(source = NULL, python = NULL, pip_args = character()) {
   not_now()
-  source <- string(source)
+  source <- if (is.null(source)) default_source() else string(source)
   base <- if (is.null(python)) find_base_python() else path.expand(string(python))
   if (!nzchar(Sys.which(base))) fail(base, " is not there: give the path of a Python 3.10 or newer")
   folder <- private_virtualenv()
@@ -93,11 +97,18 @@ minhub_install <- function(source = "minhub_py", python = NULL, pip_args = chara
   run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed; on Debian: apt-get install python3-venv")
   run(
     python_in(folder), c("-m", "pip", "install", "--disable-pip-version-check", pip_args, shQuote(source)),
-    "pip could not install it; what it says above tells why"
+    "pip could not install it, for what it says above; minhub_install(\"/path/to/a/checkout\") takes a folder"
   )
   done <- TRUE
   note("Installed: ", python_in(folder))
   invisible(python_in(folder))
+}
+
+# The Python half of this very package.
+default_source <- function() {
+  about <- utils::packageDescription("minhubpy")
+  if (!identical(about$RemoteType, "github")) return(paste0("minhub_py==", about$Version))
+  paste0("git+https://github.com/", about$RemoteUsername, "/", about$RemoteRepo, "@", about$RemoteSha)
 }
 
 run <- function(command, arguments, advice) {

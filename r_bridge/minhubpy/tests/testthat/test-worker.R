@@ -327,3 +327,7 @@ test_that("what an answer leaves on disk is gone when it is read", {
   minhub_stop()
   expect_false(dir.exists(folder))
 })
+
+test_that("the Python that is made is the other half of this package", {
+  expect_identical(minhubpy:::default_source(), paste0("minhub_py==", utils::packageVersion("minhubpy")))
+})
