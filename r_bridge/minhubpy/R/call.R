@@ -56,7 +56,7 @@ connect <- function() {
     link$calls <- 0L
     session$released <- integer()
     session$link <- link
-    reg.finalizer(link, function(link) if (identical(link$owner, Sys.getpid())) try(link$close(), silent = TRUE), onexit = TRUE)
+    reg.finalizer(link, function(link) if (identical(link$owner, Sys.getpid())) link$close(), onexit = TRUE)
   }
   link
 }
@@ -64,7 +64,7 @@ connect <- function() {
 disconnect <- function() {
   link <- session$link
   session$link <- NULL
-  if (!is.null(link) && identical(link$owner, Sys.getpid())) try(link$close(), silent = TRUE)
+  if (!is.null(link) && identical(link$owner, Sys.getpid())) link$close()
   invisible()
 }
 
