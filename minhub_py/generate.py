@@ -15,10 +15,14 @@ matrix products, which matters where two ids are equally likely to the last bits
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from minhub_py.decoder import MOST_TOKENS, reader_of
+from minhub_py.speculate import Guesser
 
 # Positions read at once: bounds the logits, which are (1, CHUNK, V).
 CHUNK = 256
@@ -115,15 +119,15 @@ class Ends:
             raise ValueError("a stop string cannot be empty")
         return cls(frozenset(ids), strings, tokenizer)
 
-    def reached(self, new: Sequence[int]) -> bool:
-        """Whether the newest of the ids `new` ends the text."""
-        if new[-1] in self.ids:
+    def reached(self, ids: Sequence[int], start: int) -> bool:
+        """Whether the last of the ids, which are new from `start` on, ends the text."""
+        if ids[-1] in self.ids:
             return True
         if not self.strings:
             return False
         # An id is a byte of text at least, so a stop string is completed within as many ids as it has bytes.
         reach = max(len(string.encode()) for string in self.strings)
-        text = self.tokenizer.decode(list(new[-reach:]), skip_special_tokens=False)
+        text = self.tokenizer.decode(list(ids[max(start, len(ids) - reach) :]), skip_special_tokens=False)
         return any(string in text for string in self.strings)
 
 
@@ -140,6 +144,7 @@ def generate(
     eos_id: Any = "auto",
     stop: str | Sequence[str] = (),
     tokenizer: Any = None,
+    speculate: int = 0,
 ) -> list[list[int]]:
     """The new ids of each prompt, which may be of any lengths. Arguments and errors are those of `stream`.
 
@@ -148,7 +153,7 @@ def generate(
     results: list[list[int]] = [[] for _ in prompts]
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ends = Ends.of(model, eos_id, stop, tokenizer)
-    for row, id in start(model, prompts, max_new_tokens, sampling, seed, ends):
+    for row, id in start(model, prompts, max_new_tokens, sampling, seed, ends, speculate):
         results[row].append(id)
     return results
 
@@ -166,6 +171,7 @@ def stream(
     eos_id: Any = "auto",
     stop: str | Sequence[str] = (),
     tokenizer: Any = None,
+    speculate: int = 0,
 ) -> Iterator[int]:
     """The new ids of one prompt, each as soon as it is known.
 
@@ -174,12 +180,14 @@ def stream(
     already are divided by it (multiplied where negative).    seed: None draws one from PyTorch's own generator.
     eos_id: an id, or several, that end the text and are its last; "auto" takes the model's own, None none.
     stop: end with the id that completes one of these strings in the new text; needs the `tokenizer`.
+    speculate: the most ids to guess at a time from what the text repeats. The ids stay the same; text that repeats
+    comes faster. Where guesses cannot be checked to the last bit (a GPU, an LSTM) none are made.
 
     ValueError, at the call: an empty prompt, an id outside the vocabulary, a setting out of its range.
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ends = Ends.of(model, eos_id, stop, tokenizer)
-    return (id for _, id in start(model, [prompt], max_new_tokens, sampling, seed, ends))
+    return (id for _, id in start(model, [prompt], max_new_tokens, sampling, seed, ends, speculate))
 
 
 def score(
@@ -207,15 +215,16 @@ def score(
 def _score(model: Any, text: list[int]) -> Iterator[Tensor]:
     """The log-probabilities of text[1:], piece by piece."""
     context = model.config.context_length
+    reader = reader_of(model)
     known = 1  # the next id to score is text[known]
     while known < len(text):
         start = context_start(known, context)
         end = len(text) - 1 if context is None else min(len(text) - 1, start + context)  # the last id scored from here
-        cache = model.new_cache(1, end - start)
+        cache = model.new_cache(1, end - start, reader.spare)
         for place in range(start, end, CHUNK):
             piece = text[place : min(place + CHUNK, end)]
             with torch.inference_mode():
-                logits = _forward(model, [piece], cache)[0].float()  # (T, V)
+                logits = reader.read(piece, cache, every=True).float()  # (T, V)
                 check_finite(logits.amax(dim=-1))
                 targets = torch.tensor(text[place + 1 : place + 1 + len(piece)], device=logits.device)
                 found = torch.log_softmax(logits, dim=-1).gather(1, targets.unsqueeze(1)).squeeze(1).cpu()
@@ -267,12 +276,15 @@ def start(
     sampling: Sampling,
     seed: int | Sequence[int] | None,
     ends: Ends,
+    speculate: int = 0,
 ) -> Iterator[tuple[int, int]]:
     """What `generate` and `stream` iterate: arguments are checked now, (row, new id) pairs come as they are known."""
     if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be a whole number of 0 or more, not {max_new_tokens}")
+    if not isinstance(speculate, int) or speculate < 0:
+        raise ValueError(f"speculate must be a whole number of 0 (no guesses) or more, not {speculate}")
     texts = [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
-    return _run(model, texts, max_new_tokens, sampling, generators(len(texts), seed), ends)
+    return _run(model, texts, max_new_tokens, sampling, generators(len(texts), seed), ends, speculate)
 
 
 def _run(
@@ -282,66 +294,90 @@ def _run(
     sampling: Sampling,
     random: list[torch.Generator],
     ends: Ends,
+    speculate: int,
 ) -> Iterator[tuple[int, int]]:
     if not texts or max_new_tokens == 0:
         return
+    context = model.config.context_length
     starts = [len(text) for text in texts]
     size = max(starts) + max_new_tokens
-    size = min(size, model.config.context_length or size)
+    size = min(size, context or size)
+    reader = reader_of(model)
+    guessers = [Guesser(speculate if reader.guesses else 0) for _ in texts]
+
+    def room(row: int, rows: int) -> int:
+        """Ids that may be guessed: not beyond the last to be made, nor the context, nor what is read at once."""
+        known = len(texts[row])
+        left = starts[row] + max_new_tokens - known - 1
+        within = left if context is None else context_start(known, context) + context - known
+        return min(left, within, MOST_TOKENS // rows - 1)
+
     with torch.inference_mode():
         # Each prompt is read by itself, as when it runs alone; then the rows go on together.
-        cache = model.new_cache(len(texts), size)
-        logits = torch.cat([_read(model, text, row, cache, size) for row, text in enumerate(texts)])  # (R, V)
+        cache = model.new_cache(len(texts), size, reader.spare)
+        logits = torch.cat([_read(reader, model, text, row, cache, size) for row, text in enumerate(texts)])  # (R, V)
     rows = list(range(len(texts)))  # rows[i] is the text in row i of the cache
-    for step in range(max_new_tokens):
-        draws = torch.cat([torch.rand(1, dtype=torch.float64, generator=random[row]) for row in rows])
-        ids = sampling.choose(logits, [texts[row] for row in rows], draws)
-        for row, id in zip(rows, ids, strict=True):
-            texts[row].append(id)
-            yield row, id  # outside inference mode: it is the caller's code that runs now
-        going = [i for i, row in enumerate(rows) if not ends.reached(texts[row][starts[row] :])]
-        if not going or step == max_new_tokens - 1:
+    guesses: list[list[int]] = [[] for _ in rows]  # what row i has read after its newest id
+    while True:
+        # The logits after the newest id of each row choose the next one; if that was guessed, those after the guess
+        # choose another. So the ids are those that come without guesses, which only spare some readings.
+        first = [0, *accumulate(1 + len(guess) for guess in guesses)]
+        right = [0] * len(rows)
+        asking, going = list(range(len(rows))), []
+        while asking:
+            chosen = sampling.choose(
+                logits[[first[i] + right[i] for i in asking]] if len(logits) > len(asking) else logits,
+                [texts[rows[i]] for i in asking],
+                torch.cat([torch.rand(1, dtype=torch.float64, generator=random[rows[i]]) for i in asking]),
+            )
+            again = []
+            for i, id in zip(asking, chosen, strict=True):
+                row = rows[i]
+                texts[row].append(id)
+                yield row, id  # outside inference mode: it is the caller's code that runs now
+                if len(texts[row]) == starts[row] + max_new_tokens or ends.reached(texts[row], starts[row]):
+                    continue
+                if right[i] < len(guesses[i]) and guesses[i][right[i]] == id:
+                    right[i] += 1
+                    again.append(i)
+                else:
+                    going.append(i)
+            asking = again
+        if not going:
             return
+        for i, guess in enumerate(guesses):
+            if guess:
+                cache.lengths[i] -= len(guess) - right[i]
+                guessers[rows[i]].learn(right[i], len(guess))
         with torch.inference_mode():
             if len(going) < len(rows):
-                cache.select(going)
-                rows = [rows[i] for i in going]
-            logits = _step(model, [texts[row] for row in rows], cache, size)
+                cache.select(sorted(going))
+                rows = [rows[i] for i in sorted(going)]
+            guesses = [guessers[row](texts[row], room(row, len(rows))) for row in rows]
+            logits = _step(reader, model, [texts[row] for row in rows], guesses, cache, size)
 
 
-def _step(model: Any, texts: list[list[int]], cache: Any, size: int) -> Tensor:
-    """Feed the newest id of each text; the logits (R, V) after it."""
+def _step(reader: Any, model: Any, texts: list[list[int]], guesses: list[list[int]], cache: Any, size: int) -> Tensor:
+    """Read the newest id of each text and the guesses after it; the logits (ids in all, V) after each."""
     context = model.config.context_length
     for row, text in enumerate(texts):
         if context_start(len(text), context) > context_start(len(text) - 1, context):
             begin = context_start(len(text), context)
-            cache.set_row(row, _fill(model, text[begin:-1], size)[0])
-    return _forward(model, [[text[-1]] for text in texts], cache)[:, -1]
+            cache.set_row(row, _fill(reader, model, text[begin:-1], size)[0])
+    return reader.extend([[text[-1], *guess] for text, guess in zip(texts, guesses, strict=True)], cache)
 
 
-def _read(model: Any, text: list[int], row: int, cache: Any, size: int) -> Tensor:
+def _read(reader: Any, model: Any, text: list[int], row: int, cache: Any, size: int) -> Tensor:
     """Put a prompt into a row of the cache; the logits (1, V) after it."""
     begin = context_start(len(text), model.config.context_length)
-    filled, logits = _fill(model, text[begin:], size)
+    filled, logits = _fill(reader, model, text[begin:], size)
     cache.set_row(row, filled)
     return logits
 
 
-def _fill(model: Any, ids: list[int], size: int) -> tuple[Any, Any]:
+def _fill(reader: Any, model: Any, ids: list[int], size: int) -> tuple[Any, Any]:
     """A cache of one row that has read `ids`, and the logits (1, V) after them (None where there are no ids)."""
-    cache, logits = model.new_cache(1, size), None
+    cache, logits = model.new_cache(1, size, reader.spare), None
     for place in range(0, len(ids), CHUNK):
-        logits = _forward(model, [ids[place : place + CHUNK]], cache)[:, -1]
+        logits = reader.read(ids[place : place + CHUNK], cache)
     return cache, logits
-
-
-def _forward(model: Any, rows: list[list[int]], cache: Any) -> Tensor:
-    """One call of the model, without dropout: a fresh model is in training mode, and is left in it."""
-    ids = torch.tensor(rows, device=next(model.parameters()).device)
-    if not model.training:
-        return model(ids, cache)  # type: ignore[no-any-return]
-    model.eval()
-    try:
-        return model(ids, cache)  # type: ignore[no-any-return]
-    finally:
-        model.train()

@@ -14,7 +14,7 @@ Notation
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from reprlib import repr as brief
@@ -171,6 +171,10 @@ class Cache:
         S = max(self.lengths) + T
         return keys[:, :, :S], values[:, :, :S]
 
+    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What `steps` keeps for each layer."""
+        return self.keys, self.values
+
     def advance(self, T: int) -> None:
         """Count T more positions in every row."""
         self.lengths = [length + T for length in self.lengths]
@@ -276,9 +280,12 @@ class GPT2(nn.Module):
         if isinstance(module, Attention | MLP):
             nn.init.normal_(module.c_proj.weight, std=std / math.sqrt(2 * self.config.n_layer))
 
-    def new_cache(self, batch_size: int, max_length: int) -> Cache:
-        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device."""
-        return Cache(self.config, batch_size, max_length, like=self.wte.weight)
+    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> Cache:
+        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
+
+        It has no need of `spare`, which is for families that keep a window.
+        """
+        return Cache(self.config, batch_size, max_length, like=self.ln_f.weight)
 
     def forward(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
@@ -286,6 +293,10 @@ class GPT2(nn.Module):
         With a cache the positions follow those it holds, and it is updated in place.
         ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
         """
+        return self.logits(self.hidden(idx, cache))
+
+    def hidden(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
+        """The first part of `forward`: (B, T, C), what the head makes logits of."""
         if idx.dim() != 2 or not idx.numel():
             raise ValueError(f"GPT-2: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
         B, T = idx.shape
@@ -305,10 +316,28 @@ class GPT2(nn.Module):
         x = self.drop(self.wte(idx) + self.wpe(positions))  # (B, T, C)
         for block in self.h:
             x = block(x, positions, mask, cache)
-        x = self.ln_f(x)
         if cache is not None:
             cache.advance(T)
+        return self.ln_f(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The last part of `forward`: (B, T, V) from (B, T, C)."""
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
+
+    def steps(self) -> Iterator[tuple[Any, ...]]:
+        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
+        block: Any
+        yield "embed", self.wte, self.wpe
+        for block in self.h:
+            yield "norm", block.ln_1
+            yield "linear", [block.attn.c_attn], None
+            yield "attend", block.attn.n_head, block.attn.scale, None
+            yield "add", block.attn.c_proj
+            yield "norm", block.ln_2
+            yield "linear", [block.mlp.c_fc], self.config.activation_function
+            yield "add", block.mlp.c_proj
+        yield "norm", self.ln_f
+        yield "logits", self.wte if self.lm_head is None else self.lm_head, None
 
     def _check(self, idx: Tensor, longest: int, cache: Cache | None) -> None:
         if longest > self.config.n_positions:

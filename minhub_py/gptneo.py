@@ -16,7 +16,7 @@ Notation
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from reprlib import repr as brief
@@ -187,15 +187,18 @@ class Cache:
     """The keys and values of all layers, allocated once. Rows may hold different numbers of positions.
 
     keys, values: one (B, H, size, D) tensor per layer; size is max_length in a global layer. A local layer keeps
-    the window only, as a ring: position p is in slot p % size.    lengths: positions read, one int per row.
+    the window and `spare` positions only, as a ring: position p is in slot p % size. With those to spare, the
+    decoder may store that many positions before it attends from the first of them, and take them back.
+    lengths: positions read, one int per row.
     Zeros, not empty: a masked key that happens to be NaN would still spoil the softmax. As the buffers are written in
     place, no gradient flows from one call to the next.
     """
 
-    def __init__(self, config: GPTNeoConfig, batch_size: int, max_length: int, like: Tensor) -> None:
+    def __init__(self, config: GPTNeoConfig, batch_size: int, max_length: int, spare: int, like: Tensor) -> None:
         D = config.hidden_size // config.num_heads
         sizes = [
-            max_length if kind == "global" else min(config.window_size, max_length) for kind in config.attention_layers
+            max_length if kind == "global" else min(config.window_size + spare, max_length)
+            for kind in config.attention_layers
         ]
         self.keys = [like.new_zeros(batch_size, config.num_heads, size, D) for size in sizes]
         self.values = [like.new_zeros(batch_size, config.num_heads, size, D) for size in sizes]
@@ -217,6 +220,10 @@ class Cache:
         rows = torch.arange(positions.size(0), device=positions.device).unsqueeze(1)
         slots = positions % keys.size(2)
         return keys[rows, :, slots].transpose(1, 2), values[rows, :, slots].transpose(1, 2)
+
+    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What `steps` keeps for each layer."""
+        return self.keys, self.values
 
     def advance(self, T: int) -> None:
         """Count T more positions in every row."""
@@ -287,7 +294,7 @@ class Attention(nn.Module):
         q = self.q_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)
         v = self.v_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)
-        # One new position sees just what its cache holds: all of it, or the window's ring, whose order is no matter.
+        # One new position can look at its cache as it lies there: the order of a ring is no matter.
         attend = self.attend_locally if self.window is not None and T > 1 else self.attend_everywhere
         y = attend(q, k, v, positions, cache).to(x.dtype)  # (B, H, T, D)
         return self.resid_dropout(self.out_proj(y.transpose(1, 2).reshape(B, T, C)))
@@ -300,9 +307,13 @@ class Attention(nn.Module):
         mask = None
         if cache is not None:
             cache.write(self.layer, positions, k, v)
-            S = min(max(cache.lengths) + T, cache.keys[self.layer].size(2))
+            size = cache.keys[self.layer].size(2)
+            S = min(max(cache.lengths) + T, size)
             k, v = cache.keys[self.layer][:, :, :S], cache.values[self.layer][:, :, :S]
-            if S > T and (T > 1 or min(cache.lengths) < max(cache.lengths)):
+            if self.window is not None and size > self.window:  # how far back is what stands in each slot of the ring?
+                back = (positions - torch.arange(S, device=q.device)) % size  # (B, S), as T is 1
+                mask = ((back < self.window) & (back <= positions)).view(-1, 1, 1, S)
+            elif S > T and (T > 1 or min(cache.lengths) < max(cache.lengths)):
                 mask = (positions.unsqueeze(-1) >= torch.arange(S, device=q.device)).unsqueeze(1)  # (B, 1, T, S)
         return F.scaled_dot_product_attention(
             q.float(),
@@ -379,9 +390,12 @@ class GPTNeo(nn.Module):
             projection = module.out_proj if isinstance(module, Attention) else module.c_proj
             nn.init.normal_(projection.weight, std=std / math.sqrt(2 * self.config.num_layers))
 
-    def new_cache(self, batch_size: int, max_length: int) -> Cache:
-        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device."""
-        return Cache(self.config, batch_size, max_length, like=self.wte.weight)
+    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> Cache:
+        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
+
+        spare: positions that local layers keep beyond their window; for decoder.py.
+        """
+        return Cache(self.config, batch_size, max_length, spare, like=self.ln_f.weight)
 
     def forward(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
@@ -389,6 +403,10 @@ class GPTNeo(nn.Module):
         With a cache the positions follow those it holds, and it is updated in place.
         ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
         """
+        return self.logits(self.hidden(idx, cache))
+
+    def hidden(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
+        """The first part of `forward`: (B, T, C), what the head makes logits of."""
         if idx.dim() != 2 or not idx.numel():
             raise ValueError(f"GPT-Neo: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
         B, T = idx.shape
@@ -400,10 +418,28 @@ class GPTNeo(nn.Module):
         x = self.drop(self.wte(idx) + self.wpe(positions))  # (B, T, C)
         for block in self.h:
             x = block(x, positions, cache)
-        x = self.ln_f(x)
         if cache is not None:
             cache.advance(T)
+        return self.ln_f(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The last part of `forward`: (B, T, V) from (B, T, C)."""
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
+
+    def steps(self) -> Iterator[tuple[Any, ...]]:
+        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
+        block: Any
+        yield "embed", self.wte, self.wpe
+        for block in self.h:
+            yield "norm", block.ln_1
+            yield "linear", [block.attn.q_proj, block.attn.k_proj, block.attn.v_proj], None
+            yield "attend", block.attn.num_heads, 1.0, block.attn.window
+            yield "add", block.attn.out_proj
+            yield "norm", block.ln_2
+            yield "linear", [block.mlp.c_fc], self.config.activation_function
+            yield "add", block.mlp.c_proj
+        yield "norm", self.ln_f
+        yield "logits", self.wte if self.lm_head is None else self.lm_head, None
 
     def _check(self, idx: Tensor, longest: int, cache: Cache | None) -> None:
         if longest > self.config.max_position_embeddings:

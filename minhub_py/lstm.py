@@ -13,7 +13,7 @@ Notation
     B batch rows    T positions read in this call    E embedding_size    H hidden_size    L num_layers    V vocabulary
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from reprlib import repr as brief
 from typing import Any
@@ -109,6 +109,10 @@ class Cache:
         self.h = like.new_zeros(config.num_layers, batch_size, config.hidden_size)
         self.c = torch.zeros_like(self.h)
 
+    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What `steps` keeps for each layer."""
+        return list(self.h.unbind(0)), list(self.c.unbind(0))
+
     def select(self, rows: list[int]) -> None:
         """Keep these rows only, in this order."""
         self.h, self.c = self.h[:, rows], self.c[:, rows]
@@ -140,9 +144,9 @@ class LSTM(nn.Module):
         else:
             nn.init.uniform_(self.head.weight, -config.initializer_range, config.initializer_range)
 
-    def new_cache(self, batch_size: int, max_length: int) -> Cache:
-        """A zero state for `batch_size` rows, in the model's dtype and device. It has no need of `max_length`."""
-        return Cache(self.config, batch_size, like=self.embedding.weight)
+    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> Cache:
+        """A zero state for `batch_size` rows, in the model's dtype and device. It has no need of the other two."""
+        return Cache(self.config, batch_size, like=self.head.bias)
 
     def forward(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
@@ -150,6 +154,10 @@ class LSTM(nn.Module):
         With a cache the positions follow those it holds, and it is updated in place.
         ValueError: an id outside the vocabulary, or a cache of another number of rows.
         """
+        return self.logits(self.hidden(idx, cache))
+
+    def hidden(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
+        """The first part of `forward`: (B, T, H), what the head makes logits of."""
         if idx.dim() != 2 or not idx.numel():
             raise ValueError(f"LSTM: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
         self._check(idx, cache)
@@ -158,8 +166,21 @@ class LSTM(nn.Module):
         x, (h, c) = self.lstm(x, state)  # (B, T, H), (L, B, H), (L, B, H)
         if cache is not None:
             cache.h, cache.c = h.detach(), c.detach()
+        return self.drop(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The last part of `forward`: (B, T, V) from (B, T, H)."""
         weight = self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
-        return F.linear(self.drop(x), weight, self.head.bias)  # (B, T, V)
+        return F.linear(x, weight, self.head.bias)
+
+    def steps(self) -> Iterator[tuple[Any, ...]]:
+        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
+        yield "embed", self.embedding
+        for layer in range(self.config.num_layers):
+            names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_ih_l{layer}", f"bias_hh_l{layer}")
+            weight_ih, weight_hh, bias_ih, bias_hh = (getattr(self.lstm, name) for name in names)
+            yield "recur", weight_ih, weight_hh, bias_ih + bias_hh
+        yield "logits", self.embedding if self.config.tie_word_embeddings else self.head, self.head.bias
 
     def _check(self, idx: Tensor, cache: Cache | None) -> None:
         if cache is not None and cache.h.size(1) != idx.size(0):

@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 import weights_map
 from minhub_py import hub
 from minhub_py.device import choose_device, choose_dtype
+from minhub_py.quantize import check_kind, refuse_quantized
+from minhub_py.quantize import quantize as quantize_layers
 from minhub_py.registry import FAMILIES, Family, family_of
 from minhub_py.storage import Checkpoint, read_object, write_checkpoint
 from weights_map.engine import check_shapes
@@ -27,6 +29,7 @@ def from_pretrained(
     *,
     device: str = "auto",
     dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Any:
@@ -34,14 +37,16 @@ def from_pretrained(
 
     identifier: a Hub repository id, a local folder in Hub layout, or a built-in such as minhub/shakespeare-gpt2.
     revision: a branch, tag or commit of the repository.    device, dtype: see `devices()`; "auto" decides.
+    quantize: "int8" or "nf4" (4 bits) makes the weights smaller and text faster, and changes results a little; such a
+    model is for inference, and is not saved.
     local_files_only: open no connection; so does the environment variable HF_HUB_OFFLINE=1.
 
     FileNotFoundError: no such repository, revision, folder or file.    PermissionError: a gated repository.
     ConnectionError: the Hub cannot be reached.    ValueError: damaged files, a family or a setting without code,
-    tensors that do not fit, an unknown device or dtype.
+    tensors that do not fit, an unknown device, dtype or quantization.
     """
     access = {"token": token, "local_files_only": local_files_only}
-    return _from_pretrained(identifier, revision, access, device, dtype)
+    return _from_pretrained(identifier, revision, access, device, dtype, quantize)
 
 
 def _from_pretrained(
@@ -50,6 +55,7 @@ def _from_pretrained(
     access: Mapping[str, Any],
     device: str,
     dtype: str | torch.dtype,
+    quantize: str | None,
     family: Family | None = None,
 ) -> Any:
     """`from_pretrained`, for the one `family` if it is given."""
@@ -57,9 +63,10 @@ def _from_pretrained(
     def check(folder: Path) -> None:
         check_family(Checkpoint(folder), family, identifier)
 
+    check_kind(quantize)
     checkpoint = Checkpoint(hub.fetch(identifier, revision, check=check, **access))
     check_family(checkpoint, family, identifier)
-    return load(checkpoint, device=device, dtype=dtype)
+    return load(checkpoint, device=device, dtype=dtype, quantize=quantize)
 
 
 def check_family(checkpoint: Checkpoint, family: Family | None, identifier: object) -> None:
@@ -69,14 +76,29 @@ def check_family(checkpoint: Checkpoint, family: Family | None, identifier: obje
         raise ValueError(f"{identifier} holds a {found.name} model: call {found.name}_from_pretrained()")
 
 
-def load(checkpoint: Checkpoint, *, device: str = "auto", dtype: str | torch.dtype = "auto") -> Any:
-    """The model of an opened checkpoint, in eval mode. On a CPU its weights are the file's own memory-mapped bytes."""
+def load(
+    checkpoint: Checkpoint,
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+) -> Any:
+    """The model of an opened checkpoint, in eval mode. On a CPU its weights are the file's own memory-mapped bytes.
+
+    ValueError: an unknown device, dtype or quantization.
+    """
+    check_kind(quantize)
     family, model, meta = fit(checkpoint)
     probe = choose_device(device)
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
     native = native_tensors(checkpoint, family, checkpoint)
-    weights = {name: place(native[name], torch.device(probe.name), target) for name in model.state_dict()}
+    # What is to be quantized is not rounded to another dtype first.
+    kept = {name: native[name].dtype if quantize else target for name in model.state_dict()}
+    weights = {name: place(native[name], torch.device(probe.name), dtype) for name, dtype in kept.items()}
     model.load_state_dict(weights, assign=True)
+    if quantize:
+        quantize_layers(model, quantize)
+        model.to(target)
     return model.eval()
 
 
@@ -168,11 +190,12 @@ def save_pretrained(
     The folder is in Hub layout: transformers loads it, and the tensors are bit-identical to the model's.
     With a tokenizer, what an earlier one has left there goes.
 
-    ValueError: not a model of this package, or not a `tokenizers.Tokenizer`.
+    ValueError: not a model of this package, or a quantized one, or not a `tokenizers.Tokenizer`.
     OSError: the disk is full or may not be written; what was in the folder is then still there.
     """
     if not hasattr(model, "config") or not hasattr(model.config, "to_hub"):
         raise ValueError(f"save_pretrained saves models of this package, not {type(model).__name__}")
+    refuse_quantized(model, "saved")
     if tokenizer is not None and not hasattr(tokenizer, "to_str"):
         raise ValueError(f"tokenizer must be a tokenizers.Tokenizer, not {type(tokenizer).__name__}")
     config: Any = model.config
@@ -211,11 +234,12 @@ def entry_points(family: Family) -> dict[str, Callable[..., Any]]:
         *,
         device: str = "auto",
         dtype: str | torch.dtype = "auto",
+        quantize: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
     ) -> Any:
         access = {"token": token, "local_files_only": local_files_only}
-        return _from_pretrained(identifier, revision, access, device, dtype, family)
+        return _from_pretrained(identifier, revision, access, device, dtype, quantize, family)
 
     fresh.__doc__ = f"""A fresh {kind} in training mode, with random weights; the keywords are those of config.json.
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from minhub_py.gptneo import local_attention
 from minhub_py.pretrained import skeleton
+from minhub_py.quantize import refuse_quantized
 from minhub_py.registry import family_of
 
 
@@ -174,10 +175,12 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
     extra_files: what is to travel in the file beside config.json, such as tokenizer.json. torch.jit.load() gives it by
     its `_extra_files`, and any reader of zip archives as STEM/extra/NAME, where STEM is the file's first name.
 
-    ValueError: not a model of this package. OSError: the disk is full or may not be written; nothing has changed then.
+    ValueError: not a model of this package, or a quantized one. OSError: the disk is full or may not be written;
+    nothing has changed then.
     """
     if not hasattr(model, "config") or not hasattr(model.config, "to_hub"):
         raise ValueError(f"save_torchscript saves models of this package, not {type(model).__name__}")
+    refuse_quantized(model, "saved")
     config: Any = model.config
     settings = {**config.to_hub(), "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     extra = {"config.json": json.dumps(settings, indent=2).encode(), **(extra_files or {})}

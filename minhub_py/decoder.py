@@ -1,0 +1,304 @@
+"""A model's steps, handed to native code: ids to logits on a CPU with nothing between one product and the next.
+
+A model says in `steps()` what its `forward` does for a new id, in a small vocabulary. There is a residual stream x and
+a current value h:
+
+    embed    ids [, positions]           x, h = ids' rows of the one + positions' rows of the other
+    norm     layer                       h = layer(x)
+    linear   layers, activation          h = activation(layer(h)); several layers' results side by side
+    attend   heads, scale, window        h = attention(h), which is q, k and v side by side; keys and values are kept
+    add      layer                       x = x + layer(h)
+    recur    weight_ih, weight_hh, bias  h = an LSTM cell's output for h; its state is kept
+    logits   layer, bias                 the result, from h
+
+`Native` turns them into pointers for native/decoder.c. Weights stay where PyTorch has them, in float32 or 16 bits, or
+quantized (quantize.py). All arithmetic is float32: with 16-bit weights the logits are those of the float32 model that
+has the same, rounded weights, and keys and values are rounded to 16 bits.
+
+What it cannot do (a GPU, a layer that somebody has replaced or hooked, an activation it does not know, no compiler when
+the package was installed) is left to the model's own `forward`, by `Plain`. `reader_of` chooses.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minhub_py.quantize import Quantized
+
+# As in native/decoder.c.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}  # the last: nf4
+ACTIVATIONS = {
+    "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
+}  # fmt: skip
+KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6}
+
+# Tokens of one call: bounds the memory, and is enough that each weight read is used many times.
+MOST_TOKENS = 64
+# From how many on PyTorch's products for 16 bits are the faster ones, though they round more.
+LONG = 16
+
+
+integer_array, pointer_array = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_void_p)
+
+
+def integers(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64),
+        ("stride", ctypes.c_int64), ("dtype", ctypes.c_int32), ("transposed", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+class Operation(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int32), ("activation", ctypes.c_int32), ("layer", ctypes.c_int32), ("heads", ctypes.c_int32),
+        ("window", ctypes.c_int64), ("number", ctypes.c_float), ("more", ctypes.c_int32), ("weight", Matrix),
+        ("second", Matrix), ("bias", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        ("tokens", ctypes.c_int64), ("ids", integer_array), ("rows", integer_array), ("positions", integer_array),
+        ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
+        ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("wanted", integer_array),
+        ("wanted_count", ctypes.c_int64), ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
+        ("g", ctypes.c_void_p), ("width", ctypes.c_int64), ("scratch", ctypes.c_void_p),
+        ("scratch_width", ctypes.c_int64),
+    ]  # fmt: skip
+
+
+class UnsupportedError(Exception):
+    """A model that is not for native code, and why."""
+
+
+@cache
+def library() -> Any:
+    """native/decoder.c as setuptools has compiled it, or None where it could not."""
+    found = find_spec("minhub_py._decoder")
+    if found is None or found.origin is None:
+        return None
+    opened = ctypes.CDLL(found.origin)
+    opened.choose.argtypes, opened.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
+    opened.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
+    opened.decode.restype = None
+    opened.largest.argtypes, opened.largest.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64
+    opened.choose(None)
+    return opened
+
+
+class Plain:
+    """A model's own `forward`, on whatever device it is and whatever has become of it."""
+
+    spare = 0
+    guesses = False  # whether several ids at once give the bits that they give one by one
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def read(self, ids: Sequence[int], cache: Any, every: bool = False) -> Tensor:
+        """Read `ids` into a cache of one row; the logits (1, V) after the last, or after every one, (T, V)."""
+        idx = torch.tensor([list(ids)], device=self._device())
+        return self._run(lambda: self.model(idx, cache) if every else self._last(idx, cache))[0]
+
+    def extend(self, rows: Sequence[Sequence[int]], cache: Any) -> Tensor:
+        """Read one more id in each row of a cache; the logits (B, V)."""
+        idx = torch.tensor([list(row) for row in rows], device=self._device())
+        return self._run(lambda: self.model(idx, cache))[:, -1]
+
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _last(self, idx: Tensor, cache: Any) -> Tensor:
+        """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
+        if not hasattr(self.model, "hidden") or is_changed(self.model):
+            return self.model(idx, cache)[:, -1:]
+        return self.model.logits(self.model.hidden(idx, cache)[:, -1:])
+
+    def _run(self, work: Callable[[], Tensor]) -> Tensor:
+        """Without dropout: a fresh model is in training mode, and is left in it."""
+        if not self.model.training:
+            return work()
+        self.model.eval()
+        try:
+            return work()
+        finally:
+            self.model.train()
+
+
+class Native:
+    """A model's steps, with all their pointers. Made at the start of each generation, as weights may have moved."""
+
+    spare = MOST_TOKENS
+
+    def __init__(self, model: Any) -> None:
+        """UnsupportedError: why the model's own `forward` has to do it."""
+        self.library = library()
+        if self.library is None:
+            raise UnsupportedError("native/decoder.c was not compiled when the package was installed")
+        check_untouched(model)
+        self.plain = Plain(model)
+        self.kept: list[Any] = []  # what pointers point to
+        self.layers = self.outputs = self.width = 0
+        operations = [operation for step in model.steps() for operation in self._translate(*step)]
+        self.operations = (Operation * len(operations))(*operations)
+        self.vocab_size = operations[-1].weight.rows
+        self.recurrent = any(operation.kind == KINDS["recur"] for operation in operations)
+        self.guesses = not self.recurrent
+        # PyTorch's bfloat16 products of many rows use instructions for bfloat16, which round activations to it.
+        self.long_plain = self.recurrent or operations[-1].weight.dtype == DTYPES[torch.bfloat16]
+        self.width = -(-self.width // 128) * 128
+        self.threads = min(torch.get_num_threads(), 64)
+        self.room = torch.zeros(3, MOST_TOKENS, self.width)
+        self.scratch = torch.empty(0)
+        self.logits = torch.empty(0)
+
+    def read(self, ids: Sequence[int], cache: Any, every: bool = False) -> Tensor:
+        """As Plain.read; it does it where that is faster."""
+        if self.long_plain and len(ids) >= LONG:
+            return self.plain.read(ids, cache, every).float()
+        most = 1 if self.recurrent else MOST_TOKENS
+        pieces = [ids[place : place + most] for place in range(0, len(ids), most)]
+        if every:
+            return torch.cat([self.extend([piece], cache).clone() for piece in pieces])
+        for piece in pieces[:-1]:
+            self._decode([piece], cache, [])
+        return self._decode([pieces[-1]], cache, [len(pieces[-1]) - 1]).clone()
+
+    def extend(self, rows: Sequence[Sequence[int]], cache: Any) -> Tensor:
+        """Read some more ids in each row of a cache; the logits (ids in all, V) after every one of them.
+
+        At most MOST_TOKENS ids in all. The logits are float32, and stand until the next call.
+        """
+        return self._decode(rows, cache, range(sum(map(len, rows))))
+
+    def _decode(self, rows: Sequence[Sequence[int]], cache: Any, wanted: Sequence[int]) -> Tensor:
+        lengths = [0] * len(rows) if self.recurrent else cache.lengths
+        ids = [id for row in rows for id in row]
+        places = [number for number, row in enumerate(rows) for _ in row]
+        positions = [lengths[number] + i for number, row in enumerate(rows) for i in range(len(row))]
+        keys, values = cache.buffers()
+        sizes = [buffer.size(-2) for buffer in keys]
+        if self.logits.size(0) < len(wanted):
+            self.logits = torch.empty(len(wanted), self.vocab_size)
+        # A thread's: rows of weights that are unpacked at once, or the scores of all positions, and a chunk's sums.
+        need = 8 * self.width + max(sizes) + 16 + len(ids) * 256
+        if self.scratch.numel() < self.threads * need:
+            self.scratch = torch.empty(self.threads * need)
+        call = Call(
+            tokens=len(ids), ids=integers(ids), rows=integers(places), positions=integers(positions),
+            keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[keys[0].dtype],
+            threads=self.threads, wanted=integers(wanted), wanted_count=len(wanted), logits=self.logits.data_ptr(),
+            x=self.room[0].data_ptr(), h=self.room[1].data_ptr(), g=self.room[2].data_ptr(), width=self.width,
+            scratch=self.scratch.data_ptr(), scratch_width=self.scratch.numel() // self.threads,
+        )  # fmt: skip
+        self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
+        if not self.recurrent:
+            cache.lengths = [length + len(row) for length, row in zip(lengths, rows, strict=True)]
+        return self.logits[: len(wanted)]
+
+    # One method for each kind of step.
+
+    def _translate(self, kind: str, *arguments: Any) -> list[Operation]:
+        operations: list[Operation] = getattr(self, f"_{kind}")(*arguments)
+        for operation in operations:
+            operation.kind = KINDS[kind]
+        return operations
+
+    def _embed(self, ids: Any, positions: Any = None) -> list[Operation]:
+        return [Operation(weight=self._matrix(ids), second=self._matrix(positions) if positions else Matrix())]
+
+    def _norm(self, layer: Any) -> list[Operation]:
+        weight = Matrix(data=self._floats(layer.weight), columns=layer.weight.numel())
+        return [Operation(weight=weight, bias=self._floats(layer.bias), number=layer.eps)]
+
+    def _linear(self, layers: Sequence[Any], activation: str | None) -> list[Operation]:
+        if activation is not None and activation not in ACTIVATIONS:
+            raise UnsupportedError(f"activation {activation}")
+        operations = [operation for layer in layers for operation in self._logits(layer, layer.bias)]
+        for operation in operations:
+            operation.activation, operation.more = ACTIVATIONS.get(activation or "", 0), 1
+        operations[-1].more = 0
+        self.outputs = sum(operation.weight.rows for operation in operations)
+        self.width = max(self.width, self.outputs)
+        return operations
+
+    def _attend(self, heads: int, scale: float, window: int | None) -> list[Operation]:
+        self.layers += 1
+        weight = Matrix(columns=self.outputs // 3)
+        return [Operation(weight=weight, heads=heads, number=scale, window=window or 0, layer=self.layers - 1)]
+
+    def _add(self, layer: Any) -> list[Operation]:
+        return self._logits(layer, layer.bias)
+
+    def _recur(self, weight_ih: Any, weight_hh: Any, bias: Tensor) -> list[Operation]:
+        self.layers += 1
+        operation = Operation(weight=self._matrix(weight_ih), second=self._matrix(weight_hh), bias=self._floats(bias))
+        operation.layer = self.layers - 1
+        self.width = max(self.width, operation.weight.rows)
+        return [operation]
+
+    def _logits(self, layer: Any, bias: Tensor | None) -> list[Operation]:
+        return [Operation(weight=self._matrix(layer), bias=self._floats(bias))]
+
+    def _matrix(self, source: Any) -> Matrix:
+        """Of a layer, or of its weight."""
+        codes = isinstance(source, Quantized)
+        weight = source.codes if codes else source if isinstance(source, Tensor) else source.weight
+        if weight.device.type != "cpu" or weight.dtype not in DTYPES:
+            raise UnsupportedError(f"{weight.dtype} on {weight.device.type}")
+        rows, columns = source.shape if codes else weight.shape
+        self.width = max(self.width, columns)
+        by_row, by_column = weight.stride()
+        size = weight.element_size()
+        found = Matrix(weight.data_ptr(), None, rows, columns, by_row * size, DTYPES[weight.dtype], 0)
+        if by_column != 1 and columns > 1:
+            if by_row != 1 or weight.dtype != torch.float32:
+                raise UnsupportedError(f"a weight with strides {weight.stride()}")
+            found.stride, found.transposed = by_column * size, 1
+        if codes:
+            found.scales = source.scales.data_ptr()
+        self.kept += [weight, source]
+        return found
+
+    def _floats(self, vector: Tensor | None) -> int | None:
+        """A pointer to a vector in float32."""
+        if vector is None:
+            return None
+        self.kept.append(vector.detach().float().contiguous())
+        return self.kept[-1].data_ptr()
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether somebody has put something of their own in a module's way."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return bool(hooked) or not type(module).__module__.startswith(("minhub_py.", "torch.nn.modules."))
+
+
+def check_untouched(model: Any) -> None:
+    """UnsupportedError: the model is not as its file makes it: only its own `forward` knows what it computes now."""
+    if not hasattr(model, "steps"):
+        raise UnsupportedError(f"{type(model).__name__} has no steps")
+    for name, module in model.named_modules():
+        if is_changed(module):
+            raise UnsupportedError(f"{name or 'the model'} ({type(module).__name__}) is not what the package has made")
+
+
+def reader_of(model: Any) -> "Plain | Native":
+    """What reads ids with this model here: native code, or else the model's own `forward`."""
+    try:
+        return Native(model)
+    except UnsupportedError:
+        return Plain(model)

@@ -1,0 +1,488 @@
+/* A language model's way from ids to logits for a few tokens at a time, on a CPU, without Python or PyTorch in between.
+ *
+ * Writing text one id after another reads every weight once for each id, and does little else: what counts is how fast
+ * weights come from memory, and that nothing else takes time. decoder.py hands over the model as a list of operations
+ * (a model's own `steps`), with pointers to the weights that PyTorch holds; decode() runs the list. Arithmetic is
+ * float32 whatever the weights' dtype is. Plain C and pthreads, no Python: the library is opened by ctypes.
+ */
+
+#define _GNU_SOURCE
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define API __attribute__((visibility("default")))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
+/* decoder.py has the same numbers and structures. */
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4 };
+enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
+enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS };
+#define GROUP 32 /* NF4 weights that share a scale */
+
+typedef struct {
+    const void *data;     /* (rows, columns): outputs and inputs of a linear layer; transposed: stored (columns, rows) */
+    const float *scales;  /* INT8: (rows,); NF4: (rows, groups) */
+    int64_t rows, columns;
+    int64_t stride;       /* bytes from a row of the store to the next */
+    int32_t dtype, transposed;
+} matrix;
+
+typedef struct {
+    int32_t kind, activation;
+    int32_t layer, heads;
+    int64_t window;       /* positions that ATTEND looks back on, itself included; 0: all */
+    float number;         /* NORM: epsilon; ATTEND: the factor of the scores */
+    int32_t more;         /* LINEAR: the next one's output stands beside this one's */
+    matrix weight, second; /* EMBED: ids, positions; RECUR: weight_ih, weight_hh */
+    const float *bias;    /* NORM, LINEAR, ADD, RECUR, LOGITS */
+} operation;
+
+typedef struct {
+    int64_t tokens;
+    const int64_t *ids, *rows, *positions; /* of each token: its id, its row of the cache, its position there */
+    void *const *keys;    /* by layer: (B, H, size, D), or the LSTM's h, (B, H) */
+    void *const *values;  /* by layer: likewise, or the LSTM's c */
+    const int64_t *sizes; /* by layer: positions that the buffers hold; position p is in slot p % size */
+    int32_t cache_dtype, threads;
+    const int64_t *wanted; /* the tokens after which logits are wanted */
+    int64_t wanted_count;
+    float *logits;        /* (wanted_count, V) */
+    float *x, *h, *g;     /* room for (tokens, width) each */
+    int64_t width;        /* a multiple of 128, at least that of the widest operation */
+    float *scratch;       /* (threads, scratch_width) */
+    int64_t scratch_width;
+} call;
+
+typedef struct {
+    void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t, float *);
+    void (*finish)(float *, const float *, int64_t, int);
+    void (*row)(const matrix *, int64_t, float *);
+    void (*attend)(const void *, const void *, int, int64_t, int64_t, int64_t, const float *, int64_t, float, float *,
+                   float *);
+    void (*recur)(float *, float *, float *, int64_t);
+    void (*norm)(const float *, const float *, const float *, float, int64_t, float *);
+} kernels;
+
+/* NormalFloat4 (Dettmers et al., 2023, QLoRA, appendix E): the quantiles of normally distributed weights. */
+static const float nf4[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
+};
+
+static float half_to_float(uint16_t half) {
+    uint32_t shifted = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+    float value, factor = 0x1p112f; /* moves the exponent; a subnormal becomes normal by it */
+    memcpy(&value, &shifted, 4);
+    value = (half & 0x7c00) == 0x7c00 ? (half & 0x3ff ? NAN : INFINITY) : value * factor;
+    uint32_t whole;
+    memcpy(&whole, &value, 4);
+    whole |= sign;
+    memcpy(&value, &whole, 4);
+    return value;
+}
+
+static uint16_t float_to_half(float value) {
+#if defined(__FLT16_MAX__)
+    _Float16 half = (_Float16)value;
+#else
+    __fp16 half = (__fp16)value;
+#endif
+    uint16_t found;
+    memcpy(&found, &half, 2);
+    return found;
+}
+
+static uint16_t float_to_bfloat16(float value) {
+    uint32_t whole;
+    memcpy(&whole, &value, 4);
+    if ((whole & 0x7fffffff) > 0x7f800000) return 0x7fc0; /* NaN */
+    return (whole + 0x7fff + (whole >> 16 & 1)) >> 16;    /* to the nearest, of two the even one */
+}
+
+#define TARGET plain
+#define LANES 4
+#include "kernels.h"
+#undef TARGET
+#undef LANES
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#define TARGET avx2
+#define LANES 8
+#include "kernels.h"
+#undef TARGET
+#undef LANES
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")
+#define TARGET avx512
+#define LANES 16
+#include "kernels.h"
+#undef TARGET
+#undef LANES
+#pragma GCC pop_options
+#define HAS_X86_KERNELS
+#endif
+
+static const kernels *chosen;
+static const char *chosen_name;
+
+/* Takes the best kernels that the processor runs, or those of a name; gives their name, NULL if it does not run them. */
+API const char *choose(const char *name) {
+    int any = name == NULL;
+    const kernels *found = NULL;
+    const char *found_name = NULL;
+#if defined(HAS_X86_KERNELS)
+    __builtin_cpu_init();
+    if ((any || !strcmp(name, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        found = &kernels_avx512, found_name = "avx512";
+    else if ((any || !strcmp(name, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("f16c"))
+        found = &kernels_avx2, found_name = "avx2";
+#endif
+    if (!found && (any || !strcmp(name, "plain"))) found = &kernels_plain, found_name = "plain";
+    if (found) chosen = found, chosen_name = found_name;
+    return found_name;
+}
+
+/* --- threads ---
+ *
+ * A job is a number of chunks, which whoever is free takes: the calling thread works too, and if another program has
+ * taken a core away from a helper, the others take over what it would have done. Between the jobs of a token helpers
+ * wait without sleeping, as the next job comes in microseconds; after a millisecond without one they sleep.
+ */
+
+typedef void work(void *context, int64_t chunk, int thread);
+
+enum { MOST_THREADS = 64, CHUNK_BITS = 20 };
+static const uint64_t CHUNK_MASK = (1u << CHUNK_BITS) - 1;
+
+static struct {
+    pthread_mutex_t caller; /* held by the thread whose jobs these are */
+    pthread_mutex_t lock;   /* of `wake` */
+    pthread_cond_t wake;
+    int helpers;            /* started */
+    atomic_int allowed;     /* helpers that may take part */
+    atomic_int asleep;
+    atomic_uint_fast64_t ticket; /* number of the job | its chunks | the next chunk: one word, so that they agree */
+    atomic_int_fast64_t left;    /* chunks not finished */
+    work *run;
+    void *context;
+} pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+static inline void breathe(void) {
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+/* Takes the next chunk, if there is one. From then on until it is finished the job cannot change. */
+static int take(int64_t *chunk) {
+    uint64_t ticket = atomic_load_explicit(&pool.ticket, memory_order_acquire);
+    while ((ticket & CHUNK_MASK) < (ticket >> CHUNK_BITS & CHUNK_MASK)) {
+        if (atomic_compare_exchange_weak_explicit(&pool.ticket, &ticket, ticket + 1, memory_order_acq_rel,
+                                                  memory_order_acquire)) {
+            *chunk = ticket & CHUNK_MASK;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void *help(void *number) {
+    int thread = (int)(intptr_t)number;
+    double idle_since = now();
+    for (unsigned turn = 1;; turn++) {
+        int64_t chunk;
+        int worked = 0;
+        while (thread <= atomic_load_explicit(&pool.allowed, memory_order_relaxed) && take(&chunk)) {
+            pool.run(pool.context, chunk, thread);
+            atomic_fetch_sub_explicit(&pool.left, 1, memory_order_release);
+            worked = 1;
+        }
+        if (worked) {
+            turn = 0;
+            idle_since = now();
+        } else if (turn % 64) {
+            breathe();
+        } else if (now() - idle_since < 1e-3) {
+            sched_yield();
+        } else {
+            pthread_mutex_lock(&pool.lock);
+            uint64_t seen = atomic_load(&pool.ticket);
+            atomic_fetch_add(&pool.asleep, 1); /* before looking again: who makes a job now sees it, and wakes us */
+            while (atomic_load(&pool.ticket) == seen && (seen & CHUNK_MASK) >= (seen >> CHUNK_BITS & CHUNK_MASK))
+                pthread_cond_wait(&pool.wake, &pool.lock);
+            atomic_fetch_sub(&pool.asleep, 1);
+            pthread_mutex_unlock(&pool.lock);
+            idle_since = now();
+        }
+    }
+    return NULL;
+}
+
+static void after_fork(void) { /* the child has none of the threads, and locks as they happened to be */
+    pthread_mutex_init(&pool.caller, NULL);
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pool.helpers = 0;
+    atomic_store(&pool.asleep, 0);
+    atomic_store(&pool.ticket, 0);
+}
+
+static void start_helpers(int wanted) {
+    static int registered;
+    if (!registered) registered = !pthread_atfork(NULL, NULL, after_fork);
+    sigset_t every, before; /* signals are for the program's own threads */
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    while (pool.helpers < wanted) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, help, (void *)(intptr_t)(pool.helpers + 1))) break; /* fewer will do */
+        pthread_detach(thread);
+        pool.helpers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void parallel(int64_t chunks, work *run, void *context, int alone) {
+    if (alone || chunks == 1 || chunks >= (1 << CHUNK_BITS)) {
+        for (int64_t chunk = 0; chunk < chunks; chunk++) run(context, chunk, 0);
+        return;
+    }
+    pool.run = run;
+    pool.context = context;
+    atomic_store(&pool.left, chunks);
+    uint64_t job = (atomic_load(&pool.ticket) >> 2 * CHUNK_BITS) + 1;
+    atomic_store(&pool.ticket, job << 2 * CHUNK_BITS | (uint64_t)chunks << CHUNK_BITS);
+    if (atomic_load(&pool.asleep)) {
+        pthread_mutex_lock(&pool.lock);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    int64_t chunk;
+    while (take(&chunk)) {
+        run(context, chunk, 0);
+        atomic_fetch_sub_explicit(&pool.left, 1, memory_order_release);
+    }
+    for (unsigned turn = 1; atomic_load_explicit(&pool.left, memory_order_acquire); turn++)
+        if (turn % 1024) breathe();
+        else sched_yield();
+}
+
+/* --- operations --- */
+
+typedef struct { /* what the chunks of one operation share */
+    const operation *op;
+    const call *c;
+    const float *in;
+    float *out;
+    int64_t tokens, step, heads, positions;
+} task;
+
+static const int dtype_size[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
+
+static int64_t at_least(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static float *scratch(const call *c, int thread) {
+    return c->scratch + thread * c->scratch_width;
+}
+
+static void linear_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const matrix *w = &t->op->weight;
+    const int64_t begin = chunk * t->step, end = begin + t->step < w->rows ? begin + t->step : w->rows, n = end - begin;
+    const float *bias = t->op->bias ? t->op->bias + begin : NULL;
+    float *room = scratch(t->c, thread);
+    if (t->op->kind != ADD) {
+        const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
+        chosen->linear(w, begin, end, t->in, t->c->width, t->out + begin, stride, t->tokens, room);
+        if (bias || t->op->activation)
+            for (int64_t m = 0; m < t->tokens; m++)
+                chosen->finish(t->out + m * stride + begin, bias, n, t->op->activation);
+        return;
+    }
+    float *sums = room; /* (tokens, n) */
+    chosen->linear(w, begin, end, t->in, t->c->width, sums, n, t->tokens, room + t->tokens * n);
+    for (int64_t m = 0; m < t->tokens; m++) {
+        chosen->finish(sums + m * n, bias, n, t->op->activation);
+        for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += sums[m * n + i];
+    }
+}
+
+/* A layer's outputs, in chunks of some tens of kilobytes: small enough that none waits long for the last one. */
+static void linear(const operation *op, const call *c, const float *in, float *out, int64_t tokens, int alone) {
+    const matrix *w = &op->weight;
+    int64_t step = w->rows / (8 * c->threads);
+    if (w->transposed) {
+        step = (step + 127) / 128 * 128;
+        step = step > 256 ? 256 : step;
+    } else {
+        const int64_t bytes = at_least(w->columns * (w->dtype == FLOAT32 ? 4 : w->dtype == INT8 ? 1 : 2), 1);
+        const int64_t most = at_least((1 << 17) / bytes, 8);
+        step = (step > most ? most : step) / 8 * 8;
+    }
+    step = at_least(step, 8);
+    task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .step = step};
+    parallel((w->rows + step - 1) / step, linear_chunk, &t, alone);
+}
+
+static void store(void *to, int64_t at, const float *from, int64_t count, int dtype) {
+    if (dtype == FLOAT32)
+        memcpy((float *)to + at, from, count * sizeof(float));
+    else
+        for (int64_t i = 0; i < count; i++)
+            ((uint16_t *)to)[at + i] = dtype == FLOAT16 ? float_to_half(from[i]) : float_to_bfloat16(from[i]);
+}
+
+static void fetch(const void *from, int64_t at, float *to, int64_t count, int dtype) {
+    const matrix row = {.data = (const char *)from + at * dtype_size[dtype], .columns = count, .dtype = dtype};
+    chosen->row(&row, 0, to);
+}
+
+static void attend_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const call *c = t->c;
+    const int64_t H = t->heads, D = t->step, m = chunk / H, head = chunk % H;
+    const int64_t size = c->sizes[t->op->layer], known = c->positions[m] + 1;
+    const int64_t count = t->op->window && t->op->window < known ? t->op->window : known;
+    const int64_t at = (c->rows[m] * H + head) * size * D * dtype_size[c->cache_dtype];
+    chosen->attend((const char *)c->keys[t->op->layer] + at, (const char *)c->values[t->op->layer] + at, c->cache_dtype,
+                   known - count, count, size, t->in + m * c->width + head * D, D, t->op->number, scratch(c, thread),
+                   t->out + m * c->width + head * D);
+}
+
+/* in: q, k and v side by side. The new keys and values are all stored first: a later token sees the earlier ones. */
+static void attend(const operation *op, const call *c, const float *in, float *out, int alone) {
+    const int64_t H = op->heads, C = op->weight.columns, D = C / H, size = c->sizes[op->layer];
+    for (int64_t m = 0; m < c->tokens; m++)
+        for (int64_t head = 0; head < H; head++) {
+            const int64_t at = ((c->rows[m] * H + head) * size + c->positions[m] % size) * D;
+            store(c->keys[op->layer], at, in + m * c->width + C + head * D, D, c->cache_dtype);
+            store(c->values[op->layer], at, in + m * c->width + 2 * C + head * D, D, c->cache_dtype);
+        }
+    task t = {.op = op, .c = c, .in = in, .out = out, .step = D, .heads = H};
+    parallel(c->tokens * H, attend_chunk, &t, alone);
+}
+
+/* One step of an LSTM layer, of one token in each row. The state is (B, H); gates (tokens, 4H) are made for it. */
+static void recur(const operation *op, const call *c, const float *in, float *out, float *gates, int alone) {
+    const int64_t H = op->second.columns, width = c->width;
+    operation part = {.kind = LINEAR, .weight = op->weight, .bias = op->bias};
+    linear(&part, c, in, gates, c->tokens, alone);
+    for (int64_t m = 0; m < c->tokens; m++)
+        fetch(c->keys[op->layer], c->rows[m] * H, out + m * width, H, c->cache_dtype);
+    part = (operation){.kind = ADD, .weight = op->second};
+    linear(&part, c, out, gates, c->tokens, alone);
+    for (int64_t m = 0; m < c->tokens; m++) {
+        float *cell = c->scratch;
+        fetch(c->values[op->layer], c->rows[m] * H, cell, H, c->cache_dtype);
+        chosen->recur(gates + m * width, out + m * width, cell, H);
+        store(c->keys[op->layer], c->rows[m] * H, out + m * width, H, c->cache_dtype);
+        store(c->values[op->layer], c->rows[m] * H, cell, H, c->cache_dtype);
+    }
+}
+
+static void run(const operation *ops, int64_t count, const call *c, int alone) {
+    const int64_t width = c->width;
+    float *x = c->x, *in = c->h, *out = c->g, *swap;
+    int64_t offset = 0;
+    for (const operation *op = ops; op < ops + count; op++) {
+        switch (op->kind) {
+        case EMBED:
+            for (int64_t m = 0; m < c->tokens; m++) {
+                chosen->row(&op->weight, c->ids[m], x + m * width);
+                if (op->second.data) {
+                    chosen->row(&op->second, c->positions[m], out);
+                    for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] += out[i];
+                }
+                memcpy(in + m * width, x + m * width, op->weight.columns * sizeof(float));
+            }
+            break;
+        case NORM:
+            for (int64_t m = 0; m < c->tokens; m++)
+                chosen->norm(x + m * width, op->weight.data, op->bias, op->number, op->weight.columns, in + m * width);
+            break;
+        case LINEAR:
+            linear(op, c, in, out + offset, c->tokens, alone);
+            offset = op->more ? offset + op->weight.rows : 0;
+            if (!op->more) swap = in, in = out, out = swap;
+            break;
+        case ADD: linear(op, c, in, x, c->tokens, alone); break;
+        case ATTEND:
+            attend(op, c, in, out, alone);
+            swap = in, in = out, out = swap;
+            break;
+        case RECUR:
+            recur(op, c, in, x, out, alone);
+            swap = in, in = x, x = swap;
+            break;
+        case LOGITS:
+            for (int64_t i = 0; i < c->wanted_count; i++)
+                if (c->wanted[i] != i) memcpy(in + i * width, in + c->wanted[i] * width, width * sizeof(float));
+            if (c->wanted_count) linear(op, c, in, c->logits, c->wanted_count, alone);
+            break;
+        }
+    }
+}
+
+/* Runs the operations for the tokens of the call. A second thread of the program that comes meanwhile works alone. */
+API void decode(const operation *ops, int64_t count, const call *c) {
+    int alone = c->threads < 2 || pthread_mutex_trylock(&pool.caller) != 0;
+    if (!alone) {
+        int helpers = c->threads - 1 < MOST_THREADS - 1 ? c->threads - 1 : MOST_THREADS - 1;
+        if (pool.helpers < helpers) start_helpers(helpers);
+        atomic_store_explicit(&pool.allowed, helpers, memory_order_relaxed);
+    }
+    run(ops, count, c, alone);
+    if (!alone) pthread_mutex_unlock(&pool.caller);
+}
+
+/* The index of the largest of `count` numbers, the first of several; -1 if the largest is infinite, or one is NaN. */
+API int64_t largest(const float *values, int64_t count) {
+    enum { PARTS = 16 };
+    float most[PARTS], strange[PARTS] = {0}; /* in parts, so that compilers use vectors */
+    for (int part = 0; part < PARTS; part++) most[part] = -INFINITY;
+    int64_t i = 0;
+    for (; i + PARTS <= count; i += PARTS)
+        for (int part = 0; part < PARTS; part++) {
+            most[part] = values[i + part] > most[part] ? values[i + part] : most[part];
+            strange[part] += values[i + part] * 0; /* NaN from NaN and infinity */
+        }
+    for (; i < count; i++) {
+        most[0] = values[i] > most[0] ? values[i] : most[0];
+        strange[0] += values[i] * 0;
+    }
+    for (int part = 1; part < PARTS; part++) {
+        most[0] = most[part] > most[0] ? most[part] : most[0];
+        strange[0] += strange[part];
+    }
+    if (strange[0] != 0) return -1;
+    for (i = 0; values[i] != most[0]; i++) {}
+    return i;
+}

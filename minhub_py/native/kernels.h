@@ -1,0 +1,438 @@
+/* The loops that read weights, keys and values. decoder.c includes this file once for each instruction set, with TARGET
+ * naming it and LANES its floats to a register; whoever changes a loop changes all of them.
+ *
+ * The rule that everything here keeps: how one number is summed depends on that number alone - not on how many tokens
+ * are computed at once, nor on which thread does it. So a row of a batch, a guessed id that is checked with others and
+ * a single id give the same bits.
+ *
+ * Vectors are those of GCC and clang (vector_size), so that a plain C compiler for any processor makes something of
+ * them; where compilers convert badly (8 and 16 bits), x86's own instructions stand beside. */
+
+#define PASTE(a, b) a##_##b
+#define EXPAND(a, b) PASTE(a, b)
+#define NAME(function) EXPAND(function, TARGET)
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
+typedef float NAME(vec_at) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t NAME(bits) __attribute__((vector_size(4 * LANES)));
+typedef uint32_t NAME(bits_at) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t NAME(ints) __attribute__((vector_size(4 * LANES)));
+#define vec NAME(vec)
+#define vec_at NAME(vec_at)
+#define bits NAME(bits)
+#define bits_at NAME(bits_at)
+#define ints NAME(ints)
+
+/* --- LANES numbers as float32 --- */
+
+INLINE vec NAME(load_bfloat16)(const uint16_t *from) {
+#if LANES == 16
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)from)), 16);
+#elif LANES == 8
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)from)), 16);
+#else
+    bits found;
+    for (int lane = 0; lane < LANES; lane++) found[lane] = (uint32_t)from[lane] << 16;
+    return (vec)found;
+#endif
+}
+
+INLINE vec NAME(load_float16)(const uint16_t *from) {
+#if LANES == 16
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)from));
+#elif LANES == 8
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const void *)from));
+#else
+    vec found;
+    for (int lane = 0; lane < LANES; lane++) found[lane] = half_to_float(from[lane]);
+    return found;
+#endif
+}
+
+INLINE vec NAME(load_int8)(const int8_t *from) {
+#if LANES == 16
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from)));
+#elif LANES == 8
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from)));
+#else
+    vec found;
+    for (int lane = 0; lane < LANES; lane++) found[lane] = from[lane];
+    return found;
+#endif
+}
+
+/* Of 128 weights in 64 bytes, weight 16 * i + j is bits 4 * i and on of the j-th 32-bit word: a shift puts 16 in order. */
+INLINE vec NAME(load_nf4)(const uint8_t *row, int64_t k) {
+    bits codes = *(const bits_at *)(row + k / 128 * 64 + k % 16 * 4) >> (uint32_t)(k / 16 % 8 * 4);
+#if LANES == 16
+    return (vec)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(nf4)); /* looks at the lowest four bits only */
+#elif LANES == 8
+    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(nf4), (__m256i)codes); /* at the lowest three */
+    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(nf4 + 8), (__m256i)codes);
+    return (vec)_mm256_blendv_ps(low, high, (__m256)(codes << 28)); /* the fourth is then the sign */
+#else
+    vec found;
+    for (int lane = 0; lane < LANES; lane++) found[lane] = nf4[codes[lane] & 15];
+    return found;
+#endif
+}
+
+INLINE vec NAME(load)(const void *row, int64_t k, int dtype) {
+    switch (dtype) {
+    case FLOAT32: return *(const vec_at *)((const float *)row + k);
+    case BFLOAT16: return NAME(load_bfloat16)((const uint16_t *)row + k);
+    case FLOAT16: return NAME(load_float16)((const uint16_t *)row + k);
+    case INT8: return NAME(load_int8)((const int8_t *)row + k);
+    default: return NAME(load_nf4)(row, k);
+    }
+}
+
+/* The last `count` < LANES numbers of a row, and zeros. Never beyond the row: a file's mapping may end there. */
+INLINE vec NAME(load_last)(const void *row, int64_t k, int64_t count, int dtype) {
+    static const int sizes[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2, [INT8] = 1};
+    uint8_t last[4 * LANES] = {0};
+    memcpy(last, (const uint8_t *)row + k * sizes[dtype], count * sizes[dtype]);
+    return NAME(load)(last, 0, dtype);
+}
+
+/* The next `count` numbers of a row, at most LANES. */
+INLINE vec NAME(load_some)(const void *row, int64_t k, int64_t count, int dtype) {
+    return count >= LANES ? NAME(load)(row, k, dtype) : NAME(load_last)(row, k, count, dtype);
+}
+
+INLINE vec NAME(all)(float value) {
+    return (vec){0} + value;
+}
+
+/* Lane by lane: yes where the comparison holds, else no. */
+INLINE vec NAME(select)(ints holds, vec yes, vec no) {
+    return (vec)(((bits)yes & (bits)holds) | ((bits)no & ~(bits)holds));
+}
+
+INLINE float NAME(sum)(vec v) {
+#if LANES == 16
+    return _mm512_reduce_add_ps((__m512)v);
+#else
+    float total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += v[lane];
+    return total;
+#endif
+}
+
+/* e to the v: Cephes' polynomial for the fraction, the exponent's bits for the rest; within 2 units of the last place.
+ * Below -87 it is e^-87, above 88 e^88, and NaN stays NaN. */
+INLINE vec NAME(exp)(vec v) {
+    v = NAME(select)(v < -87, NAME(all)(-87), NAME(select)(v > 88, NAME(all)(88), v));
+    vec shifted = v * 1.44269504088896341f + 12582912.f; /* 1.5 * 2^23: rounds to a whole number in the lowest bits */
+    vec whole = shifted - 12582912.f;
+    vec rest = v - whole * 0.693359375f + whole * 2.12194440e-4f;
+    vec sum = NAME(all)(1.9875691500e-4f);
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1;
+    return sum * (vec)(((bits)shifted << 23) + 0x3f800000u);
+}
+
+INLINE vec NAME(sigmoid)(vec v) {
+    return 1 / (1 + NAME(exp)(-v));
+}
+
+INLINE vec NAME(activate)(vec v, int activation) {
+    switch (activation) {
+    case GELU: /* the error function has no short polynomial; rare, so the C library's */
+        for (int lane = 0; lane < LANES; lane++) v[lane] *= 0.5f * erfcf(v[lane] * -0.70710678118654752f);
+        return v;
+    case GELU_TANH: /* 0.5 v (1 + tanh u) = v sigmoid(2 u) */
+        return v * NAME(sigmoid)(v * (1 + 0.044715f * v * v) * 1.59576912160573071f);
+    case RELU: return NAME(select)(v < 0, (vec){0}, v); /* so that NaN stays NaN */
+    case SILU: return v * NAME(sigmoid)(v);
+    case TANH: return 2 * NAME(sigmoid)(2 * v) - 1;
+    default: return v;
+    }
+}
+
+/* --- products --- */
+
+/* out[t][r] = sum over k of weight[row + r][k] * in[t][k], for R rows and T tokens known to the compiler. */
+INLINE void NAME(dot)(const uint8_t *row, int64_t stride, int64_t columns, const float *scales, int64_t groups,
+                      const float *in, int64_t in_stride, float *out, int64_t out_stride, int R, int T, int dtype) {
+    const int size = dtype == FLOAT32 ? 4 : dtype == INT8 ? 1 : 2;
+    vec sums[8][4];
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < T; t++) sums[r][t] = (vec){0};
+    int64_t k = 0;
+    if (dtype == NF4) { /* padded to whole blocks, as the inputs are */
+        for (; k < columns; k += 128)
+            for (int r = 0; r < R; r++) {
+                __builtin_prefetch(row + (R + r) * stride + k / 2, 0, 3);
+                UNROLL for (int part = 0; part < 128; part += LANES) {
+                    vec weight = NAME(load_nf4)(row + r * stride, k + part) * scales[r * groups + (k + part) / GROUP];
+                    for (int t = 0; t < T; t++) sums[r][t] += weight * *(const vec_at *)(in + t * in_stride + k + part);
+                }
+            }
+    } else {
+        for (; k + LANES <= columns; k += LANES)
+            for (int r = 0; r < R; r++) {
+                __builtin_prefetch(row + (R + r) * stride + k * size, 0, 3);
+                vec weight = NAME(load)(row + r * stride, k, dtype);
+                for (int t = 0; t < T; t++) sums[r][t] += weight * *(const vec_at *)(in + t * in_stride + k);
+            }
+        if (k < columns)
+            for (int r = 0; r < R; r++) {
+                vec weight = NAME(load_last)(row + r * stride, k, columns - k, dtype);
+                for (int t = 0; t < T; t++)
+                    sums[r][t] += weight * NAME(load_last)(in + t * in_stride, k, columns - k, FLOAT32);
+            }
+    }
+    for (int t = 0; t < T; t++)
+        for (int r = 0; r < R; r++) {
+            float sum = NAME(sum)(sums[r][t]);
+            out[t * out_stride + r] = dtype == INT8 ? sum * scales[r] : sum;
+        }
+}
+
+/* R rows of any dtype as float32, unscaled in 8 bits as `dot` has them: (R, columns padded to whole blocks). */
+INLINE void NAME(unpack)(const uint8_t *row, int64_t stride, int64_t columns, const float *scales, int64_t groups,
+                         float *tile, int64_t tile_stride, int R, int dtype) {
+    for (int r = 0; r < R; r++) {
+        int64_t k = 0;
+        for (; k + LANES <= (dtype == NF4 ? tile_stride : columns); k += LANES) {
+            vec weight = NAME(load)(row + r * stride, k, dtype);
+            if (dtype == NF4) weight *= scales[r * groups + k / GROUP];
+            *(vec_at *)(tile + r * tile_stride + k) = weight;
+        }
+        if (k < columns) {
+            vec weight = NAME(load_last)(row + r * stride, k, columns - k, dtype);
+            for (int lane = 0; k + lane < columns; lane++) tile[r * tile_stride + k + lane] = weight[lane];
+        }
+    }
+}
+
+/* `dot` for R rows and any number of tokens. More than two tokens have the rows unpacked once, into `tile`. */
+INLINE void NAME(rows)(const matrix *w, int64_t row, const float *in, int64_t in_stride, float *out, int64_t out_stride,
+                       int64_t tokens, float *tile, int R, int dtype) {
+    const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
+    int64_t groups = dtype == NF4 ? (w->columns + 127) / 128 * (128 / GROUP) : 1;
+    const float *scales = w->scales + row * groups;
+    if (tokens == 1 || dtype == FLOAT32) {
+        int64_t t = 0;
+        for (; t + 4 <= tokens && R <= 4; t += 4)
+            NAME(dot)(data, w->stride, w->columns, scales, groups, in + t * in_stride, in_stride, out + t * out_stride,
+                      out_stride, R, 4, dtype);
+        for (; t < tokens; t++)
+            NAME(dot)(data, w->stride, w->columns, scales, groups, in + t * in_stride, in_stride, out + t * out_stride,
+                      out_stride, R, 1, dtype);
+        return;
+    }
+    int64_t tile_stride = (w->columns + 127) / 128 * 128;
+    NAME(unpack)(data, w->stride, w->columns, scales, groups, tile, tile_stride, R, dtype);
+    matrix unpacked = {.data = tile, .rows = R, .columns = dtype == NF4 ? tile_stride : w->columns,
+                       .stride = tile_stride * 4, .dtype = FLOAT32};
+    NAME(rows)(&unpacked, 0, in, in_stride, out, out_stride, tokens, NULL, R, FLOAT32);
+    if (dtype == INT8)
+        for (int64_t t = 0; t < tokens; t++)
+            for (int r = 0; r < R; r++) out[t * out_stride + r] *= scales[r];
+}
+
+/* As `rows` does, for float32 weights stored (in, out): 64 outputs at a time, each row of the store read once. */
+INLINE void NAME(columns)(const matrix *w, int64_t column, const float *in, int64_t in_stride, float *out,
+                          int64_t out_stride, int V, int T) {
+    vec sums[256 / LANES][4];
+    for (int v = 0; v < V; v++)
+        for (int t = 0; t < T; t++) sums[v][t] = (vec){0};
+    const uint8_t *data = (const uint8_t *)w->data + column * 4;
+    for (int64_t k = 0; k < w->columns; k++) {
+        const float *row = (const float *)(data + k * w->stride);
+        for (int v = 0; v < V; v++) {
+            vec weight = *(const vec_at *)(row + v * LANES);
+            for (int t = 0; t < T; t++) sums[v][t] += weight * in[t * in_stride + k];
+        }
+    }
+    for (int t = 0; t < T; t++)
+        for (int v = 0; v < V; v++) *(vec_at *)(out + t * out_stride + v * LANES) = sums[v][t];
+}
+
+/* The outputs from `begin` to before `end` of weights stored (in, out). */
+static void NAME(linear_in_out)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
+                                float *out, int64_t out_stride, int64_t tokens) {
+    int64_t n = begin;
+    for (; tokens == 1 && n + 256 <= end; n += 256)
+        NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 256 / LANES, 1);
+    for (; n + 4 * LANES <= end; n += 4 * LANES) {
+        int64_t t = 0;
+        for (; t + 4 <= tokens; t += 4)
+            NAME(columns)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 4, 4);
+        for (; t < tokens; t++)
+            NAME(columns)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 4, 1);
+    }
+    for (; n + LANES <= end; n += LANES)
+        for (int64_t t = 0; t < tokens; t++)
+            NAME(columns)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 1, 1);
+    for (; n < end; n++)
+        for (int64_t t = 0; t < tokens; t++) {
+            float sum = 0;
+            for (int64_t k = 0; k < w->columns; k++)
+                sum = fmaf(*(const float *)((const uint8_t *)w->data + k * w->stride + n * 4), in[t * in_stride + k], sum);
+            out[t * out_stride + n - begin] = sum;
+        }
+}
+
+INLINE void NAME(linear_out_in)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
+                                float *out, int64_t out_stride, int64_t tokens, float *tile, int dtype) {
+    int64_t n = begin;
+    for (; tokens == 1 && n + 8 <= end; n += 8)
+        NAME(rows)(w, n, in, in_stride, out + n - begin, out_stride, tokens, tile, 8, dtype);
+    for (; n + 4 <= end; n += 4)
+        NAME(rows)(w, n, in, in_stride, out + n - begin, out_stride, tokens, tile, 4, dtype);
+    for (; n < end; n++) NAME(rows)(w, n, in, in_stride, out + n - begin, out_stride, tokens, tile, 1, dtype);
+}
+
+/* out[t][n - begin] = weight[n] . in[t] for the outputs n from `begin` to before `end`. */
+static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride, float *out,
+                         int64_t out_stride, int64_t tokens, float *tile) {
+    if (w->transposed) {
+        NAME(linear_in_out)(w, begin, end, in, in_stride, out, out_stride, tokens);
+        return;
+    }
+    switch (w->dtype) { /* each case its own code */
+    case FLOAT32: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, tile, FLOAT32); break;
+    case BFLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, tile, BFLOAT16); break;
+    case FLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, tile, FLOAT16); break;
+    case INT8: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, tile, INT8); break;
+    default: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, tile, NF4);
+    }
+}
+
+/* v = activation(v + bias), in place; bias may be NULL. */
+static void NAME(finish)(float *v, const float *bias, int64_t count, int activation) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        int64_t n = count - i < LANES ? count - i : LANES;
+        vec value = NAME(load_some)(v, i, n, FLOAT32);
+        if (bias) value += NAME(load_some)(bias, i, n, FLOAT32);
+        value = NAME(activate)(value, activation);
+        memcpy(v + i, &value, n * sizeof(float));
+    }
+}
+
+/* A row of a matrix of any dtype, as float32. */
+static void NAME(row)(const matrix *w, int64_t row, float *out) {
+    const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
+    int64_t blocks = (w->columns + 127) / 128;
+    for (int64_t k = 0; k < w->columns; k += LANES) {
+        int64_t n = w->columns - k < LANES ? w->columns - k : LANES;
+        vec value;
+        if (w->dtype == NF4) value = NAME(load_nf4)(data, k) * w->scales[row * blocks * (128 / GROUP) + k / GROUP];
+        else value = NAME(load_some)(data, k, n, w->dtype);
+        if (w->dtype == INT8) value *= w->scales[row];
+        memcpy(out + k, &value, n * sizeof(float));
+    }
+}
+
+/* --- attention --- */
+
+INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64_t first, int64_t count, int64_t size,
+                               const float *q, int64_t D, float scale, float *scores, float *out, int dtype) {
+    const int width = dtype == FLOAT32 ? 4 : 2;
+    const int64_t whole = D / LANES * LANES;
+    float largest = -INFINITY;
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *key = keys + (first + i) % size * D * width;
+        vec sum = {0};
+        for (int64_t d = 0; d < whole; d += LANES) sum += NAME(load)(key, d, dtype) * *(const vec_at *)(q + d);
+        if (whole < D)
+            sum += NAME(load_last)(key, whole, D - whole, dtype) * NAME(load_last)(q, whole, D - whole, FLOAT32);
+        scores[i] = NAME(sum)(sum) * scale;
+        largest = largest > scores[i] ? largest : scores[i];
+    }
+    for (int64_t i = count; i % LANES; i++) scores[i] = -INFINITY;
+    vec totals = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        vec weight = NAME(exp)(*(const vec_at *)(scores + i) - largest);
+        *(vec_at *)(scores + i) = weight;
+        totals += weight;
+    }
+    float total = NAME(sum)(totals);
+    int64_t d = 0;
+    for (; d + 4 * LANES <= D; d += 4 * LANES) {
+        vec sums[4] = {{0}, {0}, {0}, {0}};
+        for (int64_t i = 0; i < count; i++) {
+            const uint8_t *value = values + ((first + i) % size * D + d) * width;
+            for (int v = 0; v < 4; v++) sums[v] += NAME(load)(value, v * LANES, dtype) * scores[i];
+        }
+        for (int v = 0; v < 4; v++) *(vec_at *)(out + d + v * LANES) = sums[v] / total;
+    }
+    for (; d < D; d += LANES) {
+        int64_t n = D - d < LANES ? D - d : LANES;
+        vec sum = {0};
+        for (int64_t i = 0; i < count; i++) {
+            const uint8_t *value = values + (first + i) % size * D * width;
+            sum += NAME(load_some)(value, d, n, dtype) * scores[i];
+        }
+        sum /= total;
+        memcpy(out + d, &sum, n * sizeof(float));
+    }
+}
+
+/* out (D,) = softmax(q . keys * scale) . values over the `count` positions from `first` on; position p is in slot
+ * p % size of keys and values (size, D). scores: room for count + LANES. */
+static void NAME(attend)(const void *keys, const void *values, int dtype, int64_t first, int64_t count, int64_t size,
+                         const float *q, int64_t D, float scale, float *scores, float *out) {
+    switch (dtype) {
+    case FLOAT32: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, scores, out, FLOAT32); break;
+    case BFLOAT16: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, scores, out, BFLOAT16); break;
+    default: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, scores, out, FLOAT16);
+    }
+}
+
+/* --- the LSTM cell --- */
+
+/* gates (4H,) in PyTorch's order i, f, g, o; h and c (H,) are updated in place. */
+static void NAME(recur)(float *gates, float *h, float *c, int64_t H) {
+    for (int64_t j = 0; j < H; j += LANES) {
+        int64_t n = H - j < LANES ? H - j : LANES;
+        vec part[5];
+        for (int gate = 0; gate < 4; gate++) part[gate] = NAME(load_some)(gates + gate * H, j, n, FLOAT32);
+        part[4] = NAME(load_some)(c, j, n, FLOAT32);
+        vec cell = NAME(sigmoid)(part[1]) * part[4] + NAME(sigmoid)(part[0]) * NAME(activate)(part[2], TANH);
+        vec output = NAME(sigmoid)(part[3]) * NAME(activate)(cell, TANH);
+        memcpy(c + j, &cell, n * sizeof(float));
+        memcpy(h + j, &output, n * sizeof(float));
+    }
+}
+
+/* (x - mean) / sqrt(variance + epsilon) * weight + bias, over `count` numbers. */
+static void NAME(norm)(const float *x, const float *weight, const float *bias, float epsilon, int64_t count, float *out) {
+    vec sums = {0}, squares = {0};
+    int64_t whole = count / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES) sums += *(const vec_at *)(x + i);
+    if (whole < count) sums += NAME(load_last)(x, whole, count - whole, FLOAT32);
+    float mean = NAME(sum)(sums) / count;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vec difference = *(const vec_at *)(x + i) - mean;
+        squares += difference * difference;
+    }
+    float sum = NAME(sum)(squares);
+    for (int64_t i = whole; i < count; i++) sum += (x[i] - mean) * (x[i] - mean);
+    float factor = 1 / sqrtf(sum / count + epsilon);
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vec value = (*(const vec_at *)(x + i) - mean) * factor * *(const vec_at *)(weight + i);
+        *(vec_at *)(out + i) = value + *(const vec_at *)(bias + i);
+    }
+    for (int64_t i = whole; i < count; i++) out[i] = (x[i] - mean) * factor * weight[i] + bias[i];
+}
+
+static const kernels NAME(kernels) = {NAME(linear), NAME(finish), NAME(row), NAME(attend), NAME(recur), NAME(norm)};
+
+#undef vec
+#undef vec_at
+#undef bits
+#undef bits_at
+#undef ints
+#undef PASTE
+#undef EXPAND
+#undef NAME
+#undef INLINE

@@ -1,0 +1,165 @@
+"""Weights in 8 and 4 bits, and the layers that hold them.
+
+int8    a scale for each output: weight = scale * code, code from -127 to 127. 8 bits a weight.
+nf4     matrices of the blocks in NormalFloat4 (Dettmers et al., 2023, QLoRA): one of 16 values, the quantiles of a
+        normal distribution, times the largest absolute value of each 32 inputs. 5 bits a weight, scales included.
+        Embeddings and head in int8: all that a model reads or says goes through them.
+
+Only weights are quantized: biases, norms, positions and all arithmetic keep the model's dtype. A layer's own `forward`
+makes float weights again at each call, which takes time and memory; native/decoder.c reads the codes.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+KINDS = ("int8", "nf4")
+
+GROUP = 32  # inputs that share a scale in nf4
+BLOCK = 128  # inputs of one 64-byte block in nf4
+NF4 = torch.tensor([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+])  # fmt: skip
+
+# The code of the value nearest to -1 + 2 * step / STEPS: a table is ten times as fast as a search.
+STEPS = 2**14
+NEAREST = torch.bucketize(torch.linspace(-1, 1, STEPS + 1), (NF4[1:] + NF4[:-1]) / 2).to(torch.int32)
+
+
+def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Codes and float32 scales of a weight (out, in).
+
+    int8: codes (out, in) int8, scales (out,). nf4: codes (out, 64 * blocks) uint8, a block being 128 inputs, scales
+    (out, 4 * blocks). In a block, input 16 * i + j is bits 4 * i to 4 * i + 3 of the j-th little-endian 32-bit word.
+    """
+    weight = weight.detach().float().contiguous()
+    if kind == "int8":
+        scales = weight.abs().amax(dim=1) / 127
+        return (weight / scales.clamp_min(1e-30).unsqueeze(1)).round().to(torch.int8), scales
+    rows, columns = weight.shape
+    groups = F.pad(weight, (0, -columns % BLOCK)).view(rows, -1, GROUP)
+    scales = groups.abs().amax(dim=2)
+    steps = (groups / scales.clamp_min(1e-30).unsqueeze(2)).add_(1).mul_(STEPS / 2).to(torch.int32)
+    codes = NEAREST.to(weight.device)[steps].view(rows, -1, 8, 16)
+    words = codes[:, :, 0].clone()
+    for part in range(1, 8):
+        words |= codes[:, :, part] << (4 * part)
+    return words.view(rows, -1).view(torch.uint8), scales.contiguous()
+
+
+def unpack(codes: Tensor, scales: Tensor, columns: int) -> Tensor:
+    """The float32 weight (out, in) that codes and scales stand for."""
+    if codes.dtype == torch.int8:
+        return codes.float() * scales.unsqueeze(1)
+    words = codes.view(torch.int32).view(codes.size(0), -1, 1, 16)
+    found = (words >> (4 * torch.arange(8, device=codes.device).view(8, 1))) & 15  # (out, blocks, 8, 16)
+    groups = NF4.to(codes.device)[found].view(codes.size(0), -1, GROUP)
+    return (groups * scales.unsqueeze(2)).view(codes.size(0), -1)[:, :columns]
+
+
+class Quantized(nn.Module):
+    """A weight (out, in) as codes and scales, which state_dict holds under these names."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, weight: Tensor, kind: str) -> None:
+        super().__init__()
+        self.kind, self.shape, self.dtype = kind, tuple(weight.shape), weight.dtype
+        codes, scales = pack(weight, kind)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales)
+
+    @property
+    def weight(self) -> Tensor:
+        """Made anew: (out, in), in the dtype that was quantized."""
+        return unpack(self.codes, self.scales, self.shape[1]).to(self.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """`.to(dtype)` is for what `forward` computes in: the scales stay float32."""
+        scales = self.scales
+        super()._apply(fn, recurse)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        self.scales = scales.to(self.codes.device)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.shape[1]}, {self.shape[0]}, {self.kind}"
+
+
+class QuantizedLinear(Quantized):
+    """nn.Linear, quantized."""
+
+    def __init__(self, linear: nn.Linear, kind: str) -> None:
+        super().__init__(linear.weight, kind)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class QuantizedEmbedding(Quantized):
+    """nn.Embedding, quantized; where weights are tied it is the head too."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__(embedding.weight, "int8")
+
+    def forward(self, idx: Tensor) -> Tensor:
+        return (self.codes[idx].float() * self.scales[idx].unsqueeze(-1)).to(self.dtype)
+
+
+class QuantizedLSTM(nn.Module):
+    """nn.LSTM for inference, quantized: a `Quantized` under the name of each of its matrices."""
+
+    def __init__(self, lstm: nn.LSTM, kind: str) -> None:
+        super().__init__()
+        self.num_layers = lstm.num_layers
+        for name, parameter in lstm.named_parameters():
+            setattr(self, name, Quantized(parameter, kind) if parameter.dim() == 2 else parameter)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        found = [getattr(self, f"{name}_l{layer}") for layer in range(self.num_layers) for name in names]
+        weights = [each.weight if isinstance(each, Quantized) else each for each in found]
+        if state is None:
+            zeros = x.new_zeros(self.num_layers, x.size(0), weights[1].size(1))
+            state = (zeros, zeros)
+        # has_biases, num_layers, dropout, train, bidirectional, batch_first
+        y, h, c = torch.lstm(x, state, weights, True, self.num_layers, 0.0, False, False, True)
+        return y, (h, c)
+
+
+def quantize(model: Any, kind: str) -> None:
+    """Replace a model's layers by quantized ones, in place. What they were made from is then no longer in the model.
+
+    Embedding and head are known by their size, that of the vocabulary. ValueError: an unknown kind.
+    """
+    check_kind(kind)
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, nn.Linear) and layer.weight is not None:
+                setattr(parent, name, QuantizedLinear(layer, "int8" if of_vocabulary(layer, model) else kind))
+            elif isinstance(layer, nn.Embedding) and of_vocabulary(layer, model):
+                setattr(parent, name, QuantizedEmbedding(layer))
+            elif isinstance(layer, nn.LSTM):
+                setattr(parent, name, QuantizedLSTM(layer, kind))
+
+
+def of_vocabulary(layer: Any, model: Any) -> bool:
+    return layer.weight.size(0) == model.config.vocab_size
+
+
+def check_kind(kind: str | None) -> None:
+    """ValueError: not one of KINDS or None."""
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"quantize {kind!r} is unknown; give None, {' or '.join(KINDS)}")
+
+
+def refuse_quantized(model: nn.Module, done: str) -> None:
+    """ValueError: the model holds no weights to be `done` something with."""
+    if any(isinstance(module, Quantized) for module in model.modules()):
+        raise ValueError(f"a quantized model cannot be {done}: load it again without quantize")
