@@ -21,10 +21,9 @@ lint: .venv/.installed-test
 	$(BIN)/mypy
 
 bench: .venv/.installed-test r
-	$(BIN)/python tests/benchmarks/load.py
+	$(BIN)/minhub bench
 	$(BIN)/python tests/benchmarks/convert.py
 	$(BIN)/python tests/benchmarks/layout.py
-	$(BIN)/python tests/benchmarks/generate.py
 	$(BIN)/python tests/benchmarks/bridge.py
 
 .venv/.created:

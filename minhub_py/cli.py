@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from minhub_py import __version__, hub
+from minhub_py.bench import CASES
 from minhub_py.console import Bytes, Group, emit, note, progress_bar, remember_debug, table
 from minhub_py.hub import size
 
@@ -44,6 +45,11 @@ dtype_option = click.option(
     default="auto",
     show_default=True,
     help="Of the weights.",
+)
+
+
+quantize_option = click.option(
+    "--quantize", type=click.Choice(["int8", "nf4"]), help="Weights in 8 or 4 bits: faster, and a little different."
 )
 
 
@@ -283,13 +289,16 @@ def verify(model: str, revision: str, as_json: bool) -> None:
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="The same seed gives the same text.")
 @click.option("--stop", multiple=True, help="End the text at this string; may be given several times.")
+@click.option("--speculate", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Guess up to so many tokens from what the text repeats: the same text, sooner.")  # fmt: skip
 @revision_option
 @device_option
 @dtype_option
+@quantize_option
 @json_option
 def generate(
     model: str, prompt: str, max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
-    device: str, dtype: str, as_json: bool, **sampling: Any,
+    device: str, dtype: str, quantize: str | None, as_json: bool, **sampling: Any,
 ) -> None:  # fmt: skip
     """Write on from PROMPT.
 
@@ -299,7 +308,7 @@ def generate(
         raise click.BadParameter("a stop string cannot be empty", param_hint="'--stop'")
     if prompt == "-":
         prompt = decode(sys.stdin.buffer.read(), "standard input")
-    network, tokenizer = _open(model, revision, device, dtype)
+    network, tokenizer = _open(model, revision, device, dtype, quantize)
     ids = encode(tokenizer, prompt)
     if not ids:
         raise click.BadParameter("it has no token that MODEL knows; give it some text", param_hint="'PROMPT'")
@@ -340,7 +349,7 @@ def decode(data: bytes, where: str) -> str:
         ) from error
 
 
-def _open(model: str, revision: str, device: str, dtype: str) -> tuple[Any, Any]:
+def _open(model: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, Any]:
     """The model and its tokenizer."""
     from minhub_py.pretrained import load
     from minhub_py.storage import Checkpoint
@@ -352,7 +361,7 @@ def _open(model: str, revision: str, device: str, dtype: str) -> tuple[Any, Any]
 
     folder = hub.fetch(model, revision, check=check)
     tokenizer = read_tokenizer(folder)
-    return load(Checkpoint(folder), device=device, dtype=dtype), tokenizer
+    return load(Checkpoint(folder), device=device, dtype=dtype, quantize=quantize), tokenizer
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -374,8 +383,9 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 @revision_option
 @device_option
 @dtype_option
+@quantize_option
 @json_option
-def score(model: str, file: Any, revision: str, device: str, dtype: str, as_json: bool) -> None:
+def score(model: str, file: Any, revision: str, device: str, dtype: str, quantize: str | None, as_json: bool) -> None:
     """Say how well MODEL predicts the text in FILE.
 
     Log-probabilities and perplexity; FILE "-" is standard input. A text longer than the model's context is read
@@ -383,7 +393,7 @@ def score(model: str, file: Any, revision: str, device: str, dtype: str, as_json
     """
     where = getattr(file, "name", "standard input")
     text = decode(file.read(), where)
-    network, tokenizer = _open(model, revision, device, dtype)
+    network, tokenizer = _open(model, revision, device, dtype, quantize)
     ids = encode(tokenizer, text)
     if len(ids) < 2:
         raise ValueError(f"{where} has {len(ids)} tokens: there is nothing to predict with fewer than 2")
@@ -410,6 +420,55 @@ def score(model: str, file: Any, revision: str, device: str, dtype: str, as_json
         ("nats per token", f"{result['nats_per_token']:.4f}"), ("perplexity", f"{result['perplexity']:.3f}"),
         ("bits per character", f"{result['bits_per_character']:.4f}"),
     ])  # fmt: skip
+
+
+@main.command()
+@click.option("--model", help="Measure this one; otherwise random weights of the published sizes.")
+@click.option("--only", "names", multiple=True, type=click.Choice(list(CASES)), metavar="CASE",
+              help=f"Measure this case alone; may be given several times: {', '.join(CASES)}.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Fewer repeats, dtypes and ids: rough figures soon.")
+@click.option("--threads", type=click.IntRange(min=1), help="For all; 2, or the number of cores if there are fewer.")
+@click.option("--repeats", type=click.IntRange(min=1), help="Of which medians are taken: 5, or 2 with --quick.")
+@click.option("--text", type=click.File("rb"), help="What the case quality reads, instead of a scene of Shakespeare's.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture here, a .png.")
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here, as JSON.")
+@click.option("--from", "saved", type=click.File("rb"), help="Measure nothing: show what --save has written.")
+@click.option("--markdown", is_flag=True, help="Tables for a README.")
+@json_option
+def bench(
+    names: tuple[str, ...], text: Any, plot: Path | None, save: Path | None, saved: Any, markdown: bool,
+    as_json: bool, **settings: Any,
+) -> None:  # fmt: skip
+    """Measure this package against transformers and CTranslate2, on the CPU.
+
+    Needs no network. All of it takes half an hour, --quick some minutes. Whichever peers are missing
+    are left out: pip install 'minhub_py[bench]'
+    """
+    if markdown and as_json:
+        raise click.UsageError("--markdown and --json are two forms of one output: give one of them.")
+    measured = {**settings, "text": text, "save": save}
+    if saved and (given := [name for name, value in measured.items() if value]):
+        raise click.UsageError(f"--from measures nothing: leave out --{given[0]}.")
+
+    from minhub_py.bench import command
+
+    command.check_files(plot, save)
+    live = not (markdown or as_json)
+    if saved:
+        result = command.read(decode(saved.read(), saved.name), saved.name, names)
+        if live:
+            command.show(result)
+    else:
+        passage = decode(text.read(), text.name) if text else ""
+        result = command.run(names, save, live, text=passage, **settings)
+    if plot:
+        command.draw(result, plot)
+    if as_json:
+        emit(result)
+    elif markdown:
+        command.show_markdown(result)
+    if result["failed"]:
+        sys.exit(1)
 
 
 @main.command()

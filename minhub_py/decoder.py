@@ -85,18 +85,24 @@ class UnsupportedError(Exception):
 
 
 @cache
-def library() -> Any:
-    """native/decoder.c as setuptools has compiled it, or None where it could not."""
+def opened() -> tuple[Any, str]:
+    """native/decoder.c as setuptools has compiled it, and its kernels' name; or None, and why not."""
     found = find_spec("minhub_py._decoder")
     if found is None or found.origin is None:
-        return None
-    opened = ctypes.CDLL(found.origin)
-    opened.choose.argtypes, opened.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
-    opened.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
-    opened.decode.restype = None
-    opened.largest.argtypes, opened.largest.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64
-    opened.choose(None)
-    return opened
+        return None, "not compiled when the package was installed"
+    try:
+        library = ctypes.CDLL(found.origin)
+    except OSError as error:  # compiled on another system
+        return None, f"does not load: {error}"
+    library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
+    library.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
+    library.decode.restype = None
+    return library, library.choose(None).decode()
+
+
+def library() -> Any:
+    """The opened native/decoder.c, or None."""
+    return opened()[0]
 
 
 class Plain:
@@ -147,7 +153,7 @@ class Native:
         """UnsupportedError: why the model's own `forward` has to do it."""
         self.library = library()
         if self.library is None:
-            raise UnsupportedError("native/decoder.c was not compiled when the package was installed")
+            raise UnsupportedError(f"native/decoder.c is {opened()[1]}")
         check_untouched(model)
         self.plain = Plain(model)
         self.kept: list[Any] = []  # what pointers point to
@@ -193,8 +199,8 @@ class Native:
         sizes = [buffer.size(-2) for buffer in keys]
         if self.logits.size(0) < len(wanted):
             self.logits = torch.empty(len(wanted), self.vocab_size)
-        # A thread's: rows of weights that are unpacked at once, or the scores of all positions, and a chunk's sums.
-        need = 8 * self.width + max(sizes) + 16 + len(ids) * 256
+        # A thread's: the sums of a chunk of outputs, or the scores of all positions.
+        need = max(len(ids) * max(256, self.width // 8), max(sizes) + 16, self.width)
         if self.scratch.numel() < self.threads * need:
             self.scratch = torch.empty(self.threads * need)
         call = Call(

@@ -116,6 +116,7 @@ def _devices() -> Iterator[Finding]:
         yield Finding("devices", f"PyTorch does not load: {error}", False, f"{pip()} --force-reinstall torch")
         return
 
+    from minhub_py.decoder import opened
     from minhub_py.device import devices
 
     report = devices()
@@ -123,9 +124,18 @@ def _devices() -> Iterator[Finding]:
         # A machine without a GPU is in order; what an NVIDIA GPU lacks is said with its driver.
         yield Finding(probe.name, probe.detail if probe.works else f"none: {probe.detail}", True)
     yield Finding('device "auto"', report.device, True)
+    yield judge_decoder(*opened())
     cuda = [probe for probe in report.probes if probe.name.startswith("cuda")]
     fault = "" if any(probe.works for probe in cuda) else cuda[0].detail
     yield judge_driver(torch.version.cuda, nvidia_driver(), fault)
+
+
+def judge_decoder(library: object, detail: str) -> Finding:
+    """Whether text on a CPU comes at its full speed. Without a compiler it does not, which is no fault either."""
+    if library is not None:
+        return Finding("native decoder", f"{detail} kernels", True)
+    again = f"{pip()} --force-reinstall --no-deps --no-cache-dir minhub_py, where there is a C compiler"
+    return Finding("native decoder", f"{detail}; PyTorch alone makes text on a CPU, at half the speed", True, again)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ matrix products, which matters where two ids are equally likely to the last bits
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -26,6 +27,9 @@ from minhub_py.speculate import Guesser
 
 # Positions read at once: bounds the logits, which are (1, CHUNK, V).
 CHUNK = 256
+
+# The likeliest ids that top_p looks at first.
+FEW = 512
 
 
 def context_start(known: int, context: int | None) -> int:
@@ -71,9 +75,12 @@ class Sampling:
             likeliest = logits.topk(min(self.top_k, logits.size(-1)), dim=-1).values
             logits = logits.masked_fill(logits < likeliest[:, -1:], -torch.inf)
         if self.top_p is not None:
-            if self.top_k is None:
-                likeliest = logits.sort(dim=-1, descending=True).values
-            probabilities = torch.softmax(likeliest, dim=-1)
+            total = logits.logsumexp(dim=-1, keepdim=True)
+            if self.top_k is None:  # a few hundred nearly always reach p, and all 50,000 take long to sort
+                likeliest = logits.topk(min(FEW, logits.size(-1)), dim=-1).values
+                if ((likeliest - total).exp().sum(dim=-1) < self.top_p).any():
+                    likeliest = logits.sort(dim=-1, descending=True).values
+            probabilities = (likeliest - total).exp()
             before = probabilities.cumsum(dim=-1) - probabilities
             kept = (before < self.top_p).sum(dim=-1, keepdim=True)  # the likeliest always is
             logits = logits.masked_fill(logits < likeliest.gather(1, kept - 1), -torch.inf)
@@ -325,11 +332,12 @@ def _run(
         right = [0] * len(rows)
         asking, going = list(range(len(rows))), []
         while asking:
-            chosen = sampling.choose(
-                logits[[first[i] + right[i] for i in asking]] if len(logits) > len(asking) else logits,
-                [texts[rows[i]] for i in asking],
-                torch.cat([torch.rand(1, dtype=torch.float64, generator=random[rows[i]]) for i in asking]),
-            )
+            with one_thread():
+                chosen = sampling.choose(
+                    logits[[first[i] + right[i] for i in asking]] if len(logits) > len(asking) else logits,
+                    [texts[rows[i]] for i in asking],
+                    torch.cat([torch.rand(1, dtype=torch.float64, generator=random[rows[i]]) for i in asking]),
+                )
             again = []
             for i, id in zip(asking, chosen, strict=True):
                 row = rows[i]
@@ -355,6 +363,17 @@ def _run(
                 rows = [rows[i] for i in sorted(going)]
             guesses = [guessers[row](texts[row], room(row, len(rows))) for row in rows]
             logits = _step(reader, model, [texts[row] for row in rows], guesses, cache, size)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For sums over a vocabulary: microseconds, or milliseconds if threads that another program delays take part."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _step(reader: Any, model: Any, texts: list[list[int]], guesses: list[list[int]], cache: Any, size: int) -> Tensor:

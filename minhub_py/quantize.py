@@ -9,6 +9,7 @@ Only weights are quantized: biases, norms, positions and all arithmetic keep the
 makes float weights again at each call, which takes time and memory; native/decoder.c reads the codes.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -159,7 +160,19 @@ def check_kind(kind: str | None) -> None:
         raise ValueError(f"quantize {kind!r} is unknown; give None, {' or '.join(KINDS)}")
 
 
+def kind_of(model: nn.Module) -> str | None:
+    """How a model is quantized; None: it is not."""
+    kinds = {module.kind for module in model.modules() if isinstance(module, Quantized)}
+    return None if not kinds else "nf4" if "nf4" in kinds else "int8"  # in nf4 too embeddings are int8
+
+
+def count(model: nn.Module) -> int:
+    """The parameters of a model, those included that are quantized."""
+    quantized = sum(math.prod(module.shape) for module in model.modules() if isinstance(module, Quantized))
+    return quantized + sum(parameter.numel() for parameter in model.parameters())
+
+
 def refuse_quantized(model: nn.Module, done: str) -> None:
     """ValueError: the model holds no weights to be `done` something with."""
-    if any(isinstance(module, Quantized) for module in model.modules()):
+    if kind_of(model):
         raise ValueError(f"a quantized model cannot be {done}: load it again without quantize")

@@ -121,7 +121,7 @@ def doctor(service: "Service", facts: Any) -> Frame:
 @method
 def from_pretrained(
     service: "Service", identifier: str, revision: str, family: str | None, device: str, dtype: str,
-    token: str | None, local_files_only: bool,
+    quantize: str | None, token: str | None, local_files_only: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """A pretrained model, of the one family if it is given."""
     from minhub_py import hub
@@ -134,7 +134,7 @@ def from_pretrained(
 
     folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, check=check)
     check(folder)
-    model = Model(load(Checkpoint(folder), device=device, dtype=dtype), folder)
+    model = Model(load(Checkpoint(folder), device=device, dtype=dtype, quantize=quantize), folder)
     return about(service, model, service.keep(model)) | {"commit": _commit(identifier, folder)}
 
 
@@ -201,6 +201,7 @@ def _commit(identifier: str, folder: Path) -> str | None:
 
 def about(service: "Service", model: Model, number: int) -> dict[str, Any]:
     """What R shows of a model."""
+    from minhub_py.quantize import count, kind_of
     from minhub_py.registry import family_of
 
     module = model.module
@@ -214,9 +215,10 @@ def about(service: "Service", model: Model, number: int) -> dict[str, Any]:
         "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()},
         "context": module.config.context_length,
         "vocab_size": module.config.vocab_size,
-        "parameters": float(sum(parameter.numel() for parameter in module.parameters())),
+        "parameters": float(count(module)),
         "device": str(weight.device),
         "dtype": str(weight.dtype).removeprefix("torch."),
+        "quantized": kind_of(module),
         "training": module.training,
         "folder": None if model.folder is None else str(model.folder),
     }
@@ -328,7 +330,7 @@ def raw_tensor(tensor: Any) -> dict[str, Any]:
 def generate(
     service: "Service", model: Model, prompts: Any, tokenizer: Tokenizer | None, max_new_tokens: int,
     temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
-    seeds: Any, eos_id: Any, stop: Any, stream: bool,
+    seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int,
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and ids of each prompt; with `stream`, which is for one prompt, pieces of text on the way."""
     from minhub_py.generate import Ends, Sampling, start
@@ -344,7 +346,8 @@ def generate(
     new: list[list[int]] = [[] for _ in rows]
 
     def ids() -> Iterator[int]:
-        for row, id in start(model.module, rows, max_new_tokens, sampling, [int(seed) for seed in seeds], ends):
+        all_seeds = [int(seed) for seed in seeds]
+        for row, id in start(model.module, rows, max_new_tokens, sampling, all_seeds, ends, speculate):
             service.check()
             new[row].append(id)
             yield id

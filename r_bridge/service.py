@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 from r_bridge.convert import as_array, one
@@ -80,7 +81,7 @@ class Service:
 
     def read(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         """R's arguments as the function's annotations say. ValueError: one is unknown, missing, or of another type."""
-        wanted = dict(itertools.islice(inspect.signature(function).parameters.items(), 1, None))
+        wanted = parameters(function)
         if unknown := set(arguments) - set(wanted):
             raise ValueError(f"{function.__name__} takes no {', '.join(sorted(unknown))}")
         values = {}
@@ -127,6 +128,12 @@ class Service:
 
 
 OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
+
+
+@cache
+def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Those of a method but the first, the service. To look at them anew would be a part of the time of each call."""
+    return dict(itertools.islice(inspect.signature(function).parameters.items(), 1, None))
 
 
 def _message(error: BaseException) -> str:

@@ -32,6 +32,7 @@ enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4 };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS };
 #define GROUP 32 /* NF4 weights that share a scale */
+#define AHEAD 8192 /* bytes that weights are asked for in advance; measured (NOTES.md) */
 
 typedef struct {
     const void *data;     /* (rows, columns): outputs and inputs of a linear layer; transposed: stored (columns, rows) */
@@ -68,7 +69,7 @@ typedef struct {
 } call;
 
 typedef struct {
-    void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t, float *);
+    void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t);
     void (*finish)(float *, const float *, int64_t, int);
     void (*row)(const matrix *, int64_t, float *);
     void (*attend)(const void *, const void *, int, int64_t, int64_t, int64_t, const float *, int64_t, float, float *,
@@ -164,9 +165,10 @@ API const char *choose(const char *name) {
 
 /* --- threads ---
  *
- * A job is a number of chunks, which whoever is free takes: the calling thread works too, and if another program has
- * taken a core away from a helper, the others take over what it would have done. Between the jobs of a token helpers
- * wait without sleeping, as the next job comes in microseconds; after a millisecond without one they sleep.
+ * A job is a number of chunks. Each thread begins with a stretch of them, as memory is read fastest in one direction,
+ * and then takes what the others have not come to: if another program has a core, the rest goes on without it. Between
+ * the jobs of a token helpers wait without sleeping, as the next job comes in microseconds; after a millisecond
+ * without one they sleep.
  */
 
 typedef void work(void *context, int64_t chunk, int thread);
@@ -179,12 +181,15 @@ static struct {
     pthread_mutex_t lock;   /* of `wake` */
     pthread_cond_t wake;
     int helpers;            /* started */
-    atomic_int allowed;     /* helpers that may take part */
+    uint64_t jobs;          /* so far */
+    atomic_int threads;     /* that take part */
     atomic_int asleep;
-    atomic_uint_fast64_t ticket; /* number of the job | its chunks | the next chunk: one word, so that they agree */
-    atomic_int_fast64_t left;    /* chunks not finished */
+    atomic_int_fast64_t left; /* chunks not finished */
     work *run;
     void *context;
+    struct { /* number of the job | end of the stretch | its next chunk: in one word, so that they agree */
+        _Alignas(64) atomic_uint_fast64_t ticket;
+    } stretches[MOST_THREADS];
 } pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 static inline void breathe(void) {
@@ -199,26 +204,39 @@ static double now(void) {
     return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
-/* Takes the next chunk, if there is one. From then on until it is finished the job cannot change. */
-static int take(int64_t *chunk) {
-    uint64_t ticket = atomic_load_explicit(&pool.ticket, memory_order_acquire);
-    while ((ticket & CHUNK_MASK) < (ticket >> CHUNK_BITS & CHUNK_MASK)) {
-        if (atomic_compare_exchange_weak_explicit(&pool.ticket, &ticket, ticket + 1, memory_order_acq_rel,
-                                                  memory_order_acquire)) {
-            *chunk = ticket & CHUNK_MASK;
-            return 1;
-        }
+static inline int is_open(uint64_t ticket) {
+    return (ticket & CHUNK_MASK) < (ticket >> CHUNK_BITS & CHUNK_MASK);
+}
+
+/* Takes a chunk for a thread, if there is one. From then on until it is finished the job cannot change. */
+static int take(int thread, int64_t *chunk) {
+    const int threads = atomic_load_explicit(&pool.threads, memory_order_relaxed);
+    for (int i = 0; i < threads; i++) {
+        atomic_uint_fast64_t *place = &pool.stretches[(thread + i) % threads].ticket;
+        uint64_t ticket = atomic_load_explicit(place, memory_order_acquire);
+        while (is_open(ticket))
+            if (atomic_compare_exchange_weak_explicit(place, &ticket, ticket + 1, memory_order_acq_rel,
+                                                      memory_order_acquire)) {
+                *chunk = ticket & CHUNK_MASK;
+                return 1;
+            }
     }
     return 0;
 }
 
+static int any_open(void) {
+    for (int i = 0; i < atomic_load(&pool.threads); i++)
+        if (is_open(atomic_load(&pool.stretches[i].ticket))) return 1;
+    return 0;
+}
+
 static void *help(void *number) {
-    int thread = (int)(intptr_t)number;
+    const int thread = (int)(intptr_t)number;
     double idle_since = now();
     for (unsigned turn = 1;; turn++) {
         int64_t chunk;
         int worked = 0;
-        while (thread <= atomic_load_explicit(&pool.allowed, memory_order_relaxed) && take(&chunk)) {
+        while (thread < atomic_load_explicit(&pool.threads, memory_order_relaxed) && take(thread, &chunk)) {
             pool.run(pool.context, chunk, thread);
             atomic_fetch_sub_explicit(&pool.left, 1, memory_order_release);
             worked = 1;
@@ -232,10 +250,8 @@ static void *help(void *number) {
             sched_yield();
         } else {
             pthread_mutex_lock(&pool.lock);
-            uint64_t seen = atomic_load(&pool.ticket);
             atomic_fetch_add(&pool.asleep, 1); /* before looking again: who makes a job now sees it, and wakes us */
-            while (atomic_load(&pool.ticket) == seen && (seen & CHUNK_MASK) >= (seen >> CHUNK_BITS & CHUNK_MASK))
-                pthread_cond_wait(&pool.wake, &pool.lock);
+            while (thread >= atomic_load(&pool.threads) || !any_open()) pthread_cond_wait(&pool.wake, &pool.lock);
             atomic_fetch_sub(&pool.asleep, 1);
             pthread_mutex_unlock(&pool.lock);
             idle_since = now();
@@ -250,7 +266,7 @@ static void after_fork(void) { /* the child has none of the threads, and locks a
     pthread_cond_init(&pool.wake, NULL);
     pool.helpers = 0;
     atomic_store(&pool.asleep, 0);
-    atomic_store(&pool.ticket, 0);
+    atomic_store(&pool.threads, 0);
 }
 
 static void start_helpers(int wanted) {
@@ -269,22 +285,26 @@ static void start_helpers(int wanted) {
 }
 
 static void parallel(int64_t chunks, work *run, void *context, int alone) {
-    if (alone || chunks == 1 || chunks >= (1 << CHUNK_BITS)) {
+    if (alone || chunks == 1 || chunks > (int64_t)CHUNK_MASK) {
         for (int64_t chunk = 0; chunk < chunks; chunk++) run(context, chunk, 0);
         return;
     }
+    const int threads = atomic_load(&pool.threads);
     pool.run = run;
     pool.context = context;
+    pool.jobs++;
     atomic_store(&pool.left, chunks);
-    uint64_t job = (atomic_load(&pool.ticket) >> 2 * CHUNK_BITS) + 1;
-    atomic_store(&pool.ticket, job << 2 * CHUNK_BITS | (uint64_t)chunks << CHUNK_BITS);
+    for (int i = 0; i < threads; i++) {
+        const uint64_t first = chunks * i / threads, end = chunks * (i + 1) / threads;
+        atomic_store(&pool.stretches[i].ticket, pool.jobs << 2 * CHUNK_BITS | end << CHUNK_BITS | first);
+    }
     if (atomic_load(&pool.asleep)) {
         pthread_mutex_lock(&pool.lock);
         pthread_cond_broadcast(&pool.wake);
         pthread_mutex_unlock(&pool.lock);
     }
     int64_t chunk;
-    while (take(&chunk)) {
+    while (take(0, &chunk)) {
         run(context, chunk, 0);
         atomic_fetch_sub_explicit(&pool.left, 1, memory_order_release);
     }
@@ -318,17 +338,16 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     const matrix *w = &t->op->weight;
     const int64_t begin = chunk * t->step, end = begin + t->step < w->rows ? begin + t->step : w->rows, n = end - begin;
     const float *bias = t->op->bias ? t->op->bias + begin : NULL;
-    float *room = scratch(t->c, thread);
     if (t->op->kind != ADD) {
         const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
-        chosen->linear(w, begin, end, t->in, t->c->width, t->out + begin, stride, t->tokens, room);
+        chosen->linear(w, begin, end, t->in, t->c->width, t->out + begin, stride, t->tokens);
         if (bias || t->op->activation)
             for (int64_t m = 0; m < t->tokens; m++)
                 chosen->finish(t->out + m * stride + begin, bias, n, t->op->activation);
         return;
     }
-    float *sums = room; /* (tokens, n) */
-    chosen->linear(w, begin, end, t->in, t->c->width, sums, n, t->tokens, room + t->tokens * n);
+    float *sums = scratch(t->c, thread); /* (tokens, n) */
+    chosen->linear(w, begin, end, t->in, t->c->width, sums, n, t->tokens);
     for (int64_t m = 0; m < t->tokens; m++) {
         chosen->finish(sums + m * n, bias, n, t->op->activation);
         for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += sums[m * n + i];
@@ -343,8 +362,7 @@ static void linear(const operation *op, const call *c, const float *in, float *o
         step = (step + 127) / 128 * 128;
         step = step > 256 ? 256 : step;
     } else {
-        const int64_t bytes = at_least(w->columns * (w->dtype == FLOAT32 ? 4 : w->dtype == INT8 ? 1 : 2), 1);
-        const int64_t most = at_least((1 << 17) / bytes, 8);
+        const int64_t most = (1 << 17) / w->stride;
         step = (step > most ? most : step) / 8 * 8;
     }
     step = at_least(step, 8);
@@ -455,34 +473,10 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
 API void decode(const operation *ops, int64_t count, const call *c) {
     int alone = c->threads < 2 || pthread_mutex_trylock(&pool.caller) != 0;
     if (!alone) {
-        int helpers = c->threads - 1 < MOST_THREADS - 1 ? c->threads - 1 : MOST_THREADS - 1;
-        if (pool.helpers < helpers) start_helpers(helpers);
-        atomic_store_explicit(&pool.allowed, helpers, memory_order_relaxed);
+        const int threads = c->threads < MOST_THREADS ? c->threads : MOST_THREADS;
+        if (pool.helpers < threads - 1) start_helpers(threads - 1);
+        atomic_store(&pool.threads, pool.helpers + 1 < threads ? pool.helpers + 1 : threads);
     }
     run(ops, count, c, alone);
     if (!alone) pthread_mutex_unlock(&pool.caller);
-}
-
-/* The index of the largest of `count` numbers, the first of several; -1 if the largest is infinite, or one is NaN. */
-API int64_t largest(const float *values, int64_t count) {
-    enum { PARTS = 16 };
-    float most[PARTS], strange[PARTS] = {0}; /* in parts, so that compilers use vectors */
-    for (int part = 0; part < PARTS; part++) most[part] = -INFINITY;
-    int64_t i = 0;
-    for (; i + PARTS <= count; i += PARTS)
-        for (int part = 0; part < PARTS; part++) {
-            most[part] = values[i + part] > most[part] ? values[i + part] : most[part];
-            strange[part] += values[i + part] * 0; /* NaN from NaN and infinity */
-        }
-    for (; i < count; i++) {
-        most[0] = values[i] > most[0] ? values[i] : most[0];
-        strange[0] += values[i] * 0;
-    }
-    for (int part = 1; part < PARTS; part++) {
-        most[0] = most[part] > most[0] ? most[part] : most[0];
-        strange[0] += strange[part];
-    }
-    if (strange[0] != 0) return -1;
-    for (i = 0; values[i] != most[0]; i++) {}
-    return i;
 }

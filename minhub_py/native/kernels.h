@@ -62,19 +62,21 @@ INLINE vec NAME(load_int8)(const int8_t *from) {
 #endif
 }
 
-/* Of 128 weights in 64 bytes, weight 16 * i + j is bits 4 * i and on of the j-th 32-bit word: a shift puts 16 in order. */
-INLINE vec NAME(load_nf4)(const uint8_t *row, int64_t k) {
-    bits codes = *(const bits_at *)(row + k / 128 * 64 + k % 16 * 4) >> (uint32_t)(k / 16 % 8 * 4);
+/* From weight k on of a block: of its 128 weights in 64 bytes, weight 16 * i + j is bits 4 * i to 4 * i + 3 of the j-th
+ * 32-bit word, so a shift puts 16 in order. */
+INLINE vec NAME(load_nf4)(const uint8_t *block, int k, float scale) {
+    bits codes = *(const bits_at *)(block + k % 16 * 4) >> (uint32_t)(k / 16 * 4);
 #if LANES == 16
-    return (vec)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(nf4)); /* looks at the lowest four bits only */
+    const __m512 values = _mm512_loadu_ps(nf4) * scale; /* once for all of a group */
+    return (vec)_mm512_permutexvar_ps((__m512i)codes, values); /* looks at the lowest four bits only */
 #elif LANES == 8
     __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(nf4), (__m256i)codes); /* at the lowest three */
     __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(nf4 + 8), (__m256i)codes);
-    return (vec)_mm256_blendv_ps(low, high, (__m256)(codes << 28)); /* the fourth is then the sign */
+    return (vec)_mm256_blendv_ps(low, high, (__m256)(codes << 28)) * scale; /* the fourth is then the sign */
 #else
     vec found;
     for (int lane = 0; lane < LANES; lane++) found[lane] = nf4[codes[lane] & 15];
-    return found;
+    return found * scale;
 #endif
 }
 
@@ -83,8 +85,7 @@ INLINE vec NAME(load)(const void *row, int64_t k, int dtype) {
     case FLOAT32: return *(const vec_at *)((const float *)row + k);
     case BFLOAT16: return NAME(load_bfloat16)((const uint16_t *)row + k);
     case FLOAT16: return NAME(load_float16)((const uint16_t *)row + k);
-    case INT8: return NAME(load_int8)((const int8_t *)row + k);
-    default: return NAME(load_nf4)(row, k);
+    default: return NAME(load_int8)((const int8_t *)row + k);
     }
 }
 
@@ -110,13 +111,16 @@ INLINE vec NAME(select)(ints holds, vec yes, vec no) {
     return (vec)(((bits)yes & (bits)holds) | ((bits)no & ~(bits)holds));
 }
 
+/* Always in the same order: lanes half a vector apart first, neighbours last. */
 INLINE float NAME(sum)(vec v) {
 #if LANES == 16
     return _mm512_reduce_add_ps((__m512)v);
 #else
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += v[lane];
-    return total;
+    float lanes[LANES];
+    memcpy(lanes, &v, sizeof lanes);
+    for (int step = LANES / 2; step > 0; step /= 2)
+        for (int lane = 0; lane < step; lane++) lanes[lane] += lanes[lane + step];
+    return lanes[0];
 #endif
 }
 
@@ -157,33 +161,37 @@ INLINE vec NAME(activate)(vec v, int activation) {
 
 /* --- products --- */
 
-/* out[t][r] = sum over k of weight[row + r][k] * in[t][k], for R rows and T tokens known to the compiler. */
-INLINE void NAME(dot)(const uint8_t *row, int64_t stride, int64_t columns, const float *scales, int64_t groups,
-                      const float *in, int64_t in_stride, float *out, int64_t out_stride, int R, int T, int dtype) {
+/* out[t][r] = sum over k of weight[r][k] * in[t][k], for R rows and T tokens known to the compiler. */
+INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_stride, float *out, int64_t out_stride,
+                      int R, int T, int dtype) {
     const int size = dtype == FLOAT32 ? 4 : dtype == INT8 ? 1 : 2;
-    vec sums[8][4];
+    const int64_t stride = w->stride, columns = w->columns, groups = (columns + 127) / 128 * (128 / GROUP);
+    const uint8_t *data = (const uint8_t *)w->data + row * stride;
+    const float *scales = dtype == NF4 ? w->scales + row * groups : dtype == INT8 ? w->scales + row : NULL;
+    vec sums[4][4];
     for (int r = 0; r < R; r++)
         for (int t = 0; t < T; t++) sums[r][t] = (vec){0};
     int64_t k = 0;
     if (dtype == NF4) { /* padded to whole blocks, as the inputs are */
         for (; k < columns; k += 128)
             for (int r = 0; r < R; r++) {
-                __builtin_prefetch(row + (R + r) * stride + k / 2, 0, 3);
+                __builtin_prefetch(data + r * stride + k / 2 + AHEAD);
                 UNROLL for (int part = 0; part < 128; part += LANES) {
-                    vec weight = NAME(load_nf4)(row + r * stride, k + part) * scales[r * groups + (k + part) / GROUP];
+                    vec weight = NAME(load_nf4)(data + r * stride + k / 2, part,
+                                                scales[r * groups + k / GROUP + part / GROUP]);
                     for (int t = 0; t < T; t++) sums[r][t] += weight * *(const vec_at *)(in + t * in_stride + k + part);
                 }
             }
     } else {
         for (; k + LANES <= columns; k += LANES)
             for (int r = 0; r < R; r++) {
-                __builtin_prefetch(row + (R + r) * stride + k * size, 0, 3);
-                vec weight = NAME(load)(row + r * stride, k, dtype);
+                if (T == 1) __builtin_prefetch(data + r * stride + k * size + AHEAD);
+                vec weight = NAME(load)(data + r * stride, k, dtype);
                 for (int t = 0; t < T; t++) sums[r][t] += weight * *(const vec_at *)(in + t * in_stride + k);
             }
         if (k < columns)
             for (int r = 0; r < R; r++) {
-                vec weight = NAME(load_last)(row + r * stride, k, columns - k, dtype);
+                vec weight = NAME(load_last)(data + r * stride, k, columns - k, dtype);
                 for (int t = 0; t < T; t++)
                     sums[r][t] += weight * NAME(load_last)(in + t * in_stride, k, columns - k, FLOAT32);
             }
@@ -195,50 +203,28 @@ INLINE void NAME(dot)(const uint8_t *row, int64_t stride, int64_t columns, const
         }
 }
 
-/* R rows of any dtype as float32, unscaled in 8 bits as `dot` has them: (R, columns padded to whole blocks). */
-INLINE void NAME(unpack)(const uint8_t *row, int64_t stride, int64_t columns, const float *scales, int64_t groups,
-                         float *tile, int64_t tile_stride, int R, int dtype) {
-    for (int r = 0; r < R; r++) {
-        int64_t k = 0;
-        for (; k + LANES <= (dtype == NF4 ? tile_stride : columns); k += LANES) {
-            vec weight = NAME(load)(row + r * stride, k, dtype);
-            if (dtype == NF4) weight *= scales[r * groups + k / GROUP];
-            *(vec_at *)(tile + r * tile_stride + k) = weight;
+/* Weights stored (out, in): the outputs from `begin` to before `end`. */
+INLINE void NAME(linear_out_in)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
+                                float *out, int64_t out_stride, int64_t tokens, int dtype) {
+    for (int64_t first = 0; first < tokens; first += 16) { /* so few inputs stay in the nearest cache */
+        const int64_t last = first + 16 < tokens ? first + 16 : tokens;
+        int64_t n = begin;
+        for (; n + 4 <= end; n += 4) {
+            int64_t t = first;
+            for (; t + 4 <= last; t += 4)
+                NAME(dot)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 4, 4, dtype);
+            for (; t + 2 <= last; t += 2)
+                NAME(dot)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 4, 2, dtype);
+            for (; t < last; t++)
+                NAME(dot)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 4, 1, dtype);
         }
-        if (k < columns) {
-            vec weight = NAME(load_last)(row + r * stride, k, columns - k, dtype);
-            for (int lane = 0; k + lane < columns; lane++) tile[r * tile_stride + k + lane] = weight[lane];
-        }
+        for (; n < end; n++)
+            for (int64_t t = first; t < last; t++)
+                NAME(dot)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 1, 1, dtype);
     }
 }
 
-/* `dot` for R rows and any number of tokens. More than two tokens have the rows unpacked once, into `tile`. */
-INLINE void NAME(rows)(const matrix *w, int64_t row, const float *in, int64_t in_stride, float *out, int64_t out_stride,
-                       int64_t tokens, float *tile, int R, int dtype) {
-    const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
-    int64_t groups = dtype == NF4 ? (w->columns + 127) / 128 * (128 / GROUP) : 1;
-    const float *scales = w->scales + row * groups;
-    if (tokens == 1 || dtype == FLOAT32) {
-        int64_t t = 0;
-        for (; t + 4 <= tokens && R <= 4; t += 4)
-            NAME(dot)(data, w->stride, w->columns, scales, groups, in + t * in_stride, in_stride, out + t * out_stride,
-                      out_stride, R, 4, dtype);
-        for (; t < tokens; t++)
-            NAME(dot)(data, w->stride, w->columns, scales, groups, in + t * in_stride, in_stride, out + t * out_stride,
-                      out_stride, R, 1, dtype);
-        return;
-    }
-    int64_t tile_stride = (w->columns + 127) / 128 * 128;
-    NAME(unpack)(data, w->stride, w->columns, scales, groups, tile, tile_stride, R, dtype);
-    matrix unpacked = {.data = tile, .rows = R, .columns = dtype == NF4 ? tile_stride : w->columns,
-                       .stride = tile_stride * 4, .dtype = FLOAT32};
-    NAME(rows)(&unpacked, 0, in, in_stride, out, out_stride, tokens, NULL, R, FLOAT32);
-    if (dtype == INT8)
-        for (int64_t t = 0; t < tokens; t++)
-            for (int r = 0; r < R; r++) out[t * out_stride + r] *= scales[r];
-}
-
-/* As `rows` does, for float32 weights stored (in, out): 64 outputs at a time, each row of the store read once. */
+/* As `dot` does, for V vectors of outputs of float32 weights stored (in, out). */
 INLINE void NAME(columns)(const matrix *w, int64_t column, const float *in, int64_t in_stride, float *out,
                           int64_t out_stride, int V, int T) {
     vec sums[256 / LANES][4];
@@ -256,7 +242,7 @@ INLINE void NAME(columns)(const matrix *w, int64_t column, const float *in, int6
         for (int v = 0; v < V; v++) *(vec_at *)(out + t * out_stride + v * LANES) = sums[v][t];
 }
 
-/* The outputs from `begin` to before `end` of weights stored (in, out). */
+/* Weights stored (in, out), likewise. */
 static void NAME(linear_in_out)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
                                 float *out, int64_t out_stride, int64_t tokens) {
     int64_t n = begin;
@@ -281,29 +267,19 @@ static void NAME(linear_in_out)(const matrix *w, int64_t begin, int64_t end, con
         }
 }
 
-INLINE void NAME(linear_out_in)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
-                                float *out, int64_t out_stride, int64_t tokens, float *tile, int dtype) {
-    int64_t n = begin;
-    for (; tokens == 1 && n + 8 <= end; n += 8)
-        NAME(rows)(w, n, in, in_stride, out + n - begin, out_stride, tokens, tile, 8, dtype);
-    for (; n + 4 <= end; n += 4)
-        NAME(rows)(w, n, in, in_stride, out + n - begin, out_stride, tokens, tile, 4, dtype);
-    for (; n < end; n++) NAME(rows)(w, n, in, in_stride, out + n - begin, out_stride, tokens, tile, 1, dtype);
-}
-
 /* out[t][n - begin] = weight[n] . in[t] for the outputs n from `begin` to before `end`. */
 static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride, float *out,
-                         int64_t out_stride, int64_t tokens, float *tile) {
+                         int64_t out_stride, int64_t tokens) {
     if (w->transposed) {
         NAME(linear_in_out)(w, begin, end, in, in_stride, out, out_stride, tokens);
         return;
     }
     switch (w->dtype) { /* each case its own code */
-    case FLOAT32: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, tile, FLOAT32); break;
-    case BFLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, tile, BFLOAT16); break;
-    case FLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, tile, FLOAT16); break;
-    case INT8: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, tile, INT8); break;
-    default: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, tile, NF4);
+    case FLOAT32: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT32); break;
+    case BFLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, BFLOAT16); break;
+    case FLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT16); break;
+    case INT8: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, INT8); break;
+    default: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, NF4);
     }
 }
 
@@ -325,7 +301,7 @@ static void NAME(row)(const matrix *w, int64_t row, float *out) {
     for (int64_t k = 0; k < w->columns; k += LANES) {
         int64_t n = w->columns - k < LANES ? w->columns - k : LANES;
         vec value;
-        if (w->dtype == NF4) value = NAME(load_nf4)(data, k) * w->scales[row * blocks * (128 / GROUP) + k / GROUP];
+        if (w->dtype == NF4) value = NAME(load_nf4)(data + k / 128 * 64, k % 128, w->scales[row * blocks * (128 / GROUP) + k / GROUP]);
         else value = NAME(load_some)(data, k, n, w->dtype);
         if (w->dtype == INT8) value *= w->scales[row];
         memcpy(out + k, &value, n * sizeof(float));

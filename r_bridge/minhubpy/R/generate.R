@@ -22,6 +22,8 @@
 #'   none.
 #' @param stop Strings that end a text; they are not part of it.
 #' @param tokenizer The tokenizer, if not the model's own.
+#' @param speculate The most tokens to guess at a time from what the text
+#'   repeats. The text stays the same; where it repeats itself it comes faster.
 #' @param stream `TRUE`: show the text while it is made (one prompt of text).
 #'   Or a function that is called with each new piece of text.
 #' @returns For text, the new text of each prompt: a character vector, with
@@ -35,7 +37,7 @@
 #' @export
 generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                      repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
-                     stream = interactive()) {
+                     speculate = 0, stream = interactive()) {
   check_model(model)
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)
@@ -54,7 +56,7 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
     top_p = optional(top_p, function(x) as.double(number(x, "top_p", above = 0, most = 1))),
     repetition_penalty = as.double(number(repetition_penalty, above = 0, most = 1e6)),
     seeds = seeds(seed, length(prompts), temperature), eos_id = end_ids(eos_id),
-    stop = stop_strings(stop), stream = streaming
+    stop = stop_strings(stop), stream = streaming, speculate = whole(speculate)
   )
   if (streaming && !is.function(stream)) on.exit(if (is_done(echo)) cat("\n")) # also where the text is stopped
   made <- do.call(ask, c(

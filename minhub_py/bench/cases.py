@@ -1,0 +1,507 @@
+"""What is measured, case by case: who takes part, what each is asked, and what is made of the times.
+
+`report.COLUMNS` says which of a row's values are shown.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from minhub_py import hub
+from minhub_py.bench.run import BYTES, TAME, WILD, Bench, Case, Runner, Subject, cores, variants
+from minhub_py.bench.worker import Worker, environment
+
+
+def median(values: Sequence[float]) -> float:
+    return float(statistics.median(values))
+
+
+def same_start(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids are the same before the first that differs."""
+    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def named(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """The row of a runner, if it took part."""
+    return next((row for row in rows if row["runner"] == name), None)
+
+
+def compare(rows: Sequence[dict[str, Any]], key: str, baseline: str, into: str = "ratio") -> None:
+    """How many times as fast as `baseline` each row is, by its times `key`: under `into`."""
+    base = named(rows, baseline)
+    for row in rows:
+        row[into] = base[key] / row[key] if base else None
+
+
+def reading(found: Sequence[Mapping[str, list[float]]], size: int) -> list[dict[str, Any]]:
+    """A row for each reader of memory, the fastest first: gigabytes (10^9 bytes) per second."""
+    rows = []
+    for name in found[0]:
+        seconds = [value for passes in found for value in passes[name]]
+        rows.append({"reader": name, "gigabytes_per_second": size / 1e9 / median(seconds),
+                     "best": size / 1e9 / min(seconds), "seconds": seconds})  # fmt: skip
+    return sorted(rows, key=lambda row: -row["gigabytes_per_second"])
+
+
+def bandwidth(bench: Bench) -> Case:
+    """How fast memory is read."""
+    size = bench.pick(512, 128) * 2**20
+    with bench.worker("Memory", size=size) as memory:
+        found = bench.interleave("Reading memory", {"": partial(memory.ask, "read", passes=3)})[""]
+    return Case(f"Reading {size // 2**20} MiB of memory, with --threads {bench.settings.threads}", reading(found, size))
+
+
+def decode(bench: Bench) -> Case:
+    """One prompt, greedy: whole generations as a user sees them, and the time of an id by the difference to one id."""
+    subject = bench.text_model()
+    new = subject.room(32, bench.pick(128, 16))
+    prompts = [subject.prompt(32)]
+    runners = [*bench.ours(*bench.pick((), ("float32", "bfloat16", "int8"))),
+               *bench.transformers(subject, *bench.pick(("float32", "bfloat16"), ("float32",))),
+               *bench.ctranslate2(subject, "float32", "int8")]  # fmt: skip
+    size = bench.pick(512, 128) * 2**20
+    with bench.team(subject, runners) as team, bench.worker("Memory", size=size) as memory:
+        steps: dict[Any, Callable[[], Any]] = {}
+        for runner, worker in team.items():
+            steps[runner, "whole"] = partial(worker.ask, "timed", prompts=prompts, new=new)
+            steps[runner, "first"] = partial(worker.ask, "timed", prompts=prompts, new=1)
+            steps["memory", runner] = partial(memory.ask, "read", passes=2)
+        held = {runner: worker.ask("bytes_per_token") for runner, worker in team.items() if runner.engine == "Minhub"}
+        found = bench.interleave("Decoding", steps)
+    readers = reading([reply for runner in team for reply in found["memory", runner]], size)
+    limit = readers[0]["gigabytes_per_second"]
+    rows = []
+    for runner in team:
+        whole, first = ([reply["seconds"] for reply in found[runner, part]] for part in ("whole", "first"))
+        each = (median(whole) - median(first)) / (new - 1)
+        read = held[runner] if runner in held else subject.read * BYTES[runner.weights]
+        rows.append({
+            "runner": runner.name, "library": runner.library, "weights": runner.weights,
+            "tokens_per_second": new / median(whole), "ms_per_token": 1000 * median(whole) / new,
+            "decode_ms_per_token": 1000 * each, "bytes_per_token": read,
+            "bandwidth_percent": 100 * read / each / (1e9 * limit) if each > 0 else None,
+            "limit_tokens_per_second": 1e9 * limit / read,
+            "seconds": whole, "seconds_to_first": first, "ids": found[runner, "whole"][0]["ids"][0],
+        })  # fmt: skip
+    compare(rows, "ms_per_token", "transformers float32")
+    compare(rows, "ms_per_token", "CTranslate2 int8", "ratio_to_ctranslate2_int8")
+    case = Case(f"Decoding {subject.name}: a prompt of 32 ids, {new} new ones, greedy", rows)
+    case.values = {"new": new, "bandwidth": readers, "limit_gigabytes_per_second": limit}
+    case.notes.append(f"Memory was read at {limit:.1f} GB/s in the same rounds ({readers[0]['reader']}).")
+    if (eight := named(rows, "minhub_py int8")) and eight["ratio_to_ctranslate2_int8"]:
+        case.notes.append(f"minhub_py int8 is {eight['ratio_to_ctranslate2_int8']:.2f} × CTranslate2 int8.")
+    judge_ids(case, rows, new)
+    if bench.settings.model is None:
+        case.notes.append(
+            "The weights are random: with smaller ones the ids soon differ (the case quality judges that)."
+        )
+    return case
+
+
+def judge_ids(case: Case, rows: list[dict[str, Any]], new: int) -> None:
+    """Count the ids that each shares with transformers in float32 (with our own where it is absent)."""
+    reference = named(rows, "transformers float32") or rows[0]
+    for row in rows:
+        row["same_ids"] = same_start(row["ids"], reference["ids"])
+    ours = named(rows, "minhub_py float32")
+    if ours and ours["same_ids"] < new:
+        case.notes.append(
+            f"NOT THE SAME: minhub_py float32 and {reference['runner']} agree in the first {ours['same_ids']} ids only."
+        )
+
+
+def curve(rows: list[dict[str, Any]], points: Sequence[int], baseline: str = "transformers float32") -> list[str]:
+    """How each row compares with `baseline` at each point, by the lists "values" (less is better); notes on ours."""
+    base = named(rows, baseline)
+    for row in rows:
+        row["ratios"] = [b / a for a, b in zip(row["values"], base["values"], strict=True)] if base else None
+    notes = []
+    for row in rows if base else []:
+        if row["runner"].startswith("minhub_py "):
+            shown = ", ".join(f"{ratio:.2f} at {point:,}" for ratio, point in zip(row["ratios"], points, strict=True))
+            notes.append(f"× {baseline}, {row['runner']}: {shown}.")
+    return notes
+
+
+def along(bench: Bench, subject: Subject, places: Sequence[int], runners: Sequence[Runner], title: str) -> Case:
+    """Milliseconds of an id at places of a text: medians of the ids around each."""
+    span = bench.pick(32, 8)
+    with bench.team(subject, runners) as team:
+        steps = {(runner, place): partial(worker.ask, "steps", prompt=subject.prompt(place - span // 2), new=span)
+                 for runner, worker in team.items() for place in places}  # fmt: skip
+        found = bench.interleave(title.split(":", maxsplit=1)[0], steps)
+    rows = []
+    for runner in team:
+        seconds = [[median(times) for times in found[runner, place]] for place in places]
+        values = [1000 * median(times) for times in seconds]
+        rows.append({"runner": runner.name, "values": values, "seconds": seconds,
+                     "last_to_first": values[-1] / values[0]})  # fmt: skip
+    notes = curve(rows, places)
+    return Case(title, rows, {"points": list(places), "unit": "ms"}, notes)
+
+
+def positions(bench: Bench) -> Case:
+    """Whether an id costs more far into the text."""
+    subject = bench.text_model()
+    places = subject.fits(bench.pick((50, 200, 500, 1000), (50, 200)), 16)
+    runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32")]
+    return along(bench, subject, places, runners, f"Milliseconds of an id at positions of a text: {subject.name}")
+
+
+def gptneo(bench: Bench) -> Case:
+    """GPT-Neo, whose local layers see 256 positions: they need not cost more far into the text."""
+    subject = bench.subject("gptneo")
+    places = subject.fits((50, bench.pick(2000, 300)), 16)
+    runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32")]
+    return along(bench, subject, places, runners, f"Milliseconds of an id at positions of a text: {subject.name}")
+
+
+def batch(bench: Bench) -> Case:
+    """Several prompts of 5 to 60 ids, which transformers pads on the left; of one row there is one of 32 ids."""
+    subject = bench.text_model()
+    new, counts = subject.room(60, bench.pick(64, 8)), bench.pick((1, 2, 4, 8, 16), (1, 2, 8))
+    lengths = {count: [32] if count == 1 else [5 + 55 * row // (count - 1) for row in range(count)] for count in counts}
+    prompts = {count: [subject.prompt(length, row) for row, length in enumerate(lengths[count])] for count in counts}
+    runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32"),
+               *bench.ctranslate2(subject, "float32")]  # fmt: skip
+    with bench.team(subject, runners) as team:
+        steps = {(runner, count): partial(worker.ask, "timed", prompts=prompts[count], new=new)
+                 for runner, worker in team.items() for count in counts}  # fmt: skip
+        found = bench.interleave("Batches", steps)
+    rows = []
+    for runner in team:
+        seconds = [[reply["seconds"] for reply in found[runner, count]] for count in counts]
+        speeds = [count * new / median(times) for count, times in zip(counts, seconds, strict=True)]
+        rows.append({"runner": runner.name, "tokens_per_second": speeds, "seconds": seconds,
+                     "values": [1 / speed for speed in speeds],
+                     "eight_to_one": speeds[counts.index(8)] / speeds[0]})  # fmt: skip
+    notes = curve(rows, counts)
+    title = f"Tokens/s of several prompts of 5 to 60 ids (one: 32), {new} new ids each: {subject.name}"
+    return Case(title, rows, {"points": list(counts), "unit": "tokens/s"}, notes)
+
+
+def prefill(bench: Bench) -> Case:
+    """A prompt to its first new id."""
+    subject = bench.text_model()
+    lengths = subject.fits(bench.pick((32, 256, 1024), (32, 128)))
+    runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32"),
+               *bench.ctranslate2(subject, "float32")]  # fmt: skip
+    with bench.team(subject, runners) as team:
+        steps = {(runner, length): partial(worker.ask, "timed", prompts=[subject.prompt(length)], new=1)
+                 for runner, worker in team.items() for length in lengths}  # fmt: skip
+        found = bench.interleave("Prompts", steps)
+    rows = []
+    for runner in team:
+        seconds = [[reply["seconds"] for reply in found[runner, length]] for length in lengths]
+        rows.append({"runner": runner.name, "values": [1000 * median(times) for times in seconds], "seconds": seconds})
+    notes = curve(rows, lengths)
+    title = f"Milliseconds from a prompt of so many ids to the first new one: {subject.name}"
+    return Case(title, rows, {"points": lengths, "unit": "ms"}, notes)
+
+
+def speculation(bench: Bench) -> Case:
+    """Ids guessed from earlier places of the text, by n-gram look-up on both sides: where it repeats, and where not."""
+    rows = []
+    for text, scale in (("repeats", TAME), ("does not", WILD)):
+        subject = bench.text_model(scale)
+        length = 16 * bench.pick(8, 4)
+        new = subject.room(length, bench.pick(128, 32))
+        prompts = [subject.prompt(length) if text == "does not" else subject.prompt(16) * (length // 16)]
+        runners = [*bench.ours("float32", "int8"), *bench.transformers(subject, "float32")]
+        with bench.team(subject, runners) as team:
+            steps = {(runner, guessed): partial(worker.ask, "timed", prompts=prompts, new=new,
+                                                **({"speculate": guessed} if guessed else {}))
+                     for runner, worker in team.items() for guessed in (0, 8)}  # fmt: skip
+            found = bench.interleave("Speculation", steps)
+        for runner in team:
+            replies = {guessed: found[runner, guessed] for guessed in (0, 8)}
+            plain, guessing = ([reply["seconds"] for reply in replies[guessed]] for guessed in (0, 8))
+            rows.append({
+                "text": text, "runner": runner.name, "tokens_per_second": new / median(plain),
+                "speculating": new / median(guessing), "ratio": median(plain) / median(guessing),
+                "seconds": plain, "seconds_speculating": guessing,
+                "same_ids": same_start(replies[0][0]["ids"][0], replies[8][0]["ids"][0]),
+            })  # fmt: skip
+    return Case(f"Up to 8 ids guessed at a time; {new} new ones: {subject.name}", rows, {"new": new})
+
+
+def quality(bench: Bench) -> Case:
+    """What smaller weights change: the perplexity of a text, the likeliest id at each of its positions, greedy text."""
+    models = [f"minhub/{path.name}" for path in built_ins()]
+    if bench.settings.model:
+        models = [bench.settings.model]
+        bench.text_model().needs_tokenizer()
+    prompts, new = bench.pick((8, 100), (2, 20))
+    rows = []
+    for model in models:
+        with bench.worker("Quality", folder=str(hub.fetch(model)), text=bench.text) as worker:
+            reference: dict[str, Any] = {}
+            for weights, options in variants().items():
+                found = worker.ask("measure", options=options, prompts=prompts, new=new)
+                reference = reference or found  # float32 comes first
+                pairs = list(zip(found["likeliest"], reference["likeliest"], strict=True))
+                starts = [same_start(*pair) for pair in zip(found["written"], reference["written"], strict=True)]
+                rows.append({
+                    "model": model, "weights": weights, "perplexity": found["perplexity"],
+                    "ratio": found["perplexity"] / reference["perplexity"], "tokens": len(pairs),
+                    "same_percent": 100 * sum(a == b for a, b in pairs) / len(pairs),
+                    "same_starts": starts, "same_start": statistics.mean(starts),
+                })  # fmt: skip
+    title = (
+        f"Against float32: a text of {len(bench.text):,} characters, and {new} greedy ids from {prompts} places of it"
+    )
+    return Case(title, rows, {"new": new, "prompts": prompts})
+
+
+def built_ins() -> list[Path]:
+    """The folders of the models that ship with the package."""
+    return sorted(path.parent for path in hub.BUILTIN.glob("*/config.json"))
+
+
+LOAD = """
+import json, sys, time
+from pathlib import Path
+
+MEMORY = {"memory": "VmRSS", "private": "RssAnon"}
+
+def memory():
+    if not Path("/proc/self/status").exists():
+        return {}
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: int(fields[field].split()[0]) / 1000 for name, field in MEMORY.items()}
+
+start = time.perf_counter()
+import torch
+if sys.argv[1] == "minhub_py":
+    from minhub_py import from_pretrained
+    options = {"device": "cpu"}
+else:
+    from transformers import AutoModelForCausalLM
+    from_pretrained, options = AutoModelForCausalLM.from_pretrained, {}
+imported = time.perf_counter()
+torch.set_num_threads(int(sys.argv[3]))
+before = memory()
+begin = time.perf_counter()
+model = from_pretrained(sys.argv[2], **options)
+loaded = time.perf_counter()
+with torch.inference_mode():
+    model(torch.arange(8).unsqueeze(0))
+done = time.perf_counter()
+grown = {name: after - before[name] for name, after in memory().items()}
+print(json.dumps({"import": imported - start, "load": loaded - begin, "forward": done - loaded,
+                  "all": done - start, **grown}))
+"""
+
+
+def load(bench: Bench) -> Case:
+    """From a folder to the first logits: the file is in the page cache, so the software is measured, not the disk.
+
+    import: the package and what its loader needs.    load: from_pretrained.    forward: the first, of 8 ids: pages that
+    only now are read.    memory: growth of resident memory (MB) since the imports; private: what of it is no file's.
+    """
+    subject = bench.text_model()
+    arguments = (str(subject.folder.resolve()), str(bench.settings.threads))
+    libraries = ["minhub_py"] + (["transformers"] if bench.transformers(subject, "float32") else [])
+    found = bench.interleave("Loading", {name: partial(bench.fresh, LOAD, name, *arguments) for name in libraries})
+    rows = []
+    for name, runs in found.items():
+        rows.append({"runner": name, "runs": runs, **{key: median([run[key] for run in runs]) for key in runs[0]}})
+    title = f"From a folder to the first logits, in a fresh process: {subject.name}"
+    case = Case(title, rows, {"bytes": sum(file.stat().st_size for file in subject.folder.glob("*.safetensors"))})
+    if len(rows) > 1:
+        ours, theirs = rows
+        case.values["ratios"] = {key: theirs[key] / ours[key] for key in ours if key not in {"runner", "runs"}}
+        shown = ", ".join(f"{key} {ratio:.2f}" for key, ratio in case.values["ratios"].items())
+        case.notes.append(f"transformers takes so many times as much: {shown}.")
+    return case
+
+
+PROMPT = "ROMEO:"
+FIRST = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+torch.set_num_threads(int(sys.argv[3]))
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = tokenizer(sys.argv[2], return_tensors="pt")
+made = model.generate(**ids, max_new_tokens=1, do_sample=False, pad_token_id=0)
+print(sys.argv[2] + tokenizer.decode(made[0, -1:]), flush=True)
+"""
+IMPORT = """
+import json, time
+start = time.perf_counter()
+import minhub_py
+print(json.dumps({"seconds": time.perf_counter() - start}))
+"""
+
+
+def start(bench: Bench) -> Case:
+    """From the start of a process to the first text that it prints."""
+    subject = bench.text_model()
+    subject.needs_tokenizer()
+    folder = str(subject.folder.resolve())
+    command = [sys.executable, "-m", "minhub_py.cli"]
+    generate = [*command, "generate", folder, PROMPT, "-n", "1", "--temperature", "0"]
+    steps: dict[str, Callable[[], float]] = {"minhub generate": partial(first_text, bench, generate)}
+    if bench.transformers(subject, "float32"):
+        theirs = [sys.executable, "-c", FIRST, folder, PROMPT, str(bench.settings.threads)]
+        steps["transformers generate()"] = partial(first_text, bench, theirs)
+    steps["minhub --help"] = partial(first_text, bench, [*command, "--help"], after="")
+    steps["import minhub_py"] = lambda: bench.fresh(IMPORT)["seconds"]
+    steps["Python by itself"] = partial(first_text, bench, [sys.executable, "-c", "print(1)"], after="")
+    found = bench.interleave("Starting", steps)
+    rows = [{"what": name, "ms": 1000 * median(seconds), "seconds": seconds} for name, seconds in found.items()]
+    case = Case(f"Milliseconds from the start of a process to its first text: {subject.name}", rows)
+    if "transformers generate()" in found:
+        ours, theirs_too = (median(found[name]) for name in ("minhub generate", "transformers generate()"))
+        case.values["ratio"] = theirs_too / ours
+        case.notes.append(f"minhub generate is {theirs_too / ours:.2f} times as fast as transformers to its first id.")
+    return case
+
+
+def first_text(bench: Bench, command: list[str], after: str = PROMPT) -> float:
+    """Seconds until a process has printed more than `after`."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryFile() as errors, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, env=environment(bench.settings.threads)
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        seen = process.stdout.read(len(after.encode()) + 1)
+        seconds = time.perf_counter() - begin
+        process.stdout.read()
+        if process.wait() or len(seen) <= len(after.encode()):
+            errors.seek(0)
+            raise RuntimeError(f"a process printed nothing: {errors.read().decode(errors='replace').strip()[-300:]}")
+    return seconds
+
+
+def lstm(bench: Bench) -> Case:
+    """generate() against the loop that one writes by hand, with the same weights."""
+    subject = bench.subject("lstm")
+    new = bench.pick(256, 32)
+    prompts = [subject.prompt(32)]
+    runners = [*bench.ours(*bench.pick((), ("float32", "int8"))), Runner("a plain loop,", "float32", "PlainLSTM")]
+    with bench.team(subject, runners) as team:
+        steps = {runner: partial(worker.ask, "timed", prompts=prompts, new=new) for runner, worker in team.items()}
+        found = bench.interleave("LSTM", steps)
+    rows = []
+    for runner, replies in found.items():
+        seconds = [reply["seconds"] for reply in replies]
+        rows.append({"runner": runner.name, "ms_per_token": 1000 * median(seconds) / new, "seconds": seconds,
+                     "tokens_per_second": new / median(seconds), "ids": replies[0]["ids"][0]})  # fmt: skip
+    compare(rows, "ms_per_token", "a plain loop, float32")
+    reference = named(rows, "a plain loop, float32") or rows[0]
+    for row in rows:
+        row["same_ids"] = same_start(row["ids"], reference["ids"])
+    return Case(f"Decoding {subject.name}: a prompt of 32 ids, {new} new ones, greedy", rows, {"new": new})
+
+
+BUSY = "print(flush=True)\nwhile True: pass"
+
+
+def busy(bench: Bench) -> Case:
+    """The same decoding alone, and while other programs use so many cores that one of ours is shared."""
+    subject = bench.text_model()
+    new = subject.room(32, bench.pick(16, 4))
+    others = max(cores() - bench.settings.threads, 0) + 1
+    prompts = [subject.prompt(32)]
+    runners = [*bench.ours("float32", "int8"), *bench.transformers(subject, "float32"),
+               *bench.ctranslate2(subject, "float32")]  # fmt: skip
+    with bench.team(subject, runners) as team:
+
+        def disturbed(worker: Worker) -> Any:
+            with ExitStack() as running:
+                for _ in range(others):
+                    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
+                    running.callback(process.communicate)
+                    running.callback(process.kill)
+                    assert process.stdout is not None
+                    process.stdout.readline()
+                return worker.ask("timed", prompts=prompts, new=new)
+
+        steps: dict[Any, Callable[[], Any]] = {}
+        for runner, worker in team.items():
+            steps[runner, "alone"] = partial(worker.ask, "timed", prompts=prompts, new=new)
+            steps[runner, "busy"] = partial(disturbed, worker)
+        found = bench.interleave("Busy", steps)
+    rows = []
+    for runner in team:
+        alone, beside = ([reply["seconds"] for reply in found[runner, part]] for part in ("alone", "busy"))
+        rows.append({"runner": runner.name, "tokens_per_second": new / median(alone), "busy": new / median(beside),
+                     "kept_percent": 100 * median(alone) / median(beside),
+                     "seconds": alone, "seconds_busy": beside})  # fmt: skip
+    what = "a busy process" if others == 1 else f"{others} busy processes"
+    return Case(f"Decoding beside {what} on {cores()} cores: {subject.name}", rows, {"new": new, "processes": others})
+
+
+def tokenize(bench: Bench) -> Case:
+    """Files to a tokenizer, and text to ids; both sides are the library tokenizers at heart."""
+    subject = bench.text_model()
+    subject.needs_tokenizer()
+    text = bench.text[:5000]
+    times = bench.pick(2_000_000, 100_000) // len(text) + 1
+    libraries = {"minhub_py": "MinhubTokenizer"}
+    if bench.transformers(subject, "float32"):
+        libraries["transformers"] = "TransformersTokenizer"
+    with ExitStack() as opened:
+        steps: dict[Any, Callable[[], Any]] = {}
+        for name, engine in libraries.items():
+            worker = opened.enter_context(bench.worker(engine, folder=str(subject.folder)))
+            steps[name, "load"] = partial(worker.ask, "load")
+            steps[name, "encode"] = partial(worker.ask, "encode", text=text, times=times)
+        found = bench.interleave("Tokenizing", steps)
+    size = len(text.encode()) * times
+    rows = []
+    for name in libraries:
+        encoded = found[name, "encode"]
+        seconds = [reply["seconds"] for reply in encoded]
+        rows.append({"runner": name, "load_ms": 1000 * median(found[name, "load"]),
+                     "megabytes_per_second": size / 1e6 / median(seconds), "ids": encoded[0]["ids"],
+                     "seconds": seconds, "seconds_of_load": found[name, "load"]})  # fmt: skip
+    case = Case(f"Text to ids, {size / 1e6:.1f} MB in {times} pieces, and loading the tokenizer: {subject.name}", rows)
+    if len(rows) > 1:
+        ours, theirs = rows
+        speed = ours["megabytes_per_second"] / theirs["megabytes_per_second"]
+        case.values = {"ratio": speed, "load_ratio": theirs["load_ms"] / ours["load_ms"]}
+        case.notes.append(f"minhub_py encodes {speed:.2f} times as fast as transformers, "
+                          f"and loads {case.values['load_ratio']:.2f} times as fast.")  # fmt: skip
+        if ours["ids"] != theirs["ids"]:
+            case.notes.append("NOT THE SAME: the two give different ids.")
+    return case
+
+
+def convert(bench: Bench) -> Case:
+    """A checkpoint read from the page cache and written, fsync included; transformers loads it and saves it."""
+    subject = bench.text_model()
+    size = sum(file.stat().st_size for file in subject.folder.glob("*.safetensors"))
+    folders = {"folder": str(subject.folder), "out": str(bench.scratch / "converted")}
+    with bench.worker("Converter") as ours, ExitStack() as opened:
+        steps: dict[Any, Callable[[], Any]] = {
+            "minhub_py, hub to native": partial(ours.ask, "minhub", **folders, to="native", dtype=None),
+            "minhub_py, to bfloat16": partial(ours.ask, "minhub", **folders, to="hub", dtype="bfloat16"),
+        }
+        if bench.transformers(subject, "bfloat16"):
+            theirs = opened.enter_context(bench.worker("Converter"))
+            steps["transformers, to bfloat16"] = partial(theirs.ask, "transformers", **folders, dtype="bfloat16")
+        found = bench.interleave("Converting", steps)
+    rows = [{"what": name, "seconds_median": median(seconds), "seconds": seconds,
+             "gigabytes_per_second": size / 1e9 / median(seconds)} for name, seconds in found.items()]  # fmt: skip
+    return Case(f"Converting {size / 1e6:,.0f} MB: {subject.name}", rows, {"bytes": size})
+
+
+FUNCTIONS: dict[str, Callable[[Bench], Case]] = {
+    function.__name__: function
+    for function in (
+        bandwidth, decode, positions, gptneo, batch, prefill, speculation, quality, load, start, lstm, busy, tokenize,
+        convert,
+    )
+}  # fmt: skip

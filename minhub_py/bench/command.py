@@ -1,0 +1,93 @@
+"""What `minhub bench` does around a run: files that are written or read, and what is shown when."""
+
+import json
+import os
+from collections.abc import Sequence
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import click
+
+from minhub_py.bench import CASES, report
+
+
+def check_files(plot: Path | None, save: Path | None) -> None:
+    """Before anything is measured: may they be written? ValueError, OSError: they may not, or not be drawn."""
+    if plot is not None:
+        if plot.suffix != ".png":
+            raise ValueError(f"--plot writes a PNG: give a name that ends in .png, not {plot}")
+        if util.find_spec("matplotlib") is None:
+            raise ValueError("--plot needs matplotlib: pip install 'minhub_py[bench]'")
+    for path in filter(None, (plot, save)):
+        folder = path.parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{path} cannot be written: there is no folder {folder}")
+        if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+            raise PermissionError(f"{path} cannot be written: name another file")
+
+
+def run(
+    names: Sequence[str], save: Path | None, live: bool, *, model: str | None, quick: bool, threads: int | None,
+    repeats: int | None, text: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure. `live`: show each table as soon as it is there; `save`: keep the file up to date with them."""
+    from minhub_py.bench.cases import FUNCTIONS
+    from minhub_py.bench.run import Settings, cores, measure
+
+    settings = Settings(
+        model=model, threads=threads or min(2, cores()), repeats=repeats or (2 if quick else 5), quick=quick,
+        text=text,
+    )  # fmt: skip
+
+    def done(result: dict[str, Any], name: str) -> None:
+        if save is not None:
+            save.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        if live:
+            if len(result["cases"]) == 1:
+                report.show_head(result)
+            report.show_case(result, name)
+
+    result = measure(settings, FUNCTIONS, names, done)
+    if save is not None:
+        save.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if live:
+        report.show_tail(result)
+    return result
+
+
+def read(text: str, where: str, names: Sequence[str]) -> dict[str, Any]:
+    """A saved result, of the cases `names` alone if there are any. ValueError: it is none, or has none of them."""
+    try:
+        result: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is no JSON ({error}): give a file that minhub bench --save has written") from error
+    if not isinstance(result, dict) or result.get("minhub_bench") != 1:
+        raise ValueError(f"{where} is no result of minhub bench: give a file that --save has written")
+    if names:
+        result["cases"] = {name: case for name, case in result["cases"].items() if name in names}
+        if not result["cases"]:
+            raise ValueError(f"{where} has no case {' or '.join(names)}: measure it")
+    return result
+
+
+def show(result: dict[str, Any]) -> None:
+    """All tables, as a run shows them."""
+    report.show_head(result)
+    for name in CASES:
+        if name in result["cases"]:
+            report.show_case(result, name)
+    report.show_tail(result)
+
+
+def show_markdown(result: dict[str, Any]) -> None:
+    """All tables, for a README."""
+    for line in report.markdown(result):
+        click.echo(line)
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """The picture of a result."""
+    from minhub_py.bench import plot
+
+    plot.draw(result, path, report.headline(result))

@@ -1,0 +1,106 @@
+"""A picture of a run: decoding as bars, with the limit that memory sets; an id along a text; batches."""
+
+from pathlib import Path
+from typing import Any, cast
+
+COLOURS = {"minhub_py": "#1f6f8b", "transformers": "#e0a030", "CTranslate2": "#8c8c94"}
+SHADES = {"float32": 1.0, "bfloat16": 0.8, "float16": 0.65, "int8": 0.5, "nf4": 0.35}
+PANELS = ("decode", "positions", "batch")
+INK, GREY = "#30343b", "#70757d"
+
+
+def drawable(cases: dict[str, Any]) -> list[str]:
+    """The cases of a run of which there is a picture."""
+    return [name for name in PANELS if cases.get(name, {}).get("rows")]
+
+
+def draw(result: dict[str, Any], path: Path, caption: str) -> None:
+    """Write the picture. ValueError: none of its cases was measured.    OSError: the file cannot be written."""
+    names = drawable(result["cases"])
+    if not names:
+        raise ValueError(f"there is nothing to draw: a picture shows {', '.join(PANELS)}")
+
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    style: Any = {"font.size": 9, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
+             "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False}  # fmt: skip
+    with mpl.rc_context(style):
+        small = [name for name in names if name != "decode"]
+        rows = len(result["cases"]["decode"]["rows"]) if "decode" in names else 0
+        heights = [1.3 + 0.32 * rows] * bool(rows) + [3.4] * bool(small)
+        figure = Figure(figsize=(10, 0.3 + sum(heights)), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+        FigureCanvasAgg(figure)
+        both = bool(rows and small)
+        upper, lower = cast(Any, figure.subfigures(2, 1, height_ratios=heights)) if both else (figure, figure)
+        if rows:
+            bars(upper.subplots(), result["cases"]["decode"])
+        if small:
+            places = lower.subplots(1, len(small), squeeze=False)[0]
+            for axes, name in zip(places, small, strict=True):
+                lines(axes, name, result["cases"][name])
+        figure.supxlabel(caption, fontsize=7.5, color=GREY, x=0.5)
+
+        figure.savefig(path, dpi=160, facecolor="white")
+
+
+def colour(runner: str) -> tuple[float, ...]:
+    """A library's own, paler with smaller weights."""
+    from matplotlib.colors import to_rgb
+
+    library, _, weights = runner.rpartition(" ")
+    shade = SHADES.get(weights, 1.0)
+    return tuple(1 - shade * (1 - part) for part in to_rgb(COLOURS.get(library, "#b05a6a")))
+
+
+def bars(axes: Any, case: dict[str, Any]) -> None:
+    """Tokens per second of each runner, and where it would be if memory alone held it up."""
+    rows = case["rows"]
+    speeds = [row["tokens_per_second"] for row in rows]
+    axes.barh(range(len(rows)), speeds, height=0.66, color=[colour(row["runner"]) for row in rows])
+    # Weights that stay in the caches are not held up by memory: their limit would be far out of the picture.
+    limits = {place: row["limit_tokens_per_second"] for place, row in enumerate(rows)}
+    limits = {place: limit for place, limit in limits.items() if limit < 3 * max(speeds)}
+    places = list(limits)
+    found = f"what memory allows at {case['values']['limit_gigabytes_per_second']:.0f} GB/s"
+    axes.vlines(limits.values(), [place - 0.4 for place in places], [place + 0.4 for place in places],
+                color="#c0392b", linewidth=1.8, label=found)  # fmt: skip
+    # The figures stand in columns of their own, where no bar and no limit crosses them.
+    column = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center", "fontsize": 8.5}
+    for x, heading in ((1.08, "tokens/s"), (1.21, "× transformers")):
+        axes.text(x, -0.85, heading, color=GREY, **{**column, "fontsize": 7.5})
+    for place, row in enumerate(rows):
+        axes.text(1.08, place, f"{row['tokens_per_second']:,.1f}", **column)
+        axes.text(1.21, place, f"{row['ratio']:.2f}" if row["ratio"] else "–", **column)
+    axes.set_yticks(range(len(rows)), [row["runner"] for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.03 * max([*speeds, *limits.values()]))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("tokens per second")
+    axes.set_title(case["title"], loc="left", fontweight="bold", fontsize=10)
+    if limits:
+        axes.legend(loc="upper right", bbox_to_anchor=(1, -0.07), frameon=False)
+
+
+def lines(axes: Any, name: str, case: dict[str, Any]) -> None:
+    """A line for each runner over the points of the case."""
+    points = case["values"]["points"]
+    key = {"positions": "values", "batch": "tokens_per_second"}[name]
+    for row in case["rows"]:
+        axes.plot(points, row[key], marker="o", markersize=4, linewidth=1.8, color=colour(row["runner"]),
+                  label=row["runner"])  # fmt: skip
+    if name == "batch":
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(points, [f"{point:,}" for point in points])
+    axes.minorticks_off()
+    axes.set_ylim(0, 1.06 * max(max(row[key]) for row in case["rows"]))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel({"positions": "position in the text", "batch": "prompts at once"}[name])
+    axes.set_title({"positions": "Milliseconds of an id", "batch": "Tokens per second"}[name],
+                   loc="left", fontweight="bold", fontsize=10)  # fmt: skip
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3, frameon=False, fontsize=7.5)

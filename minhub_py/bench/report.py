@@ -1,0 +1,138 @@
+"""What a run of the benchmark shows: tables on a terminal, or in Markdown. Both are made of the result alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from minhub_py.console import table
+
+Row = dict[str, Any]
+# A heading, and the cell that stands under it: a key of the row with its format, or a function of the row.
+Column = tuple[str, str | Callable[[Row], object], str]
+
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "bandwidth": (("reader", "reader", ""), ("GB/s", "gigabytes_per_second", ".1f"), ("best", "best", ".1f")),
+    "decode": (
+        ("runner", "runner", ""), ("tokens/s", "tokens_per_second", ".1f"), ("ms/token", "ms_per_token", ".2f"),
+        ("decode only", "decode_ms_per_token", ".2f"), ("× transformers", "ratio", ".2f"),
+        ("MB read", lambda row: row["bytes_per_token"] / 1e6, ",.1f"),
+        ("% of bandwidth", "bandwidth_percent", ".0f"), ("same ids", "same_ids", ""),
+    ),
+    "speculation": (
+        ("text", "text", ""), ("runner", "runner", ""), ("tokens/s", "tokens_per_second", ".1f"),
+        ("speculating", "speculating", ".1f"), ("× without", "ratio", ".2f"), ("same ids", "same_ids", ""),
+    ),
+    "quality": (
+        ("model", "model", ""), ("weights", "weights", ""), ("perplexity", "perplexity", ".4f"),
+        ("× float32", "ratio", ".5f"), ("% same likeliest id", "same_percent", ".2f"),
+        ("same greedy ids", "same_start", ".1f"),
+    ),
+    "load": (
+        ("library", "runner", ""), *((f"{name} s", name, ".3f") for name in ("import", "load", "forward", "all")),
+        ("memory MB", "memory", ".0f"), ("private MB", "private", ".0f"),
+    ),
+    "start": (("what", "what", ""), ("ms", "ms", ".1f")),
+    "lstm": (
+        ("runner", "runner", ""), ("tokens/s", "tokens_per_second", ".1f"), ("ms/token", "ms_per_token", ".3f"),
+        ("× plain loop", "ratio", ".2f"), ("same ids", "same_ids", ""),
+    ),
+    "busy": (
+        ("runner", "runner", ""), ("tokens/s alone", "tokens_per_second", ".1f"), ("busy", "busy", ".1f"),
+        ("% kept", "kept_percent", ".0f"),
+    ),
+    "tokenize": (("library", "runner", ""), ("load ms", "load_ms", ".1f"), ("MB/s", "megabytes_per_second", ".2f")),
+    "convert": (("what", "what", ""), ("s", "seconds_median", ".2f"), ("GB/s", "gigabytes_per_second", ".2f")),
+}  # fmt: skip
+# A column for each point of the case, and one more.
+CURVES: dict[str, tuple[str, str, str, Column | None]] = {
+    "positions": ("values", "ms at ", ".2f", ("last / first", "last_to_first", ".2f")),
+    "gptneo": ("values", "ms at ", ".2f", ("last / first", "last_to_first", ".2f")),
+    "batch": ("tokens_per_second", "", ".1f", ("8 / 1", "eight_to_one", ".2f")),
+    "prefill": ("values", "ms at ", ".1f", None),
+}
+
+
+def cells(name: str, case: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The headings and the rows of a case's table."""
+    columns = COLUMNS.get(name) or curve_columns(name, case["values"]["points"])
+    return [column[0] for column in columns], [[cell(row, column) for column in columns] for row in case["rows"]]
+
+
+def curve_columns(name: str, points: Sequence[int]) -> tuple[Column, ...]:
+    """Those of a case that measures at several points."""
+    key, before, form, last = CURVES[name]
+
+    def at(place: int) -> Callable[[Row], object]:
+        return lambda row: row[key][place]
+
+    values = [(f"{before}{point:,}", at(place), form) for place, point in enumerate(points)]
+    return (("runner", "runner", ""), *values, *([last] if last else []))
+
+
+def cell(row: Row, column: Column) -> str:
+    """A value as it is shown; what is not known is a dash."""
+    _, source, form = column
+    value = source(row) if callable(source) else row.get(source)
+    return "-" if value is None else format(value, form)
+
+
+def headline(result: dict[str, Any]) -> str:
+    """Where and with what it was measured, in a line."""
+    about = result["machine"]
+    versions = [
+        f"{name} {about[name]}" for name in ("minhub_py", "torch", "transformers", "ctranslate2") if about[name]
+    ]
+    count, threads = about["cores"], about["threads"]
+    where = f"{about['processor']}, {count} core{'s' * (count > 1)}, {threads} thread{'s' * (threads > 1)}"
+    repeats = result["settings"]["repeats"]
+    quick = " (--quick: rough)" if result["settings"]["quick"] else ""
+    return f"{where}; {', '.join(versions)}; {result['date']}; medians of {repeats}{quick}"
+
+
+def show_head(result: dict[str, Any]) -> None:
+    """Before the cases."""
+    click.echo(headline(result))
+
+
+def show_case(result: dict[str, Any], name: str) -> None:
+    """A case, on a terminal."""
+    case = result["cases"][name]
+    headings, rows = cells(name, case)
+    click.echo()
+    click.secho(f"{name}: {case['title']}", bold=True)
+    table([heading.upper() if heading not in KEPT else heading for heading in headings], rows)
+    for line in case["notes"]:
+        click.echo(line)
+
+
+# Units, which capitals would change.
+KEPT = {"GB/s", "MB/s", "ms", "s"}
+
+
+def show_tail(result: dict[str, Any]) -> None:
+    """After the cases: what there is none of."""
+    lines = [*result["left_out"], *(f"FAILED: {name}: {reason}" for name, reason in result["failed"].items())]
+    if lines:
+        click.echo()
+    for line in lines:
+        click.echo(line)
+
+
+def markdown(result: dict[str, Any]) -> Iterator[str]:
+    """The lines of all cases, for a README."""
+    yield headline(result) + "."
+    for name, case in result["cases"].items():
+        headings, rows = cells(name, case)
+        yield ""
+        yield f"**{case['title']}** (`minhub bench --only {name}`)"
+        yield ""
+        yield f"| {' | '.join(headings)} |"
+        yield f"| --- |{' ---: |' * (len(headings) - 1)}"
+        yield from (f"| {' | '.join(row)} |" for row in rows)
+        if case["notes"]:
+            yield ""
+            yield " ".join(case["notes"])
+    for line in [*result["left_out"], *(f"{name} failed: {reason}" for name, reason in result["failed"].items())]:
+        yield ""
+        yield line

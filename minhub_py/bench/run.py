@@ -1,0 +1,341 @@
+"""What a run of the benchmark is made of: settings, models, workers that take turns, and its result.
+
+A case of `cases.py` is a function from a `Bench` to a `Case`, whose rows are dicts: raw times stand in them under
+"seconds" (all of them, in seconds) beside the medians.
+"""
+
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from minhub_py import __version__, hub
+from minhub_py.bench import CASES
+from minhub_py.bench.worker import Worker, environment
+from minhub_py.console import note, progress_bar
+
+# From The Taming of the Shrew, act 2 scene 1: the built-in models have not been trained on it.
+TEXT = Path(__file__).with_name("text.txt")
+PEERS = {"transformers": "transformers", "CTranslate2": "ctranslate2"}  # as they are called -> as they are imported
+# How many times as large as a fresh model's the random matrices are. A fresh GPT-2 repeats one id for ever, in any
+# dtype; with large ones what it writes never repeats, and shows at once where two sides differ.
+TAME, WILD = 1, 5
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "gptneo": {"num_layers": 12, "num_heads": 12, "hidden_size": 768},
+    "lstm": {"num_layers": 2, "hidden_size": 512, "embedding_size": 512},
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command was told. `model`: None is random weights of the published sizes."""
+
+    model: str | None = None
+    threads: int = 2
+    repeats: int = 5
+    quick: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """One side of a comparison: an engine of `engines.py`, and the options with which it opens a model."""
+
+    library: str
+    weights: str
+    engine: str
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.library} {self.weights}"
+
+
+@dataclass
+class Case:
+    """What a case found. `values`: what stands beside the rows; `notes`: what is to be said under the table."""
+
+    title: str
+    rows: list[dict[str, Any]]
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class LeftOutError(Exception):
+    """A case cannot be measured with this model or on this machine; the message says why."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is measured. `read`: the numbers of its weights that each new id needs."""
+
+    name: str
+    family: str
+    folder: Path
+    vocabulary: int
+    context: int | None
+    read: int
+
+    def needs_tokenizer(self) -> None:
+        """LeftOutError: it has none."""
+        from minhub_py.tokenizer import read_tokenizer
+
+        try:
+            read_tokenizer(self.folder)
+        except FileNotFoundError as error:
+            raise LeftOutError(str(error)) from error
+
+    def fits(self, lengths: Sequence[int], more: int = 0) -> list[int]:
+        """Those of the lengths that the context holds, with `more` ids after them. LeftOutError: none of them."""
+        fitting = [length for length in lengths if self.context is None or length + more <= self.context]
+        if not fitting:
+            raise LeftOutError(f"the context of {self.name} holds {self.context} ids")
+        return fitting
+
+    def room(self, known: int, new: int) -> int:
+        """How many ids, `new` at most, the context holds after `known` ones. LeftOutError: not two."""
+        self.fits([known + 2])
+        return new if self.context is None else min(new, self.context - known)
+
+    def prompt(self, length: int, seed: int = 0) -> list[int]:
+        """Ids drawn evenly, always the same."""
+        draw = random.Random(1000 * seed + length)
+        return [draw.randrange(self.vocabulary) for _ in range(length)]
+
+
+class Bench:
+    """A run of the benchmark: its settings, the models it has written, and what it had to leave out."""
+
+    def __init__(self, settings: Settings, scratch: Path) -> None:
+        self.settings = settings
+        self.scratch = scratch
+        self.left_out: list[str] = []
+        self._subjects: dict[str, Subject] = {}
+
+    @property
+    def text(self) -> str:
+        """What quality and tokenize read."""
+        return self.settings.text or TEXT.read_text(encoding="utf-8")
+
+    def pick(self, full: Any, quick: Any) -> Any:
+        """A count, or the smaller one of --quick."""
+        return quick if self.settings.quick else full
+
+    def leave_out(self, line: str) -> None:
+        """Say, once, what is not measured."""
+        if line not in self.left_out:
+            self.left_out.append(line)
+            note(f"Note: {line}")
+
+    def has(self, library: str) -> bool:
+        """Whether a peer is installed; where it is not, that is said."""
+        if util.find_spec(PEERS[library]) is not None:
+            return True
+        self.leave_out(f"{library} is not installed, and is left out: pip install 'minhub_py[bench]'")
+        return False
+
+    def subject(self, family: str, scale: float = WILD) -> Subject:
+        """The model for a case about `family`: that of --model, or random weights. LeftOutError: it is of another."""
+        given = self.settings.model
+        key = given or f"{family}-{scale:g}"
+        if key not in self._subjects:
+            folder = hub.fetch(given) if given else self._random(family, scale, self.scratch / key)
+            self._subjects[key] = look(given or f"random {family}", folder)
+        found = self._subjects[key]
+        if given and found.family != family:
+            raise LeftOutError(f"it measures {family}, and {given} is {found.family}")
+        return found
+
+    def text_model(self, scale: float = WILD) -> Subject:
+        """The model for a case about any model: that of --model, or random weights of GPT-2's size."""
+        given = self.settings.model
+        return self.subject(look(given, hub.fetch(given)).family if given else "gpt2", scale)
+
+    def _random(self, family: str, scale: float, folder: Path) -> Path:
+        with self.worker("Converter") as writer:
+            writer.ask("random", family=family, config=SIZES[family], scale=scale, folder=str(folder), text=self.text)
+        return folder
+
+    def _for_ctranslate2(self, subject: Subject) -> Path:
+        folder = self.scratch / "ctranslate2" / subject.folder.name
+        if not folder.exists():
+            folder.parent.mkdir(exist_ok=True)
+            with self.worker("Converter") as writer:
+                writer.ask("ctranslate2", folder=str(subject.folder), out=str(folder))
+        return folder
+
+    @contextmanager
+    def worker(self, engine: str, **options: Any) -> Iterator[Worker]:
+        """A worker that is ready. RuntimeError: it does not start."""
+        worker = Worker(engine, options, self.settings.threads)
+        try:
+            worker.ready()
+            yield worker
+        finally:
+            worker.close()
+
+    @contextmanager
+    def team(self, subject: Subject, runners: Sequence[Runner]) -> Iterator[dict[Runner, Worker]]:
+        """A worker for each runner that opens the model; those that do not are left out with their reason."""
+        with ExitStack() as started:
+            workers: dict[Runner, Worker] = {}
+            for runner in runners:  # they start side by side, and are waited for in turn
+                with self._unless_broken(subject, runner):
+                    folder = self._for_ctranslate2(subject) if runner.engine == "CTranslate2" else subject.folder
+                    worker = Worker(runner.engine, {"folder": str(folder), **runner.options}, self.settings.threads)
+                    workers[runner] = worker
+                    started.callback(worker.close)
+            team: dict[Runner, Worker] = {}
+            for runner, worker in workers.items():
+                with self._unless_broken(subject, runner):
+                    worker.ready()
+                    team[runner] = worker
+            if not team:
+                raise LeftOutError(f"nothing opens {subject.name}")
+            yield team
+
+    @contextmanager
+    def _unless_broken(self, subject: Subject, runner: Runner) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            self.leave_out(f"{runner.name} does not open {subject.name}, and is left out: {error}")
+
+    def ours(self, *weights: str) -> list[Runner]:
+        """Runners of this package, with each of these weights, or with all that there are."""
+        found = variants()
+        return [Runner("minhub_py", name, "Minhub", found[name]) for name in found if not weights or name in weights]
+
+    def transformers(self, subject: Subject, *weights: str) -> list[Runner]:
+        """Transformers with each of these dtypes, where it is installed and has the family."""
+        if subject.family == "lstm" or not self.has("transformers"):
+            return []
+        return [Runner("transformers", dtype, "Transformers", {"dtype": dtype}) for dtype in weights]
+
+    def ctranslate2(self, subject: Subject, *weights: str) -> list[Runner]:
+        """CTranslate2 likewise; its converter needs transformers."""
+        if subject.family != "gpt2" or not (self.has("CTranslate2") and self.has("transformers")):
+            return []
+        return [Runner("CTranslate2", dtype, "CTranslate2", {"dtype": dtype}) for dtype in weights]
+
+    def interleave(self, what: str, steps: Mapping[Any, Callable[[], Any]]) -> dict[Any, list[Any]]:
+        """Every step in turn, again and again: the results of each, without those of the round that warms up."""
+        results: dict[Any, list[Any]] = {name: [] for name in steps}
+        rounds = self.settings.repeats + 1
+        with progress_bar(what, "steps") as update:
+            for done in range(rounds):
+                for place, (name, step) in enumerate(steps.items()):
+                    update(done * len(steps) + place, rounds * len(steps))
+                    results[name].append(step())
+        return {name: found[1:] for name, found in results.items()}
+
+    def fresh(self, code: str, *arguments: str) -> dict[str, float]:
+        """What a process of its own prints as JSON in its last line."""
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment(self.settings.threads)
+        )
+        if done.returncode:
+            raise RuntimeError(f"a process ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
+        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+
+def variants() -> dict[str, dict[str, Any]]:
+    """The weights in which this package holds a model -> the options of from_pretrained for them."""
+    from minhub_py.quantize import KINDS
+
+    dtypes = {name: {"dtype": name} for name in ("float32", "bfloat16", "float16")}
+    return dtypes | {kind: {"dtype": "float32", "quantize": kind} for kind in KINDS}
+
+
+def look(name: str | None, folder: Path) -> Subject:
+    """What the cases need to know of the model in `folder`. ValueError: there is no code for it."""
+    from torch import nn
+
+    from minhub_py.pretrained import describe, skeleton
+    from minhub_py.storage import Checkpoint
+
+    family, config = describe(Checkpoint(folder))
+    model = skeleton(family, config)
+    # Of an embedding one row is read; the first one, of the ids, is the head too where they are tied.
+    embeddings = [module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding)]
+    rows_only = sum(embeddings[1:] if config.tie_word_embeddings else embeddings)
+    read = sum(parameter.numel() for parameter in model.parameters()) - rows_only
+    return Subject(str(name), family.name, folder, config.vocab_size, config.context_length, read)
+
+
+def measure(
+    settings: Settings,
+    functions: Mapping[str, Callable[[Bench], Case]],
+    names: Sequence[str],
+    done: Callable[[dict[str, Any], str], object],
+) -> dict[str, Any]:
+    """Run the cases `names` (all, if there are none), in the order of CASES: the result, as JSON can hold it.
+
+    `done(result, name)` hears of each case that has been measured. A case that fails stands under "failed" with its
+    reason, and the others go on.    OSError, ValueError: those of `from_pretrained`, before anything is measured.
+    """
+    result: dict[str, Any] = {
+        "minhub_bench": 1, "date": time.strftime("%Y-%m-%d"), "machine": machine(settings.threads),
+        "settings": {**asdict(settings), "text": f"{len(settings.text)} characters" if settings.text else None},
+        "cases": {}, "left_out": [], "failed": {},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="minhub-bench-") as scratch:
+        bench = Bench(settings, Path(scratch))
+        result["left_out"] = bench.left_out
+        if settings.model:
+            bench.text_model()
+        for name in [name for name in CASES if not names or name in names]:
+            note(f"Measuring {name}: {CASES[name]} …")
+            try:
+                result["cases"][name] = asdict(functions[name](bench))
+            except LeftOutError as reason:
+                bench.leave_out(f"{name} is left out: {reason}")
+            except RuntimeError as error:
+                result["failed"][name] = str(error)
+                note(f"FAILED: {name}: {error}")
+            else:
+                done(result, name)
+    return result
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Where it was measured: processor, cores, threads, system, versions."""
+    versions: dict[str, str | None] = {}
+    for name in ("torch", "transformers", "ctranslate2", "tokenizers"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "processor": processor(), "cores": cores(), "threads": threads,
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # of what else runs, at first
+        "system": platform.platform(terse=True), "python": platform.python_version(), "minhub_py": __version__,
+        **versions,
+    }  # fmt: skip
+
+
+def processor() -> str:
+    """Its name, where the system tells."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(errors="replace").splitlines() if about.exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return name or platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,168 @@
+"""`minhub bench` from end to end, on models that ship with the package. No test asserts a time."""
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import done, failed, minhub
+
+from minhub_py import gpt2, save_pretrained
+from minhub_py.bench import CASES
+from minhub_py.bench.worker import Worker
+
+GPT2 = "minhub/shakespeare-gpt2"
+QUICK = ("bench", "--quick", "--repeats", "1", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def decoded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What a run shows, and the result that it saves."""
+    saved = tmp_path_factory.mktemp("bench") / "run.json"
+    return done(*QUICK, "--model", GPT2, "--only", "decode", "--save", str(saved)), saved
+
+
+def test_decode_against_all_peers(decoded: tuple[str, Path]) -> None:
+    shown, saved = decoded
+    result = json.loads(saved.read_text())
+    assert result["machine"]["threads"] == 1
+    assert result["machine"]["torch"]
+    assert list(result["cases"]) == ["decode"]
+    assert result["failed"] == {}
+    case = result["cases"]["decode"]
+    rows = {row["runner"]: row for row in case["rows"]}
+    assert {"minhub_py float32", "minhub_py bfloat16", "transformers float32", "CTranslate2 float32",
+            "CTranslate2 int8"} <= set(rows)  # fmt: skip
+    for row in rows.values():
+        assert len(row["seconds"]) == len(row["seconds_to_first"]) == 1
+        assert len(row["ids"]) == case["values"]["new"] == 16
+        assert row["runner"] in shown
+    # Sides that compute the same: what is measured is the same work.
+    for name in ("minhub_py float32", "CTranslate2 float32"):
+        assert rows[name]["same_ids"] == 16
+        assert rows[name]["ids"] == rows["transformers float32"]["ids"]
+    ours, theirs = rows["minhub_py float32"], rows["transformers float32"]
+    assert theirs["ratio"] == 1
+    assert ours["ratio"] == pytest.approx(theirs["seconds"][0] / ours["seconds"][0])
+    assert ours["bytes_per_token"] == 4 * (1_841_472 - 256 * 192)  # all parameters but the positions
+    assert case["values"]["limit_gigabytes_per_second"] > 0
+
+
+def test_a_saved_run_is_shown_again(decoded: tuple[str, Path], tmp_path: Path) -> None:
+    shown, saved = decoded
+    picture = tmp_path / "run.png"
+    assert done("bench", "--from", str(saved)) == shown
+    assert json.loads(done("bench", "--from", str(saved), "--json")) == json.loads(saved.read_text())
+    lines = done("bench", "--from", str(saved), "--markdown", "--plot", str(picture)).splitlines()
+    heading = next(line for line in lines if line.startswith("| runner"))
+    assert {line.count("|") for line in lines if line.startswith("|")} == {heading.count("|")}
+    assert any(line.startswith("| minhub_py float32 | ") for line in lines)
+    data = picture.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    assert 1000 < width < 3000
+    assert 300 < height < 3000
+
+
+def test_the_lstm_and_what_smaller_weights_cost() -> None:
+    call = (*QUICK, "--model", "minhub/shakespeare-lstm", "--only", "lstm", "--only", "quality", "--json")
+    result = json.loads(done(*call))
+    lstm = {row["runner"]: row for row in result["cases"]["lstm"]["rows"]}
+    assert lstm["minhub_py float32"]["ids"] == lstm["a plain loop, float32"]["ids"]
+    quality = {row["weights"]: row for row in result["cases"]["quality"]["rows"]}
+    assert quality["float32"]["ratio"] == 1
+    assert quality["float32"]["same_percent"] == 100
+    assert quality["float32"]["same_starts"] == [20, 20]
+    assert quality["bfloat16"]["perplexity"] == pytest.approx(quality["float32"]["perplexity"], rel=0.01)
+    assert quality["bfloat16"]["perplexity"] != quality["float32"]["perplexity"]
+
+
+def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And a case about another family is one, and a model without a tokenizer has no start to measure."""
+    monkeypatch.setitem(sys.modules, "transformers", None)  # Python's own way to say that there is none
+    save_pretrained(gpt2(vocab_size=11, n_positions=64, n_embd=8, n_layer=1, n_head=2), tmp_path / "tiny")
+    call = (*QUICK, "--model", str(tmp_path / "tiny"), "--only", "prefill", "--only", "lstm", "--only", "start")
+    result = minhub(*call)
+    assert result.exit_code == 0, result.output
+    assert "minhub_py float32" in result.stdout
+    assert "transformers float32" not in result.stdout
+    line = "transformers is not installed, and is left out: pip install 'minhub_py[bench]'"
+    assert result.stdout.count(line) == 1
+    assert f"lstm is left out: it measures lstm, and {tmp_path / 'tiny'} is gpt2" in result.stdout
+    assert "start is left out: " in result.stdout
+    assert "has no tokenizer" in result.stdout
+
+
+def test_text_of_ones_own(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Now is the winter of our discontent made glorious summer by this sun of York. " * 2)
+    call = (*QUICK, "--model", GPT2, "--only", "quality", "--json", "--text", str(text))
+    result = json.loads(done(*call))
+    assert result["cases"]["quality"]["rows"][0]["tokens"] == len(text.read_text())
+    text.write_text("short")
+    result = minhub(*call)
+    assert result.exit_code == 1
+    assert "the text has 5 tokens of this model: give one of 64 at least" in result.stderr
+
+
+def test_every_case_has_its_columns() -> None:
+    from minhub_py.bench.cases import FUNCTIONS
+    from minhub_py.bench.report import COLUMNS, CURVES
+
+    assert set(FUNCTIONS) == set(CASES) == COLUMNS.keys() | CURVES.keys()
+    assert not COLUMNS.keys() & CURVES.keys()
+
+
+def test_a_worker_says_what_went_wrong() -> None:
+    workers = [Worker("Memory", {"size": 4000}, 1), Worker("Minhub", {"folder": "./nowhere"}, 1)]
+    try:
+        memory, broken = workers
+        memory.ready()
+        times: dict[str, Any] = memory.ask("read", passes=2)
+        assert all(len(found) == 2 for found in times.values())
+        with pytest.raises(RuntimeError, match="AttributeError: 'Memory' object has no attribute 'write'"):
+            memory.ask("write")
+        assert len(memory.ask("read", passes=1)) == len(times)
+        with pytest.raises(RuntimeError, match=r"FileNotFoundError: There is no folder \./nowhere"):
+            broken.ready()
+        with pytest.raises(RuntimeError, match="its process ended with status"):
+            broken.ask("timed", prompts=[[1]], new=1)
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--only", "everything"], 2, "'everything' is not one of 'bandwidth', 'decode'"),
+        (["--plot", "nowhere/run.png"], 1, "nowhere/run.png cannot be written: there is no folder nowhere"),
+        (["--plot", "run.jpg"], 1, "--plot writes a PNG: give a name that ends in .png, not run.jpg"),
+        (["--save", "nowhere/run.json"], 1, "nowhere/run.json cannot be written: there is no folder nowhere"),
+        (["--model", "./nowhere"], 1, "There is no folder ./nowhere"),
+        (["--from", "nowhere.json"], 2, "No such file"),
+        (["--from", __file__], 1, "is no JSON"),
+        (["--from", __file__, "--quick"], 2, "--from measures nothing: leave out --quick"),
+        (["--json", "--markdown"], 2, "are two forms of one output"),
+        (["--threads", "0"], 2, "0 is not in the range x>=1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_errors_come_before_anything_is_measured(arguments: list[str], status: int, message: str) -> None:
+    told = failed("bench", *arguments, status=status)
+    assert message in told
+    assert "Measuring" not in told
+
+
+def test_files_that_are_no_result(tmp_path: Path, decoded: tuple[str, Path]) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    assert "is no result of minhub bench" in failed("bench", "--from", str(other))
+    assert "has no case batch: measure it" in failed("bench", "--from", str(decoded[1]), "--only", "batch")
+    result = json.loads(decoded[1].read_text())
+    other.write_text(json.dumps({**result, "cases": {}}))
+    assert "there is nothing to draw" in failed(
+        "bench", "--from", str(other), "--json", "--plot", str(tmp_path / "a.png")
+    )
