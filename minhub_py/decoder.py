@@ -20,15 +20,18 @@ the package was installed) is left to the model's own `forward`, by `Plain`. `re
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minhub_py.quantize import Quantized
+from minhub_py.pretrained import Uninitialized
+from minhub_py.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
 
 # As in native/decoder.c.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}  # the last: nf4
@@ -37,9 +40,11 @@ ACTIVATIONS = {
 }  # fmt: skip
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6}
 
-# Tokens of one call: bounds the memory, and is enough that each weight read is used many times.
+# Positions that a model's own `forward` reads at once: bounds its memory.
+CHUNK = 256
+# Tokens of one native call: bounds the memory, and is enough that each weight read is used many times.
 MOST_TOKENS = 64
-# From how many on PyTorch's products for 16 bits are the faster ones, though they round more.
+# Ids from which on products in bfloat16 are PyTorch's.
 LONG = 16
 
 
@@ -119,6 +124,20 @@ class Plain:
         idx = torch.tensor([list(ids)], device=self._device())
         return self._run(lambda: self.model(idx, cache) if every else self._last(idx, cache))[0]
 
+    def fill(self, texts: Mapping[int, Sequence[int]], cache: Any, size: int) -> Tensor:
+        """Begin rows of a cache of `size` positions with these ids; the logits (texts, V) after each of them.
+
+        Each is read by itself, as when it is alone, and in parts: that bounds the memory.
+        """
+        logits = []
+        for row, ids in texts.items():
+            one = self.model.new_cache(1, size, self.spare)
+            for place in range(0, len(ids), CHUNK):
+                last = self.read(ids[place : place + CHUNK], one)
+            cache.set_row(row, one)
+            logits.append(last)
+        return torch.cat(logits)
+
     def extend(self, rows: Sequence[Sequence[int]], cache: Any) -> Tensor:
         """Read one more id in each row of a cache; the logits (B, V)."""
         idx = torch.tensor([list(row) for row in rows], device=self._device())
@@ -129,7 +148,7 @@ class Plain:
 
     def _last(self, idx: Tensor, cache: Any) -> Tensor:
         """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
-        if not hasattr(self.model, "hidden") or is_changed(self.model):
+        if not is_of_this_package(self.model) or has_hooks(self.model):
             return self.model(idx, cache)[:, -1:]
         return self.model.logits(self.model.hidden(idx, cache)[:, -1:])
 
@@ -144,18 +163,18 @@ class Plain:
             self.model.train()
 
 
-class Native:
+class Native(Plain):
     """A model's steps, with all their pointers. Made at the start of each generation, as weights may have moved."""
 
     spare = MOST_TOKENS
 
     def __init__(self, model: Any) -> None:
         """UnsupportedError: why the model's own `forward` has to do it."""
+        super().__init__(model)
         self.library = library()
         if self.library is None:
             raise UnsupportedError(f"native/decoder.c is {opened()[1]}")
         check_untouched(model)
-        self.plain = Plain(model)
         self.kept: list[Any] = []  # what pointers point to
         self.layers = self.outputs = self.width = 0
         operations = [operation for step in model.steps() for operation in self._translate(*step)]
@@ -163,56 +182,79 @@ class Native:
         self.vocab_size = operations[-1].weight.rows
         self.recurrent = any(operation.kind == KINDS["recur"] for operation in operations)
         self.guesses = not self.recurrent
-        # PyTorch's bfloat16 products of many rows use instructions for bfloat16, which round activations to it.
-        self.long_plain = self.recurrent or operations[-1].weight.dtype == DTYPES[torch.bfloat16]
+        # From how many ids on `forward` is the faster one. An LSTM's reads a whole text between two calls of a kernel,
+        # and products in bfloat16 use instructions of their own, though they round activations to it.
+        is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16]
+        self.long = 2 if self.recurrent else LONG if is_bfloat16 else None
         self.width = -(-self.width // 128) * 128
         self.threads = min(torch.get_num_threads(), 64)
-        self.room = torch.zeros(3, MOST_TOKENS, self.width)
+        self.room = torch.from_numpy(
+            np.zeros((3, MOST_TOKENS, self.width), np.float32)
+        )  # after a fork torch.zeros hangs
         self.scratch = torch.empty(0)
         self.logits = torch.empty(0)
 
     def read(self, ids: Sequence[int], cache: Any, every: bool = False) -> Tensor:
-        """As Plain.read; it does it where that is faster."""
-        if self.long_plain and len(ids) >= LONG:
-            return self.plain.read(ids, cache, every).float()
-        most = 1 if self.recurrent else MOST_TOKENS
-        pieces = [ids[place : place + most] for place in range(0, len(ids), most)]
-        if every:
-            return torch.cat([self.extend([piece], cache).clone() for piece in pieces])
-        for piece in pieces[:-1]:
-            self._decode([piece], cache, [])
-        return self._decode([pieces[-1]], cache, [len(pieces[-1]) - 1]).clone()
+        """As Plain's, and by it where that is faster."""
+        if self._is_long(ids):
+            return super().read(ids, cache, every).float()
+        return self._decode([ids], cache, range(len(ids)) if every else [len(ids) - 1]).clone()
+
+    def fill(self, texts: Mapping[int, Sequence[int]], cache: Any, size: int) -> Tensor:
+        """As Plain's; here texts can be read together, and each is as it is alone."""
+        logits = torch.empty(len(texts), self.vocab_size)
+        together: list[Sequence[int]] = [[]] * len(cache.lengths)
+        for place, (row, ids) in enumerate(texts.items()):
+            if self._is_long(ids):
+                logits[place] = super().fill({row: ids}, cache, size)
+            else:
+                cache.clear(row)
+                together[row] = ids
+        short = [row for row, ids in enumerate(together) if ids]
+        if short:
+            ends = list(accumulate(map(len, together)))
+            places = {row: place for place, row in enumerate(texts)}
+            found = self._decode(together, cache, [ends[row] - 1 for row in short])
+            logits[[places[row] for row in short]] = found
+        return logits
 
     def extend(self, rows: Sequence[Sequence[int]], cache: Any) -> Tensor:
         """Read some more ids in each row of a cache; the logits (ids in all, V) after every one of them.
 
-        At most MOST_TOKENS ids in all. The logits are float32, and stand until the next call.
+        They are float32, and stand until the next call.
         """
         return self._decode(rows, cache, range(sum(map(len, rows))))
 
+    def _is_long(self, ids: Sequence[int]) -> bool:
+        return self.long is not None and len(ids) >= self.long
+
     def _decode(self, rows: Sequence[Sequence[int]], cache: Any, wanted: Sequence[int]) -> Tensor:
-        lengths = [0] * len(rows) if self.recurrent else cache.lengths
+        """Read ids in the rows of a cache; the logits after those of them, counted in one, that are `wanted`."""
         ids = [id for row in rows for id in row]
         places = [number for number, row in enumerate(rows) for _ in row]
-        positions = [lengths[number] + i for number, row in enumerate(rows) for i in range(len(row))]
+        positions = [cache.lengths[number] + i for number, row in enumerate(rows) for i in range(len(row))]
         keys, values = cache.buffers()
         sizes = [buffer.size(-2) for buffer in keys]
         if self.logits.size(0) < len(wanted):
             self.logits = torch.empty(len(wanted), self.vocab_size)
-        # A thread's: the sums of a chunk of outputs, or the scores of all positions.
-        need = max(len(ids) * max(256, self.width // 8), max(sizes) + 16, self.width)
+        # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), the scores of all positions, or a row.
+        need = max(MOST_TOKENS * (256 + 64), max(sizes) + 16, self.width)
         if self.scratch.numel() < self.threads * need:
             self.scratch = torch.empty(self.threads * need)
         call = Call(
-            tokens=len(ids), ids=integers(ids), rows=integers(places), positions=integers(positions),
             keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[keys[0].dtype],
-            threads=self.threads, wanted=integers(wanted), wanted_count=len(wanted), logits=self.logits.data_ptr(),
-            x=self.room[0].data_ptr(), h=self.room[1].data_ptr(), g=self.room[2].data_ptr(), width=self.width,
-            scratch=self.scratch.data_ptr(), scratch_width=self.scratch.numel() // self.threads,
+            threads=self.threads, x=self.room[0].data_ptr(), h=self.room[1].data_ptr(), g=self.room[2].data_ptr(),
+            width=self.width, scratch=self.scratch.data_ptr(), scratch_width=self.scratch.numel() // self.threads,
         )  # fmt: skip
-        self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
-        if not self.recurrent:
-            cache.lengths = [length + len(row) for length, row in zip(lengths, rows, strict=True)]
+        for first in range(0, len(ids), MOST_TOKENS):
+            part = slice(first, first + MOST_TOKENS)
+            here = [number - first for number in wanted if first <= number < first + MOST_TOKENS]
+            done = sum(number < first for number in wanted)
+            call.tokens, call.wanted_count = len(ids[part]), len(here)
+            call.ids, call.rows, call.positions = integers(ids[part]), integers(places[part]), integers(positions[part])
+            call.wanted, call.logits = integers(here), self.logits.data_ptr() + 4 * done * self.vocab_size
+            self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
+        cache.lengths = [length + len(row) for length, row in zip(cache.lengths, rows, strict=True)]
         return self.logits[: len(wanted)]
 
     # One method for each kind of step.
@@ -224,7 +266,10 @@ class Native:
         return operations
 
     def _embed(self, ids: Any, positions: Any = None) -> list[Operation]:
-        return [Operation(weight=self._matrix(ids), second=self._matrix(positions) if positions else Matrix())]
+        operation = Operation(weight=self._matrix(ids), second=self._matrix(positions) if positions else Matrix())
+        if operation.weight.transposed or operation.second.transposed:
+            raise UnsupportedError("an embedding whose rows are not stored as rows")
+        return [operation]
 
     def _norm(self, layer: Any) -> list[Operation]:
         weight = Matrix(data=self._floats(layer.weight), columns=layer.weight.numel())
@@ -275,31 +320,65 @@ class Native:
                 raise UnsupportedError(f"a weight with strides {weight.stride()}")
             found.stride, found.transposed = by_column * size, 1
         if codes:
-            found.scales = source.scales.data_ptr()
-        self.kept += [weight, source]
+            found.scales = self._floats(source.scales)
+        self.kept.append(weight.detach())  # its memory, whatever becomes of the module
         return found
 
     def _floats(self, vector: Tensor | None) -> int | None:
         """A pointer to a vector in float32."""
         if vector is None:
             return None
+        if vector.device.type != "cpu":
+            raise UnsupportedError(f"a vector on {vector.device.type}")
         self.kept.append(vector.detach().float().contiguous())
         return self.kept[-1].data_ptr()
 
 
-def is_changed(module: nn.Module) -> bool:
-    """Whether somebody has put something of their own in a module's way."""
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    return bool(hooked) or not type(module).__module__.startswith(("minhub_py.", "torch.nn.modules."))
+def is_of_this_package(model: Any) -> bool:
+    """Whether a model's class is one of our families' own, and not what somebody has made of it."""
+    return type(model).__module__.startswith("minhub_py.") and hasattr(model, "steps")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody listens to a module's calls, or has given it a method of its own."""
+    everywhere = nn.modules.module
+    hooks = [module._forward_hooks, module._forward_pre_hooks]
+    hooks += [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
+    return any(hooks) or any(callable(getattr(type(module), name, None)) for name in vars(module))
+
+
+_made: dict[tuple[type, str], dict[str, nn.Module]] = {}  # the modules of models without weights, by class and config
 
 
 def check_untouched(model: Any) -> None:
     """UnsupportedError: the model is not as its file makes it: only its own `forward` knows what it computes now."""
-    if not hasattr(model, "steps"):
-        raise UnsupportedError(f"{type(model).__name__} has no steps")
-    for name, module in model.named_modules():
-        if is_changed(module):
-            raise UnsupportedError(f"{name or 'the model'} ({type(module).__name__}) is not what the package has made")
+    kind = type(model)
+    if not is_of_this_package(model):
+        raise UnsupportedError(f"{kind.__name__} is not of this package")
+    key = (kind, repr(model.config))
+    if key not in _made:
+        with torch.device("meta"), Uninitialized():
+            _made[key] = dict(kind(model.config).named_modules())
+    made = _made[key]
+    found = {name: module for name, module in model.named_modules() if type(module) is not Quantized}
+    if found.keys() != made.keys():
+        raise UnsupportedError(f"{', '.join(sorted(found.keys() ^ made.keys()))} come or are gone")
+    for name, module in found.items():
+        if has_hooks(module) or not is_like(module, made[name]):
+            raise UnsupportedError(f"{name or 'the model'} is not what its file makes")
+
+
+def is_like(module: nn.Module, made: nn.Module) -> bool:
+    """Whether a module computes what the one `made` at its place does, with weights of its own."""
+    if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedLSTM):
+        return module.replaces(made)
+    shapes = [
+        {name: None if tensor is None else tensor.shape for name, tensor in each._parameters.items()}
+        for each in (module, made)
+    ]
+    settings = {name: value for name, value in vars(made).items() if name[0] != "_" and name != "training"}
+    same = all(name in vars(module) and vars(module)[name] == value for name, value in settings.items())
+    return type(module) is type(made) and shapes[0] == shapes[1] and same
 
 
 def reader_of(model: Any) -> "Plain | Native":

@@ -22,11 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.decoder import MOST_TOKENS, reader_of
+from minhub_py.decoder import CHUNK, MOST_TOKENS, reader_of
 from minhub_py.speculate import Guesser
-
-# Positions read at once: bounds the logits, which are (1, CHUNK, V).
-CHUNK = 256
 
 # The likeliest ids that top_p looks at first.
 FEW = 512
@@ -320,9 +317,9 @@ def _run(
         return min(left, within, MOST_TOKENS // rows - 1)
 
     with torch.inference_mode():
-        # Each prompt is read by itself, as when it runs alone; then the rows go on together.
         cache = model.new_cache(len(texts), size, reader.spare)
-        logits = torch.cat([_read(reader, model, text, row, cache, size) for row, text in enumerate(texts)])  # (R, V)
+        prompts = {row: text[context_start(len(text), context) :] for row, text in enumerate(texts)}
+        logits = reader.fill(prompts, cache, size)  # (R, V)
     rows = list(range(len(texts)))  # rows[i] is the text in row i of the cache
     guesses: list[list[int]] = [[] for _ in rows]  # what row i has read after its newest id
     while True:
@@ -362,7 +359,10 @@ def _run(
                 cache.select(sorted(going))
                 rows = [rows[i] for i in sorted(going)]
             guesses = [guessers[row](texts[row], room(row, len(rows))) for row in rows]
-            logits = _step(reader, model, [texts[row] for row in rows], guesses, cache, size)
+            for i, row in enumerate(rows):
+                if (begin := context_start(len(texts[row]), context)) > context_start(len(texts[row]) - 1, context):
+                    _begin_again(reader, cache, size, i, texts[row][begin:-1])
+            logits = reader.extend([[texts[row][-1], *guess] for row, guess in zip(rows, guesses, strict=True)], cache)
 
 
 @contextmanager
@@ -376,27 +376,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _step(reader: Any, model: Any, texts: list[list[int]], guesses: list[list[int]], cache: Any, size: int) -> Tensor:
-    """Read the newest id of each text and the guesses after it; the logits (ids in all, V) after each."""
-    context = model.config.context_length
-    for row, text in enumerate(texts):
-        if context_start(len(text), context) > context_start(len(text) - 1, context):
-            begin = context_start(len(text), context)
-            cache.set_row(row, _fill(reader, model, text[begin:-1], size)[0])
-    return reader.extend([[text[-1], *guess] for text, guess in zip(texts, guesses, strict=True)], cache)
-
-
-def _read(reader: Any, model: Any, text: list[int], row: int, cache: Any, size: int) -> Tensor:
-    """Put a prompt into a row of the cache; the logits (1, V) after it."""
-    begin = context_start(len(text), model.config.context_length)
-    filled, logits = _fill(reader, model, text[begin:], size)
-    cache.set_row(row, filled)
-    return logits
-
-
-def _fill(reader: Any, model: Any, ids: list[int], size: int) -> tuple[Any, Any]:
-    """A cache of one row that has read `ids`, and the logits (1, V) after them (None where there are no ids)."""
-    cache, logits = model.new_cache(1, size, reader.spare), None
-    for place in range(0, len(ids), CHUNK):
-        logits = reader.read(ids[place : place + CHUNK], cache)
-    return cache, logits
+def _begin_again(reader: Any, cache: Any, size: int, row: int, ids: list[int]) -> None:
+    """Where the context of a row's text begins elsewhere from now on: `ids` are what it holds before the newest id."""
+    cache.clear(row)
+    if ids:
+        reader.fill({row: ids}, cache, size)

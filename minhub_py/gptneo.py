@@ -18,7 +18,6 @@ Notation
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from reprlib import repr as brief
 from typing import Any
 
@@ -28,11 +27,16 @@ from torch import Tensor, nn
 
 MODEL_TYPE = "gpt_neo"
 
-TANH_GELU = partial(F.gelu, approximate="tanh")
+
+def tanh_gelu(x: Tensor) -> Tensor:
+    """The approximation that Hendrycks & Gimpel (2016) give."""
+    return F.gelu(x, approximate="tanh")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_new": TANH_GELU,  # GPT-Neo's own
-    "gelu_pytorch_tanh": TANH_GELU,
-    "gelu_fast": TANH_GELU,
+    "gelu_new": tanh_gelu,  # GPT-Neo's own
+    "gelu_pytorch_tanh": tanh_gelu,
+    "gelu_fast": tanh_gelu,
     "gelu": F.gelu,
     "relu": F.relu,
     "silu": F.silu,
@@ -228,6 +232,10 @@ class Cache:
     def advance(self, T: int) -> None:
         """Count T more positions in every row."""
         self.lengths = [length + T for length in self.lengths]
+
+    def clear(self, row: int) -> None:
+        """Make a row empty."""
+        self.lengths[row] = 0
 
     def select(self, rows: list[int]) -> None:
         """Keep these rows only, in this order."""

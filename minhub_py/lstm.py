@@ -100,7 +100,7 @@ class LSTMConfig:
 
 
 class Cache:
-    """The state after what was read so far: h and c, each (L, B, H), updated in place.
+    """The state after what was read so far: h and c, each (L, B, H), updated in place. lengths: ids read in each row.
 
     It is detached from the graph: training across calls is truncated backpropagation through time.
     """
@@ -108,18 +108,28 @@ class Cache:
     def __init__(self, config: LSTMConfig, batch_size: int, like: Tensor) -> None:
         self.h = like.new_zeros(config.num_layers, batch_size, config.hidden_size)
         self.c = torch.zeros_like(self.h)
+        self.lengths = [0] * batch_size
 
     def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
         """What `steps` keeps for each layer."""
         return list(self.h.unbind(0)), list(self.c.unbind(0))
 
+    def advance(self, T: int) -> None:
+        """Count T more ids in every row."""
+        self.lengths = [length + T for length in self.lengths]
+
+    def clear(self, row: int) -> None:
+        """Make a row empty."""
+        self.h[:, row], self.c[:, row], self.lengths[row] = 0, 0, 0
+
     def select(self, rows: list[int]) -> None:
         """Keep these rows only, in this order."""
         self.h, self.c = self.h[:, rows], self.c[:, rows]
+        self.lengths = [self.lengths[row] for row in rows]
 
     def set_row(self, row: int, source: "Cache") -> None:
         """Make `row` a copy of the one row of `source`."""
-        self.h[:, row], self.c[:, row] = source.h[:, 0], source.c[:, 0]
+        self.h[:, row], self.c[:, row], self.lengths[row] = source.h[:, 0], source.c[:, 0], source.lengths[0]
 
 
 class LSTM(nn.Module):
@@ -166,6 +176,7 @@ class LSTM(nn.Module):
         x, (h, c) = self.lstm(x, state)  # (B, T, H), (L, B, H), (L, B, H)
         if cache is not None:
             cache.h, cache.c = h.detach(), c.detach()
+            cache.advance(idx.size(1))
         return self.drop(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -179,7 +190,7 @@ class LSTM(nn.Module):
         for layer in range(self.config.num_layers):
             names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_ih_l{layer}", f"bias_hh_l{layer}")
             weight_ih, weight_hh, bias_ih, bias_hh = (getattr(self.lstm, name) for name in names)
-            yield "recur", weight_ih, weight_hh, bias_ih + bias_hh
+            yield "recur", weight_ih, weight_hh, bias_ih.float() + bias_hh.float()
         yield "logits", self.embedding if self.config.tie_word_embeddings else self.head, self.head.bias
 
     def _check(self, idx: Tensor, cache: Cache | None) -> None:

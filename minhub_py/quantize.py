@@ -44,7 +44,7 @@ def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     rows, columns = weight.shape
     groups = F.pad(weight, (0, -columns % BLOCK)).view(rows, -1, GROUP)
     scales = groups.abs().amax(dim=2)
-    steps = (groups / scales.clamp_min(1e-30).unsqueeze(2)).add_(1).mul_(STEPS / 2).to(torch.int32)
+    steps = (groups / scales.clamp_min(1e-30).unsqueeze(2)).nan_to_num_(0).add_(1).mul_(STEPS / 2).to(torch.int32)
     codes = NEAREST.to(weight.device)[steps].view(rows, -1, 8, 16)
     words = codes[:, :, 0].clone()
     for part in range(1, 8):
@@ -102,6 +102,11 @@ class QuantizedLinear(Quantized):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
+    def replaces(self, made: nn.Module) -> bool:
+        """Whether it does what a layer without weights would do."""
+        same = type(made) is nn.Linear and self.shape == tuple(made.weight.shape)
+        return same and (self.bias is None) == (made.bias is None)  # type: ignore[attr-defined]
+
 
 class QuantizedEmbedding(Quantized):
     """nn.Embedding, quantized; where weights are tied it is the head too."""
@@ -112,13 +117,17 @@ class QuantizedEmbedding(Quantized):
     def forward(self, idx: Tensor) -> Tensor:
         return (self.codes[idx].float() * self.scales[idx].unsqueeze(-1)).to(self.dtype)
 
+    def replaces(self, made: nn.Module) -> bool:
+        """Whether it does what a layer without weights would do."""
+        return type(made) is nn.Embedding and self.shape == tuple(made.weight.shape)
+
 
 class QuantizedLSTM(nn.Module):
     """nn.LSTM for inference, quantized: a `Quantized` under the name of each of its matrices."""
 
     def __init__(self, lstm: nn.LSTM, kind: str) -> None:
         super().__init__()
-        self.num_layers = lstm.num_layers
+        self.input_size, self.hidden_size, self.num_layers = lstm.input_size, lstm.hidden_size, lstm.num_layers
         for name, parameter in lstm.named_parameters():
             setattr(self, name, Quantized(parameter, kind) if parameter.dim() == 2 else parameter)
 
@@ -127,31 +136,33 @@ class QuantizedLSTM(nn.Module):
         found = [getattr(self, f"{name}_l{layer}") for layer in range(self.num_layers) for name in names]
         weights = [each.weight if isinstance(each, Quantized) else each for each in found]
         if state is None:
-            zeros = x.new_zeros(self.num_layers, x.size(0), weights[1].size(1))
+            zeros = x.new_zeros(self.num_layers, x.size(0), self.hidden_size)
             state = (zeros, zeros)
         # has_biases, num_layers, dropout, train, bidirectional, batch_first
         y, h, c = torch.lstm(x, state, weights, True, self.num_layers, 0.0, False, False, True)
         return y, (h, c)
 
+    def replaces(self, made: nn.Module) -> bool:
+        """Whether it does what a layer without weights would do."""
+        sizes = ("input_size", "hidden_size", "num_layers")
+        return type(made) is nn.LSTM and all(getattr(self, name) == getattr(made, name) for name in sizes)
+
 
 def quantize(model: Any, kind: str) -> None:
     """Replace a model's layers by quantized ones, in place. What they were made from is then no longer in the model.
 
-    Embedding and head are known by their size, that of the vocabulary. ValueError: an unknown kind.
+    ValueError: an unknown kind.
     """
     check_kind(kind)
+    of_vocabulary = {id(step[1]) for step in model.steps() if step[0] in ("embed", "logits")}
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, nn.Linear) and layer.weight is not None:
-                setattr(parent, name, QuantizedLinear(layer, "int8" if of_vocabulary(layer, model) else kind))
-            elif isinstance(layer, nn.Embedding) and of_vocabulary(layer, model):
+                setattr(parent, name, QuantizedLinear(layer, "int8" if id(layer) in of_vocabulary else kind))
+            elif isinstance(layer, nn.Embedding) and id(layer) in of_vocabulary:
                 setattr(parent, name, QuantizedEmbedding(layer))
             elif isinstance(layer, nn.LSTM):
                 setattr(parent, name, QuantizedLSTM(layer, kind))
-
-
-def of_vocabulary(layer: Any, model: Any) -> bool:
-    return layer.weight.size(0) == model.config.vocab_size
 
 
 def check_kind(kind: str | None) -> None:

@@ -32,6 +32,7 @@ enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4 };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS };
 #define GROUP 32 /* NF4 weights that share a scale */
+#define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
 #define AHEAD 8192 /* bytes that weights are asked for in advance; measured (NOTES.md) */
 
 typedef struct {
@@ -210,11 +211,12 @@ static inline int is_open(uint64_t ticket) {
 
 /* Takes a chunk for a thread, if there is one. From then on until it is finished the job cannot change. */
 static int take(int thread, int64_t *chunk) {
-    const int threads = atomic_load_explicit(&pool.threads, memory_order_relaxed);
+    const int threads = atomic_load(&pool.threads);
     for (int i = 0; i < threads; i++) {
         atomic_uint_fast64_t *place = &pool.stretches[(thread + i) % threads].ticket;
         uint64_t ticket = atomic_load_explicit(place, memory_order_acquire);
-        while (is_open(ticket))
+        /* Asked after the ticket was read: if it can be had, these are still the threads of its job. */
+        while (is_open(ticket) && thread < atomic_load(&pool.threads))
             if (atomic_compare_exchange_weak_explicit(place, &ticket, ticket + 1, memory_order_acq_rel,
                                                       memory_order_acquire)) {
                 *chunk = ticket & CHUNK_MASK;
@@ -236,7 +238,7 @@ static void *help(void *number) {
     for (unsigned turn = 1;; turn++) {
         int64_t chunk;
         int worked = 0;
-        while (thread < atomic_load_explicit(&pool.threads, memory_order_relaxed) && take(thread, &chunk)) {
+        while (take(thread, &chunk)) {
             pool.run(pool.context, chunk, thread);
             atomic_fetch_sub_explicit(&pool.left, 1, memory_order_release);
             worked = 1;
@@ -267,6 +269,7 @@ static void after_fork(void) { /* the child has none of the threads, and locks a
     pool.helpers = 0;
     atomic_store(&pool.asleep, 0);
     atomic_store(&pool.threads, 0);
+    for (int i = 0; i < MOST_THREADS; i++) atomic_store(&pool.stretches[i].ticket, 0);
 }
 
 static void start_helpers(int wanted) {
@@ -320,7 +323,7 @@ typedef struct { /* what the chunks of one operation share */
     const call *c;
     const float *in;
     float *out;
-    int64_t tokens, step, heads, positions;
+    int64_t tokens, unit, chunks, heads;
 } task;
 
 static const int dtype_size[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
@@ -333,10 +336,15 @@ static float *scratch(const call *c, int thread) {
     return c->scratch + thread * c->scratch_width;
 }
 
+/* Where a chunk of a layer's outputs begins: all chunks are alike, but for whole units. */
+static int64_t first_output(const task *t, int64_t chunk) {
+    return chunk == t->chunks ? t->op->weight.rows : t->op->weight.rows * chunk / t->chunks / t->unit * t->unit;
+}
+
 static void linear_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const matrix *w = &t->op->weight;
-    const int64_t begin = chunk * t->step, end = begin + t->step < w->rows ? begin + t->step : w->rows, n = end - begin;
+    const int64_t begin = first_output(t, chunk), end = first_output(t, chunk + 1), n = end - begin;
     const float *bias = t->op->bias ? t->op->bias + begin : NULL;
     if (t->op->kind != ADD) {
         const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
@@ -354,20 +362,16 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     }
 }
 
-/* A layer's outputs, in chunks of some tens of kilobytes: small enough that none waits long for the last one. */
+/* A layer's outputs, as many chunks for each thread; small ones, so that none waits long for the last. */
 static void linear(const operation *op, const call *c, const float *in, float *out, int64_t tokens, int alone) {
     const matrix *w = &op->weight;
-    int64_t step = w->rows / (8 * c->threads);
-    if (w->transposed) {
-        step = (step + 127) / 128 * 128;
-        step = step > 256 ? 256 : step;
-    } else {
-        const int64_t most = (1 << 17) / w->stride;
-        step = (step > most ? most : step) / 8 * 8;
-    }
-    step = at_least(step, 8);
-    task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .step = step};
-    parallel((w->rows + step - 1) / step, linear_chunk, &t, alone);
+    const int64_t unit = w->transposed ? 64 : 8;
+    int64_t most = at_least((1 << 17) / w->stride, unit); /* outputs of a chunk */
+    most = w->transposed || most > MOST_OUTPUTS ? MOST_OUTPUTS : most;
+    const int64_t share = (w->rows + c->threads - 1) / c->threads;
+    const int64_t chunks = c->threads * ((share + most - 1) / most);
+    task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks};
+    parallel(chunks, linear_chunk, &t, alone);
 }
 
 static void store(void *to, int64_t at, const float *from, int64_t count, int dtype) {
@@ -386,7 +390,7 @@ static void fetch(const void *from, int64_t at, float *to, int64_t count, int dt
 static void attend_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const call *c = t->c;
-    const int64_t H = t->heads, D = t->step, m = chunk / H, head = chunk % H;
+    const int64_t H = t->heads, D = t->unit, m = chunk / H, head = chunk % H;
     const int64_t size = c->sizes[t->op->layer], known = c->positions[m] + 1;
     const int64_t count = t->op->window && t->op->window < known ? t->op->window : known;
     const int64_t at = (c->rows[m] * H + head) * size * D * dtype_size[c->cache_dtype];
@@ -404,7 +408,7 @@ static void attend(const operation *op, const call *c, const float *in, float *o
             store(c->keys[op->layer], at, in + m * c->width + C + head * D, D, c->cache_dtype);
             store(c->values[op->layer], at, in + m * c->width + 2 * C + head * D, D, c->cache_dtype);
         }
-    task t = {.op = op, .c = c, .in = in, .out = out, .step = D, .heads = H};
+    task t = {.op = op, .c = c, .in = in, .out = out, .unit = D, .heads = H};
     parallel(c->tokens * H, attend_chunk, &t, alone);
 }
 

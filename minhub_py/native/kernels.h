@@ -242,12 +242,17 @@ INLINE void NAME(columns)(const matrix *w, int64_t column, const float *in, int6
         for (int v = 0; v < V; v++) *(vec_at *)(out + t * out_stride + v * LANES) = sums[v][t];
 }
 
-/* Weights stored (in, out), likewise. */
+/* Weights stored (in, out), likewise. The more of each stored row at a time, the better for memory. */
 static void NAME(linear_in_out)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
                                 float *out, int64_t out_stride, int64_t tokens) {
     int64_t n = begin;
-    for (; tokens == 1 && n + 256 <= end; n += 256)
-        NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 256 / LANES, 1);
+    while (tokens == 1 && n + 128 <= end) {
+        const int64_t wide = end - n >= 256 ? 256 : end - n >= 192 ? 192 : 128;
+        if (wide == 256) NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 256 / LANES, 1);
+        else if (wide == 192) NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 192 / LANES, 1);
+        else NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 128 / LANES, 1);
+        n += wide;
+    }
     for (; n + 4 * LANES <= end; n += 4 * LANES) {
         int64_t t = 0;
         for (; t + 4 <= tokens; t += 4)

@@ -1,0 +1,736 @@
+"""Native code against the model's own forward: the same logits for every size, layout, dtype and processor; the same
+bits however ids are read; and where it is not for native code, forward itself.
+
+The weights are drawn large, as in test_parity.py, with random biases and norms.
+"""
+
+import copy
+import ctypes
+import gc
+import itertools
+import mmap
+import os
+import select
+import signal
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from minhub_py import decoder, generate, gpt2, gptneo, lstm, score, stream
+from minhub_py.decoder import MOST_TOKENS, Native, Plain, reader_of
+from minhub_py.generate import CHUNK
+from minhub_py.quantize import quantize
+
+TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order differ by some 1e-6
+
+ENDS = {"bos_token_id": None, "eos_token_id": None}
+GPT2 = {"vocab_size": 61, "n_positions": 150, "n_embd": 24, "n_layer": 2, "n_head": 4, **ENDS}
+GPTNEO = {"vocab_size": 61, "max_position_embeddings": 150, "hidden_size": 24, "num_layers": 2, "num_heads": 4,
+          "window_size": 7, **ENDS}  # fmt: skip
+LSTM = {"vocab_size": 61, "embedding_size": 16, "hidden_size": 24, "num_layers": 2, **ENDS}
+LOCAL = [[["local"], 2]]
+
+CASES = {f"gpt2-{name}": ({"activation_function": name}) for name in decoder.ACTIVATIONS}
+CASES |= {f"gptneo-{name}": ({"activation_function": name}) for name in decoder.ACTIVATIONS}
+CASES |= {
+    "gpt2-heads-of-5": {"n_embd": 35, "n_head": 7, "n_inner": 17},
+    "gpt2-heads-of-1": {"n_embd": 3, "n_head": 3, "n_inner": 1, "vocab_size": 13},
+    "gpt2-one-head-of-15": {"n_embd": 15, "n_head": 1, "n_inner": 999, "vocab_size": 62},
+    "gpt2-heads-of-72": {"n_embd": 144, "n_head": 2, "n_inner": 333, "vocab_size": 301},
+    "gpt2-heads-of-64": {"n_embd": 128, "n_head": 2},
+    "gpt2-heads-of-130": {"n_embd": 130, "n_head": 1, "n_inner": 129},
+    "gpt2-one-channel": {"n_embd": 1, "n_head": 1, "n_inner": 2},
+    "gpt2-untied": {"tie_word_embeddings": False},
+    "gpt2-inverse-layer": {"scale_attn_by_inverse_layer_idx": True, "n_layer": 3},
+    "gpt2-unscaled": {"scale_attn_weights": False},
+    "gpt2-upcast": {"reorder_and_upcast_attn": True},
+    "gpt2-epsilon": {"layer_norm_epsilon": 0.5},
+    "gptneo-heads-of-5": {"hidden_size": 35, "num_heads": 7, "intermediate_size": 17},
+    "gptneo-heads-of-72": {"hidden_size": 144, "num_heads": 2, "intermediate_size": 333, "vocab_size": 301},
+    "gptneo-untied": {"tie_word_embeddings": False},
+    "gptneo-all-global": {"attention_types": [[["global"], 2]]},
+    "gptneo-all-local": {"attention_types": LOCAL},
+    "gptneo-local-first": {"attention_types": [[["local", "global"], 1]]},
+    "gptneo-window-1": {"window_size": 1, "attention_types": LOCAL},
+    "gptneo-window-2": {"window_size": 2, "attention_types": LOCAL},
+    "gptneo-window-beyond": {"window_size": 1000},
+    "gptneo-window-not-quite-context": {"window_size": 100},
+    "lstm-two-layers": {},
+    "lstm-one-layer": {"num_layers": 1},
+    "lstm-three-layers": {"num_layers": 3, "hidden_size": 19, "embedding_size": 33},
+    "lstm-tied": {"tie_word_embeddings": True, "embedding_size": 24},
+    "lstm-wide": {"embedding_size": 5, "hidden_size": 150, "vocab_size": 301},
+    "lstm-one-number": {"embedding_size": 1, "hidden_size": 1},
+}
+FAMILIES = ("gpt2-heads-of-5", "gptneo-heads-of-5", "lstm-three-layers")
+
+
+def kernels():
+    """What this processor runs."""
+    names = [name for name in ("avx512", "avx2", "plain") if decoder.library().choose(name.encode())]
+    decoder.library().choose(None)
+    return names
+
+
+@pytest.fixture(params=kernels())
+def kernel(request):
+    assert decoder.library().choose(request.param.encode()) == request.param.encode()
+    yield request.param
+    decoder.library().choose(None)
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """plain(work): what it gives where there is no native code."""
+
+    def run(work):
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder, "library", lambda: None)
+            return work()
+
+    return run
+
+
+def new(name, dtype="float32", **changes):
+    """A model in eval mode. dtype: PyTorch's, or "transposed" float32, or a quantization."""
+    family, standard = {"gpt2": (gpt2, GPT2), "gptneo": (gptneo, GPTNEO), "lstm": (lstm, LSTM)}[name.split("-")[0]]
+    model = family(**{**standard, **CASES.get(name, {}), **changes}).eval()
+    generator = torch.Generator().manual_seed(0)
+    for path, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() == 1:
+            parameter.data = ("ln_" in path and path.endswith("weight")) + 0.4 * noise
+        elif path.startswith(("wte", "wpe", "lm_head", "embedding", "head")):
+            parameter.data = 1.5 * noise
+        else:
+            parameter.data = 1.3 * parameter.size(1) ** -0.5 * noise
+            if dtype == "transposed":
+                parameter.data = parameter.data.t().contiguous().t()
+    if dtype in ("int8", "nf4"):
+        quantize(model, dtype)
+    elif dtype != "transposed":
+        model.to(getattr(torch, dtype))
+    return model
+
+
+def some_ids(model, count, rows=None):
+    shape = (count,) if rows is None else (rows, count)
+    return torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def new_cache(model, rows=1, length=150):
+    return model.new_cache(rows, length, Native.spare)
+
+
+@torch.no_grad()
+def forward(model, ids):
+    return model(torch.tensor([ids]))[0].float()
+
+
+def read(model, ids, sizes, cache=None):
+    """The logits after each of `ids`, natively, in pieces of `sizes` again and again."""
+    reader, cache, parts, place = Native(model), cache or new_cache(model), [], 0
+    for size in itertools.cycle(sizes):
+        parts.append(reader.extend([ids[place : place + size]], cache).clone())
+        place += size
+        if place >= len(ids):
+            return torch.cat(parts)
+
+
+def assert_close(found, wanted, tolerance=TOLERANCE):
+    assert found.shape == wanted.shape
+    assert found.dtype == torch.float32
+    error = (found - wanted).abs().amax(dim=-1) / wanted.abs().max()
+    assert error.max() <= tolerance, f"off by {error.max():.1e} of the largest logit: {error}"
+
+
+# --- the same logits ---
+
+
+@pytest.mark.parametrize("layout", ["float32", "transposed"])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_forward(kernel, name, layout) -> None:
+    model = new(name, layout)
+    ids = some_ids(model, 145)
+    wanted = forward(model, ids)
+    assert wanted.abs().max() > 1
+    recurrent = name.startswith("lstm")
+    assert_close(read(model, ids, [1]), wanted)
+    if not recurrent:
+        assert_close(read(model, ids, [3, 1, 64, 9, 2, 5]), wanted)
+    # Prompts in one call, longer than what is read at once.
+    assert_close(Native(model).read(ids, new_cache(model), every=True), wanted)
+    cache = new_cache(model)
+    assert_close(Native(model).read(ids[:140], cache), wanted[139:140])
+    if not recurrent:
+        assert cache.lengths == [140]
+    assert_close(Native(model).extend([ids[140:141]], cache), wanted[140:141])
+
+
+@pytest.mark.parametrize("layout", ["float32", "transposed"])
+@pytest.mark.parametrize("name", CASES)
+def test_rows_at_different_positions(kernel, name, layout) -> None:
+    model = new(name, layout)
+    texts = some_ids(model, 145, rows=4)
+    wanted = [forward(model, text) for text in texts]
+    lengths = [1, 2, 60, 90]
+    reader, cache = Native(model), new_cache(model, 4)
+    for row, length in enumerate(lengths):
+        one = new_cache(model)
+        reader.read(texts[row][:length], one)
+        cache.set_row(row, one)
+    rows = [0, 1, 2, 3]
+    for step in range(12):
+        sizes = [1] * 4 if name.startswith("lstm") else [1 + (step + row) % 6 for row in range(4)]
+        now = [slice(lengths[row], lengths[row] + sizes[row]) for row in rows]
+        found = reader.extend([texts[row][part] for row, part in zip(rows, now, strict=True)], cache)
+        assert_close(found, torch.cat([wanted[row][part] for row, part in zip(rows, now, strict=True)]))
+        for row in rows:
+            lengths[row] += sizes[row]
+        if step == 6:
+            rows = [3, 1]
+            cache.select(rows)
+
+
+@pytest.mark.parametrize("window", [1, 2, 7])
+def test_ids_that_are_taken_back_leave_a_ring_as_it_was(kernel, window) -> None:
+    model = new("gptneo-all-local", window_size=window, attention_types=LOCAL)
+    ids = some_ids(model, 145)
+    wanted = forward(model, ids)
+    wrong = [(id + 1) % 61 for id in ids]
+    reader, cache = Native(model), new_cache(model)
+    assert cache.keys[0].size(2) == window + MOST_TOKENS
+    for place, guessed in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
+        found = reader.extend([[ids[place], *wrong[place + 1 : place + 1 + guessed]]], cache)
+        assert_close(found[:1], wanted[place : place + 1])
+        cache.lengths[0] -= len(found) - 1
+
+
+def test_a_prompt_in_pieces_of_forward_and_of_native_code() -> None:
+    """16 bits read long pieces by forward, the rest natively: in one cache, rings with ids to spare among them."""
+    for name, dtype in itertools.product(("gpt2", "gptneo-all-local", "lstm-three-layers"), ("float32", "bfloat16")):
+        model = new(name, dtype)
+        ids = some_ids(model, 145)
+        wanted = forward(copy.deepcopy(model).float(), ids)
+        reader, cache = Native(model), new_cache(model)
+        parts = [reader.read(ids[place : place + size], cache, every=True) for place, size in
+                 ((0, 100), (100, 3), (103, 20), (123, 1), (124, 15), (139, 1), (140, 5))]  # fmt: skip
+        assert_close(torch.cat(parts), wanted, TOLERANCE if dtype == "float32" else 0.1)
+        if name == "gptneo-all-local":  # one id by forward, out of a ring that has more than the window
+            mixed = new_cache(model)
+            found = torch.cat([(reader if i % 3 else Plain(model)).read([id], mixed) for i, id in enumerate(ids)])
+            assert_close(found.float(), wanted, TOLERANCE if dtype == "float32" else 0.1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_16_bits_give_the_logits_of_the_rounded_weights_in_float32(kernel, name) -> None:
+    for dtype in ("bfloat16", "float16"):
+        model = new(name, dtype)
+        twin = copy.deepcopy(model).float()
+        ids = some_ids(model, 145)
+        sizes = [1] if name.startswith("lstm") else [1, 5, 64]
+        exact = read(model, ids, sizes, new_cache(twin))  # keys and values in float32: to the last bit
+        assert torch.equal(exact, read(twin, ids, sizes))
+        assert_close(exact, forward(twin, ids))
+        # Its own cache rounds them to 16 bits.
+        assert_close(read(model, ids, sizes), exact, 0.2 if dtype == "bfloat16" else 0.02)
+
+
+def test_a_cache_of_16_bits_is_rounded_to_the_nearest(kernel) -> None:
+    for name, dtype in itertools.product(("gpt2", "gptneo", "lstm"), (torch.bfloat16, torch.float16)):
+        model = new(name)
+        exact, rounded = new_cache(model), new_cache(copy.deepcopy(model).to(dtype))
+        read(model, [3], [1], exact)
+        read(model, [3], [1], rounded)
+        for kept, wanted in zip(rounded.buffers(), exact.buffers(), strict=True):
+            assert kept[0].dtype == dtype
+            assert torch.equal(kept[0], wanted[0].to(dtype))  # later layers have read rounded ones
+
+
+# --- the same bits ---
+
+
+@pytest.mark.parametrize("dtype", ["float32", "transposed", "bfloat16", "float16", "int8", "nf4"])
+@pytest.mark.parametrize("name", ["gpt2-heads-of-72", "gpt2-heads-of-5", "gptneo-heads-of-72", "lstm-wide"])
+def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel, name, dtype) -> None:
+    model = new(name, dtype)
+    texts = some_ids(model, 80, rows=5)
+    recurrent = name.startswith("lstm")
+    torch.set_num_threads(1)
+    wanted = [read(model, text, [1]) for text in texts]
+    for count in (1, 2, 3, 4):
+        torch.set_num_threads(count)
+        assert torch.equal(read(model, texts[0], [1]), wanted[0])
+        if not recurrent:
+            assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), wanted[0])
+        cache, reader = new_cache(model, 5), Native(model)
+        place = 0
+        while place < 80:
+            size = 1 if recurrent else min(1 + place % 7, 80 - place)
+            found = reader.extend([text[place : place + size] for text in texts], cache)
+            assert torch.equal(found, torch.cat([logits[place : place + size] for logits in wanted]))
+            place += size
+
+
+def test_more_rows_than_are_read_at_once(plain) -> None:
+    for name in ("gpt2", "gptneo", "lstm"):
+        model = new(name)
+        prompts = [[i % 61, i * 7 % 61, 3][: 1 + i % 3] for i in range(MOST_TOKENS * 2 + 3)]
+        for count in (MOST_TOKENS, MOST_TOKENS + 1, len(prompts)):
+            together = generate(model, prompts[:count], 9, seed=1, speculate=4)
+            assert together == [generate(model, [prompt], 9, seed=1)[0] for prompt in prompts[:count]]
+
+
+# --- what is not for native code ---
+
+
+def greedy(model, prompt, count):
+    """By forward alone."""
+    text = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            text.append(int(model(torch.tensor([text]))[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+class Mine(nn.Module):
+    def __init__(self, inner) -> None:
+        super().__init__()
+        self.inner = inner
+        self.weight, self.bias = inner.weight, inner.bias  # all that native code would look for
+
+    def forward(self, x):
+        return -self.inner(x)
+
+
+def hook_on_the_model(model):
+    model.register_forward_hook(lambda _, __, logits: -logits)
+
+
+def hook_on_a_layer(model):
+    model.h[1].mlp.c_fc.register_forward_hook(lambda _, __, y: -y)
+
+
+def pre_hook_on_a_layer(model):
+    model.h[0].ln_1.register_forward_pre_hook(lambda _, given: (given[0].flip(-1),))
+
+
+def hook_on_all_modules(model):
+    model.handle = nn.modules.module.register_module_forward_hook(
+        lambda module, _, y: -y if module is model.h[0].mlp.c_fc else None
+    )
+
+
+def own_forward(model):
+    model.forward = lambda idx, cache=None: -type(model).forward(model, idx, cache)
+
+
+def own_logits(model):
+    model.logits = lambda x: -type(model).logits(model, x)
+
+
+def own_layer(model):
+    model.h[0].mlp.c_fc = Mine(model.h[0].mlp.c_fc)
+
+
+def own_activation(model):
+    model.h[0].mlp.act = torch.sin
+
+
+def weight_norm(model):
+    parametrizations.weight_norm(model.h[0].mlp.c_fc)
+    model.h[0].mlp.c_fc.parametrizations.weight.original0.data *= -1
+
+
+def parametrization(model):
+    class Negated(nn.Module):
+        def forward(self, weight):
+            return -weight
+
+    parametrize.register_parametrization(model.h[0].attn.c_proj, "weight", Negated())
+
+
+def subclass(model):
+    class Other(type(model)):
+        def forward(self, idx, cache=None):
+            return -super().forward(idx, cache)
+
+    model.__class__ = Other
+
+
+def float64(model):
+    model.double().h[0].mlp.c_fc.weight.data.neg_()
+
+
+def no_norm(model):
+    model.h[0].ln_1 = nn.Identity()
+
+
+def other_norm(model):
+    model.h[0].ln_1 = nn.RMSNorm(24)
+
+
+def norm_without_weights(model):
+    model.h[0].ln_1 = nn.LayerNorm(24, elementwise_affine=False)
+
+
+def norm_without_bias(model):
+    model.h[0].ln_1 = nn.LayerNorm(24, bias=False)
+
+
+def linear_without_bias(model):
+    model.h[0].mlp.c_fc = nn.Linear(24, 96, bias=False)
+
+
+def linear_of_another_width(model):
+    model.h[0].mlp.c_fc, model.h[0].mlp.c_proj = nn.Linear(24, 301), nn.Linear(301, 24)
+
+
+def two_layers_for_one(model):
+    model.h[0].mlp.c_fc = nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 96))
+
+
+def head_with_a_bias(model):
+    model.lm_head = nn.Linear(24, 61)
+    nn.init.normal_(model.lm_head.weight, std=2)
+    nn.init.normal_(model.lm_head.bias, std=30)
+
+
+def no_mlp(model):
+    model.h[0].mlp = nn.Identity()
+
+
+def a_layer_less(model):
+    del model.h[0]
+
+
+def something_for_dropout(model):
+    model.drop = nn.Softmax(dim=-1)
+
+
+def embedding_stored_the_other_way(model):
+    model.wte.weight = nn.Parameter(model.wte.weight.detach().t().contiguous().t())
+
+
+CHANGES = [
+    hook_on_the_model, hook_on_a_layer, pre_hook_on_a_layer, hook_on_all_modules, own_forward, own_logits, own_layer,
+    own_activation, weight_norm, parametrization, subclass, float64, no_norm, other_norm, norm_without_weights,
+    norm_without_bias, linear_without_bias, linear_of_another_width, two_layers_for_one, head_with_a_bias, no_mlp,
+    a_layer_less, something_for_dropout, embedding_stored_the_other_way,
+]  # fmt: skip
+CERTAINLY_PLAIN = CHANGES[:12]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_model_that_somebody_has_changed(change) -> None:
+    """Its own forward says what it computes."""
+    model = new("gpt2")
+    torch.manual_seed(2)
+    before = greedy(model, [1, 2, 3], 20)
+    change(model)
+    wanted = greedy(model, [1, 2, 3], 20)
+    if change is not embedding_stored_the_other_way:
+        assert wanted != before, "the test's change is none"
+    try:
+        assert generate(model, [[1, 2, 3]], 20, temperature=0) == [wanted]
+        assert generate(model, [[1, 2, 3]], 20, temperature=0, speculate=8) == [wanted]
+        if change in CERTAINLY_PLAIN:
+            assert type(reader_of(model)) is Plain
+    finally:
+        if change is hook_on_all_modules:
+            model.handle.remove()
+
+
+def test_an_embedding_that_changes_its_weights_as_it_is_read() -> None:
+    model = new("gpt2")
+    model.wte.max_norm = 0.5
+    assert type(reader_of(model)) is Plain
+
+
+def test_what_is_plain_and_what_is_native(plain) -> None:
+    model = new("gpt2")
+    assert isinstance(reader_of(model), Native)
+    assert type(plain(lambda: reader_of(model))) is Plain
+    assert type(reader_of(copy.deepcopy(model).to("meta"))) is Plain
+    assert type(reader_of(torch.compile(model))) is Plain  # not compiled before its first call
+    assert type(reader_of(nn.Sequential(model))) is Plain
+    handle = model.register_forward_hook(lambda *_: None)
+    assert type(reader_of(model)) is Plain
+    handle.remove()
+    assert isinstance(reader_of(model), Native)
+    assert isinstance(reader_of(model.train()), Native)  # dropout is off in either
+
+
+def test_hooks_see_every_id() -> None:
+    for name in FAMILIES:
+        model, seen = new(name), []
+        model.register_forward_hook(lambda _, given, __, seen=seen: seen.extend(given[0][0].tolist()))
+        [ids] = generate(model, [[1, 2, 3]], 10, seed=0)
+        assert seen == [1, 2, 3, *ids[:-1]]
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {}, {"top_k": 9, "repetition_penalty": 1.3}], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_without_native_code_the_ids_are_the_same(plain, name, settings) -> None:
+    model = new(name)
+    prompts = [[1, 2], some_ids(model, 100), [5]]
+
+    def work():
+        return generate(model, prompts, 60, seed=4, **settings)
+
+    assert work() == plain(work)
+
+
+def test_scores_and_long_prompts(plain) -> None:
+    for name in ("gpt2", "gptneo", "gptneo-window-2", "lstm"):
+        context = {"gpt2": {"n_positions": 600}, "gptneo": {"max_position_embeddings": 600}}
+        model = new(name, **context.get(name.split("-")[0], {}))
+        prompts = [some_ids(model, length) for length in (1, 2, CHUNK, CHUNK + 1, 1500)]
+        for found, wanted in zip(score(model, prompts), plain(lambda: score(model, prompts)), strict=True):  # noqa: B023
+            assert torch.allclose(found, wanted, atol=2e-3)
+        assert generate(model, prompts, 8, temperature=0) == plain(lambda: generate(model, prompts, 8, temperature=0))  # noqa: B023
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_weights_that_are_not_numbers_are_named(kernel, dtype, bad) -> None:
+    places = {
+        "gpt2": ("h.1.mlp.c_fc.bias", "ln_f.weight", "h.0.attn.c_attn.weight"),
+        "gptneo": ("wte.weight",),
+        "lstm": ("head.weight", "lstm.bias_hh_l0"),
+    }
+    for name, place in ((name, place) for name, each in places.items() for place in each):
+        model = new(name)
+        with torch.no_grad():
+            model.get_parameter(place).fill_(bad)
+        if place == "lstm.bias_hh_l0" and bad == torch.inf:
+            continue  # its gates are then 1 or 0
+        if dtype == "int8":
+            quantize(model, dtype)
+        else:
+            model.to(getattr(torch, dtype))
+        assert isinstance(reader_of(model), Native)
+        for call in (lambda: generate(model, [[1, 2]], 3), lambda: score(model, [[1, 2]])):  # noqa: B023
+            with pytest.raises(ValueError, match="logits are NaN or infinite"):
+                call()
+
+
+# --- threads, processes, memory ---
+
+
+def test_threads_that_generate_at_once() -> None:
+    torch.set_num_threads(2)
+    models = [
+        new(name, dtype) for name, dtype in itertools.product(("gpt2-heads-of-72", *FAMILIES), ("float32", "int8"))
+    ]
+    wanted = [generate(model, [[1, 2], [3]], 40, seed=5, speculate=3) for model in models]
+    for count in (2, len(models)):
+        found = [[] for _ in models]
+
+        def work(number, found=found):
+            torch.set_num_threads(2)
+            for _ in range(3):
+                found[number].append(generate(models[number], [[1, 2], [3]], 40, seed=5, speculate=3))
+
+        workers = [threading.Thread(target=work, args=[number]) for number in range(count)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert found[:count] == [[each] * 3 for each in wanted[:count]]
+    assert torch.get_num_threads() == 2
+
+
+def test_a_forked_process_reads_on() -> None:
+    """PyTorch's own threads do not survive a fork; those of native code do."""
+    model = new("gpt2-heads-of-72")
+    ids = some_ids(model, 80)
+    wanted = read(model, ids, [1])
+
+    def right():
+        reader, cache = Native(model), new_cache(model)
+        reader.threads = 3
+        return torch.equal(torch.cat([reader.extend([[id]], cache).clone() for id in ids]), wanted)
+
+    assert right()  # the helpers have started
+    busy = threading.Event()
+    beside = threading.Thread(target=lambda: [right() for _ in iter(busy.is_set, True)])
+    opened, write = os.pipe()
+    for turn in range(20):
+        if turn == 3:  # from then on forks come while another thread is in native code
+            beside.start()
+        child = os.fork()
+        if not child:
+            try:
+                os.write(write, b"right" if right() and right() else b"wrong")
+            finally:
+                os._exit(0)
+        ready = select.select([opened], [], [], 30)[0]
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert ready, "the child hangs"
+        assert os.read(opened, 5) == b"right"
+        assert right()
+    busy.set()
+    beside.join()
+    os.close(opened)
+    os.close(write)
+
+
+def test_texts_that_nobody_reads_to_their_end() -> None:
+    model = new("gptneo")
+    wanted = generate(model, [[1, 2]], 40, seed=1)
+    streams = [stream(model, [1, 2], 40, seed=1, speculate=5) for _ in range(20)]
+    begun = [[next(ids) for _ in range(number)] for number, ids in enumerate(streams)]
+    assert begun == [wanted[0][:number] for number in range(20)]
+    del streams[::2]
+    gc.collect()
+    assert [list(ids) for ids in streams] == [wanted[0][number:] for number in range(1, 20, 2)]
+
+
+def test_the_model_may_go_while_its_text_comes() -> None:
+    wanted = generate(new("gpt2"), [[1, 2]], 40, seed=1)[0]
+    ids = stream(new("gpt2"), [1, 2], 40, seed=1)
+    gc.collect()
+    assert list(ids) == wanted
+
+
+@pytest.mark.parametrize("replace", ["half", "data", "assign"])
+def test_weights_that_are_replaced_stay_until_their_text_has_come(replace) -> None:
+    """Native code has pointers to them."""
+    model = new("gpt2")
+    wanted = generate(model, [[1, 2]], 40, seed=1)[0]
+    arrays = []
+    for parameter in model.parameters():
+        array = parameter.detach().numpy().copy()
+        parameter.data = torch.from_numpy(array)
+        arrays.append(weakref.ref(array))
+    del array
+    ids = stream(model, [1, 2], 40, seed=1)
+    begun = [next(ids)]
+    if replace == "half":
+        model.half()
+    elif replace == "data":
+        for parameter in model.parameters():
+            parameter.data = torch.zeros_like(parameter)
+    else:
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+        model.load_state_dict(zeros, assign=True)
+    parameter = None
+    gc.collect()
+    freed = sum(array() is None for array in arrays)
+    assert not freed, f"{freed} of {len(arrays)} weights are freed and still read"
+    assert begun + list(ids) == wanted
+
+
+def test_quantized_weights_that_are_replaced_stay_too() -> None:
+    model = new("gpt2", "int8")
+    wanted = generate(model, [[1, 2]], 40, seed=1)[0]
+    arrays = []
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            array = buffer.numpy().copy()
+            setattr(module, name, torch.from_numpy(array))
+            arrays.append(weakref.ref(array))
+    buffer = array = None
+    ids = stream(model, [1, 2], 40, seed=1)
+    begun = [next(ids)]
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    model.load_state_dict(zeros, assign=True)
+    gc.collect()
+    freed = sum(array() is None for array in arrays)
+    assert not freed, f"{freed} of {len(arrays)} buffers are freed and still read"
+    assert begun + list(ids) == wanted
+
+
+def test_new_weights_are_seen_by_the_next_text(plain) -> None:
+    model = new("gpt2")
+
+    def work():
+        return generate(model, [[1, 2]], 30, temperature=0)
+
+    first = work()
+    other = {name: tensor * 1.5 for name, tensor in new("gpt2").state_dict().items()}
+    for change in (
+        lambda: model.load_state_dict(other),
+        lambda: nn.init.normal_(model.h[0].attn.c_attn.bias),
+        lambda: model.load_state_dict(new("gpt2").state_dict(), assign=True),
+        lambda: nn.init.normal_(model.h[1].mlp.c_fc.weight),
+    ):
+        change()
+        assert work() == plain(work)
+    model.load_state_dict(new("gpt2").state_dict())
+    assert work() == first
+
+
+def test_an_interrupt_leaves_everything_usable() -> None:
+    torch.set_num_threads(2)
+    model = new("lstm-wide")
+    wanted = generate(model, [[1, 2]], 40, seed=1)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(5):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            with pytest.raises(KeyboardInterrupt):
+                generate(model, [[1, 2]], 10**6, seed=1)
+            assert torch.get_num_threads() == 2
+            assert generate(model, [[1, 2]], 40, seed=1) == wanted
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def at_the_end_of_memory(tensor):
+    """A copy whose last byte is the last that may be read: a page follows that may not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.mprotect.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_size_t]
+    transposed = tensor.dim() == 2 and tensor.stride(1) != 1 and tensor.size(1) > 1
+    stored = tensor.t() if transposed else tensor
+    array = stored.detach().contiguous().view(torch.uint8).numpy() if stored.dim() else None
+    page = mmap.PAGESIZE
+    room = -(-array.nbytes // page) * page
+    start = libc.mmap(None, room + page, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    assert start != ctypes.c_void_p(-1).value
+    assert not libc.mprotect(start + room, page, 0)
+    there = np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(start + room - array.nbytes))
+    there[:] = array.reshape(-1)
+    made = torch.from_numpy(there).view(tensor.dtype).view(stored.shape)
+    return made.t() if transposed else made
+
+
+@pytest.mark.parametrize("dtype", ["float32", "transposed", "bfloat16", "float16", "int8", "nf4"])
+@pytest.mark.parametrize("name", [*FAMILIES, "gpt2-heads-of-72", "gpt2-heads-of-130", "gpt2-heads-of-1"])
+def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None:
+    """It may be the end of a mapped file. Where it is not so this ends the process."""
+    model = new(name, dtype)
+    sizes = [1] if name.startswith("lstm") else [1, 7, 2, 64]
+    ids = some_ids(model, 145)
+    wanted = read(model, ids, sizes)
+    for parameter in model.parameters():
+        parameter.data = at_the_end_of_memory(parameter.data)
+    for module in model.modules():
+        for buffer, tensor in list(module.named_buffers(recurse=False)):
+            setattr(module, buffer, at_the_end_of_memory(tensor))
+    cache = new_cache(model)
+    if not name.startswith("lstm"):
+        cache.keys, cache.values = (
+            [at_the_end_of_memory(each) for each in kept] for kept in (cache.keys, cache.values)
+        )
+    assert torch.equal(read(model, ids, sizes, cache), wanted)

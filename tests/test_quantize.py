@@ -1,0 +1,325 @@
+"""Weights in 8 and 4 bits: what the codes stand for, the layers that hold them, and models made of those."""
+
+import copy
+
+import pytest
+import torch
+from test_decoder import CASES, assert_close, forward, kernel, new, new_cache, plain, read, some_ids  # noqa: F401
+from torch import nn
+
+import minhub_py
+from minhub_py import decoder, generate, score
+from minhub_py.decoder import Native, Plain, reader_of
+from minhub_py.quantize import (
+    GROUP,
+    KINDS,
+    NF4,
+    Quantized,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    QuantizedLSTM,
+    pack,
+    quantize,
+    unpack,
+)
+from minhub_py.torchscript import save_torchscript
+
+COLUMNS = [1, 2, 15, 31, 32, 33, 127, 128, 129, 200, 256, 500]
+MODELS = ["gpt2", "gpt2-heads-of-5", "gpt2-heads-of-72", "gpt2-heads-of-130", "gpt2-untied", "gptneo",
+          "gptneo-heads-of-72", "gptneo-untied", "gptneo-window-2", "lstm-one-layer", "lstm-three-layers", "lstm-tied",
+          "lstm-wide"]  # fmt: skip
+
+
+def weights(columns, rows=7):
+    return (
+        torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns))
+        * torch.logspace(-5, 5, rows)[:, None]
+    )
+
+
+def groups_of(weight):
+    """(rows, groups, GROUP) of a weight, with zeros at the end."""
+    return nn.functional.pad(weight, (0, -weight.size(1) % GROUP)).unflatten(1, (-1, GROUP))
+
+
+# --- codes ---
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_int8_is_the_nearest_of_255_steps(columns) -> None:
+    weight = weights(columns)
+    codes, scales = pack(weight, "int8")
+    assert (codes.dtype, codes.shape, scales.dtype, scales.shape) == (torch.int8, (7, columns), torch.float32, (7,))
+    assert codes.abs().amax(dim=1).eq(127).all()
+    found = unpack(codes, scales, columns)
+    assert ((found - weight).abs() <= scales[:, None] * 0.50001).all()
+    largest = weight.abs().argmax(dim=1, keepdim=True)
+    assert torch.allclose(found.gather(1, largest), weight.gather(1, largest), rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_nf4_is_the_nearest_of_16_values(columns) -> None:
+    weight = weights(columns)
+    codes, scales = pack(weight, "nf4")
+    blocks = -(-columns // 128)
+    assert (codes.dtype, codes.shape) == (torch.uint8, (7, 64 * blocks))
+    assert (scales.dtype, scales.shape) == (torch.float32, (7, 4 * blocks))
+    found = unpack(codes, scales, columns)
+    assert found.shape == weight.shape
+    groups, rounded = groups_of(weight), groups_of(found)
+    largest = groups.abs().amax(dim=2, keepdim=True)
+    assert torch.equal(scales[:, : groups.size(1)], largest.squeeze(2))
+    assert not scales[:, groups.size(1) :].any()
+    best = (groups.unsqueeze(-1) - NF4 * largest.unsqueeze(-1)).abs().amin(dim=-1)
+    assert ((groups - rounded).abs() <= best + 2e-4 * largest).all()  # the table's step
+    extreme = groups.abs() == largest
+    assert torch.equal(rounded[extreme], groups[extreme])
+
+
+def test_the_values_of_nf4_stay_what_they_are() -> None:
+    for columns in (16, 32, 48, 128, 200):
+        weight = NF4.repeat(columns // 16 + 1)[:columns].repeat(3, 1) * torch.tensor([[1.0], [3.0], [2.0**-20]])
+        assert torch.equal(unpack(*pack(weight, "nf4"), columns), weight)
+
+
+def test_where_nf4_has_each_weight() -> None:
+    """Input 16 * i + j of a block is bits 4 * i to 4 * i + 3 of its j-th little-endian 32-bit word."""
+    for block, i, j in ((0, 0, 0), (0, 7, 15), (1, 3, 9), (2, 5, 0)):
+        weight = torch.zeros(2, 300 + 84)
+        weight[1, 128 * block + 16 * i + j] = -3.0
+        codes, scales = pack(weight, "nf4")
+        words = codes.view(torch.int32).view(2, 3, 16).to(torch.int64) & 0xFFFFFFFF
+        expected = torch.full((2, 3, 16), 0x77777777)  # code 7 is zero
+        expected[1, block, j] &= ~(0xF << (4 * i))  # code 0 is -1
+        assert torch.equal(words, expected)
+        assert scales[1].nonzero().tolist() == [[(128 * block + 16 * i + j) // GROUP]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zeros_and_lone_weights(kind) -> None:
+    for columns in (1, 31, 130):
+        assert not unpack(*pack(torch.zeros(3, columns), kind), columns).any()
+        for place in (0, columns // 2, columns - 1):
+            for value in (1e-20, -3.7, 1e20):
+                weight = torch.zeros(3, columns)
+                weight[1, place] = value
+                found = unpack(*pack(weight, kind), columns)
+                assert torch.allclose(found, weight, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_weights_that_are_not_numbers_stay_so(kind, bad) -> None:
+    """A model of damaged weights is named when it is used, as without quantization."""
+    weight = torch.ones(3, 40)
+    weight[1, 5] = bad
+    found = unpack(*pack(weight, kind), 40)
+    assert torch.equal(found[[0, 2]], weight[[0, 2]])
+    assert not found[1].isfinite().all()
+    model = new("gpt2")
+    model.h[0].attn.c_attn.weight.data[3, 3] = bad
+    quantize(model, kind)
+    with pytest.raises(ValueError, match="logits are NaN or infinite"):
+        generate(model, [[1, 2]], 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_layout_and_dtype_can_be_packed(kind, dtype) -> None:
+    weight = weights(70).clamp(-6e4, 6e4).to(dtype)
+    wanted = pack(weight.float(), kind)
+    for given in (weight, weight.t().contiguous().t(), nn.Parameter(weight), weight.repeat(2, 2)[:7, :70]):
+        for found, expected in zip(pack(given, kind), wanted, strict=True):
+            assert torch.equal(found, expected)
+
+
+# --- models ---
+
+
+def dequantized(model):
+    """A float32 model with the weights that the codes stand for."""
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, QuantizedLSTM):
+                sizes = layer.weight_hh_l0.shape[1], layer.weight_ih_l0.shape[1]
+                made = nn.LSTM(sizes[1], sizes[0], layer.num_layers, batch_first=True)
+                for path, parameter in made.named_parameters():
+                    kept = getattr(layer, path)
+                    parameter.data = (kept.weight if isinstance(kept, Quantized) else kept).detach().float()
+            elif isinstance(layer, QuantizedEmbedding):
+                made = nn.Embedding.from_pretrained(layer.weight.float())
+            elif isinstance(layer, QuantizedLinear):
+                made = nn.Linear(layer.shape[1], layer.shape[0], bias=layer.bias is not None)
+                made.weight.data = layer.weight.float()
+                if layer.bias is not None:
+                    made.bias.data = layer.bias.detach().float()
+            else:
+                continue
+            setattr(parent, name, made)
+    assert not any(isinstance(module, Quantized) for module in model.modules())
+    return model.float().eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind) -> None:  # noqa: F811
+    model = new(name, kind)
+    twin = dequantized(model)
+    ids = some_ids(model, 145)
+    wanted = forward(twin, ids)
+    assert (wanted - forward(new(name), ids)).abs().max() > 1e-3 * wanted.abs().max()
+    sizes = [1] if name.startswith("lstm") else [1, 7, 64, 2, 3]
+    assert isinstance(reader_of(model), Native)
+    assert_close(read(model, ids, sizes), wanted)
+    assert_close(Native(model).read(ids, new_cache(model), every=True), wanted)
+    assert_close(forward(model, ids), wanted)  # its own forward, without native code
+
+    def greedy(of):
+        return generate(of, [[1], ids[:60]], 20, temperature=0)
+
+    assert greedy(model) == greedy(twin) == plain(lambda: greedy(model))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["gpt2-heads-of-5", "gptneo-window-2", "lstm-three-layers"])
+def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:  # noqa: F811
+    for dtype in (torch.bfloat16, torch.float16):
+        exact = new(name, kind)
+        model = copy.deepcopy(exact).to(dtype)
+        layers = [layer for layer in model.modules() if isinstance(layer, Quantized)]
+        for layer, before in zip(
+            layers, [each for each in exact.modules() if isinstance(each, Quantized)], strict=True
+        ):
+            assert torch.equal(layer.codes, before.codes)
+            assert torch.equal(layer.scales, before.scales)
+            assert layer.scales.dtype == torch.float32
+            assert layer.weight.dtype == layer.dtype == dtype
+        ids = some_ids(model, 40)
+        wanted = forward(exact, ids)
+        assert_close(read(model, ids, [1]), wanted, 0.2)
+        assert_close(forward(model, ids), wanted, 0.3)
+        assert model(torch.tensor([ids])).dtype == dtype
+        assert_close(plain(lambda: reader_of(model).read(ids, model.new_cache(1, 40), every=True)).float(), wanted, 0.3)  # noqa: B023
+        generate(model, [[1, 2]], 5)
+        back = model.to(torch.float32)
+        for layer, before in zip(
+            layers, [each for each in exact.modules() if isinstance(each, Quantized)], strict=True
+        ):
+            assert torch.equal(layer.weight, before.weight)
+        assert forward(back, ids).dtype == torch.float32
+
+
+def test_what_is_quantized_and_how() -> None:
+    model = new("gpt2", "nf4")
+    kinds = {path: module.kind for path, module in model.named_modules() if isinstance(module, Quantized)}
+    blocks = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert kinds == {"wte": "int8", **{f"h.{layer}.{name}": "nf4" for layer in range(2) for name in blocks}}
+    assert isinstance(new("gpt2-untied", "nf4").lm_head, QuantizedLinear)
+    assert new("gpt2-untied", "nf4").lm_head.kind == "int8"
+    assert {module.kind for module in new("gptneo", "int8").modules() if isinstance(module, Quantized)} == {"int8"}
+    untied, tied = new("lstm", "nf4"), new("lstm-tied", "nf4")
+    assert (untied.embedding.kind, untied.head.kind, untied.lstm.weight_hh_l1.kind) == ("int8", "int8", "nf4")
+    assert (tied.embedding.kind, type(tied.head), tied.head.weight) == ("int8", nn.Linear, None)
+
+
+def test_sizes_that_happen_to_be_that_of_the_vocabulary() -> None:
+    """Positions stay in float, blocks in 4 bits: it is what a layer is for that counts."""
+    model = new("gpt2", "nf4", vocab_size=72, n_positions=72, n_inner=72)
+    assert isinstance(model.wpe, nn.Embedding)
+    assert model.h[0].mlp.c_fc.kind == "nf4"
+    assert new("gpt2", "nf4", vocab_size=72).h[0].attn.c_attn.kind == "nf4"
+
+
+def test_embedding_rows() -> None:
+    layer = QuantizedEmbedding(nn.Embedding(50, 33))
+    idx = torch.tensor([[0, 49], [7, 7]])
+    assert torch.equal(layer(idx), layer.weight[idx])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_an_lstm_against_the_one_of_pytorch(kind, layers) -> None:
+    torch.manual_seed(0)
+    layer = QuantizedLSTM(nn.LSTM(10, 37, layers, batch_first=True, dropout=0.5 if layers > 1 else 0), kind)
+    other = nn.LSTM(10, 37, layers, batch_first=True)
+    for path, parameter in other.named_parameters():
+        kept = getattr(layer, path)
+        parameter.data = kept.weight if isinstance(kept, Quantized) else kept.data
+    x, state = torch.randn(3, 6, 10), (torch.randn(layers, 3, 37), torch.randn(layers, 3, 37))
+    with torch.no_grad():
+        for given in (None, state):
+            (y, (h, c)), (other_y, (other_h, other_c)) = layer(x, given), other(x, given)
+            for found, wanted in ((y, other_y), (h, other_h), (c, other_c)):
+                assert found.shape == wanted.shape
+                assert torch.allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_a_checkpoint(tmp_path, family, kind) -> None:
+    whole = new(family)
+    minhub_py.save_pretrained(whole, tmp_path)
+    model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind)
+    assert not model.training
+    expected = new(family, kind)
+    assert {name: tensor.dtype for name, tensor in model.state_dict().items()} == {
+        name: tensor.dtype for name, tensor in expected.state_dict().items()
+    }
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected.state_dict()[name])
+    by_family = getattr(minhub_py, f"{family}_from_pretrained")(str(tmp_path), device="cpu", quantize=kind)
+    prompts = [[1, 2, 3], [4]]
+    assert generate(by_family, prompts, 30, seed=1) == generate(expected, prompts, 30, seed=1)
+    # The codes are those of the file's weights, not of weights that were rounded to another dtype first.
+    rounded = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind, dtype="bfloat16")
+    for (name, layer), (_, before) in zip(rounded.named_modules(), model.named_modules(), strict=True):
+        if isinstance(layer, Quantized):
+            assert torch.equal(layer.codes, before.codes), name
+            assert torch.equal(layer.scales, before.scales), name
+            assert layer.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
+    scores = score(model, [[1, 2, 3, 4]])[0], score(rounded, [[1, 2, 3, 4]])[0]
+    assert torch.allclose(*scores, atol=1)
+
+
+def test_what_a_quantized_model_is_smaller_by() -> None:
+    def size(model):
+        tensors = [*model.parameters(), *model.buffers()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    sizes = {"vocab_size": 64, "n_positions": 2, "n_embd": 256, "n_head": 2}
+    whole, eight, four = (size(new("gpt2", kind, **sizes)) for kind in ("float32", "int8", "nf4"))
+    assert eight < 0.27 * whole
+    assert four < 0.18 * whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["gpt2", "lstm"])
+def test_a_quantized_model_is_not_saved(tmp_path, family, kind) -> None:
+    model = new(family, kind)
+    for save in (minhub_py.save_pretrained, save_torchscript):
+        with pytest.raises(ValueError, match="a quantized model cannot be saved: load it again without quantize"):
+            save(model, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("kind", ["int4", "", "INT8", 8])
+def test_an_unknown_kind_is_named_before_anything_is_fetched(kind) -> None:
+    for load in (minhub_py.from_pretrained, minhub_py.gpt2_from_pretrained, minhub_py.lstm_from_pretrained):
+        with pytest.raises(ValueError, match="is unknown; give None, int8 or nf4"):
+            load("nobody/nowhere", quantize=kind)
+    with pytest.raises(ValueError, match="is unknown"):
+        quantize(new("gpt2"), kind)
+
+
+def test_a_hook_on_a_quantized_layer() -> None:
+    model = new("gpt2", "int8")
+    model.h[0].mlp.c_fc.register_forward_hook(lambda _, __, y: -y)
+    assert type(reader_of(model)) is Plain
+
+
+def test_quantized_models_have_native_code_for_all_cases() -> None:
+    for name in CASES:
+        for kind in KINDS:
+            assert type(reader_of(new(name, kind))) is (Native if decoder.library() else Plain)

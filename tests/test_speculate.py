@@ -1,0 +1,260 @@
+"""Guessed ids change nothing but the number of readings; and what is guessed."""
+
+import random
+
+import pytest
+import torch
+from test_decoder import kernel, new, plain, some_ids  # noqa: F401
+
+from minhub_py import decoder, generate, stream
+from minhub_py.decoder import MOST_TOKENS
+from minhub_py.speculate import Guesser
+from minhub_py.tokenizer import characters
+
+MOST = [1, 2, 8, 31, 100]
+SETTINGS = [
+    {"temperature": 0},
+    {"temperature": 0.2},
+    {},
+    {"temperature": 0.5, "top_k": 5},
+    {"temperature": 0.7, "top_p": 0.6},
+    {"temperature": 0.5, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2},
+    {"temperature": 0, "repetition_penalty": 1.01},
+]
+MODELS = {
+    "gpt2": ("gpt2", {}),
+    "gpt2-short-context": ("gpt2", {"n_positions": 17}),
+    "gpt2-context-of-3": ("gpt2", {"n_positions": 3}),
+    "gpt2-context-of-1": ("gpt2", {"n_positions": 1}),
+    "gpt2-int8": ("gpt2", {"dtype": "int8"}),
+    "gpt2-bfloat16": ("gpt2", {"dtype": "bfloat16", "n_positions": 40}),
+    "gptneo": ("gptneo", {}),
+    "gptneo-window-2": ("gptneo-window-2", {"max_position_embeddings": 200}),
+    "gptneo-short-context": ("gptneo", {"max_position_embeddings": 17}),
+    "lstm": ("lstm", {}),
+}
+PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [7, 8, 9] * 14, list(range(40)), [3, 3]]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    name, changes = MODELS[request.param]
+    return new(name, **changes)
+
+
+class Counted:
+    """The library, and the tokens of each call of it."""
+
+    def __init__(self, library) -> None:
+        self.library, self.tokens = library, []
+
+    def decode(self, operations, count, call):
+        self.tokens.append(call._obj.tokens)
+        self.library.decode(operations, count, call)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The tokens of each call of native code."""
+    counted = Counted(decoder.library())
+    monkeypatch.setattr(decoder, "library", lambda: counted)
+    return counted.tokens
+
+
+# --- the same ids ---
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_ids_are_those_without_guesses(model, settings) -> None:
+    wanted = generate(model, PROMPTS, 90, seed=7, **settings)
+    for most in MOST:
+        assert generate(model, PROMPTS, 90, seed=7, speculate=most, **settings) == wanted
+    for row in (0, 2):
+        alone = list(stream(model, PROMPTS[row], 90, seed=7, speculate=20, **settings))
+        assert alone == wanted[row]
+
+
+def test_for_all_kernels(kernel) -> None:  # noqa: F811
+    for name in ("gpt2-heads-of-5", "gptneo-all-local"):
+        for dtype in ("float32", "transposed", "nf4"):
+            model = new(name, dtype)
+            ids = generate(model, PROMPTS, 60, seed=3, temperature=0.3)
+            assert generate(model, PROMPTS, 60, seed=3, temperature=0.3, speculate=12) == ids
+
+
+def test_every_number_of_new_ids() -> None:
+    """The last one may stand anywhere in a guess."""
+    model = new("gpt2", n_positions=30)
+    wanted = generate(model, PROMPTS, 70, temperature=0)
+    for count in range(1, 70, 3):
+        assert generate(model, PROMPTS, count, temperature=0, speculate=9) == [row[:count] for row in wanted]
+
+
+def test_an_end_in_the_middle_of_a_guess() -> None:
+    model = new("gpt2")
+    for settings in ({"temperature": 0}, {"temperature": 0.4}):
+        wanted = generate(model, PROMPTS, 90, seed=2, **settings)
+        for end in sorted({id for row in wanted for id in row}):
+            expected = [row[: row.index(end) + 1] if end in row else row for row in wanted]
+            for most in (3, 31):
+                assert generate(model, PROMPTS, 90, seed=2, eos_id=end, speculate=most, **settings) == expected
+
+
+def test_a_stop_string_in_the_middle_of_a_guess() -> None:
+    model = new("gpt2")
+    tokenizer = characters([chr(40 + i) for i in range(61)])
+    wanted = generate(model, PROMPTS, 90, temperature=0)
+    texts = [tokenizer.decode(row) for row in wanted]
+    for place in range(0, 80, 3):
+        stop = texts[0][place : place + 4]
+        expected = [
+            row[: text.index(stop) + 4] if stop in text else row for row, text in zip(wanted, texts, strict=True)
+        ]
+        found = generate(model, PROMPTS, 90, temperature=0, stop=stop, tokenizer=tokenizer, speculate=20)
+        assert found == expected
+
+
+def test_more_rows_than_leave_room_for_guesses(calls) -> None:
+    model = new("gpt2")
+    for count in (20, MOST_TOKENS // 2, MOST_TOKENS // 2 + 1, MOST_TOKENS):
+        prompts = [PROMPTS[i % 5] for i in range(count)]
+        assert generate(model, prompts, 12, seed=1, speculate=50) == generate(model, prompts, 12, seed=1)
+    assert max(calls) <= MOST_TOKENS
+
+
+def test_without_native_code_nothing_is_guessed(plain) -> None:  # noqa: F811
+    model = new("gpt2")
+    sizes = []
+
+    def work(**more):
+        return generate(model, PROMPTS[:1], 40, temperature=0, **more)
+
+    model.register_forward_hook(lambda _, given, __: sizes.append(given[0].numel()))
+    assert work() == work(speculate=9) == plain(lambda: work(speculate=9))
+    assert sizes == [len(PROMPTS[0]), *[1] * 39] * 3
+
+
+@pytest.mark.parametrize("dropped", [0, 1, 5, 30])
+def test_a_text_that_nobody_reads_to_its_end(dropped) -> None:
+    model = new("gpt2")
+    wanted = generate(model, [PROMPTS[0]], 50, temperature=0)[0]
+    ids = stream(model, PROMPTS[0], 50, temperature=0, speculate=20)
+    assert [next(ids) for _ in range(dropped)] == wanted[:dropped]
+    del ids
+    assert generate(model, [PROMPTS[0]], 50, temperature=0, speculate=20)[0] == wanted
+
+
+# --- fewer readings ---
+
+
+def test_text_that_repeats_takes_fewer_readings(calls) -> None:
+    for name in ("gpt2", "gptneo"):
+        model = new(name)
+        texts = generate(model, [PROMPTS[0]], 130, temperature=0)[0]
+        assert texts[-20:-10] == texts[-10:] or texts[-24:-12] == texts[-12:], "the test's own text does not repeat"
+        without = len(calls)
+        assert without == 130
+        calls.clear()
+        generate(model, [PROMPTS[0]], 130, temperature=0, speculate=8)
+        assert len(calls) < without / 2
+        calls.clear()
+
+
+def test_no_more_is_read_than_asked_for(calls) -> None:
+    model = new("gpt2")
+    for most in (0, 1, 3, 8, 31, 1000):
+        calls.clear()
+        generate(model, [PROMPTS[0], [5]], 100, temperature=0, speculate=most)
+        assert max(calls[2:]) <= min(2 * (1 + most), MOST_TOKENS)
+        assert most == 0 or max(calls[2:]) > 2
+
+
+def test_an_lstm_makes_no_guesses(calls) -> None:
+    model = new("lstm")
+    generate(model, [PROMPTS[0]], 30, temperature=0, speculate=8)
+    assert calls == [1] * 29  # the prompt is read by nn.LSTM
+
+
+@pytest.mark.parametrize("bad", [-1, 1.0, 2.5, "3", None])
+def test_a_bad_number_is_named_at_the_call(bad) -> None:
+    model = new("gpt2")
+    for call in (generate, stream):
+        prompt = [[1]] if call is generate else [1]
+        with pytest.raises(ValueError, match="speculate must be a whole number of 0"):
+            call(model, prompt, 5, speculate=bad)
+
+
+# --- the guesses ---
+
+
+def expected_guess(text, length):
+    """The plainest way to say it: what came after the last 3 ids, or else 2, when they stood there last before."""
+    for size in Guesser.SIZES:
+        for end in range(len(text) - 1, size - 1, -1):
+            if len(text) > size - 1 and text[end - size : end] == text[-size:]:
+                longer = list(text)
+                while len(longer) < len(text) + length:
+                    longer.append(longer[end + len(longer) - len(text)])
+                return longer[len(text) :]
+    return []
+
+
+def test_a_guess_is_what_came_after_the_last_ids_before() -> None:
+    assert Guesser(4)([1, 2, 3, 9, 8, 1, 2, 3], 9) == [9, 8]
+    draw = random.Random(0)
+    for _ in range(300):
+        guesser, text = Guesser(draw.choice([1, 2, 5, 20])), []
+        for _ in range(12):
+            text += [draw.randrange(3) for _ in range(draw.randrange(1, 8))]
+            room = draw.randrange(-1, 12)
+            guess = guesser(text, room)
+            assert guess == expected_guess(text, max(min(guesser.length, room), 0))
+            assert len(guess) <= max(room, 0)
+            assert len(guess) <= guesser.most
+            if guess:
+                guesser.learn(draw.randrange(len(guess) + 1), len(guess))
+
+
+def test_the_latest_place_counts_and_three_ids_before_two() -> None:
+    guesser = Guesser(1)
+    assert guesser([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 9) == [5]
+    assert guesser([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 7, 9, 2, 3], 9) == [7]
+    assert Guesser(1)([1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 9) == [7]
+    assert Guesser(5)([1, 2, 3, 4, 5], 9) == []
+    assert Guesser(5)([1], 9) == []
+    assert Guesser(5)([1, 1], 9) == []
+
+
+def test_a_short_period_goes_round() -> None:
+    for period in ([4], [4, 5], [4, 5, 6, 7]):
+        guesser = Guesser(10)
+        guesser.length = 10
+        text = period * 5
+        assert guesser(text, 99) == (period * 10)[:10]
+
+
+def test_the_length_follows_how_the_guesses_fare() -> None:
+    guesser, lengths = Guesser(20), []
+    for _ in range(5):
+        guess = guesser([1, 2] * 10, 99)
+        lengths.append(len(guess))
+        guesser.learn(len(guess), len(guess))
+    assert lengths == [2, 4, 8, 16, 20]
+    guesser.learn(5, 20)
+    assert len(guesser([1, 2] * 10, 99)) == 5
+    guesser.learn(0, 5)
+    assert len(guesser([1, 2] * 10, 99)) == 1
+    guesser.learn(1, 1)
+    assert len(guesser([1, 2] * 10, 99)) == 2
+    assert Guesser(1)([1, 2] * 10, 99) == [1]
+    assert Guesser(0)([1, 2] * 10, 99) == []
+
+
+def test_a_text_that_grows_is_looked_through_once() -> None:
+    torch.manual_seed(0)
+    text = some_ids(new("gpt2"), 2000)
+    whole, grown = Guesser(3), Guesser(3)
+    for end in range(1, 2000, 7):
+        assert grown(text[:end], 3) == expected_guess(text[:end], grown.length)
+    assert whole(text, 3) == grown(text, 3)
+    assert len(grown.after) <= 2 * 2000
