@@ -3,6 +3,7 @@
 Sources: Sennrich et al. (2016) for BPE; Radford et al. (2019) for its byte-level form, GPT-2's.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from tokenizers.decoders import DecodeStream
 
 from minhub_py import hub
 from minhub_py.storage import gist, read_json, read_object
+
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def tokenizer_from_pretrained(
@@ -36,8 +39,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     vocabulary = read_json(folder / "vocab.json")
     if isinstance(vocabulary, list) and all(isinstance(token, str) for token in vocabulary):
         vocabulary = {token: id for id, token in enumerate(vocabulary)}
-    if not isinstance(vocabulary, dict) or not all(
-        type(id) is int and 0 <= id < 2**31 and is_text(token) for token, id in vocabulary.items()
+    if not isinstance(vocabulary, dict) or not (
+        all(type(id) is int and 0 <= id < 2**31 for id in vocabulary.values()) and is_text(" ".join(vocabulary))
     ):
         raise ValueError(f"{folder / 'vocab.json'} should map tokens to ids, or list characters")
     settings: dict[str, Any] = {}
@@ -57,7 +60,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def is_text(token: str) -> bool:
     """Whether it can be written: JSON may hold half of a surrogate pair."""
-    return not any("\ud800" <= char <= "\udfff" for char in token)
+    return SURROGATE.search(token) is None
 
 
 def parse(path: Path) -> Tokenizer:
@@ -83,10 +86,12 @@ def read_merges(path: Path) -> list[tuple[str, str]]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text; it is damaged: fetch it again") from error
-    pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    if not all(len(pair) == 2 for pair in pairs):
-        raise ValueError(f"{path} is damaged: each line should be two symbols")
-    return pairs  # type: ignore[return-value]
+    try:
+        return [
+            (left, right) for left, right in (line.split(" ") for line in lines if line[:8] not in ("", "#version"))
+        ]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: each line should be two symbols") from error
 
 
 def byte_level_bpe(
