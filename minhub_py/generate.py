@@ -13,6 +13,7 @@ starts from `seed`. So a row of a batch gets the ids that it gets alone, on ever
 matrix products, which matters where two ids are equally likely to the last bits).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,25 +59,29 @@ class Sampling:
 
     def choose(self, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor) -> list[int]:
         """One id per row from logits (R, V), the ids so far, and one number in [0, 1) for each row, draws (R,)."""
-        check_finite(logits.amax(dim=-1))  # NaN and infinity both show in it
         logits = logits.float()
         if self.repetition_penalty != 1:
             logits = self._penalize(logits, texts)
-        if self.temperature == 0:
-            return logits.argmax(dim=-1).tolist()  # type: ignore[no-any-return]
+        largest, ids = logits.max(dim=-1)  # NaN and infinity both show in it
+        if self.temperature > 0:
+            ids = self._draw((logits - largest.unsqueeze(1)) / self.temperature, draws)
+        # Both at once, as a GPU is waited for here.
+        exact = torch.float32 if logits.device.type == "mps" else torch.float64
+        found, chosen = torch.stack((largest.to(exact), ids.to(exact))).tolist()
+        if not all(map(math.isfinite, found)):
+            raise ValueError(NOT_FINITE)
+        return [int(id) for id in chosen]
 
-        # From the largest down, so that no temperature makes them overflow.
-        logits = (logits - logits.amax(dim=-1, keepdim=True)) / self.temperature
+    def _draw(self, logits: Tensor, draws: Tensor) -> Tensor:
+        """Ids (R,) from logits (R, V), the largest of which are 0: so no temperature has made them overflow."""
         likeliest = logits  # in descending order where they are looked at in order
         if self.top_k is not None:
             likeliest = logits.topk(min(self.top_k, logits.size(-1)), dim=-1).values
             logits = logits.masked_fill(logits < likeliest[:, -1:], -torch.inf)
         if self.top_p is not None:
             total = logits.logsumexp(dim=-1, keepdim=True)
-            if self.top_k is None:  # a few hundred nearly always reach p, and all 50,000 take long to sort
-                likeliest = logits.topk(min(FEW, logits.size(-1)), dim=-1).values
-                if ((likeliest - total).exp().sum(dim=-1) < self.top_p).any():
-                    likeliest = logits.sort(dim=-1, descending=True).values
+            if self.top_k is None:
+                likeliest = self._most(logits, total, self.top_p)
             probabilities = (likeliest - total).exp()
             before = probabilities.cumsum(dim=-1) - probabilities
             kept = (before < self.top_p).sum(dim=-1, keepdim=True)  # the likeliest always is
@@ -89,7 +94,16 @@ class Sampling:
         total = cumulative[:, -1:]
         drawn = torch.searchsorted(cumulative, draws.to(cumulative).unsqueeze(1) * total, right=True)
         last = (cumulative < total).sum(dim=-1, keepdim=True)  # rounding may end beyond it
-        return torch.minimum(drawn, last).squeeze(1).tolist()  # type: ignore[no-any-return]
+        return torch.minimum(drawn, last).squeeze(1)
+
+    @staticmethod
+    def _most(logits: Tensor, total: Tensor, p: float) -> Tensor:
+        """Logits in descending order, as many as reach the probability p: mostly a few, and a CPU sorts slowly."""
+        if logits.device.type == "cpu":
+            few = logits.topk(min(FEW, logits.size(-1)), dim=-1).values
+            if ((few - total).exp().sum(dim=-1) >= p).all():
+                return few
+        return logits.sort(dim=-1, descending=True).values
 
     def _penalize(self, logits: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
         logits = logits.clone()
@@ -252,12 +266,13 @@ def check_ids(model: Any, prompt: Sequence[int], row: int) -> list[int]:
     return ids
 
 
+NOT_FINITE = "the model's logits are NaN or infinite: its weights are damaged (minhub verify) or overflow in this dtype"
+
+
 def check_finite(values: Tensor) -> None:
     """ValueError: a model has computed NaN or infinity."""
     if not torch.isfinite(values).all():
-        raise ValueError(
-            "the model's logits are NaN or infinite: its weights are damaged (minhub verify) or overflow in this dtype"
-        )
+        raise ValueError(NOT_FINITE)
 
 
 def generators(rows: int, seed: int | Sequence[int] | None) -> list[torch.Generator]:
