@@ -330,7 +330,7 @@ def raw_tensor(tensor: Any) -> dict[str, Any]:
 def generate(
     service: "Service", model: Model, prompts: Any, tokenizer: Tokenizer | None, max_new_tokens: int,
     temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
-    seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int,
+    seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and ids of each prompt; with `stream`, which is for one prompt, pieces of text on the way."""
     from minhub_py.generate import Ends, Sampling, start

@@ -92,8 +92,8 @@ class Service:
             elif kind == Tokenizer | None:
                 value = None if value is None else self.object(name, value, Tokenizer)
             elif kind in (str, int, float, bool):
-                value = one(value, kind)
-                if value is None:
+                value = parameter.default if value is None else one(value, kind)
+                if value in (None, parameter.empty):
                     raise ValueError(f"{name} is missing")
             elif kind in OPTIONAL:
                 value = one(value, OPTIONAL[kind])

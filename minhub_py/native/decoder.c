@@ -99,14 +99,18 @@ static float half_to_float(uint16_t half) {
 }
 
 static uint16_t float_to_half(float value) {
-#if defined(__FLT16_MAX__)
-    _Float16 half = (_Float16)value;
-#else
-    __fp16 half = (__fp16)value;
-#endif
-    uint16_t found;
-    memcpy(&found, &half, 2);
-    return found;
+    uint32_t whole, sign;
+    memcpy(&whole, &value, 4);
+    sign = whole >> 16 & 0x8000;
+    whole &= 0x7fffffff;
+    if (whole > 0x7f800000) return sign | 0x7e00;  /* NaN */
+    if (whole >= 0x477ff000) return sign | 0x7c00; /* 65520 and more: infinity */
+    if (whole < 0x38800000) {                      /* subnormal: the sum's last bit is the half's last bit */
+        value = fabsf(value) + 0.5f;
+        memcpy(&whole, &value, 4);
+        return sign | (whole - 0x3f000000);
+    }
+    return sign | ((whole - 0x38000000 + 0xfff + (whole >> 13 & 1)) >> 13); /* to the nearest, of two the even one */
 }
 
 static uint16_t float_to_bfloat16(float value) {
@@ -122,41 +126,54 @@ static uint16_t float_to_bfloat16(float value) {
 #undef TARGET
 #undef LANES
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
+#endif
 #define TARGET avx2
 #define LANES 8
 #include "kernels.h"
 #undef TARGET
 #undef LANES
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq"))), \
+                             apply_to = function)
+#else
 #pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")
+#endif
 #define TARGET avx512
 #define LANES 16
 #include "kernels.h"
 #undef TARGET
 #undef LANES
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
-#define HAS_X86_KERNELS
+#endif
 #endif
 
 static const kernels *chosen;
 static const char *chosen_name;
 
-/* Takes the best kernels that the processor runs, or those of a name; gives their name, NULL if it does not run them. */
+/* Takes the best kernels that the processor runs, or those of a name; gives their name, NULL if it does not run them.
+ * Compilers know no name for f16c: whatever has AVX2 has it. */
 API const char *choose(const char *name) {
     int any = name == NULL;
     const kernels *found = NULL;
     const char *found_name = NULL;
-#if defined(HAS_X86_KERNELS)
+#if defined(__x86_64__)
     __builtin_cpu_init();
     if ((any || !strcmp(name, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
         found = &kernels_avx512, found_name = "avx512";
-    else if ((any || !strcmp(name, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             __builtin_cpu_supports("f16c"))
+    else if ((any || !strcmp(name, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         found = &kernels_avx2, found_name = "avx2";
 #endif
     if (!found && (any || !strcmp(name, "plain"))) found = &kernels_plain, found_name = "plain";

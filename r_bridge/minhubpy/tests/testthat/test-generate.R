@@ -20,6 +20,16 @@ test_that("set.seed() rules the draws, a seed each its own text", {
   expect_identical(draw(seed = -2^53), draw(seed = -2^53))
 })
 
+test_that("guesses change nothing in a text", {
+  model <- a_model()
+  for (seed in list(NULL, 7)) {
+    draw <- function(...) generate(model, "ROMEO:", 60, temperature = if (is.null(seed)) 0 else 0.7, seed = seed, ...)
+    expect_identical(draw(speculate = 8), draw())
+  }
+  expect_error(draw(speculate = -1), "speculate")
+  expect_error(draw(speculate = NA), "speculate")
+})
+
 test_that("max_new_tokens, stop strings and end ids end a text", {
   model <- a_model()
   plain <- generate(model, "ROMEO:", 60, temperature = 0)

@@ -107,3 +107,17 @@ test_that("a copy is the same model, and one from a file comes to life", {
   tok <- a_tokenizer()
   expect_identical(unserialize(serialize(tok, NULL))$encode("To be")$ids, tok$encode("To be")$ids)
 })
+
+test_that("a quantized model writes, scores, and says what it is", {
+  whole <- from_pretrained("minhub/shakespeare-gpt2")
+  for (kind in c("int8", "nf4")) {
+    model <- from_pretrained("minhub/shakespeare-gpt2", quantize = kind)
+    expect_match(format(model), paste0("1.8M parameters, weights in ", kind, ", float32"), fixed = TRUE)
+    text <- "What light through yonder window breaks?"
+    expect_equal(perplexity(model, text), perplexity(whole, text), tolerance = 0.05)
+    expect_false(perplexity(model, text) == perplexity(whole, text))
+    expect_identical(nchar(generate(model, "ROMEO:", 20, seed = 1)), 20L)
+    expect_error(save_pretrained(model, tempfile()), "quantized")
+  }
+  expect_error(from_pretrained("minhub/shakespeare-gpt2", quantize = "int3"), "int8 or nf4")
+})
