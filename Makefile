@@ -1,6 +1,7 @@
 # make demo: text from a model that ships with the package.   make test: the whole suite.   make clean: start afresh.
 PYTHON ?= python3
 BIN := .venv/bin
+BUILT_FROM := pyproject.toml setup.py constraints.txt minhub_py/native/decoder.c minhub_py/native/kernels.h
 # Debian's packages of R, and of what the R package's tests, vignette and help pages need.
 R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 pandoc
 # Whether they are there, however they came.
@@ -34,11 +35,11 @@ bench: .venv/.installed-test r
 	$(PYTHON) -m venv .venv
 	@touch $@
 
-.venv/.installed: .venv/.created pyproject.toml constraints.txt
+.venv/.installed: .venv/.created $(BUILT_FROM)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	@touch $@
 
-.venv/.installed-test: .venv/.created pyproject.toml constraints.txt
+.venv/.installed-test: .venv/.created $(BUILT_FROM)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@touch $@ .venv/.installed
 

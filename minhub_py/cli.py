@@ -49,7 +49,9 @@ dtype_option = click.option(
 
 
 quantize_option = click.option(
-    "--quantize", type=click.Choice(["int8", "nf4"]), help="Weights in 8 or 4 bits: faster, and a little different."
+    "--quantize",
+    type=click.Choice(["int8", "nf4"]),
+    help="Weights in 8 or 4 bits: on a CPU faster, and a little different.",
 )
 
 

@@ -20,21 +20,25 @@ the package was installed) is left to the model's own `forward`, by `Plain`. `re
 """
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minhub_py.pretrained import Uninitialized
 from minhub_py.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
+from minhub_py.registry import family_of
+from minhub_py.skeleton import skeleton
 
 # As in native/decoder.c.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}  # the last: nf4
+CACHES = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = {
     "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
 }  # fmt: skip
@@ -85,6 +89,10 @@ class Call(ctypes.Structure):
     ]  # fmt: skip
 
 
+# What the compiled code must say of itself.
+INTERFACE = 1 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+
+
 class UnsupportedError(Exception):
     """A model that is not for native code, and why."""
 
@@ -92,17 +100,25 @@ class UnsupportedError(Exception):
 @cache
 def opened() -> tuple[Any, str]:
     """native/decoder.c as setuptools has compiled it, and its kernels' name; or None, and why not."""
-    found = find_spec("minhub_py._decoder")
+    found = PathFinder.find_spec("minhub_py._decoder", [str(Path(__file__).parent)])
     if found is None or found.origin is None:
         return None, "not compiled when the package was installed"
     try:
         library = ctypes.CDLL(found.origin)
     except OSError as error:  # compiled on another system
         return None, f"does not load: {error}"
+    if not hasattr(library, "interface") or interface_of(library) != INTERFACE:
+        return None, "of another version of the package: install it again"
     library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
     library.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
     library.decode.restype = None
     return library, library.choose(None).decode()
+
+
+def interface_of(library: Any) -> int:
+    """What the compiled code says of its structures."""
+    library.interface.restype = ctypes.c_int64
+    return int(library.interface())
 
 
 def library() -> Any:
@@ -113,11 +129,14 @@ def library() -> Any:
 class Plain:
     """A model's own `forward`, on whatever device it is and whatever has become of it."""
 
-    spare = 0
     guesses = False  # whether several ids at once give the bits that they give one by one
 
     def __init__(self, model: Any) -> None:
         self.model = model
+
+    def new_cache(self, rows: int, size: int) -> Any:
+        """A cache for the other methods."""
+        return self.model.new_cache(rows, size)
 
     def read(self, ids: Sequence[int], cache: Any, every: bool = False) -> Tensor:
         """Read `ids` into a cache of one row; the logits (1, V) after the last, or after every one, (T, V)."""
@@ -131,7 +150,7 @@ class Plain:
         """
         logits = []
         for row, ids in texts.items():
-            one = self.model.new_cache(1, size, self.spare)
+            one = self.new_cache(1, size)
             for place in range(0, len(ids), CHUNK):
                 last = self.read(ids[place : place + CHUNK], one)
             cache.set_row(row, one)
@@ -166,7 +185,7 @@ class Plain:
 class Native(Plain):
     """A model's steps, with all their pointers. Made at the start of each generation, as weights may have moved."""
 
-    spare = MOST_TOKENS
+    spare = MOST_TOKENS  # so many ids are stored before the first of them looks back, and some are taken back again
 
     def __init__(self, model: Any) -> None:
         """UnsupportedError: why the model's own `forward` has to do it."""
@@ -188,11 +207,15 @@ class Native(Plain):
         self.long = 2 if self.recurrent else LONG if is_bfloat16 else None
         self.width = -(-self.width // 128) * 128
         self.threads = min(torch.get_num_threads(), 64)
-        self.room = torch.from_numpy(
-            np.zeros((3, MOST_TOKENS, self.width), np.float32)
-        )  # after a fork torch.zeros hangs
+        if model.new_cache(1, 1).buffers()[0][0].dtype not in CACHES:
+            raise UnsupportedError("keys and values in float64")
+        self.room = torch.from_numpy(np.zeros((3, MOST_TOKENS, self.width), np.float32))  # memory where it is used only
         self.scratch = torch.empty(0)
         self.logits = torch.empty(0)
+
+    def new_cache(self, rows: int, size: int) -> Any:
+        """As Plain's, with positions to spare."""
+        return self.model.new_cache(rows, size, self.spare)
 
     def read(self, ids: Sequence[int], cache: Any, every: bool = False) -> Tensor:
         """As Plain's, and by it where that is faster."""
@@ -229,10 +252,15 @@ class Native(Plain):
         return self.long is not None and len(ids) >= self.long
 
     def _decode(self, rows: Sequence[Sequence[int]], cache: Any, wanted: Sequence[int]) -> Tensor:
-        """Read ids in the rows of a cache; the logits after those of them, counted in one, that are `wanted`."""
+        """Read ids in the rows of a cache; the logits after those that are `wanted`: numbers of ids, ascending.
+
+        ValueError: more positions than the cache has.
+        """
         ids = [id for row in rows for id in row]
         places = [number for number, row in enumerate(rows) for _ in row]
         positions = [cache.lengths[number] + i for number, row in enumerate(rows) for i in range(len(row))]
+        if positions and max(positions) >= getattr(cache, "max_length", math.inf):
+            raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
         keys, values = cache.buffers()
         sizes = [buffer.size(-2) for buffer in keys]
         if self.logits.size(0) < len(wanted):
@@ -278,7 +306,7 @@ class Native(Plain):
     def _linear(self, layers: Sequence[Any], activation: str | None) -> list[Operation]:
         if activation is not None and activation not in ACTIVATIONS:
             raise UnsupportedError(f"activation {activation}")
-        operations = [operation for layer in layers for operation in self._logits(layer, layer.bias)]
+        operations = [self._product(layer, layer.bias) for layer in layers]
         for operation in operations:
             operation.activation, operation.more = ACTIVATIONS.get(activation or "", 0), 1
         operations[-1].more = 0
@@ -292,7 +320,7 @@ class Native(Plain):
         return [Operation(weight=weight, heads=heads, number=scale, window=window or 0, layer=self.layers - 1)]
 
     def _add(self, layer: Any) -> list[Operation]:
-        return self._logits(layer, layer.bias)
+        return [self._product(layer, layer.bias)]
 
     def _recur(self, weight_ih: Any, weight_hh: Any, bias: Tensor) -> list[Operation]:
         self.layers += 1
@@ -302,14 +330,18 @@ class Native(Plain):
         return [operation]
 
     def _logits(self, layer: Any, bias: Tensor | None) -> list[Operation]:
-        return [Operation(weight=self._matrix(layer), bias=self._floats(bias))]
+        return [self._product(layer, bias)]
+
+    def _product(self, layer: Any, bias: Tensor | None) -> Operation:
+        return Operation(weight=self._matrix(layer), bias=self._floats(bias))
 
     def _matrix(self, source: Any) -> Matrix:
         """Of a layer, or of its weight."""
         codes = isinstance(source, Quantized)
         weight = source.codes if codes else source if isinstance(source, Tensor) else source.weight
-        if weight.device.type != "cpu" or weight.dtype not in DTYPES:
-            raise UnsupportedError(f"{weight.dtype} on {weight.device.type}")
+        check_memory(weight)
+        if weight.dtype not in DTYPES:
+            raise UnsupportedError(f"a weight in {weight.dtype}")
         rows, columns = source.shape if codes else weight.shape
         self.width = max(self.width, columns)
         by_row, by_column = weight.stride()
@@ -319,6 +351,9 @@ class Native(Plain):
             if by_row != 1 or weight.dtype != torch.float32:
                 raise UnsupportedError(f"a weight with strides {weight.stride()}")
             found.stride, found.transposed = by_column * size, 1
+        dense = weight.numel() // weight.size(1 if found.transposed else 0) * size
+        if max(rows, columns) > 1 and found.stride < dense:
+            raise UnsupportedError(f"a weight with strides {weight.stride()}")
         if codes:
             found.scales = self._floats(source.scales)
         self.kept.append(weight.detach())  # its memory, whatever becomes of the module
@@ -328,10 +363,16 @@ class Native(Plain):
         """A pointer to a vector in float32."""
         if vector is None:
             return None
-        if vector.device.type != "cpu":
-            raise UnsupportedError(f"a vector on {vector.device.type}")
+        check_memory(vector)
         self.kept.append(vector.detach().float().contiguous())
         return self.kept[-1].data_ptr()
+
+
+def check_memory(tensor: Tensor) -> None:
+    """UnsupportedError: a tensor that is no plain piece of this machine's memory."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not plain or tensor.device.type != "cpu":
+        raise UnsupportedError(f"a {type(tensor).__name__} ({tensor.layout}) on {tensor.device.type}")
 
 
 def is_of_this_package(model: Any) -> bool:
@@ -353,12 +394,13 @@ _made: dict[tuple[type, str], dict[str, nn.Module]] = {}  # the modules of model
 def check_untouched(model: Any) -> None:
     """UnsupportedError: the model is not as its file makes it: only its own `forward` knows what it computes now."""
     kind = type(model)
-    if not is_of_this_package(model):
-        raise UnsupportedError(f"{kind.__name__} is not of this package")
+    if not is_of_this_package(model) or model._compiled_call_impl is not None:
+        raise UnsupportedError(f"{kind.__name__} is not of this package, or compiled")
+    if torch.is_autocast_enabled("cpu"):
+        raise UnsupportedError("autocast is on")
     key = (kind, repr(model.config))
     if key not in _made:
-        with torch.device("meta"), Uninitialized():
-            _made[key] = dict(kind(model.config).named_modules())
+        _made[key] = dict(skeleton(family_of(model.config.to_hub()["model_type"]), model.config).named_modules())
     made = _made[key]
     found = {name: module for name, module in model.named_modules() if type(module) is not Quantized}
     if found.keys() != made.keys():

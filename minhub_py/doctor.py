@@ -134,8 +134,8 @@ def judge_decoder(library: object, detail: str) -> Finding:
     """Whether text on a CPU comes at its full speed. Without a compiler it does not, which is no fault either."""
     if library is not None:
         return Finding("native decoder", f"{detail} kernels", True)
-    again = f"{pip()} --force-reinstall --no-deps --no-cache-dir minhub_py, where there is a C compiler"
-    return Finding("native decoder", f"{detail}; PyTorch alone makes text on a CPU, at half the speed", True, again)
+    again = "install a C compiler, then this package again"
+    return Finding("native decoder", f"{detail}; text on a CPU is made by PyTorch alone, more slowly", True, again)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ from minhub_py.speculate import Guesser
 # The likeliest ids that top_p looks at first.
 FEW = 512
 
+# Logits below which PyTorch uses one thread by itself.
+ALONE = 2**15
+
 
 def context_start(known: int, context: int | None) -> int:
     """Where the context begins that predicts the id after `known` ones: the rule at the top of this file."""
@@ -84,7 +87,7 @@ class Sampling:
                 likeliest = self._most(logits, total, self.top_p)
             probabilities = (likeliest - total).exp()
             before = probabilities.cumsum(dim=-1) - probabilities
-            kept = (before < self.top_p).sum(dim=-1, keepdim=True)  # the likeliest always is
+            kept = (before < self.top_p).sum(dim=-1, keepdim=True).clamp_min(1)  # the likeliest always is; NaN is not
             logits = logits.masked_fill(logits < likeliest.gather(1, kept - 1), -torch.inf)
 
         # The id whose stretch of the cumulative probabilities the drawn number falls into. In the order of the ids,
@@ -199,7 +202,8 @@ def stream(
     eos_id: an id, or several, that end the text and are its last; "auto" takes the model's own, None none.
     stop: end with the id that completes one of these strings in the new text; needs the `tokenizer`.
     speculate: the most ids to guess at a time from what the text repeats. The ids stay the same; text that repeats
-    comes faster. Where guesses cannot be checked to the last bit (a GPU, an LSTM) none are made.
+    comes faster. None are made where they cannot be checked to the last bit, as without the native decoder (a GPU, a
+    changed model, no compiler), nor for an LSTM, which would gain nothing.
 
     ValueError, at the call: an empty prompt, an id outside the vocabulary, a setting out of its range.
     """
@@ -238,7 +242,7 @@ def _score(model: Any, text: list[int]) -> Iterator[Tensor]:
     while known < len(text):
         start = context_start(known, context)
         end = len(text) - 1 if context is None else min(len(text) - 1, start + context)  # the last id scored from here
-        cache = model.new_cache(1, end - start, reader.spare)
+        cache = reader.new_cache(1, end - start)
         for place in range(start, end, CHUNK):
             piece = text[place : min(place + CHUNK, end)]
             with torch.inference_mode():
@@ -332,7 +336,7 @@ def _run(
         return min(left, within, MOST_TOKENS // rows - 1)
 
     with torch.inference_mode():
-        cache = model.new_cache(len(texts), size, reader.spare)
+        cache = reader.new_cache(len(texts), size)
         prompts = {row: text[context_start(len(text), context) :] for row, text in enumerate(texts)}
         logits = reader.fill(prompts, cache, size)  # (R, V)
     rows = list(range(len(texts)))  # rows[i] is the text in row i of the cache
@@ -344,7 +348,7 @@ def _run(
         right = [0] * len(rows)
         asking, going = list(range(len(rows))), []
         while asking:
-            with one_thread():
+            with one_thread(logits):
                 chosen = sampling.choose(
                     logits[[first[i] + right[i] for i in asking]] if len(logits) > len(asking) else logits,
                     [texts[rows[i]] for i in asking],
@@ -381,11 +385,17 @@ def _run(
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """For sums over a vocabulary: microseconds, or milliseconds if threads that another program delays take part."""
+def one_thread(logits: Tensor) -> Iterator[None]:
+    """For sums over a vocabulary: microseconds, or milliseconds if threads that another program delays take part.
+
+    The number is the calling thread's own, but a thread that uses PyTorch for the first time meanwhile begins with it.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    if logits.device.type != "cpu" or logits.numel() < ALONE or before == 1:
+        yield
+        return
     try:
+        torch.set_num_threads(1)
         yield
     finally:
         torch.set_num_threads(before)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 import weights_map
 from minhub_py import hub
@@ -19,6 +18,7 @@ from minhub_py.device import choose_device, choose_dtype
 from minhub_py.quantize import check_kind, refuse_quantized
 from minhub_py.quantize import quantize as quantize_layers
 from minhub_py.registry import FAMILIES, Family, family_of
+from minhub_py.skeleton import skeleton
 from minhub_py.storage import Checkpoint, read_object, write_checkpoint
 from weights_map.engine import check_shapes
 
@@ -37,8 +37,8 @@ def from_pretrained(
 
     identifier: a Hub repository id, a local folder in Hub layout, or a built-in such as minhub/shakespeare-gpt2.
     revision: a branch, tag or commit of the repository.    device, dtype: see `devices()`; "auto" decides.
-    quantize: "int8" or "nf4" (4 bits) makes the weights smaller and text faster, and changes results a little; such a
-    model is for inference, and is not saved.
+    quantize: "int8" or "nf4" (4 bits) makes the weights smaller, text on a CPU faster (by the native decoder; elsewhere
+    slower), and changes results a little; such a model is for inference, and is not saved.
     local_files_only: open no connection; so does the environment variable HF_HUB_OFFLINE=1.
 
     FileNotFoundError: no such repository, revision, folder or file.    PermissionError: a gated repository.
@@ -94,7 +94,7 @@ def load(
     native = native_tensors(checkpoint, family, checkpoint)
     # What is to be quantized is not rounded to another dtype first.
     kept = {name: native[name].dtype if quantize else target for name in model.state_dict()}
-    weights = {name: place(native[name], torch.device(probe.name), dtype) for name, dtype in kept.items()}
+    weights = {name: place(native[name], torch.device(probe.name), own) for name, own in kept.items()}
     model.load_state_dict(weights, assign=True)
     if quantize:
         quantize_layers(model, quantize)
@@ -152,22 +152,6 @@ def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:
         return dataclasses.replace(config, **settings)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def skeleton(family: Family, config: Any) -> Any:
-    """The model without its weights: shapes alone, on the meta device, in no time."""
-    with torch.device("meta"), Uninitialized():
-        return family.Model(config)
-
-
-class Uninitialized(TorchFunctionMode):
-    """Skips nn.init. On meta there is nothing to fill, and PyTorch imports 800 modules to do so: 1.5 s and 70 MB."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return func(*args, **kwargs)
 
 
 def native_tensors(checkpoint: Checkpoint, family: Family, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -81,11 +81,12 @@ class Quantized(nn.Module):
         return unpack(self.codes, self.scales, self.shape[1]).to(self.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """`.to(dtype)` is for what `forward` computes in: the scales stay float32."""
-        scales = self.scales
+        """A dtype is for what `forward` computes in: codes and scales keep theirs."""
+        codes, scales = self.codes, self.scales
         super()._apply(fn, recurse)
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
-        self.scales = scales.to(self.codes.device)
+        device = self.codes.device
+        self.codes, self.scales = codes.to(device), scales.to(device)
         return self
 
     def extra_repr(self) -> str:
@@ -151,9 +152,10 @@ class QuantizedLSTM(nn.Module):
 def quantize(model: Any, kind: str) -> None:
     """Replace a model's layers by quantized ones, in place. What they were made from is then no longer in the model.
 
-    ValueError: an unknown kind.
+    ValueError: an unknown kind, or a model that is quantized already.
     """
     check_kind(kind)
+    refuse_quantized(model, "quantized once more")
     of_vocabulary = {id(step[1]) for step in model.steps() if step[0] in ("embed", "logits")}
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):

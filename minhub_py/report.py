@@ -9,8 +9,9 @@ import torch
 
 import weights_map
 from minhub_py import hub
-from minhub_py.pretrained import describe, fit, skeleton
+from minhub_py.pretrained import describe, fit
 from minhub_py.registry import Family, preset
+from minhub_py.skeleton import skeleton
 from minhub_py.storage import Checkpoint, Layout
 from minhub_py.tokenizer import read_tokenizer
 

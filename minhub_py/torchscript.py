@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.gptneo import local_attention
-from minhub_py.pretrained import skeleton
 from minhub_py.quantize import refuse_quantized
 from minhub_py.registry import family_of
+from minhub_py.skeleton import skeleton
 
 
 class GPT2Attention(nn.Module):
@@ -180,7 +180,7 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
     """
     if not hasattr(model, "config") or not hasattr(model.config, "to_hub"):
         raise ValueError(f"save_torchscript saves models of this package, not {type(model).__name__}")
-    refuse_quantized(model, "saved")
+    refuse_quantized(model, "written as TorchScript")
     config: Any = model.config
     settings = {**config.to_hub(), "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     extra = {"config.json": json.dumps(settings, indent=2).encode(), **(extra_files or {})}

@@ -243,7 +243,10 @@ def to(service: "Service", model: Model, device: str | None, dtype: str | None) 
 
 @method
 def parameters(service: "Service", model: Model) -> dict[str, Any]:
-    """Name, shape and dtype of every weight."""
+    """Name, shape and dtype of every weight. ValueError: it is quantized."""
+    from minhub_py.quantize import refuse_quantized
+
+    refuse_quantized(model.module, "taken apart into its weights")
     named = dict(model.module.named_parameters())
     return {
         "name": character(named),

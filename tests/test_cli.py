@@ -102,6 +102,23 @@ def test_built_ins_verify(model: str) -> None:
     assert report["checked"] == ["tensors", "values", "tied head", "tokenizer"]
 
 
+def test_quantized_and_speculating() -> None:
+    plain = json.loads(minhub("generate", GPT2, "ROMEO:", "--seed", "1", "--json").stdout)
+    guessing = json.loads(minhub("generate", GPT2, "ROMEO:", "--seed", "1", "--speculate", "8", "--json").stdout)
+    assert guessing["ids"] == plain["ids"]
+    for kind in ("int8", "nf4"):
+        made = json.loads(minhub("generate", GPT2, "ROMEO:", "--seed", "1", "--quantize", kind, "--json").stdout)
+        assert len(made["ids"]) == len(plain["ids"])
+    whole, small = (
+        json.loads(minhub("score", GPT2, "-", "--json", *more, input="To be, or not to be").stdout)["perplexity"]
+        for more in ((), ("--quantize", "nf4"))
+    )
+    assert whole != small
+    assert abs(small / whole - 1) < 0.1
+    assert minhub("generate", GPT2, "ROMEO:", "--quantize", "int3").exit_code == 2
+    assert minhub("generate", GPT2, "ROMEO:", "--speculate", "-1").exit_code == 2
+
+
 def test_generate_in_its_ways() -> None:
     data = json.loads(done("generate", GPT2, "ROMEO:", "-n", "30", "--temperature", "0", "--json"))
     assert len(data["ids"]) == 30

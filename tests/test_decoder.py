@@ -424,11 +424,29 @@ def embedding_stored_the_other_way(model):
     model.wte.weight = nn.Parameter(model.wte.weight.detach().t().contiguous().t())
 
 
+def weight_of_one_row(model):
+    model.h[0].mlp.c_fc.weight = nn.Parameter(torch.randn(1, 24).expand(96, 24))
+
+
+def weight_of_one_column(model):
+    model.h[0].mlp.c_fc.weight = nn.Parameter(torch.randn(96, 1).expand(96, 24))
+
+
+class Marked(torch.Tensor):
+    """A tensor of somebody's own, as quantizing and sharding libraries put into models."""
+
+
+def tensor_of_another_kind(model):
+    weight = torch.randn(96, 24).as_subclass(Marked)
+    model.h[0].mlp.c_fc.weight = nn.Parameter(weight)
+
+
 CHANGES = [
     hook_on_the_model, hook_on_a_layer, pre_hook_on_a_layer, hook_on_all_modules, own_forward, own_logits, own_layer,
     own_activation, weight_norm, parametrization, subclass, float64, no_norm, other_norm, norm_without_weights,
     norm_without_bias, linear_without_bias, linear_of_another_width, two_layers_for_one, head_with_a_bias, no_mlp,
-    a_layer_less, something_for_dropout, embedding_stored_the_other_way,
+    a_layer_less, something_for_dropout, embedding_stored_the_other_way, weight_of_one_row, weight_of_one_column,
+    tensor_of_another_kind,
 ]  # fmt: skip
 CERTAINLY_PLAIN = CHANGES[:12]
 
@@ -734,3 +752,26 @@ def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None
             [at_the_end_of_memory(each) for each in kept] for kept in (cache.keys, cache.values)
         )
     assert torch.equal(read(model, ids, sizes, cache), wanted)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}])
+def test_nan_is_named_whatever_the_sampling(settings) -> None:
+    model = new("gpt2")
+    with torch.no_grad():
+        model.ln_f.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        generate(model, [[1, 2]], 5, **settings)
+
+
+def test_autocast_is_pytorchs() -> None:
+    model = new("gpt2")
+    with torch.autocast("cpu"):
+        assert type(reader_of(model)) is Plain
+    model.compile()
+    assert type(reader_of(model)) is Plain
+
+
+def test_more_positions_than_a_cache_has() -> None:
+    model = new("gpt2")
+    with pytest.raises(ValueError, match="5 positions do not fit a cache of 4"):
+        Native(model).extend([[1, 2, 3, 4, 5]], model.new_cache(1, 4))

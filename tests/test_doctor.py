@@ -19,7 +19,8 @@ from huggingface_hub import constants
 
 from minhub_py import __version__
 from minhub_py.cli import main
-from minhub_py.doctor import Driver, Finding, examine, judge_driver, nvidia_driver, pip
+from minhub_py.decoder import opened
+from minhub_py.doctor import Driver, Finding, examine, judge_decoder, judge_driver, nvidia_driver, pip
 from r_bridge.probe import ask_r, find_r, try_rpy2
 
 PIP = f"{sys.executable} -m pip install"
@@ -345,3 +346,10 @@ def test_examining_leaves_the_process_as_it_was() -> None:
     command = [sys.executable, "-W", "error::UserWarning", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "setuptools" in done.stdout, done.stderr
+
+
+def test_the_native_decoder_is_looked_at() -> None:
+    assert judge_decoder(*opened()).found in ("avx512 kernels", "avx2 kernels", "plain kernels")
+    finding = judge_decoder(None, "not compiled when the package was installed")
+    assert finding.fits  # a machine without a compiler is in order
+    assert "C compiler" in finding.advice

@@ -20,8 +20,8 @@ from torch import Tensor
 import minhub_py
 import weights_map
 from minhub_py.gpt2 import GPT2Config
-from minhub_py.pretrained import skeleton
 from minhub_py.registry import FAMILIES
+from minhub_py.skeleton import skeleton
 from minhub_py.storage import write_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")

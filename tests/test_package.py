@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import inspect
+import os
 import pickle
 import re
 import subprocess
@@ -127,3 +128,12 @@ def test_from_config_has_the_sizes_and_fresh_weights() -> None:
     assert model.config == pretrained.config
     assert not pretrained.training
     assert not (model.wte.weight == pretrained.wte.weight).all()
+
+
+def test_without_a_compiler_the_package_is_installed_all_the_same(tmp_path: Path) -> None:
+    root = Path(minhub_py.__file__).parents[1]
+    for compiler, made in (("/bin/false", 0), ("cc", 1)):
+        out = tmp_path / str(made)
+        command = [sys.executable, "setup.py", "build_ext", "--build-lib", out, "--build-temp", tmp_path / "temp"]
+        subprocess.run(command, cwd=root, env={**os.environ, "CC": compiler}, capture_output=True, check=True)
+        assert len(list(out.rglob("_decoder*"))) == made

@@ -299,7 +299,10 @@ def test_what_a_quantized_model_is_smaller_by() -> None:
 def test_a_quantized_model_is_not_saved(tmp_path, family, kind) -> None:
     model = new(family, kind)
     for save in (minhub_py.save_pretrained, save_torchscript):
-        with pytest.raises(ValueError, match="a quantized model cannot be saved: load it again without quantize"):
+        with pytest.raises(
+            ValueError,
+            match="a quantized model cannot be (saved|written as TorchScript): load it again without quantize",
+        ):
             save(model, tmp_path / "there")
     assert not (tmp_path / "there").exists()
 

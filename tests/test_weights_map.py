@@ -5,8 +5,8 @@ import torch
 import transformers
 
 import weights_map
-from minhub_py.pretrained import skeleton
 from minhub_py.registry import FAMILIES, preset
+from minhub_py.skeleton import skeleton
 from weights_map.engine import Mapped, Row, Table, cat, check_shapes, drop, same, split, tie, transpose
 
 PUBLISHED = [name for family in FAMILIES.values() for name in family.presets]

@@ -62,7 +62,7 @@ def read(text: str, where: str, names: Sequence[str]) -> dict[str, Any]:
         result: Any = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where} is no JSON ({error}): give a file that minhub bench --save has written") from error
-    if not isinstance(result, dict) or result.get("minhub_bench") != 1:
+    if not isinstance(result, dict) or result.get("minhub_bench") != 1 or not {"machine", "cases"} <= result.keys():
         raise ValueError(f"{where} is no result of minhub bench: give a file that --save has written")
     if names:
         result["cases"] = {name: case for name, case in result["cases"].items() if name in names}

@@ -265,7 +265,8 @@ def look(name: str | None, folder: Path) -> Subject:
     """What the cases need to know of the model in `folder`. ValueError: there is no code for it."""
     from torch import nn
 
-    from minhub_py.pretrained import describe, skeleton
+    from minhub_py.pretrained import describe
+    from minhub_py.skeleton import skeleton
     from minhub_py.storage import Checkpoint
 
     family, config = describe(Checkpoint(folder))

@@ -17,6 +17,7 @@
 #include <string.h>
 #include <time.h>
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -36,7 +37,7 @@ enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS };
 #define AHEAD 8192 /* bytes that weights are asked for in advance; measured (NOTES.md) */
 
 typedef struct {
-    const void *data;     /* (rows, columns): outputs and inputs of a linear layer; transposed: stored (columns, rows) */
+    const void *data;     /* (rows, columns): a linear layer's outputs and inputs; transposed: stored (columns, rows) */
     const float *scales;  /* INT8: (rows,); NF4: (rows, groups) */
     int64_t rows, columns;
     int64_t stride;       /* bytes from a row of the store to the next */
@@ -160,10 +161,8 @@ static uint16_t float_to_bfloat16(float value) {
 #endif
 
 static const kernels *chosen;
-static const char *chosen_name;
 
-/* Takes the best kernels that the processor runs, or those of a name; gives their name, NULL if it does not run them.
- * Compilers know no name for f16c: whatever has AVX2 has it. */
+/* Takes the best kernels that the processor runs, or those of a name; gives their name, or NULL: it has no such. */
 API const char *choose(const char *name) {
     int any = name == NULL;
     const kernels *found = NULL;
@@ -173,12 +172,20 @@ API const char *choose(const char *name) {
     if ((any || !strcmp(name, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
         found = &kernels_avx512, found_name = "avx512";
-    else if ((any || !strcmp(name, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    unsigned a, b, c = 0, d; /* not all compilers have a name for f16c, bit 29 */
+    const int f16c = __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
+    if (!found && (any || !strcmp(name, "avx2")) && avx2)
         found = &kernels_avx2, found_name = "avx2";
 #endif
     if (!found && (any || !strcmp(name, "plain"))) found = &kernels_plain, found_name = "plain";
-    if (found) chosen = found, chosen_name = found_name;
+    if (found) chosen = found;
     return found_name;
+}
+
+/* What decoder.py has to agree with: a checkout may have moved on since it was compiled. */
+API int64_t interface(void) {
+    return 1 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 1: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -196,8 +203,9 @@ static const uint64_t CHUNK_MASK = (1u << CHUNK_BITS) - 1;
 
 static struct {
     pthread_mutex_t caller; /* held by the thread whose jobs these are */
-    pthread_mutex_t lock;   /* of `wake` */
-    pthread_cond_t wake;
+    pthread_mutex_t lock;   /* of `wake` and `more` */
+    pthread_cond_t wake;    /* there is a job */
+    pthread_cond_t more;    /* more threads take part */
     int helpers;            /* started */
     uint64_t jobs;          /* so far */
     atomic_int threads;     /* that take part */
@@ -208,11 +216,14 @@ static struct {
     struct { /* number of the job | end of the stretch | its next chunk: in one word, so that they agree */
         _Alignas(64) atomic_uint_fast64_t ticket;
     } stretches[MOST_THREADS];
-} pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+} pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER,
+          .more = PTHREAD_COND_INITIALIZER};
 
 static inline void breathe(void) {
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }
 
@@ -269,8 +280,9 @@ static void *help(void *number) {
             sched_yield();
         } else {
             pthread_mutex_lock(&pool.lock);
+            while (thread >= atomic_load(&pool.threads)) pthread_cond_wait(&pool.more, &pool.lock);
             atomic_fetch_add(&pool.asleep, 1); /* before looking again: who makes a job now sees it, and wakes us */
-            while (thread >= atomic_load(&pool.threads) || !any_open()) pthread_cond_wait(&pool.wake, &pool.lock);
+            while (thread < atomic_load(&pool.threads) && !any_open()) pthread_cond_wait(&pool.wake, &pool.lock);
             atomic_fetch_sub(&pool.asleep, 1);
             pthread_mutex_unlock(&pool.lock);
             idle_since = now();
@@ -283,6 +295,7 @@ static void after_fork(void) { /* the child has none of the threads, and locks a
     pthread_mutex_init(&pool.caller, NULL);
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
+    pthread_cond_init(&pool.more, NULL);
     pool.helpers = 0;
     atomic_store(&pool.asleep, 0);
     atomic_store(&pool.threads, 0);
@@ -380,8 +393,11 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
 }
 
 /* A layer's outputs, as many chunks for each thread; small ones, so that none waits long for the last. */
-static void linear(const operation *op, const call *c, const float *in, float *out, int64_t tokens, int alone) {
+static void linear(const operation *op, const call *c, float *in, float *out, int64_t tokens, int alone) {
     const matrix *w = &op->weight;
+    if (w->dtype == NF4 && w->columns % 128) /* its blocks are whole: no infinity of an earlier product times nothing */
+        for (int64_t m = 0; m < tokens; m++)
+            memset(in + m * c->width + w->columns, 0, (128 - w->columns % 128) * sizeof(float));
     const int64_t unit = w->transposed ? 64 : 8;
     int64_t most = at_least((1 << 17) / w->stride, unit); /* outputs of a chunk */
     most = w->transposed || most > MOST_OUTPUTS ? MOST_OUTPUTS : most;
@@ -430,7 +446,7 @@ static void attend(const operation *op, const call *c, const float *in, float *o
 }
 
 /* One step of an LSTM layer, of one token in each row. The state is (B, H); gates (tokens, 4H) are made for it. */
-static void recur(const operation *op, const call *c, const float *in, float *out, float *gates, int alone) {
+static void recur(const operation *op, const call *c, float *in, float *out, float *gates, int alone) {
     const int64_t H = op->second.columns, width = c->width;
     operation part = {.kind = LINEAR, .weight = op->weight, .bias = op->bias};
     linear(&part, c, in, gates, c->tokens, alone);
@@ -496,7 +512,13 @@ API void decode(const operation *ops, int64_t count, const call *c) {
     if (!alone) {
         const int threads = c->threads < MOST_THREADS ? c->threads : MOST_THREADS;
         if (pool.helpers < threads - 1) start_helpers(threads - 1);
-        atomic_store(&pool.threads, pool.helpers + 1 < threads ? pool.helpers + 1 : threads);
+        const int before = atomic_exchange(&pool.threads, pool.helpers + 1 < threads ? pool.helpers + 1 : threads);
+        if (before != atomic_load(&pool.threads)) {
+            pthread_mutex_lock(&pool.lock);
+            pthread_cond_broadcast(&pool.wake); /* whoever is too many goes to wait for `more` */
+            pthread_cond_broadcast(&pool.more);
+            pthread_mutex_unlock(&pool.lock);
+        }
     }
     run(ops, count, c, alone);
     if (!alone) pthread_mutex_unlock(&pool.caller);

@@ -92,7 +92,7 @@ INLINE vec NAME(load)(const void *row, int64_t k, int dtype) {
 /* The last `count` < LANES numbers of a row, and zeros. Never beyond the row: a file's mapping may end there. */
 INLINE vec NAME(load_last)(const void *row, int64_t k, int64_t count, int dtype) {
     static const int sizes[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2, [INT8] = 1};
-    uint8_t last[4 * LANES] = {0};
+    _Alignas(64) uint8_t last[4 * LANES] = {0};
     memcpy(last, (const uint8_t *)row + k * sizes[dtype], count * sizes[dtype]);
     return NAME(load)(last, 0, dtype);
 }
@@ -211,16 +211,18 @@ INLINE void NAME(linear_out_in)(const matrix *w, int64_t begin, int64_t end, con
         int64_t n = begin;
         for (; n + 4 <= end; n += 4) {
             int64_t t = first;
+            float *to = out + n - begin;
             for (; t + 4 <= last; t += 4)
-                NAME(dot)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 4, 4, dtype);
+                NAME(dot)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 4, dtype);
             for (; t + 2 <= last; t += 2)
-                NAME(dot)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 4, 2, dtype);
+                NAME(dot)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 2, dtype);
             for (; t < last; t++)
-                NAME(dot)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 4, 1, dtype);
+                NAME(dot)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 1, dtype);
         }
         for (; n < end; n++)
             for (int64_t t = first; t < last; t++)
-                NAME(dot)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 1, 1, dtype);
+                NAME(dot)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 1, 1,
+                          dtype);
     }
 }
 
@@ -265,9 +267,10 @@ static void NAME(linear_in_out)(const matrix *w, int64_t begin, int64_t end, con
             NAME(columns)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 1, 1);
     for (; n < end; n++)
         for (int64_t t = 0; t < tokens; t++) {
+            const uint8_t *column = (const uint8_t *)w->data + n * 4;
             float sum = 0;
             for (int64_t k = 0; k < w->columns; k++)
-                sum = fmaf(*(const float *)((const uint8_t *)w->data + k * w->stride + n * 4), in[t * in_stride + k], sum);
+                sum = fmaf(*(const float *)(column + k * w->stride), in[t * in_stride + k], sum);
             out[t * out_stride + n - begin] = sum;
         }
 }
@@ -302,11 +305,11 @@ static void NAME(finish)(float *v, const float *bias, int64_t count, int activat
 /* A row of a matrix of any dtype, as float32. */
 static void NAME(row)(const matrix *w, int64_t row, float *out) {
     const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
-    int64_t blocks = (w->columns + 127) / 128;
+    const float *scales = w->dtype == NF4 ? w->scales + row * ((w->columns + 127) / 128 * (128 / GROUP)) : NULL;
     for (int64_t k = 0; k < w->columns; k += LANES) {
         int64_t n = w->columns - k < LANES ? w->columns - k : LANES;
         vec value;
-        if (w->dtype == NF4) value = NAME(load_nf4)(data + k / 128 * 64, k % 128, w->scales[row * blocks * (128 / GROUP) + k / GROUP]);
+        if (w->dtype == NF4) value = NAME(load_nf4)(data + k / 128 * 64, k % 128, scales[k / GROUP]);
         else value = NAME(load_some)(data, k, n, w->dtype);
         if (w->dtype == INT8) value *= w->scales[row];
         memcpy(out + k, &value, n * sizeof(float));
@@ -386,7 +389,8 @@ static void NAME(recur)(float *gates, float *h, float *c, int64_t H) {
 }
 
 /* (x - mean) / sqrt(variance + epsilon) * weight + bias, over `count` numbers. */
-static void NAME(norm)(const float *x, const float *weight, const float *bias, float epsilon, int64_t count, float *out) {
+static void NAME(norm)(const float *x, const float *weight, const float *bias, float epsilon, int64_t count,
+                       float *out) {
     vec sums = {0}, squares = {0};
     int64_t whole = count / LANES * LANES;
     for (int64_t i = 0; i < whole; i += LANES) sums += *(const vec_at *)(x + i);

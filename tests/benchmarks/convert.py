@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.pretrained import skeleton
 from minhub_py.registry import FAMILIES
+from minhub_py.skeleton import skeleton
 from minhub_py.storage import write_checkpoint
 
 SHARD = 450 * 10**6

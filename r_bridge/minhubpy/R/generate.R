@@ -22,10 +22,11 @@
 #'   none.
 #' @param stop Strings that end a text; they are not part of it.
 #' @param tokenizer The tokenizer, if not the model's own.
-#' @param speculate The most tokens to guess at a time from what the text
-#'   repeats. The text stays the same; where it repeats itself it comes faster.
 #' @param stream `TRUE`: show the text while it is made (one prompt of text).
 #'   Or a function that is called with each new piece of text.
+#' @param speculate The most tokens to guess at a time from what the text
+#'   repeats. The text stays the same; where it repeats itself it comes faster.
+#'   An LSTM makes no guesses, nor does a model on a graphics card.
 #' @returns For text, the new text of each prompt: a character vector, with
 #'   the names of `prompts`; invisible if it was shown already. For ids, a
 #'   list of the new ids of each prompt.
@@ -37,7 +38,7 @@
 #' @export
 generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                      repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
-                     speculate = 0, stream = interactive()) {
+                     stream = interactive(), speculate = 0) {
   check_model(model)
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)

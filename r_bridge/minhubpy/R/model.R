@@ -13,12 +13,12 @@
 #'   `"cuda:1"`, `"mps"` or `"xpu"`. Devices count from 0.
 #' @param dtype `"auto"` (as stored, where the device computes in it),
 #'   `"float32"`, `"bfloat16"` or `"float16"`.
-#' @param quantize `"int8"` or `"nf4"` (4 bits): smaller weights and faster
-#'   text, from results that differ a little. Such a model cannot be made an R
-#'   torch module, or saved.
 #' @param token A token for gated and private repositories; if not given, the
 #'   environment variable `HF_TOKEN` or what `hf auth login` stored.
 #' @param local_files_only `TRUE`: use the cache alone, open no connection.
+#' @param quantize `"int8"` or `"nf4"` (4 bits): smaller weights and, on a CPU,
+#'   faster text, from results that differ a little. Such a model has no float
+#'   weights to look at, and cannot be made an R torch module, or saved.
 #' @returns A model, see [minhub_model].
 #' @seealso [generate()], [next_tokens()], [score()], [as_torch_module()]
 #' @examplesIf minhubpy:::is_ready()
@@ -27,36 +27,36 @@
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
-                            quantize = NULL, token = NULL, local_files_only = FALSE) {
-  load_model(identifier, revision, NULL, device, dtype, quantize, token, local_files_only)
+                            token = NULL, local_files_only = FALSE, quantize = NULL) {
+  load_model(identifier, revision, NULL, device, dtype, token, local_files_only, quantize)
 }
 
 #' @rdname from_pretrained
 #' @export
 gpt2_from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
-                                 quantize = NULL, token = NULL, local_files_only = FALSE) {
-  load_model(identifier, revision, "gpt2", device, dtype, quantize, token, local_files_only)
+                                 token = NULL, local_files_only = FALSE, quantize = NULL) {
+  load_model(identifier, revision, "gpt2", device, dtype, token, local_files_only, quantize)
 }
 
 #' @rdname from_pretrained
 #' @export
 gptneo_from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
-                                   quantize = NULL, token = NULL, local_files_only = FALSE) {
-  load_model(identifier, revision, "gptneo", device, dtype, quantize, token, local_files_only)
+                                   token = NULL, local_files_only = FALSE, quantize = NULL) {
+  load_model(identifier, revision, "gptneo", device, dtype, token, local_files_only, quantize)
 }
 
 #' @rdname from_pretrained
 #' @export
 lstm_from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
-                                 quantize = NULL, token = NULL, local_files_only = FALSE) {
-  load_model(identifier, revision, "lstm", device, dtype, quantize, token, local_files_only)
+                                 token = NULL, local_files_only = FALSE, quantize = NULL) {
+  load_model(identifier, revision, "lstm", device, dtype, token, local_files_only, quantize)
 }
 
-load_model <- function(identifier, revision, family, device, dtype, quantize, token, local_files_only) {
+load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
-    device = string(device), dtype = string(dtype), quantize = optional(quantize, string, what = "quantize"), token = optional(token, string, what = "token"),
-    local_files_only = flag(local_files_only)
+    device = string(device), dtype = string(dtype), token = optional(token, string, what = "token"),
+    local_files_only = flag(local_files_only), quantize = optional(quantize, string, what = "quantize")
   )
   new_model("from_pretrained", arguments)
 }
@@ -219,7 +219,7 @@ forward <- function(model, idx) {
   ask("forward", model = model, ids = token_ids(idx), first = 0L, as_torch = FALSE)
 }
 
-MODEL_FIELDS <- c("config", "family", "device", "dtype", "context", "vocab_size", "training")
+MODEL_FIELDS <- c("config", "family", "device", "dtype", "context", "vocab_size", "training", "quantized")
 MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter", "state_dict", "load_state_dict")
 
 #' @export
@@ -297,7 +297,8 @@ format.minhub_model <- function(x, ...) {
   about <- attr(x, "self")$about
   paste0(
     "<", about$class, " ", attr(x, "self")$title, ": ", count(about$parameters), " parameters, ",
-    if (!is.null(about$quantized)) paste0("weights in ", about$quantized, ", "), about$dtype, " on ", about$device, ">"
+    if (!is.null(about$quantized)) paste0("weights in ", about$quantized, ", "),
+    about$dtype, " on ", about$device, ">"
   )
 }
 
