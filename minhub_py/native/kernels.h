@@ -168,7 +168,7 @@ INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_
     const int64_t stride = w->stride, columns = w->columns, groups = (columns + 127) / 128 * (128 / GROUP);
     const uint8_t *data = (const uint8_t *)w->data + row * stride;
     const float *scales = dtype == NF4 ? w->scales + row * groups : dtype == INT8 ? w->scales + row : NULL;
-    vec sums[4][4];
+    vec sums[4][5];
     for (int r = 0; r < R; r++)
         for (int t = 0; t < T; t++) sums[r][t] = (vec){0};
     int64_t k = 0;
@@ -185,7 +185,7 @@ INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_
     } else {
         for (; k + LANES <= columns; k += LANES)
             for (int r = 0; r < R; r++) {
-                if (T == 1) __builtin_prefetch(data + r * stride + k * size + AHEAD);
+                __builtin_prefetch(data + r * stride + k * size + AHEAD);
                 vec weight = NAME(load)(data + r * stride, k, dtype);
                 for (int t = 0; t < T; t++) sums[r][t] += weight * *(const vec_at *)(in + t * in_stride + k);
             }
@@ -212,12 +212,14 @@ INLINE void NAME(linear_out_in)(const matrix *w, int64_t begin, int64_t end, con
         for (; n + 4 <= end; n += 4) {
             int64_t t = first;
             float *to = out + n - begin;
-            for (; t + 4 <= last; t += 4)
+            for (; t + 4 <= last && t + 5 != last; t += 4)
                 NAME(dot)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 4, dtype);
-            for (; t + 2 <= last; t += 2)
-                NAME(dot)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 2, dtype);
-            for (; t < last; t++)
-                NAME(dot)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 1, dtype);
+            switch (last - t) { /* the rest at once: to go through the weights again costs more */
+            case 5: NAME(dot)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 5, dtype); break;
+            case 3: NAME(dot)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 3, dtype); break;
+            case 2: NAME(dot)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 2, dtype); break;
+            case 1: NAME(dot)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 1, dtype);
+            }
         }
         for (; n < end; n++)
             for (int64_t t = first; t < last; t++)
@@ -229,7 +231,7 @@ INLINE void NAME(linear_out_in)(const matrix *w, int64_t begin, int64_t end, con
 /* As `dot` does, for V vectors of outputs of float32 weights stored (in, out). */
 INLINE void NAME(columns)(const matrix *w, int64_t column, const float *in, int64_t in_stride, float *out,
                           int64_t out_stride, int V, int T) {
-    vec sums[256 / LANES][4];
+    vec sums[256 / LANES][5];
     for (int v = 0; v < V; v++)
         for (int t = 0; t < T; t++) sums[v][t] = (vec){0};
     const uint8_t *data = (const uint8_t *)w->data + column * 4;
@@ -257,10 +259,15 @@ static void NAME(linear_in_out)(const matrix *w, int64_t begin, int64_t end, con
     }
     for (; n + 4 * LANES <= end; n += 4 * LANES) {
         int64_t t = 0;
-        for (; t + 4 <= tokens; t += 4)
-            NAME(columns)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 4, 4);
-        for (; t < tokens; t++)
-            NAME(columns)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 4, 1);
+        float *to = out + n - begin;
+        for (; t + 4 <= tokens && t + 5 != tokens; t += 4)
+            NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 4);
+        switch (tokens - t) { /* as above */
+        case 5: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 5); break;
+        case 3: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 3); break;
+        case 2: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 2); break;
+        case 1: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 1);
+        }
     }
     for (; n + LANES <= end; n += LANES)
         for (int64_t t = 0; t < tokens; t++)
@@ -322,9 +329,10 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
                                const float *q, int64_t D, float scale, float *scores, float *out, int dtype) {
     const int width = dtype == FLOAT32 ? 4 : 2;
     const int64_t whole = D / LANES * LANES;
+    const int64_t start = first % size; /* the slots go around, one after another: no division for each */
     float largest = -INFINITY;
-    for (int64_t i = 0; i < count; i++) {
-        const uint8_t *key = keys + (first + i) % size * D * width;
+    for (int64_t i = 0, slot = start; i < count; i++, slot = slot + 1 < size ? slot + 1 : 0) {
+        const uint8_t *key = keys + slot * D * width;
         vec sum = {0};
         for (int64_t d = 0; d < whole; d += LANES) sum += NAME(load)(key, d, dtype) * *(const vec_at *)(q + d);
         if (whole < D)
@@ -343,8 +351,8 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
     int64_t d = 0;
     for (; d + 4 * LANES <= D; d += 4 * LANES) {
         vec sums[4] = {{0}, {0}, {0}, {0}};
-        for (int64_t i = 0; i < count; i++) {
-            const uint8_t *value = values + ((first + i) % size * D + d) * width;
+        for (int64_t i = 0, slot = start; i < count; i++, slot = slot + 1 < size ? slot + 1 : 0) {
+            const uint8_t *value = values + (slot * D + d) * width;
             for (int v = 0; v < 4; v++) sums[v] += NAME(load)(value, v * LANES, dtype) * scores[i];
         }
         for (int v = 0; v < 4; v++) *(vec_at *)(out + d + v * LANES) = sums[v] / total;
@@ -352,8 +360,8 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
     for (; d < D; d += LANES) {
         int64_t n = D - d < LANES ? D - d : LANES;
         vec sum = {0};
-        for (int64_t i = 0; i < count; i++) {
-            const uint8_t *value = values + (first + i) % size * D * width;
+        for (int64_t i = 0, slot = start; i < count; i++, slot = slot + 1 < size ? slot + 1 : 0) {
+            const uint8_t *value = values + slot * D * width;
             sum += NAME(load_some)(value, d, n, dtype) * scores[i];
         }
         sum /= total;
