@@ -1,5 +1,6 @@
 """`minhub bench` from end to end, on models that ship with the package. No test asserts a time."""
 
+import importlib.util
 import json
 import struct
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from test_cli import done, failed, minhub
 
+import minhub_py
 from minhub_py import gpt2, save_pretrained
 from minhub_py.bench import CASES
 from minhub_py.bench.worker import Worker
@@ -166,3 +168,13 @@ def test_files_that_are_no_result(tmp_path: Path, decoded: tuple[str, Path]) -> 
     assert "there is nothing to draw" in failed(
         "bench", "--from", str(other), "--json", "--plot", str(tmp_path / "a.png")
     )
+
+
+def test_the_readme_quotes_the_saved_run() -> None:
+    root = Path(minhub_py.__file__).parents[1]
+    spec = importlib.util.spec_from_file_location("readme", root / "tests/benchmarks/readme.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert f"{module.BEGIN}\n{module.tables()}\n{module.END}" in (root / "README.md").read_text()
