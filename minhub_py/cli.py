@@ -443,7 +443,7 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure this package against transformers and CTranslate2, on the CPU.
 
-    Needs no network. All of it takes half an hour, --quick some minutes. Whichever peers are missing
+    Needs no network. All of it takes twenty minutes, --quick a few. Whichever peers are missing
     are left out: pip install 'minhub_py[bench]'
     """
     if markdown and as_json:
