@@ -222,10 +222,10 @@ def score(
     """
     texts = [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
     done, total = 0, sum(len(text) - 1 for text in texts)
-    results = []
+    reader, results = reader_of(model), []
     for text in texts:
         pieces = [torch.empty(0)]
-        for piece in _score(model, text):
+        for piece in _score(reader, model.config.context_length, text):
             pieces.append(piece)
             done += len(piece)
             if progress is not None:
@@ -234,10 +234,8 @@ def score(
     return results
 
 
-def _score(model: Any, text: list[int]) -> Iterator[Tensor]:
+def _score(reader: Any, context: int | None, text: list[int]) -> Iterator[Tensor]:
     """The log-probabilities of text[1:], piece by piece."""
-    context = model.config.context_length
-    reader = reader_of(model)
     known = 1  # the next id to score is text[known]
     while known < len(text):
         start = context_start(known, context)

@@ -775,3 +775,19 @@ def test_more_positions_than_a_cache_has() -> None:
     model = new("gpt2")
     with pytest.raises(ValueError, match="5 positions do not fit a cache of 4"):
         Native(model).extend([[1, 2, 3, 4, 5]], model.new_cache(1, 4))
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch) -> None:
+    monkeypatch.setattr(decoder, "INTERFACE", decoder.INTERFACE + 1)
+    opened = decoder.opened.__wrapped__()
+    assert opened[0] is None
+    assert "another version" in opened[1]
+
+
+def test_a_text_scored_beside_others_is_looked_at_once(monkeypatch) -> None:
+    made = []
+    monkeypatch.setattr(
+        Native, "__init__", lambda self, model, init=Native.__init__: made.append(1) or init(self, model)
+    )
+    score(new("gpt2"), [[1, 2, 3]] * 5)
+    assert made == [1]

@@ -1,4 +1,4 @@
-"""What a worker is asked to do: one class for each library, with the same methods in all. Libraries load in them alone.
+"""What a worker is asked to do: a class for each library, alike where they do the same. Libraries load in them alone.
 
 Greedy generation everywhere, and no id ends a text, so that all make the same number of ids.
 """
@@ -6,6 +6,7 @@ Greedy generation everywhere, and no id ends a text, so that all make the same n
 import math
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -15,22 +16,26 @@ from typing import Any
 Ids = list[int]
 
 
-class Engine:
+class Generator(ABC):
     """A library with a model in it. `prompts`: lists of ids; `new`: ids to make for each; times are seconds."""
 
+    @abstractmethod
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
         """The new ids of each prompt."""
-        raise NotImplementedError
-
-    def stream(self, prompt: Ids, new: int, heard: Callable[[], None]) -> None:
-        """Generate from one prompt; `heard` is called at each new id."""
-        raise NotImplementedError
 
     def timed(self, prompts: list[Ids], new: int, **options: Any) -> dict[str, Any]:
         """The time of a whole generation, and its ids."""
         start = time.perf_counter()
         ids = self.generate(prompts, new, **options)
         return {"seconds": time.perf_counter() - start, "ids": ids}
+
+
+class Streamer(Generator):
+    """One that tells of each id as soon as it is known."""
+
+    @abstractmethod
+    def stream(self, prompt: Ids, new: int, heard: Callable[[], None]) -> None:
+        """Generate from one prompt; `heard` is called at each new id."""
 
     def steps(self, prompt: Ids, new: int) -> list[float]:
         """The time from each new id to the next: of `new - 1` of them, so the prompt's reading is not in it."""
@@ -39,7 +44,7 @@ class Engine:
         return [after - before for before, after in pairwise(times)]
 
 
-class Minhub(Engine):
+class Minhub(Streamer):
     """The package itself."""
 
     def __init__(self, folder: str, threads: int, **options: Any) -> None:
@@ -78,7 +83,7 @@ class Minhub(Engine):
         return held(self.model) - sum(map(held, rows_only))
 
 
-class Transformers(Engine):
+class Transformers(Streamer):
     """Hugging Face transformers, as its documentation loads and calls it."""
 
     def __init__(self, folder: str, threads: int, dtype: str) -> None:
@@ -121,7 +126,7 @@ class Transformers(Engine):
         self.generate([prompt], new, streamer=Streamer())
 
 
-class CTranslate2(Engine):
+class CTranslate2(Generator):
     """CTranslate2, with a model that `Converter` has made."""
 
     def __init__(self, folder: str, threads: int, dtype: str) -> None:
@@ -152,7 +157,7 @@ class Numbers:
         return {str(id): id for id in range(self.size)}
 
 
-class Converter(Engine):
+class Converter:
     """Writes checkpoints: random ones to measure with, and others' forms of those that there are."""
 
     def __init__(self, threads: int) -> None:
@@ -244,7 +249,7 @@ def write_tokenizer(folder: Path, text: str, size: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}), encoding="utf-8")
 
 
-class PlainLSTM(Engine):
+class PlainLSTM(Generator):
     """The loop that one writes by hand around nn.Embedding, nn.LSTM and nn.Linear, with a checkpoint's weights."""
 
     def __init__(self, folder: str, threads: int) -> None:
@@ -281,7 +286,7 @@ class PlainLSTM(Engine):
         return results
 
 
-class Memory(Engine):
+class Memory:
     """Readers of a buffer much larger than the caches. The fastest of them stands for what memory gives."""
 
     def __init__(self, threads: int, size: int) -> None:
@@ -317,7 +322,7 @@ def clocked(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-class Quality(Engine):
+class Quality:
     """A model in several dtypes, against itself in float32."""
 
     def __init__(self, folder: str, threads: int, text: str) -> None:
@@ -355,7 +360,7 @@ class Quality(Engine):
         return {"perplexity": perplexity, "likeliest": likeliest, "written": written}
 
 
-class MinhubTokenizer(Engine):
+class MinhubTokenizer:
     """The package's own way to a tokenizer, which is one of the library tokenizers."""
 
     def __init__(self, folder: str, threads: int) -> None:

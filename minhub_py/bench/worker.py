@@ -85,25 +85,23 @@ def serve(engine: str, options: dict[str, Any]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
 
-    def answer(call: Any) -> Any:
-        result, reply = None, {}
+    def answer(call: Any) -> None:
         try:
-            result = call()
-            reply = {"result": None if isinstance(result, engines.Engine) else result}
+            reply = {"result": call()}
         except Exception as error:
             reply = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
         answers.write(json.dumps(reply) + "\n")
         answers.flush()
-        return result
 
     from minhub_py.bench import engines
 
-    found = answer(lambda: getattr(engines, engine)(**options))
-    if found is None:
+    made: list[Any] = []
+    answer(lambda: made.append(getattr(engines, engine)(**options)))
+    if not made:
         return
     for line in sys.stdin:
         method, arguments = json.loads(line)
-        answer(lambda: getattr(found, method)(**arguments))  # noqa: B023  # it is called at once
+        answer(lambda: getattr(made[0], method)(**arguments))  # noqa: B023  # it is called at once
 
 
 if __name__ == "__main__":
