@@ -424,6 +424,104 @@ def score(model: str, file: Any, revision: str, device: str, dtype: str, quantiz
     ])  # fmt: skip
 
 
+def training_options(command: Any) -> Any:
+    """Those of `train`, in the order of its help; `train.settings.Settings` has their defaults and checks them."""
+    whole, part = click.IntRange(min=1), click.FloatRange(0, 1)
+    options = [
+        click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The run's folder."),
+        click.option("--resume", type=click.Path(path_type=Path, file_okay=False), metavar="RUN",
+                     help="Go on with this run from its last checkpoint; no TEXT, and only options marked *."),
+        click.option("--family", type=click.Choice(["gpt2", "gptneo", "lstm"]), help="[default: gpt2]"),
+        click.option("--from", "start", metavar="MODEL", help="Fine-tune this model instead of a fresh one."),
+        click.option("--tokenizer", metavar="KIND", help="characters, bpe (learnt from TEXT), or that of a MODEL.  "
+                                                         "[default: characters]"),
+        click.option("--vocab-size", type=click.IntRange(min=257), help="Of the bpe.  [default: 4096]"),
+        click.option("--layers", type=whole, help="[default: 4; lstm: 2]"),
+        click.option("--width", type=whole, help="Channels, or the LSTM's hidden size.  [default: 128; lstm: 256]"),
+        click.option("--heads", type=whole, help="[default: one for 32 channels]"),
+        click.option("--context", type=whole, help="Tokens of a row; a transformer's positions.  [default: 128]"),
+        click.option("--dropout", type=part, help="Of embeddings and residuals.  [default: 0.1]"),
+        click.option("--set", "config", multiple=True, metavar="NAME=VALUE",
+                     help="A further setting of config.json: window_size=64; may be given several times."),
+        click.option("--steps", type=whole, help="*  [default: 2000]"),
+        click.option("--batch", type=whole, help="Rows of a step, of all processes together.  [default: 32]"),
+        click.option("--accumulate", type=whole, help="Read them in so many pieces, with less memory.  [default: 1]"),
+        click.option("--learning-rate", type=float, help="Its peak.  [default: 0.0015; lstm: 0.003; --from: a tenth]"),
+        click.option("--warm-up", type=click.IntRange(min=0), help="Steps until the peak.  [default: 100]"),
+        click.option("--floor", type=part, help="What the cosine ends at, of the peak.  [default: 0.1]"),
+        click.option("--weight-decay", type=float, help="Of matrices.  [default: 0.1]"),
+        click.option("--beta2", type=float, help="Of AdamW.  [default: 0.99]"),
+        click.option("--clip", type=float, help="The largest norm of the gradients; 0: any.  [default: 1]"),
+        click.option("--carry/--no-carry", default=None,
+                     help="LSTM: rows follow on, and its state is carried.  [default: carry]"),
+        click.option("--held-out", type=part, help="The part of TEXT, its last, that measures.  [default: 0.1]"),
+        click.option("--evaluate-every", type=whole, metavar="STEPS", help="*  [default: 250]"),
+        click.option("--evaluate-tokens", type=whole, help="At most, spread over that part.  [default: 1048576]"),
+        click.option("--checkpoint-every", type=whole, metavar="STEPS", help="*  [default: 250]"),
+        click.option("--patience", type=whole, help="* Stop after so many evaluations without a lower loss."),
+        click.option("--sample", metavar="PROMPT", help="* Write on from it at each evaluation."),
+        click.option("--sample-tokens", type=whole, help="*  [default: 200]"),
+        click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="[default: 1337]"),
+        click.option("--device", help="* auto, cpu, cuda, cuda:1, mps or xpu.  [default: auto]"),
+        click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]),
+                     help="Of products; weights are float32.  [default: bfloat16 on CUDA]"),
+        click.option("--compile/--no-compile", default=None, help="* With torch.compile.  [default: no-compile]"),
+        click.option("--parallel", type=click.Choice(["ddp", "fsdp"]), help="* Under torchrun.  [default: ddp]"),
+        click.option("--threads", type=whole, help="* Of the CPU.  [default: all]"),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@main.command()
+@click.argument("text", nargs=-1, type=click.Path(path_type=Path))
+@training_options
+@json_option
+def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json: bool, **options: Any) -> None:
+    r"""Train a model on TEXT, one or more UTF-8 files.
+
+    OUT gets the best model in Hub layout, a CSV and a picture of the losses, samples, and a model
+    card. Ctrl-C stops after the step that it is at; --resume goes on, also after a crash.
+
+    \b
+      minhub train input.txt --out run --sample "ROMEO:"
+      minhub generate run "ROMEO:"
+      torchrun --nproc-per-node 2 -m minhub_py.train input.txt --out run
+    """
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    if resume is not None and (text or out):
+        raise click.UsageError("--resume goes on with the text and in the folder of RUN: leave TEXT and --out away.")
+    if resume is None and not text:
+        raise click.UsageError("Give TEXT, one or more text files; or --resume RUN.")
+    if resume is None and out is None:
+        raise click.UsageError("Give --out, the folder for the run.")
+
+    from minhub_py.train import command
+
+    run = command.train(text, out, resume, given, live=not as_json)
+    if as_json:
+        emit(run.to_json())
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write their curves here, a .png.")
+@json_option
+def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
+    """Put runs of `minhub train` side by side.
+
+    The lowest loss first; nats per character compare models of different tokenizers.
+    """
+    from minhub_py.train import command
+
+    summaries = command.compare(runs, plot)
+    if as_json:
+        emit([summary.to_json() for summary in summaries])
+    else:
+        command.show(summaries)
+
+
 @main.command()
 @click.option("--model", help="Measure this one; otherwise random weights of the published sizes.")
 @click.option("--only", "names", multiple=True, type=click.Choice(list(CASES)), metavar="CASE",

@@ -243,7 +243,7 @@ def write_checkpoint(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, shard in zip(names, shards, strict=True):
-            _write_shard(partial(name), shard, tensors, layout, hear)
+            write_safetensors(partial(name), shard, tensors, layout, hear)
         if len(shards) > 1:
             index = {
                 "metadata": {"total_size": total},
@@ -286,19 +286,26 @@ def _shards(planned: Mapping[str, Tensor], max_shard_size: int) -> list[dict[str
     return shards
 
 
-def _write_shard(
-    path: Path, shard: Mapping[str, Tensor], tensors: Mapping[str, Tensor], layout: str, hear: Callable[[int], None]
+def write_safetensors(
+    path: Path,
+    planned: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    layout: str = "hub",
+    hear: Callable[[int], object] = lambda count: None,
 ) -> None:
-    """One safetensors file. The library's own writer wants all tensors in memory at once; this one wants one."""
+    """One safetensors file of the tensors `planned` (shapes and dtypes), each asked of `tensors` when its turn comes.
+
+    The library's own writer wants all tensors in memory at once; this one wants one. `hear` is told of bytes.
+    """
     names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "layout": layout}}
-    order = sorted(shard, key=lambda name: -shard[name].itemsize)  # keeps every tensor aligned to its dtype
+    order = sorted(planned, key=lambda name: -planned[name].itemsize)  # keeps every tensor aligned to its dtype
     offset = 0
     for name in order:
-        end = offset + shard[name].nbytes
+        end = offset + planned[name].nbytes
         header[name] = {
-            "dtype": names[shard[name].dtype],
-            "shape": list(shard[name].shape),
+            "dtype": names[planned[name].dtype],
+            "shape": list(planned[name].shape),
             "data_offsets": [offset, end],
         }
         offset = end
@@ -307,7 +314,7 @@ def _write_shard(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            tensor = tensors[name].detach().to("cpu", shard[name].dtype).contiguous()
+            tensor = tensors[name].detach().to("cpu", planned[name].dtype).contiguous()
             file.write(tensor.flatten().view(torch.uint8).numpy().data)
             hear(tensor.nbytes)
         file.flush()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import DecodeStream
 
 from minhub_py import hub
@@ -121,6 +121,19 @@ def characters(vocabulary: Mapping[str, int] | Iterable[str]) -> Tokenizer:
     unknown = "<unk>" if "<unk>" in ids else None
     tokenizer = Tokenizer(models.BPE(ids, [], unk_token=unknown))  # BPE without merges: characters
     tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A tokenizer like GPT-2's, learnt from texts: 256 bytes, <|endoftext|>, and the merges that shorten them most."""
+    tokenizer = byte_level_bpe({}, [])
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

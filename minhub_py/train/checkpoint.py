@@ -1,0 +1,169 @@
+"""The folder of a run: what stands in it, and how it is written so that nothing is ever lost.
+
+    RUN/
+      config.json model.safetensors tokenizer.json README.md    the best model so far, in Hub layout
+      settings.json                        what the run was told
+      losses.csv losses.png samples.txt    for people
+      tokens/                              the text as ids, memory-mapped
+      checkpoints/step-00000250/           the same files for the last step, optimizer.safetensors and progress.json
+
+A checkpoint is written under another name, and takes its own when it is on the disk as a whole. Then the one before
+it goes: at any moment there is one to go on from. No pickle is written or read.
+"""
+
+import csv
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from minhub_py.storage import open_safetensors, read_object, write_safetensors
+
+COLUMNS = ("step", "tokens", "train_loss", "held_out_loss", "learning_rate", "gradient_norm", "tokens_per_second",
+           "seconds")  # fmt: skip
+
+
+@dataclass
+class Progress:
+    """How far a run is; what a checkpoint has to remember beside tensors."""
+
+    step: int = 0
+    seconds: float = 0.0  # of training, over all sessions
+    best_loss: float | None = None
+    best_step: int = 0
+    waited: int = 0  # evaluations without a lower loss
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of losses and gradient norms since the last row
+    steps_in_sums: int = 0
+
+
+class RunFolder:
+    """The paths of a run, and its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings = path / "settings.json"
+        self.losses = path / "losses.csv"
+        self.curves = path / "losses.png"
+        self.samples = path / "samples.txt"
+        self.card = path / "README.md"
+        self.tokens = path / "tokens"
+        self.checkpoints = path / "checkpoints"
+
+    def newest(self) -> Path | None:
+        """The last whole checkpoint; None: there is none yet."""
+        found = sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
+        return found[-1] if found else None
+
+    def begin_checkpoint(self) -> Path:
+        """A folder that is no checkpoint yet, empty. What an interrupted one has left goes."""
+        partial = self.checkpoints / ".partial"
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        return partial
+
+    def end_checkpoint(self, partial: Path, step: int) -> None:
+        """Make it one. Its files are on the disk before it has its name."""
+        target = self.checkpoints / f"step-{step:08}"
+        for path in partial.iterdir():
+            _sync(path)
+        _sync(partial)
+        os.rename(partial, target)
+        _sync(self.checkpoints)
+        for older in sorted(self.checkpoints.glob("step-*")):
+            if older != target:
+                shutil.rmtree(older)
+
+    def drop(self, partial: Path) -> None:
+        """What could not be written, to make room."""
+        if partial.name == ".partial":
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def write_row(self, row: Mapping[str, Any]) -> None:
+        """Add a line to losses.csv."""
+        new = not self.losses.exists()
+        with self.losses.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow({name: _number(row[name]) for name in COLUMNS})
+
+    def read_rows(self) -> list[dict[str, float]]:
+        """losses.csv as numbers; a line that was cut when the process was killed is no line."""
+        if not self.losses.exists():
+            return []
+        rows = []
+        with self.losses.open(encoding="utf-8", newline="") as file:
+            lines = [line for line in file if line.endswith("\n")]
+        for row in csv.DictReader(lines):
+            try:
+                rows.append({name: float(row[name] or "nan") for name in COLUMNS})
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{self.losses} is damaged at {row}: delete its last lines") from error
+        return rows
+
+    def forget_after(self, step: int) -> None:
+        """Leave out the lines, and the samples, of steps that a run which goes on takes once more."""
+        if self.losses.exists():
+            kept = [row for row in self.read_rows() if row["step"] <= step]
+            partial = self.path / ".losses.csv.partial"
+            lines = [",".join(COLUMNS), *(",".join(_number(row[name]) for name in COLUMNS) for row in kept)]
+            partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            os.replace(partial, self.losses)
+        if self.samples.exists():
+            parts = re.split(r"^(?==== step \d+)", self.samples.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            kept_parts = [part for part in parts if part and int(part[9:].split(maxsplit=1)[0]) <= step]
+            write_text(self.samples, "".join(kept_parts))
+
+
+def write_text(path: Path, text: str) -> None:
+    """A small file, whole or as it was before."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_state(folder: Path, tensors: Mapping[str, Tensor], progress: Progress) -> None:
+    """optimizer.safetensors and progress.json, beside the model."""
+    write_safetensors(folder / "optimizer.safetensors", tensors, tensors)
+    (folder / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n", encoding="utf-8")
+
+
+def read_state(folder: Path) -> tuple[dict[str, Tensor], Progress]:
+    """What `write_state` has written. ValueError: it is damaged."""
+    handle = open_safetensors(folder / "optimizer.safetensors")
+    try:
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  # no mapping
+    except SafetensorError as error:
+        raise ValueError(f"{folder / 'optimizer.safetensors'} is damaged: {error}") from error
+    values = read_object(folder / "progress.json")
+    if set(values) != {item.name for item in fields(Progress)}:
+        raise ValueError(f"{folder / 'progress.json'} is damaged, or of another version of minhub_py")
+    return tensors, Progress(**values)
+
+
+def _number(value: float) -> str:
+    """To the last bit, a whole number without a point; what is not known is nothing."""
+    if math.isnan(value):
+        return ""
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or a folder's names, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,248 @@
+"""Text files -> ids in files of their own -> the rows of each step.
+
+The text is read in pieces and its ids are memory-mapped, so neither has to fit into memory. Which rows a step reads
+depends on the seed and the step alone: a run that goes on needs to remember nothing else.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minhub_py.storage import read_object
+from minhub_py.tokenizer import characters, train_byte_level_bpe
+
+# Characters that are read and encoded at a time.
+PIECE = 2**14
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A file of ids, little-endian uint16 or uint32, one after the other."""
+
+    path: Path
+    dtype: str
+    count: int
+
+    def rows(self, starts: Sequence[int], length: int) -> Tensor:
+        """The ids from each of `starts` on: (B, length), int64."""
+        # A mapping of each step's own: pages that were read once do not stay in memory, however large the file.
+        ids = np.memmap(self.path, self.dtype, "r", shape=(self.count,))
+        return torch.from_numpy(np.stack([ids[start : start + length] for start in starts]).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What trains and what measures."""
+
+    train: Tokens
+    held_out: Tokens
+    characters: int  # that the held-out ids stand for
+    texts: list[str]  # the files' names
+
+    @classmethod
+    def read(cls, folder: Path) -> "Corpus":
+        """What `prepare` has written. FileNotFoundError, ValueError: a file is missing or damaged."""
+        about = read_object(folder / "tokens.json")
+        train, held_out = (
+            Tokens(folder / f"{name}.bin", about["dtype"], about[name]) for name in ("train", "held_out")
+        )
+        for part in (train, held_out):
+            size = part.count * np.dtype(part.dtype).itemsize
+            if part.path.stat().st_size != size:
+                raise ValueError(f"{part.path} is damaged: it should have {size} bytes. Start a new run from the text")
+        return cls(train, held_out, about["characters"], about["texts"])
+
+
+def prepare(
+    texts: Sequence[Path],
+    folder: Path,
+    held_out: float,
+    make_tokenizer: Callable[["Text"], Any],
+    progress: Callable[[str, int, int], object],
+) -> Any:
+    """Write train.bin, held_out.bin and tokens.json; the tokenizer. `progress(what, done, total)` hears of bytes.
+
+    FileNotFoundError: a text is missing. ValueError: it is not UTF-8, empty, or not in the tokenizer's vocabulary.
+    """
+    text = Text(texts, held_out, progress)
+    tokenizer = make_tokenizer(text)
+    # Ids beyond the largest token's do not occur, whatever a checkpoint's padded vocabulary says.
+    dtype = "<u2" if max(tokenizer.get_vocab().values()) < 2**16 else "<u4"
+    folder.mkdir(parents=True, exist_ok=True)
+    counts = {}
+    for name, part in (("train", text.train), ("held_out", text.held_out)):
+        counts[name] = _write(folder / f"{name}.bin", part("Encoding"), tokenizer, dtype)
+    about = {"dtype": dtype, **counts, "characters": text.length - text.cut, "texts": [path.name for path in texts]}
+    partial = folder / ".tokens.json.partial"
+    partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, folder / "tokens.json")  # last: where it is, the other two are whole
+    return tokenizer
+
+
+def _write(path: Path, pieces: Iterable[str], tokenizer: Any, dtype: str) -> int:
+    """The number of ids."""
+    count = 0
+    try:
+        with path.open("wb") as file:
+            for piece in at_words(pieces):
+                ids = tokenizer.encode(piece, add_special_tokens=False).ids
+                if not ids and piece:
+                    raise ValueError(
+                        f"the tokenizer has no token for any of {piece[:20]!r} …: let the run make its own tokenizer"
+                    )
+                count += len(ids)
+                file.write(np.array(ids, dtype).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
+    return count
+
+
+def at_words(pieces: Iterable[str]) -> Iterator[str]:
+    """The same text in pieces of about the same length, cut before the white space that begins a word.
+
+    There GPT-2's tokenizer cuts too, so the ids are those of the whole text (Radford et al. 2019: a word takes the
+    space before it along).
+    """
+    held = ""
+    for piece in pieces:
+        held += piece
+        words = (i for i in range(len(held) - 2, 0, -1) if held[i].isspace() and not held[i + 1].isspace())
+        if cut := next(words, 0):
+            yield held[:cut]
+            held = held[cut:]
+        elif len(held) > 8 * PIECE:  # no white space at all
+            yield held
+            held = ""
+    if held:
+        yield held
+
+
+class Text:
+    """The texts, one after the other, as they stand. It is read three times: counted, learnt from, and encoded."""
+
+    def __init__(self, paths: Sequence[Path], held_out: float, progress: Callable[[str, int, int], object]) -> None:
+        self.paths = paths
+        self.progress = progress
+        for path in paths:
+            if not path.is_file():
+                raise FileNotFoundError(f"There is no text file {path}: check its name")
+        self.bytes = sum(path.stat().st_size for path in paths)
+        found: set[str] = set()
+        self.length = 0
+        for piece in self.pieces("Reading"):
+            found.update(piece)
+            self.length += len(piece)
+        if not self.length:
+            raise ValueError(f"{', '.join(map(str, paths))}: the text is empty, there is nothing to learn")
+        self.alphabet = sorted(found)
+        self.cut = int(self.length * (1 - held_out))
+
+    def pieces(self, what: str) -> Iterator[str]:
+        """All of it. ValueError: it is not UTF-8."""
+        done = 0
+        for path in self.paths:
+            try:
+                with path.open(encoding="utf-8", newline="") as file:  # line ends as they stand
+                    while piece := file.read(PIECE):
+                        yield piece
+                        done += len(piece.encode())
+                        self.progress(what, done, self.bytes)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path} is not UTF-8 text ({error.reason}): convert it first") from error
+
+    def train(self, what: str) -> Iterator[str]:
+        """The first part."""
+        left = self.cut
+        for piece in self.pieces(what):
+            if left <= 0:
+                return
+            yield piece[:left]
+            left -= len(piece)
+
+    def held_out(self, what: str) -> Iterator[str]:
+        """The last part."""
+        skip = self.cut
+        for piece in self.pieces(what):
+            if skip < len(piece):
+                yield piece[max(skip, 0) :]
+            skip -= len(piece)
+
+
+def characters_of(text: Text) -> Any:
+    """A tokenizer with an id for each character of the text, in their order."""
+    return characters(text.alphabet)
+
+
+def bpe_of(text: Text, vocab_size: int) -> Any:
+    """A byte-level BPE, learnt from the part that trains."""
+    return train_byte_level_bpe(text.train("Learning tokens"), vocab_size)
+
+
+def random_integers(seed: int, step: int, high: int, count: int) -> list[int]:
+    """`count` integers from 0 to `high` - 1 that depend on nothing but the arguments."""
+    return np.random.Generator(np.random.PCG64([seed, step])).integers(high, size=count).tolist()
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Rows that start anywhere, drawn anew for each step: what is nanoGPT's way."""
+
+    tokens: Tokens
+    batch: int
+    context: int
+    seed: int
+
+    def at(self, step: int, rows: slice) -> tuple[Tensor, bool]:
+        """Those of a step's rows (B, T + 1): inputs and, one further, targets. True: they follow on nothing."""
+        starts = random_integers(self.seed, step, self.tokens.count - self.context, self.batch)
+        return self.tokens.rows(starts[rows], self.context + 1), True
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Rows that follow on: row b of a step goes on where row b of the step before ended. For an LSTM's state.
+
+    The text is cut into one stream for each row; each time it has been read, its beginning is moved.
+    """
+
+    tokens: Tokens
+    batch: int
+    context: int
+    seed: int
+
+    def at(self, step: int, rows: slice) -> tuple[Tensor, bool]:
+        """As `Windows.at`; True: they begin anew, and so does the state."""
+        length = (self.tokens.count - self.context) // self.batch  # of a stream, at any shift
+        turn, place = divmod(step, (length - 1) // self.context)
+        [shift] = random_integers(self.seed, turn, self.context, 1)
+        starts = [shift + row * length + place * self.context for row in range(self.batch)]
+        return self.tokens.rows(starts[rows], self.context + 1), place == 0
+
+
+def source_of(tokens: Tokens, batch: int, context: int, seed: int, *, carry: bool) -> Windows | Streams:
+    """The rows of a run. ValueError: the text is shorter than they are, and what would do."""
+    if tokens.count <= context:
+        raise ValueError(
+            f"the context ({context}) is longer than the text that trains ({tokens.count} tokens): give more text, or "
+            f"--context {max(1, tokens.count // 8)}"
+        )
+    if not carry:
+        return Windows(tokens, batch, context, seed)
+    if (tokens.count - context) // batch <= context:
+        raise ValueError(
+            f"the text that trains ({tokens.count} tokens) is too short for {batch} rows of {context} that follow on: "
+            f"give more text, a smaller --batch or --context, or --no-carry"
+        )
+    return Streams(tokens, batch, context, seed)

@@ -1,0 +1,78 @@
+"""What PyTorch does slowly on a CPU while a model trains, done by other means. The models' files know nothing of it.
+
+    dropout     its random numbers come one at a time: 3.8 ms for 786,000. Here eight bytes come with each: 0.9 ms.
+    attention   the fused kernel is slow backward in bfloat16: 12 ms + 37 ms for 96 heads of 256 positions. Plain
+                products of matrices take 8 + 11, at the price of the (T, T) scores in memory; so only for short rows.
+
+Both are switched on around a forward pass; tests/benchmarks/training.py measures what they bring.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+# Positions up to which plain products are the faster attention.
+SHORT = 512
+
+
+class Faster(TorchFunctionMode):
+    """Takes the place of two functions of torch.nn.functional while it is entered."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout:
+            return dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def faster(device: torch.device, compiled: bool) -> AbstractContextManager[object]:
+    """For a forward pass on this device; torch.compile has its own ways."""
+    return Faster() if device.type == "cpu" and not compiled else nullcontext()
+
+
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """F.dropout with p in 256ths: an element is dropped where a random byte is below p * 256."""
+    threshold = round(p * 256)
+    if not training or inplace or not 0 < threshold < 256:
+        return F.dropout(x, p, training, inplace)
+    numbers = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+    kept = numbers.view(torch.uint8)[: x.numel()].view(x.shape) >= threshold
+    return x * (kept.to(x.dtype) * (256 / (256 - threshold)))
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, **other: Any,
+) -> Tensor:  # fmt: skip
+    """F.scaled_dot_product_attention; q, k, v (B, H, T, D). By plain products where those are faster."""
+    B, H, T, D = q.shape
+    S = k.size(2)
+    known = is_causal if attn_mask is None else attn_mask.dtype == torch.bool
+    if not (known and T <= SHORT and not dropout_p and not other and torch.is_autocast_enabled("cpu")):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale, **other
+        )
+    dtype = torch.get_autocast_dtype("cpu")
+    if attn_mask is None:
+        hidden = future(T, dtype).expand(B * H, T, T)
+    else:
+        hidden = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(~attn_mask, -torch.inf)
+        hidden = hidden.expand(B, H, T, S).reshape(B * H, T, S)
+    q, k, v = (x.to(dtype).reshape(B * H, -1, D) for x in (q, k, v))
+    scores = torch.baddbmm(hidden, q, k.transpose(1, 2), alpha=D**-0.5 if scale is None else scale)  # (B * H, T, S)
+    with torch.autocast("cpu", enabled=False):  # whose softmax would make a copy in float32
+        weights = torch.softmax(scores, -1)
+    return torch.bmm(weights, v).view(B, H, T, D)
+
+
+@cache
+def future(T: int, dtype: torch.dtype) -> Tensor:
+    """(T, T): minus infinity where a key comes after its query, else 0."""
+    return torch.full((T, T), -torch.inf, dtype=dtype).triu(1)

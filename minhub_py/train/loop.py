@@ -1,0 +1,395 @@
+"""The loop: rows in, loss, gradients, a step of AdamW; looks at the held-out text, and checkpoints.
+
+Sources: Loshchilov & Hutter (2019) for AdamW, (2017) for the cosine; Radford et al. (2019) and nanoGPT for what decays
+and what does not; Williams & Zipser (1989) for teacher forcing; Williams & Peng (1990) for truncated backpropagation
+through time, where an LSTM's state is carried on and its gradient is not.
+
+All that is random in a step (its rows, what is dropped) is made from the seed, the step and the process's number. So a
+run that goes on from a checkpoint needs no state of a generator, and makes the same steps to the last bit.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weights_map
+from minhub_py.generate import generate
+from minhub_py.registry import Family
+from minhub_py.skeleton import skeleton
+from minhub_py.storage import write_checkpoint
+from minhub_py.train.checkpoint import Progress, RunFolder, read_state, write_state
+from minhub_py.train.data import Corpus, Tokens, source_of
+from minhub_py.train.faster import faster
+from minhub_py.train.parallel import Processes, gathered, like, whole
+from minhub_py.train.settings import Settings
+
+# Seconds between two looks of the progress line at the loss: on a GPU each waits for the device.
+LOOK = 0.5
+# Steps between two times that processes ask each other whether one was told to stop.
+ASK = 10
+# What AdamW keeps for each parameter.
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Listener:
+    """What a person, or a program, hears of a run. This one does nothing; the shell's and R's are made of it."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """The text is read: bytes."""
+
+    def begins(self, trainer: "Trainer") -> None:
+        """All is ready."""
+
+    def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
+        """Now and then; the loss is the mean since the last time."""
+
+    def evaluated(self, row: dict[str, Any], best: bool) -> None:
+        """A line of losses.csv; whether the loss is the lowest so far."""
+
+    def sampled(self, step: int, text: str) -> None:
+        """What the model writes now."""
+
+    def note(self, text: str) -> None:
+        """Something that should be known."""
+
+    def asks_to_stop(self) -> bool:
+        """Asked before each step: whether to make a checkpoint and stop."""
+        return False
+
+
+class Trainer:
+    """A model in training: what it is made of, and where it stands.
+
+    ValueError: the batch cannot be shared among the processes, or the text is too short for it.
+    """
+
+    def __init__(
+        self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Any, family: Family, model: nn.Module,
+        processes: Processes, device: torch.device, listener: Listener,
+    ) -> None:  # fmt: skip
+        self.settings, self.folder, self.corpus, self.tokenizer = settings, folder, corpus, tokenizer
+        self.family, self.processes, self.device, self.listener = family, processes, device, listener
+        self.progress = Progress()
+        self.context = settings.context or 128
+        self.carry = settings.carry and family.name == "lstm"
+        self.share = processes.share(settings.batch // settings.accumulate)
+        self.piece = self.share.stop - self.share.start  # rows that this process reads at a time
+        self.share = processes.share(settings.batch)
+        self.source = source_of(corpus.train, settings.batch, self.context, settings.seed, carry=self.carry)
+        self.held_out = held_out_rows(
+            corpus.held_out, self.context, self.piece * processes.count, settings.evaluate_tokens, carry=self.carry
+        )
+
+        self.model: Any = model.to(device).train()
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.zero = self.model.new_cache(self.piece, self.context) if self.carry else None
+        self.states = [self.fresh_state(self.piece) for _ in range(settings.accumulate)]
+        self.spread: Any = processes.spread(self.model, device)
+        self.called: Any = torch.compile(self.spread) if settings.compile else self.spread
+        self.optimizer = optimizer_of(self.model, settings)
+        exact = torch.float32 if device.type == "mps" else torch.float64
+        self.sums = torch.zeros(2, dtype=exact, device=device)  # of losses and gradient norms since the last row
+
+    def fresh_state(self, rows: int) -> Any:
+        """An LSTM's state before the first id; None for what carries none."""
+        if self.zero is None:
+            return None
+        state = copy.deepcopy(self.zero)
+        state.select(list(range(rows)))
+        return state
+
+    def run(self, interrupted: Callable[[], bool]) -> bool:
+        """Train until the last step. False: it was told to stop before, and can go on."""
+        settings, progress = self.settings, self.progress
+        self.started = time.perf_counter() - progress.seconds
+        self.row_step, self.row_began = progress.step, self.started
+        if progress.step == 0:
+            self.evaluate()
+        self.begin_timing()
+        while not self.finished:
+            if self.should_stop(interrupted):
+                self.save()
+                return False
+            self.step()
+            progress.step += 1
+            last = progress.step == settings.steps
+            if last or progress.step % settings.evaluate_every == 0:
+                self.evaluate()
+                self.begin_timing()
+            if self.finished or progress.step % settings.checkpoint_every == 0:
+                self.save()
+            self.look()
+        return True
+
+    @property
+    def finished(self) -> bool:
+        """All steps are made, or the loss has not become lower for long enough."""
+        patience = self.settings.patience
+        return self.progress.step >= self.settings.steps or (patience is not None and self.progress.waited >= patience)
+
+    def should_stop(self, interrupted: Callable[[], bool]) -> bool:
+        """Whether somebody wants it; all processes answer alike."""
+        asked = interrupted() or self.listener.asks_to_stop()
+        if self.processes.count == 1:
+            return asked
+        return self.progress.step % ASK == 0 and self.processes.sum([float(asked)], self.device) != [0.0]
+
+    def step(self) -> None:
+        """One update of the weights."""
+        settings, step = self.settings, self.progress.step
+        torch.manual_seed(random_seed(settings.seed, step, self.processes.rank))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(settings, step)
+        rows, fresh = self.source.at(step, self.share)
+        loss = torch.zeros((), device=self.device)
+        pieces = rows.to(self.device, non_blocking=True).split(self.piece)
+        for number, piece in enumerate(pieces):
+            if fresh:
+                self.states[number] = self.fresh_state(self.piece)
+            with self.processes.last_piece(self.spread, number == len(pieces) - 1):
+                part = self.loss(self.called, piece, self.states[number]) / len(pieces)
+                part.backward()
+            loss += part.detach()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.sums += torch.stack((loss, whole(norm)))
+        self.progress.steps_in_sums += 1
+
+    def loss(self, model: Any, rows: Tensor, state: Any) -> Tensor:
+        """Mean negative log-likelihood in nats per token; rows (B, T + 1) are inputs and, one further, targets."""
+        with self.precision(), faster(self.device, self.settings.compile):
+            logits = model(rows[:, :-1]) if state is None else model(rows[:, :-1], state)  # (B, T, V)
+            return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+
+    def precision(self) -> AbstractContextManager[object]:
+        """What products are computed in; weights, gradients and the optimizer are float32."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16")
+
+    @torch.no_grad()
+    def measure(self) -> float:
+        """The loss over the held-out text, in nats per token."""
+        self.model.eval()
+        total, count = 0.0, 0
+        state = None
+        for starts, length, fresh in self.held_out:
+            part = -(-len(starts) // self.processes.count)
+            mine = starts[self.processes.rank * part :][:part]
+            weight = len(mine) * length
+            mine = mine or starts[:1]  # with nothing to measure a process still has its part in the others' shards
+            if fresh:
+                state = self.fresh_state(len(mine))
+            rows = self.corpus.held_out.rows(mine, length + 1).to(self.device)
+            total += self.loss(self.spread, rows, state).item() * weight
+            count += weight
+        self.model.train()
+        total, count = self.processes.sum([total, float(count)], self.device)  # type: ignore[assignment]
+        return total / count
+
+    def evaluate(self) -> None:
+        """Look at the held-out text: a line of losses.csv, the best model so far, a sample."""
+        progress, settings = self.progress, self.settings
+        seconds = time.perf_counter() - self.row_began
+        train_loss, norm = self.means()
+        found = self.measure()
+        if not math.isfinite(found):
+            raise ValueError(self.not_finite())
+        best = progress.best_loss is None or found < progress.best_loss
+        progress.waited = 0 if best else progress.waited + 1
+        if best:
+            progress.best_loss, progress.best_step = found, progress.step
+            self.write_model(self.folder.path)
+        tokens = settings.batch * self.context
+        row = {
+            "step": progress.step, "tokens": progress.step * tokens, "train_loss": train_loss, "held_out_loss": found,
+            "learning_rate": learning_rate(settings, progress.step), "gradient_norm": norm,
+            "tokens_per_second": round((progress.step - self.row_step) * tokens / seconds, 1),
+            "seconds": round(time.perf_counter() - self.started, 2),
+        }  # fmt: skip
+        if self.processes.first:
+            self.folder.write_row(row)
+            self.listener.evaluated(row, best)
+        self.sums.zero_()
+        progress.steps_in_sums = 0
+        if settings.sample is not None:
+            self.sample()
+
+    def means(self) -> tuple[float, float]:
+        """The mean loss and gradient norm of the steps since the last row. ValueError: they are no numbers."""
+        steps = self.progress.steps_in_sums
+        if not steps:
+            return math.nan, math.nan
+        loss, norm = self.processes.sum(self.sums.tolist(), self.device)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise ValueError(self.not_finite())
+        return loss / steps / self.processes.count, norm / steps / self.processes.count
+
+    def not_finite(self) -> str:
+        """What to do when weights have blown up."""
+        newest = self.folder.newest()
+        kept = f"the checkpoint {newest.name} is intact" if newest else "no checkpoint was made yet"
+        return (f"the loss is no number any more, at step {self.progress.step} or shortly before; {kept}. A lower "
+                "--learning-rate or a longer --warm-up helps, in a new run")  # fmt: skip
+
+    def begin_timing(self) -> None:
+        """Speeds are counted from here: neither evaluations nor earlier sessions belong to them."""
+        self.row_step = self.look_step = self.progress.step
+        self.row_began = self.looked = time.perf_counter()
+        self.look_sum = self.sums[0].item()
+
+    def look(self) -> None:
+        """Tell the listener how it goes, now and then."""
+        now, step = time.perf_counter(), self.progress.step
+        if now - self.looked < LOOK or step == self.look_step or not self.processes.first:
+            return
+        loss = self.sums[0].item()
+        if not math.isfinite(loss):
+            raise ValueError(self.not_finite())
+        steps = step - self.look_step
+        speed = steps / (now - self.looked)
+        self.listener.stepped(
+            step, self.settings.steps, (loss - self.look_sum) / steps,
+            speed * self.settings.batch * self.context, (self.settings.steps - step) / speed,
+        )  # fmt: skip
+        self.looked, self.look_step, self.look_sum = now, step, loss
+
+    def sample(self) -> None:
+        """What the model writes on from the prompt; the same random numbers each time."""
+        model = self.model
+        if self.processes.way == "fsdp" and self.processes.count > 1:
+            state = gathered(self.model.state_dict(), self.processes)
+            if self.processes.first:
+                model = skeleton(self.family, self.model.config)
+                model.load_state_dict(state, assign=True)
+        if not self.processes.first:
+            return
+        prompt = self.settings.sample or ""
+        ids = self.tokenizer.encode(prompt).ids
+        model.eval()
+        [new] = generate(model, [ids], self.settings.sample_tokens, seed=self.settings.seed, temperature=0.8)
+        self.model.train()
+        text = prompt + self.tokenizer.decode(new)
+        with self.folder.samples.open("a", encoding="utf-8") as file:
+            file.write(f"==== step {self.progress.step}\n{text}\n\n")
+        self.listener.sampled(self.progress.step, text)
+
+    def write_model(self, folder: Any) -> None:
+        """The model as it is now, in Hub layout."""
+        state = gathered(self.model.state_dict(), self.processes)
+        if not self.processes.first:
+            return
+        config = self.model.config
+        companions = {"tokenizer.json": self.tokenizer.to_str(pretty=True).encode()}
+        tensors = weights_map.to_hub(self.family.model_type, state)
+        write_checkpoint(folder, tensors, {**config.to_hub(), "dtype": "float32"}, companions=companions)
+
+    def save(self) -> None:
+        """A checkpoint of this step. OSError: the disk is full; the one before it is still there."""
+        self.means()  # weights that have blown up are not kept
+        self.progress.sums = self.processes.sum(self.sums.tolist(), self.device)
+        self.progress.seconds = time.perf_counter() - self.started
+        partial = self.folder.begin_checkpoint() if self.processes.first else self.folder.path
+        try:
+            self.write_model(partial)
+            tensors = gathered(self.optimizer_tensors() | self.state_tensors(), self.processes)
+            if self.processes.first:
+                write_state(partial, tensors, self.progress)
+                self.folder.end_checkpoint(partial, self.progress.step)
+        except OSError as error:
+            self.folder.drop(partial)
+            reason = error.strerror or str(error)
+            raise type(error)(f"{partial.parent} cannot be written ({reason}): make room, then go on with --resume. "
+                              "The last checkpoint is intact") from error  # fmt: skip
+        self.processes.wait()
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """AdamW's two moments of each parameter."""
+        return {
+            f"{moment}.{name}": self.optimizer.state[parameter][moment]
+            for name, parameter in self.model.named_parameters()
+            for moment in MOMENTS
+            if parameter in self.optimizer.state
+        }
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """An LSTM's state (L, B, H) for all rows of a step, whichever process and piece has them."""
+        if not self.carry:
+            return {}
+        found = {}
+        for name in ("h", "c"):
+            mine = torch.cat([getattr(state, name).float() for state in self.states], dim=1)
+            found[f"state.{name}"] = self.processes.side_by_side(mine, dim=1)
+        return found
+
+    def resume(self, checkpoint: Any) -> None:
+        """Go on from a checkpoint, whose model this one has already. ValueError: it is damaged or of another model."""
+        tensors, self.progress = read_state(checkpoint)
+        wanted = {f"{moment}.{name}" for name, _ in self.model.named_parameters() for moment in MOMENTS}
+        wanted |= {"state.h", "state.c"} if self.carry else set()
+        if self.progress.step and set(tensors) != wanted:
+            raise ValueError(f"{checkpoint} is damaged: optimizer.safetensors does not fit the model")
+        for name, parameter in self.model.named_parameters() if self.progress.step else ():
+            step = torch.tensor(float(self.progress.step), device=parameter.device)
+            moments = {moment: like(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS}
+            self.optimizer.state[parameter] = {"step": step, **moments}
+        if self.carry:
+            for name in ("h", "c"):
+                mine = tensors[f"state.{name}"][:, self.share].to(self.device)
+                for state, part in zip(self.states, mine.split(self.piece, dim=1), strict=True):
+                    setattr(state, name, part.contiguous())
+        if self.processes.first:
+            self.sums += torch.tensor(self.progress.sums, dtype=self.sums.dtype, device=self.device)
+
+
+def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """AdamW; matrices decay, and biases and gains do not."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate(settings, 0), betas=(0.9, settings.beta2), fused=True)
+
+
+def learning_rate(settings: Settings, step: int) -> float:
+    """Up a straight line, then down a cosine to `floor`."""
+    peak = settings.learning_rate or 0.0
+    warm_up = min(settings.warm_up, settings.steps // 2)
+    if step < warm_up:
+        return peak * (step + 1) / warm_up
+    way = min(1.0, (step - warm_up) / max(settings.steps - warm_up, 1))
+    return peak * (settings.floor + (1 - settings.floor) * 0.5 * (1 + math.cos(math.pi * way)))
+
+
+def random_seed(*numbers: int) -> int:
+    """A seed that depends on all of them."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+def held_out_rows(
+    tokens: Tokens, context: int, rows: int, most: int, *, carry: bool
+) -> Sequence[tuple[list[int], int, bool]]:
+    """What is read of the held-out text, in order: the starts of at most `rows` rows, their length, and whether they
+    begin anew. With `carry` rows follow on; without, each is a context of its own. ValueError: it has no 2 ids.
+    """
+    if tokens.count < 2:
+        raise ValueError(f"the held-out text has {tokens.count} tokens, and needs 2 at least: give more text, or a "
+                         "larger --held-out")  # fmt: skip
+    length = min(context, tokens.count - 1)
+    count = (tokens.count - 1) // length
+    if not carry:
+        chosen = np.linspace(0, count - 1, min(count, max(most // length, 1))).round().astype(int)
+        starts: list[int] = (chosen * length).tolist()
+        return [(starts[i : i + rows], length, True) for i in range(0, len(starts), rows)]
+    rows = min(rows, count)
+    stream = (tokens.count - 1) // rows
+    places = range(0, min(stream, max(most // rows, length)), length)
+    return [
+        ([row * stream + place for row in range(rows)], min(length, stream - place), place == 0) for place in places
+    ]

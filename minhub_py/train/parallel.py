@@ -1,0 +1,123 @@
+"""One process or many: what torchrun's processes do together, by PyTorch's own torch.distributed.
+
+Sources: Li et al. (2020), "PyTorch Distributed" (DDP); Zhao et al. (2023), "PyTorch FSDP", in its second form,
+`fully_shard`; Rajbhandari et al. (2020), "ZeRO", for the idea.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which of how many this process is, and how a model is spread over them: "ddp" or "fsdp"."""
+
+    rank: int = 0
+    count: int = 1
+    way: str = "ddp"
+    local: int = 0  # which one on this machine
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes files and talks."""
+        return self.rank == 0
+
+    def share(self, rows: int) -> slice:
+        """The part of so many rows that is this process's. ValueError: they cannot be shared evenly."""
+        if rows % self.count:
+            raise ValueError(f"{rows} rows at a time cannot be shared among {self.count} processes: choose a --batch "
+                             f"whose pieces (--accumulate) are a multiple of {self.count}")  # fmt: skip
+        part = rows // self.count
+        return slice(self.rank * part, (self.rank + 1) * part)
+
+    def spread(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """What is called to train: the model itself, a DDP around it, or the model with its parameters sharded."""
+        if self.count == 1:
+            return model
+        if self.way == "ddp":
+            from torch.nn.parallel import DistributedDataParallel
+
+            return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(device.type, (self.count,))
+        for block in (block for blocks in model.children() if isinstance(blocks, nn.ModuleList) for block in blocks):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    def last_piece(self, model: Any, last: bool) -> AbstractContextManager[object]:
+        """Gradients are brought together at the last piece of a step; before it they only add up."""
+        if self.count == 1:
+            return nullcontext()
+        if self.way == "ddp":
+            return nullcontext() if last else model.no_sync()
+        model.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def sum(self, numbers: list[float], device: torch.device) -> list[float]:
+        """Each number's sum over the processes, the same in all of them."""
+        if self.count == 1:
+            return numbers
+        total = torch.tensor(numbers, dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def side_by_side(self, tensor: Tensor, dim: int) -> Tensor:
+        """The processes' tensors, all of one shape, one after the other along `dim`."""
+        if self.count == 1:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.count)]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts, dim)
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.count > 1:
+            dist.barrier()
+
+
+@contextmanager
+def processes(way: str, device: str) -> Iterator[Processes]:
+    """Those that torchrun has started, which find each other by its environment; one, where it has not."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield Processes()
+        return
+    on_cuda = device == "cuda" or device.startswith("cuda:")
+    dist.init_process_group("nccl" if on_cuda else "gloo")
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), way, int(os.environ.get("LOCAL_RANK", "0")))
+    finally:
+        dist.destroy_process_group()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, of which this process may have a shard. Every process must ask at the same time."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def gathered(tensors: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]:
+    """All of each tensor on the CPU of the first process; the others get no more than their names."""
+    found = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor.detach())
+        found[name] = full.cpu() if processes.first else full.to("meta")
+    return found
+
+
+def like(values: Tensor, tensor: Tensor) -> Tensor:
+    """`values` placed, and sharded, as `tensor` is."""
+    if not hasattr(tensor, "device_mesh"):
+        return values.to(tensor.device, copy=True)
+    from torch.distributed.tensor import distribute_tensor
+
+    shard: Any = tensor
+    return distribute_tensor(values.to(tensor.device), shard.device_mesh, shard.placements)

@@ -1,0 +1,185 @@
+"""What a run has come to: a summary of its folder, its model card, its curves, and runs side by side."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from minhub_py.registry import family_of
+from minhub_py.storage import Checkpoint
+from minhub_py.train.checkpoint import RunFolder
+from minhub_py.train.data import Corpus
+from minhub_py.train.settings import Settings
+
+COLOURS = ("#1f6f8b", "#e0a030", "#b05a6a", "#5b8c5a", "#7a5c99", "#8c8c94")
+INK, GREY = "#30343b", "#70757d"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of one run. Losses are of the held-out text, at its best."""
+
+    name: str
+    folder: str
+    family: str
+    parameters: int
+    vocab_size: int
+    tokenizer: str
+    steps: int
+    best_step: int
+    nats_per_token: float
+    nats_per_character: float
+    tokens_per_second: float
+    seconds: float
+    rows: list[dict[str, float]]
+    settings: Settings
+    texts: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a mapping that JSON can hold."""
+        rows = [{name: None if math.isnan(value) else value for name, value in row.items()} for row in self.rows]
+        return {**asdict(self), "rows": rows}
+
+
+def read(path: Path) -> Summary:
+    """The summary of a run's folder. FileNotFoundError: it is none.    ValueError: nothing was measured in it yet."""
+    folder = RunFolder(path)
+    if not folder.settings.exists():
+        raise FileNotFoundError(f"{path} is no run of minhub train: it has no settings.json")
+    rows = folder.read_rows()
+    if not rows:
+        raise ValueError(f"{path} has no losses yet: let it train for a while")
+    settings = Settings.read(folder.settings)
+    checkpoint = Checkpoint(path)
+    corpus = Corpus.read(folder.tokens)
+    best = min(rows, key=lambda row: row["held_out_loss"])
+    speeds = sorted(row["tokens_per_second"] for row in rows[1:]) or [0.0]
+    config = checkpoint.config or {}
+    return Summary(
+        name=path.resolve().name,
+        folder=str(path),
+        family=family_of(config.get("model_type")).name,
+        parameters=sum(tensor.numel() for tensor in checkpoint.meta().values()),
+        vocab_size=config["vocab_size"],
+        tokenizer=settings.tokenizer or "",
+        steps=int(rows[-1]["step"]),
+        best_step=int(best["step"]),
+        nats_per_token=best["held_out_loss"],
+        nats_per_character=best["held_out_loss"] * corpus.held_out.count / max(corpus.characters, 1),
+        tokens_per_second=speeds[len(speeds) // 2],
+        seconds=rows[-1]["seconds"],
+        rows=rows,
+        settings=settings,
+        texts=corpus.texts,
+    )
+
+
+def command(settings: Settings, texts: Sequence[str], out: str) -> str:
+    """The shell command that makes such a run again."""
+    words = ["minhub", "train", *texts, "--out", out]
+    for item in fields(Settings):
+        value = getattr(settings, item.name)
+        default = item.default if item.default is not MISSING else {}
+        if value == default or value is None or item.name == "threads":
+            continue
+        option = "--" + {"start": "from"}.get(item.name, item.name.replace("_", "-"))
+        if item.name == "config":
+            words += [word for name, setting in value.items() for word in ("--set", f"{name}={setting}")]
+        elif isinstance(value, bool):
+            words.append(option if value else f"--no-{item.name}")
+        else:
+            words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
+
+
+def card(summary: Summary) -> str:
+    """A model card, in Markdown."""
+    settings = summary.settings
+    tokenizer = {"characters": "one id per character", "bpe": "a byte-level BPE learnt from the text"}.get(
+        summary.tokenizer, f"the tokenizer of {summary.tokenizer}"
+    )
+    origin = f"Fine-tuned from {settings.start}." if settings.start else "Trained from random weights."
+    per_character = f", {summary.nats_per_character:.4f} per character" if summary.tokenizer != "characters" else ""
+    size = f"{summary.parameters:,} parameters, float32; {tokenizer} ({summary.vocab_size:,})"
+    step = f"at step {summary.best_step:,} of {summary.steps:,}"
+    rows = f"in rows of {settings.context}, {settings.batch} a step; {settings.dtype} products"
+    return f"""# {summary.name}
+
+{family_title(summary.family)}, {size}. {origin}
+
+| | |
+| --- | --- |
+| held-out loss | {summary.nats_per_token:.4f} nats per token{per_character}, {step} |
+| held out | the last {100 * settings.held_out:g} % of the text, which also chose the step |
+| trained on | {int(summary.rows[-1]["tokens"]):,} tokens, {rows} |
+| took | {duration(summary.seconds)} at {summary.tokens_per_second:,.0f} tokens/s |
+
+```
+{command(settings, summary.texts, summary.name)}
+```
+
+![losses](losses.png)
+"""
+
+
+def family_title(family: str) -> str:
+    """As it is written."""
+    return {"gpt2": "GPT-2", "gptneo": "GPT-Neo", "lstm": "LSTM"}.get(family, family)
+
+
+def duration(seconds: float) -> str:
+    """For people: 2 h 05 min, 3 min 20 s, 12 s."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) -> None:
+    """The losses of runs along their steps: held-out text as lines, the text that trains thin and dotted.
+
+    ModuleNotFoundError: matplotlib is missing.    OSError: the file cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: Any = {"font.size": 9, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
+             "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False}  # fmt: skip
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        ends = []
+        for number, run in enumerate(runs):
+            colour = COLOURS[number % len(COLOURS)]
+            scale = run.nats_per_character / run.nats_per_token if per_character else 1.0
+            steps = [row["step"] for row in run.rows]
+            held_out = [row["held_out_loss"] * scale for row in run.rows]
+            train = [row["train_loss"] * scale for row in run.rows]
+            axes.plot(steps, held_out, color=colour, linewidth=1.8, label=f"{run.name}: held out")
+            axes.plot(steps, train, color=colour, linewidth=1, linestyle=":", label=f"{run.name}: training")
+            best = run.nats_per_token * scale
+            axes.plot([run.best_step], [best], "o", color=colour, markersize=5)
+            axes.annotate(f"{best:.3f}", (run.best_step, best), (0, -12), textcoords="offset points", color=colour,
+                          ha="center", fontsize=8)  # fmt: skip
+            # The first losses are of a model that knows nothing: they would squeeze all others.
+            ends += [*held_out[len(held_out) // 10 :], best]
+        low, high = min(ends), max(ends)
+        room = max(high - low, 0.05)
+        lowest = min([low, *(v for run in runs for row in run.rows[1:] if (v := row["train_loss"]) == v)])
+        axes.set_ylim(lowest - 0.15 * room, high + 0.1 * room)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.set_xlabel("step")
+        axes.set_ylabel(f"loss, nats per {'character' if per_character else 'token'}")
+        axes.legend(frameon=False, fontsize=8, loc="upper right")
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            figure.savefig(partial, dpi=150, facecolor="white", format="png")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,195 @@
+"""What a training run is told: one dataclass for Python, the shell and R, and the model that it asks for.
+
+Defaults are those of a small model that a CPU trains in minutes.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from minhub_py.registry import FAMILIES, Family
+from minhub_py.storage import read_object
+
+# The names that a family's config gives to what all of them have. Attention weights are not dropped unless
+# `config` says so (attn_pdrop, attention_dropout): PyTorch's fused attention for CPUs cannot.
+COMMON: dict[str, dict[str, tuple[str, ...]]] = {
+    "gpt2": {
+        "layers": ("n_layer",),
+        "width": ("n_embd",),
+        "heads": ("n_head",),
+        "context": ("n_positions",),
+        "dropout": ("embd_pdrop", "resid_pdrop"),
+    },
+    "gptneo": {
+        "layers": ("num_layers",),
+        "width": ("hidden_size",),
+        "heads": ("num_heads",),
+        "context": ("max_position_embeddings",),
+        "dropout": ("embed_dropout", "resid_dropout"),
+    },
+    "lstm": {"layers": ("num_layers",), "width": ("hidden_size",), "dropout": ("dropout",)},
+}
+# What differs from the dataclasses' own defaults, which are the published sizes.
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt2": {"attn_pdrop": 0.0},
+    "gptneo": {"window_size": 32},
+    "lstm": {"embedding_size": 64},
+}
+LEARNING_RATE = {"gpt2": 1.5e-3, "gptneo": 1.5e-3, "lstm": 3e-3}
+LAYERS = {"gpt2": 4, "gptneo": 4, "lstm": 2}
+WIDTH = {"gpt2": 128, "gptneo": 128, "lstm": 256}
+
+# What may be another one when a run goes on: it does not belong to the model or to its data.
+CHANGEABLE = frozenset(
+    """steps evaluate_every checkpoint_every patience sample sample_tokens device compile parallel threads""".split()
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of a run but its texts. None: decided by the family, by the model that a run starts from, or by the machine.
+
+    ValueError: a value out of its range, which it names.
+    """
+
+    family: str | None = None  # that of `start`; else gpt2
+    start: str | None = None  # fine-tune this identifier instead of a fresh model; `--from` in the shell
+    tokenizer: str | None = (
+        None  # "characters", "bpe" (learnt from the text), an identifier; None: start's, or characters
+    )
+    vocab_size: int = 4096  # of the BPE that is trained
+    held_out: float = 0.1  # the last part of the text, which measures and does not train
+    layers: int | None = None
+    width: int | None = None  # channels of a transformer, hidden size of an LSTM
+    heads: int | None = None
+    context: int | None = None  # tokens of a row; a transformer's positions. None: 128, or what `start` has, up to 1024
+    dropout: float | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)  # more settings of config.json, under the family's names
+    steps: int = 2000
+    batch: int = 32  # rows of a step, of all processes together
+    accumulate: int = 1  # pieces that a step's rows are read in, one after the other: less memory, the same gradients
+    learning_rate: float | None = None  # the highest
+    warm_up: int = 100  # steps until it
+    floor: float = 0.1  # what the cosine ends at, as a fraction of it
+    weight_decay: float = 0.1  # of matrices; biases and gains do not decay
+    beta2: float = 0.99
+    clip: float = 1.0  # the largest norm of all gradients together; 0: as they are
+    carry: bool = True  # an LSTM: rows follow on, and its state is carried from step to step
+    evaluate_every: int = 250
+    evaluate_tokens: int = 2**20  # at most, spread over the held-out text
+    checkpoint_every: int = 250
+    patience: int | None = None  # stop after so many evaluations without a lower loss
+    sample: str | None = None  # write on from this text at each evaluation
+    sample_tokens: int = 200
+    seed: int = 1337
+    device: str = "auto"
+    dtype: str = "auto"  # that products are computed in; weights are float32. "auto": bfloat16 on CUDA, else float32
+    compile: bool = False
+    parallel: str = "ddp"  # under torchrun: "ddp" copies the model to each process, "fsdp" shards it
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            object.__setattr__(self, item.name, checked(item.name, getattr(self, item.name), item.type))
+        if self.family not in (None, *FAMILIES):
+            raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {self.family!r}")
+        least = {"steps": 1, "batch": 1, "accumulate": 1, "warm_up": 0, "evaluate_every": 1, "evaluate_tokens": 1,
+                 "checkpoint_every": 1, "vocab_size": 257, "sample_tokens": 1, "seed": 0, "layers": 1, "width": 1,
+                 "heads": 1, "context": 1, "patience": 1, "threads": 1}  # fmt: skip
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"{name} must be at least {smallest}, not {value}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63, not {self.seed}")
+        ranges = {"held_out": (0.0, 0.9), "dropout": (0.0, 0.99), "floor": (0.0, 1.0), "beta2": (0.0, 0.99999),
+                  "weight_decay": (0.0, 10.0), "clip": (0.0, math.inf), "learning_rate": (0.0, 100.0)}  # fmt: skip
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"{name} must be {low:g} to {high:g}, not {value}")
+        if self.held_out == 0:
+            raise ValueError("held_out must be above 0: a run is judged by text that it has not learnt from")
+        if self.batch % self.accumulate:
+            raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
+        choices = {"dtype": ("auto", "float32", "bfloat16"), "parallel": ("ddp", "fsdp")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be {' or '.join(allowed)}, not {getattr(self, name)!r}")
+
+    def fresh_config(self, family: Family, vocab_size: int) -> Any:
+        """The config of a fresh model. ValueError: a setting that the family has not, or sizes that do not fit."""
+        common = COMMON[family.name]
+        ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        values = {"vocab_size": vocab_size, **ends, **SMALL[family.name]}
+        sizes = {
+            "layers": self.layers or LAYERS[family.name],
+            "width": self.width or WIDTH[family.name],
+            "heads": self.heads or max(1, (self.width or WIDTH[family.name]) // 32),
+            "context": self.context or 128,
+            "dropout": 0.1 if self.dropout is None else self.dropout,
+        }
+        if self.heads is not None and "heads" not in common:
+            raise ValueError(f"heads: a model of the family {family.name} has none; leave it out")
+        for name, value in sizes.items():
+            values |= dict.fromkeys(common.get(name, ()), value)
+        known = [item.name for item in fields(family.Config)]
+        if unknown := sorted(set(self.config) - set(known)):
+            raise ValueError(f"{family.name} has no setting {', '.join(unknown)}; its settings are {', '.join(known)}")
+        return family.Config(**values | dict(self.config))
+
+    def tuned_config(self, family: Family, config: Any) -> Any:
+        """The config of a model that is trained further: only how much is dropped may change.
+
+        ValueError: a setting that would make another model of it.
+        """
+        for name in ("layers", "width", "heads"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: {self.start} has its own sizes; leave it out")
+        names = COMMON[family.name]["dropout"]
+        changes = dict.fromkeys(names, self.dropout) if self.dropout is not None else {}
+        droppable = {item.name for item in fields(config) if "drop" in item.name}
+        if other := sorted(set(self.config) - droppable):
+            raise ValueError(f"{', '.join(other)}: {self.start} has its own settings; what can change is "
+                             + ", ".join(sorted(droppable)))  # fmt: skip
+        limit = config.context_length
+        if self.context is not None and limit is not None and self.context > limit:
+            raise ValueError(f"context is {self.context}; {self.start} has {limit} positions: give at most so many")
+        return dataclasses.replace(config, **changes | dict(self.config))
+
+    def changed(self, changes: Mapping[str, Any]) -> "Settings":
+        """For a run that goes on. ValueError: something that cannot change any more."""
+        if fixed := sorted(set(changes) - CHANGEABLE):
+            raise ValueError(f"{', '.join(fixed)} cannot change when a run goes on: start a new one, from this one "
+                             "if you like; what can change is " + ", ".join(sorted(CHANGEABLE)))  # fmt: skip
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> str:
+        """All of it, for settings.json."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> "Settings":
+        """From settings.json. ValueError: it is damaged, or of another version."""
+        values = read_object(path)
+        if unknown := sorted(set(values) - {item.name for item in fields(cls)}):
+            raise ValueError(f"{path} has settings that this version does not know: {', '.join(unknown)}")
+        return cls(**values)
+
+
+def checked(name: str, value: Any, kind: Any) -> Any:
+    """A value of the annotation's type; a whole number may stand for any. ValueError: it is of another type."""
+    kinds = get_args(kind) or (kind,)
+    kind = Mapping if get_origin(kind) is Mapping else kinds[0]
+    if value is None and type(None) in kinds:
+        return None
+    if kind is float and type(value) is int:
+        value = float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        what = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a mapping")
+        raise ValueError(f"{name} must be {what}, not {value!r}")
+    return value

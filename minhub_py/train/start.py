@@ -1,0 +1,217 @@
+"""From settings to a trainer: the model that a run starts from, its tokenizer, its text as ids; and to its end."""
+
+import dataclasses
+import importlib.util
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minhub_py import hub
+from minhub_py.device import choose_device
+from minhub_py.pretrained import describe, fit, native_tensors
+from minhub_py.registry import FAMILIES, Family
+from minhub_py.skeleton import skeleton
+from minhub_py.storage import Checkpoint
+from minhub_py.tokenizer import parse, read_tokenizer
+from minhub_py.train.checkpoint import RunFolder, write_text
+from minhub_py.train.data import Corpus, Text, bpe_of, characters_of, prepare
+from minhub_py.train.loop import Listener, Trainer
+from minhub_py.train.parallel import Processes, processes
+from minhub_py.train.settings import LEARNING_RATE, Settings
+
+# Positions of a row, where neither the settings nor the model to start from say.
+CONTEXT = 128
+LONG_CONTEXT = 1024
+
+
+def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path], listener: Listener) -> None:
+    """A new run, to its end. A run exists from when it has its settings.json: what fails before leaves nothing."""
+    if not texts:
+        raise ValueError("there is no text to learn from: give a file, or several")
+    check_new(folder)
+    with processes(settings.parallel, settings.device) as group:
+        settings = completed(settings)
+        if group.first:
+            try:
+                tokenizer = prepare(texts, folder.tokens, settings.held_out, Maker(settings), listener.preparing)
+                check_vocabulary(settings, tokenizer)
+                write_text(folder.tokens / "tokenizer.json", tokenizer.to_str(pretty=True))
+            except BaseException:
+                shutil.rmtree(folder.tokens, ignore_errors=True)
+                with suppress(OSError):
+                    folder.path.rmdir()
+                raise
+            write_text(folder.settings, settings.to_json())
+        group.wait()
+        run(folder, settings, group, listener)
+
+
+def go_on(folder: RunFolder, settings: Settings, listener: Listener) -> None:
+    """A run from its last checkpoint to its end; from its beginning, where it has not come to one."""
+    with processes(settings.parallel, settings.device) as group:
+        if group.first:
+            write_text(folder.settings, settings.to_json())
+        group.wait()
+        run(folder, settings, group, listener)
+
+
+def check_new(folder: RunFolder) -> None:
+    """FileExistsError: there is something that a new run would spoil."""
+    if folder.settings.exists():
+        raise FileExistsError(f"{folder.path} holds a run already: go on with it (--resume), or name another folder")
+    if folder.path.is_file() or (folder.path / "config.json").exists():
+        raise FileExistsError(f"{folder.path} holds something else already: name another folder")
+
+
+def start_of(settings: Settings) -> Checkpoint | None:
+    """The checkpoint that a run fine-tunes. Its errors are those of `from_pretrained`."""
+    return None if settings.start is None else Checkpoint(hub.fetch(settings.start))
+
+
+def completed(settings: Settings) -> Settings:
+    """What was left open, decided. ValueError: settings that do not fit each other, the model, or the machine."""
+    start = start_of(settings)
+    if start is None:
+        family = FAMILIES[settings.family or "gpt2"]
+        settings.fresh_config(family, settings.vocab_size)  # an error in it is better found before a long text is read
+        context = settings.context or CONTEXT
+    else:
+        family, config = describe(start)
+        if settings.family not in (None, family.name):
+            raise ValueError(f"{settings.start} holds a {family.name} model, not {settings.family}: leave --family out")
+        context = settings.context or min(settings.tuned_config(family, config).context_length or CONTEXT, LONG_CONTEXT)
+    device = choose_device(settings.device)
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device.name.startswith("cuda") and "bfloat16" in device.dtypes else "float32"
+    return dataclasses.replace(
+        settings,
+        family=family.name,
+        context=context,
+        tokenizer=settings.tokenizer or settings.start or "characters",
+        learning_rate=LEARNING_RATE[family.name] * (1 if start is None else 0.1)
+        if settings.learning_rate is None
+        else settings.learning_rate,
+        dtype=dtype,
+        threads=settings.threads or torch.get_num_threads(),
+    )
+
+
+class Maker:
+    """Makes the tokenizer that the settings ask for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def __call__(self, text: Text) -> Any:
+        """The tokenizer. Errors are those of `tokenizer_from_pretrained`."""
+        if self.settings.tokenizer == "characters":
+            return characters_of(text)
+        if self.settings.tokenizer == "bpe":
+            return bpe_of(text, self.settings.vocab_size)
+        return read_tokenizer(hub.fetch(str(self.settings.tokenizer), weights=False))
+
+
+def check_vocabulary(settings: Settings, tokenizer: Any) -> None:
+    """ValueError: the model to start from does not know all ids."""
+    start = start_of(settings)
+    largest = max(tokenizer.get_vocab().values())
+    if start is not None and largest >= (size := describe(start)[1].vocab_size):
+        raise ValueError(f"{settings.start} knows {size} ids, the tokenizer has {largest + 1}: leave --tokenizer out")
+
+
+def run(folder: RunFolder, settings: Settings, group: Processes, listener: Listener) -> None:
+    """Train from where the folder is. KeyboardInterrupt, SystemExit: a signal stopped it, after a checkpoint."""
+    corpus = Corpus.read(folder.tokens)
+    tokenizer = parse(folder.tokens / "tokenizer.json")
+    device = device_of(settings, group)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(settings.threads or threads)
+    newest = folder.newest()
+    try:
+        family, model = model_of(settings, newest, tokenizer)
+        trainer = Trainer(settings, folder, corpus, tokenizer, family, model, group, device, listener)
+        if newest is not None:
+            trainer.resume(newest)
+        if group.first:
+            folder.forget_after(trainer.progress.step if newest else -1)
+            listener.begins(trainer)
+        with signals() as caught:
+            try:
+                trainer.run(lambda: bool(caught))
+            finally:
+                if group.first:
+                    finish(folder, listener)
+        if caught == [signal.SIGINT]:
+            raise KeyboardInterrupt
+        if caught:
+            raise SystemExit(128 + caught[0])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def model_of(settings: Settings, checkpoint: Path | None, tokenizer: Any) -> tuple[Family, Any]:
+    """The model as it stands in a checkpoint of this run, or in the one it starts from; else a fresh one."""
+    start = start_of(settings) if checkpoint is None else Checkpoint(checkpoint)
+    if start is None:
+        family = FAMILIES[settings.family or "gpt2"]
+        torch.manual_seed(settings.seed)
+        size = max(tokenizer.get_vocab().values()) + 1
+        return family, family.Model(settings.fresh_config(family, size))
+    family, like, _ = fit(start)
+    config = like.config
+    model = skeleton(family, settings.tuned_config(family, config) if checkpoint is None else config)
+    # Copies, in the layout that is faster to train: what is in the file stays as it is.
+    tensors = native_tensors(start, family, start)
+    state = {name: tensors[name].to(torch.float32, copy=True).contiguous() for name in model.state_dict()}
+    model.load_state_dict(state, assign=True)
+    return family, model
+
+
+def device_of(settings: Settings, group: Processes) -> torch.device:
+    """Of this process: under torchrun each has a GPU of its own."""
+    name = choose_device(settings.device).name
+    if name.startswith("cuda") and group.count > 1:
+        name = f"cuda:{group.local}"
+        torch.cuda.set_device(name)
+    return torch.device(name)
+
+
+def finish(folder: RunFolder, listener: Listener) -> None:
+    """The model card and the picture of the curves, also of a run that was stopped."""
+    from minhub_py.train.report import card, draw, read
+
+    if not folder.read_rows():
+        return
+    summary = read(folder.path)
+    write_text(folder.card, card(summary))
+    if importlib.util.find_spec("matplotlib") is None:
+        listener.note("the curves are not drawn: pip install 'minhub_py[plot]' brings matplotlib")
+    else:
+        draw([summary], folder.curves)
+
+
+@contextmanager
+def signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM, the first time, are put down here instead of ending anything; the second Ctrl-C does."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def handle(number: int, _frame: Any) -> None:
+        caught.append(number)
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
