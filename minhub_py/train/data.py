@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from minhub_py.storage import read_object
-from minhub_py.tokenizer import characters, train_byte_level_bpe
 
 # Characters that are read and encoded at a time.
 PIECE = 2**14
@@ -61,30 +60,26 @@ class Corpus:
         return cls(train, held_out, about["characters"], about["texts"])
 
 
-def prepare(
-    texts: Sequence[Path],
-    folder: Path,
-    held_out: float,
-    make_tokenizer: Callable[["Text"], Any],
-    progress: Callable[[str, int, int], object],
-) -> Any:
-    """Write train.bin, held_out.bin and tokens.json; the tokenizer. `progress(what, done, total)` hears of bytes.
+def prepare(text: "Text", tokenizer: Any, folder: Path) -> None:
+    """Write train.bin, held_out.bin and tokens.json.
 
-    FileNotFoundError: a text is missing. ValueError: it is not UTF-8, empty, or not in the tokenizer's vocabulary.
+    ValueError: the text is not UTF-8, or not in the tokenizer's vocabulary.
     """
-    text = Text(texts, held_out, progress)
-    tokenizer = make_tokenizer(text)
     # Ids beyond the largest token's do not occur, whatever a checkpoint's padded vocabulary says.
     dtype = "<u2" if max(tokenizer.get_vocab().values()) < 2**16 else "<u4"
     folder.mkdir(parents=True, exist_ok=True)
     counts = {}
     for name, part in (("train", text.train), ("held_out", text.held_out)):
         counts[name] = _write(folder / f"{name}.bin", part("Encoding"), tokenizer, dtype)
-    about = {"dtype": dtype, **counts, "characters": text.length - text.cut, "texts": [path.name for path in texts]}
+    about = {
+        "dtype": dtype,
+        **counts,
+        "characters": text.length - text.cut,
+        "texts": [path.name for path in text.paths],
+    }
     partial = folder / ".tokens.json.partial"
     partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, folder / "tokens.json")  # last: where it is, the other two are whole
-    return tokenizer
 
 
 def _write(path: Path, pieces: Iterable[str], tokenizer: Any, dtype: str) -> int:
@@ -113,12 +108,12 @@ def at_words(pieces: Iterable[str]) -> Iterator[str]:
     """The same text in pieces of about the same length, cut before the white space that begins a word.
 
     There GPT-2's tokenizer cuts too, so the ids are those of the whole text (Radford et al. 2019: a word takes the
-    space before it along).
+    space before it along). Not before a sign: it may begin a special token, which all of the white space stands before.
     """
     held = ""
     for piece in pieces:
         held += piece
-        words = (i for i in range(len(held) - 2, 0, -1) if held[i].isspace() and not held[i + 1].isspace())
+        words = (i for i in range(len(held) - 2, 0, -1) if is_white(held[i]) and held[i + 1].isalnum())
         if cut := next(words, 0):
             yield held[:cut]
             held = held[cut:]
@@ -127,6 +122,11 @@ def at_words(pieces: Iterable[str]) -> Iterator[str]:
             held = ""
     if held:
         yield held
+
+
+def is_white(character: str) -> bool:
+    """As the tokenizer sees it, to which the separators U+001C to U+001F are none."""
+    return character.isspace() and not "\x1c" <= character <= "\x1f"
 
 
 class Text:
@@ -178,16 +178,6 @@ class Text:
             if skip < len(piece):
                 yield piece[max(skip, 0) :]
             skip -= len(piece)
-
-
-def characters_of(text: Text) -> Any:
-    """A tokenizer with an id for each character of the text, in their order."""
-    return characters(text.alphabet)
-
-
-def bpe_of(text: Text, vocab_size: int) -> Any:
-    """A byte-level BPE, learnt from the part that trains."""
-    return train_byte_level_bpe(text.train("Learning tokens"), vocab_size)
 
 
 def random_integers(seed: int, step: int, high: int, count: int) -> list[int]:

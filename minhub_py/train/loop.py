@@ -11,7 +11,7 @@ run that goes on from a checkpoint needs no state of a generator, and makes the 
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -72,28 +72,33 @@ class Trainer:
     """
 
     def __init__(
-        self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Any, family: Family, model: nn.Module,
+        self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Any, family: Family, model: Any,
         processes: Processes, device: torch.device, listener: Listener,
     ) -> None:  # fmt: skip
         self.settings, self.folder, self.corpus, self.tokenizer = settings, folder, corpus, tokenizer
         self.family, self.processes, self.device, self.listener = family, processes, device, listener
         self.progress = Progress()
+        self.saved = -1  # the step of the last checkpoint
         self.context = settings.context or 128
         self.carry = settings.carry and family.name == "lstm"
         self.share = processes.share(settings.batch // settings.accumulate)
         self.piece = self.share.stop - self.share.start  # rows that this process reads at a time
         self.share = processes.share(settings.batch)
         self.source = source_of(corpus.train, settings.batch, self.context, settings.seed, carry=self.carry)
-        self.held_out = held_out_rows(
-            corpus.held_out, self.context, self.piece * processes.count, settings.evaluate_tokens, carry=self.carry
-        )
+        together = self.piece * processes.count
+        if self.carry:
+            self.held_out = held_out_streams(
+                corpus.held_out, self.context, settings.batch, together, settings.evaluate_tokens
+            )
+        else:
+            self.held_out = held_out_windows(corpus.held_out, self.context, together, settings.evaluate_tokens)
 
-        self.model: Any = model.to(device).train()
+        self.model = model.to(device).train()
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.zero = self.model.new_cache(self.piece, self.context) if self.carry else None
         self.states = [self.fresh_state(self.piece) for _ in range(settings.accumulate)]
-        self.spread: Any = processes.spread(self.model, device)
-        self.called: Any = torch.compile(self.spread) if settings.compile else self.spread
+        self.spread = processes.spread(self.model, device)
+        self.called = torch.compile(self.spread) if settings.compile else self.spread
         self.optimizer = optimizer_of(self.model, settings)
         exact = torch.float32 if device.type == "mps" else torch.float64
         self.sums = torch.zeros(2, dtype=exact, device=device)  # of losses and gradient norms since the last row
@@ -111,7 +116,7 @@ class Trainer:
         settings, progress = self.settings, self.progress
         self.started = time.perf_counter() - progress.seconds
         self.row_step, self.row_began = progress.step, self.started
-        if progress.step == 0:
+        if progress.best_loss is None:
             self.evaluate()
         self.begin_timing()
         while not self.finished:
@@ -293,6 +298,8 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint of this step. OSError: the disk is full; the one before it is still there."""
+        if self.saved == self.progress.step:
+            return
         self.means()  # weights that have blown up are not kept
         self.progress.sums = self.processes.sum(self.sums.tolist(), self.device)
         self.progress.seconds = time.perf_counter() - self.started
@@ -309,6 +316,7 @@ class Trainer:
             raise type(error)(f"{partial.parent} cannot be written ({reason}): make room, then go on with --resume. "
                               "The last checkpoint is intact") from error  # fmt: skip
         self.processes.wait()
+        self.saved = self.progress.step
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """AdamW's two moments of each parameter."""
@@ -332,6 +340,7 @@ class Trainer:
     def resume(self, checkpoint: Any) -> None:
         """Go on from a checkpoint, whose model this one has already. ValueError: it is damaged or of another model."""
         tensors, self.progress = read_state(checkpoint)
+        self.saved = self.progress.step
         wanted = {f"{moment}.{name}" for name, _ in self.model.named_parameters() for moment in MOMENTS}
         wanted |= {"state.h", "state.c"} if self.carry else set()
         if self.progress.step and set(tensors) != wanted:
@@ -372,24 +381,38 @@ def random_seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
-def held_out_rows(
-    tokens: Tokens, context: int, rows: int, most: int, *, carry: bool
-) -> Sequence[tuple[list[int], int, bool]]:
-    """What is read of the held-out text, in order: the starts of at most `rows` rows, their length, and whether they
-    begin anew. With `carry` rows follow on; without, each is a context of its own. ValueError: it has no 2 ids.
+# What is read of the held-out text, in order: the starts of rows, their length, and whether they begin anew.
+Rows = list[tuple[list[int], int, bool]]
+
+
+def held_out_windows(tokens: Tokens, context: int, together: int, most: int) -> Rows:
+    """Contexts by themselves, one after the other, `together` at a time; of a long text so many that they are evenly
+    spread and have at most `most` tokens. ValueError: it has no 2 ids.
     """
+    length = row_length(tokens, context)
+    count = (tokens.count - 1) // length
+    chosen = np.linspace(0, count - 1, min(count, max(most // length, 1))).round().astype(int)
+    starts: list[int] = (chosen * length).tolist()
+    return [(starts[i : i + together], length, True) for i in range(0, len(starts), together)]
+
+
+def held_out_streams(tokens: Tokens, context: int, batch: int, together: int, most: int) -> Rows:
+    """`batch` streams, each read in rows that follow on, `together` streams at a time. ValueError: it has no 2 ids."""
+    length = row_length(tokens, context)
+    streams = min(batch, (tokens.count - 1) // length)
+    each = (tokens.count - 1) // streams
+    places = range(0, min(each, max(most // streams, length)), length)
+    return [
+        ([stream * each + place for stream in range(first, min(first + together, streams))],
+         min(length, each - place), place == 0)
+        for first in range(0, streams, together)
+        for place in places
+    ]  # fmt: skip
+
+
+def row_length(tokens: Tokens, context: int) -> int:
+    """A context, or as much as there is. ValueError: nothing that could be predicted."""
     if tokens.count < 2:
         raise ValueError(f"the held-out text has {tokens.count} tokens, and needs 2 at least: give more text, or a "
                          "larger --held-out")  # fmt: skip
-    length = min(context, tokens.count - 1)
-    count = (tokens.count - 1) // length
-    if not carry:
-        chosen = np.linspace(0, count - 1, min(count, max(most // length, 1))).round().astype(int)
-        starts: list[int] = (chosen * length).tolist()
-        return [(starts[i : i + rows], length, True) for i in range(0, len(starts), rows)]
-    rows = min(rows, count)
-    stream = (tokens.count - 1) // rows
-    places = range(0, min(stream, max(most // rows, length)), length)
-    return [
-        ([row * stream + place for row in range(rows)], min(length, stream - place), place == 0) for place in places
-    ]
+    return min(context, tokens.count - 1)

@@ -37,7 +37,7 @@ class Processes:
         part = rows // self.count
         return slice(self.rank * part, (self.rank + 1) * part)
 
-    def spread(self, model: nn.Module, device: torch.device) -> nn.Module:
+    def spread(self, model: Any, device: torch.device) -> Any:
         """What is called to train: the model itself, a DDP around it, or the model with its parameters sharded."""
         if self.count == 1:
             return model

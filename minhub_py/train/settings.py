@@ -58,9 +58,8 @@ class Settings:
 
     family: str | None = None  # that of `start`; else gpt2
     start: str | None = None  # fine-tune this identifier instead of a fresh model; `--from` in the shell
-    tokenizer: str | None = (
-        None  # "characters", "bpe" (learnt from the text), an identifier; None: start's, or characters
-    )
+    # "characters", "bpe" (learnt from the text), or an identifier; None: that of `start`, else characters.
+    tokenizer: str | None = None
     vocab_size: int = 4096  # of the BPE that is trained
     held_out: float = 0.1  # the last part of the text, which measures and does not train
     layers: int | None = None
@@ -104,6 +103,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise ValueError(f"{name} must be at least {smallest}, not {value}")
+        if self.threads is not None and self.threads > 1024:  # PyTorch crashes with far too many
+            raise ValueError(f"threads must be at most 1024, not {self.threads}")
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2**63, not {self.seed}")
         ranges = {"held_out": (0.0, 0.9), "dropout": (0.0, 0.99), "floor": (0.0, 1.0), "beta2": (0.0, 0.99999),
@@ -135,6 +136,9 @@ class Settings:
         }
         if self.heads is not None and "heads" not in common:
             raise ValueError(f"heads: a model of the family {family.name} has none; leave it out")
+        width, heads = sizes["width"], sizes["heads"]
+        if "heads" in common and width % heads:
+            raise ValueError(f"width {width} must be a multiple of heads, which is {heads}: give both")
         for name, value in sizes.items():
             values |= dict.fromkeys(common.get(name, ()), value)
         known = [item.name for item in fields(family.Config)]

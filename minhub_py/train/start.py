@@ -18,9 +18,9 @@ from minhub_py.pretrained import describe, fit, native_tensors
 from minhub_py.registry import FAMILIES, Family
 from minhub_py.skeleton import skeleton
 from minhub_py.storage import Checkpoint
-from minhub_py.tokenizer import parse, read_tokenizer
+from minhub_py.tokenizer import characters, parse, read_tokenizer, train_byte_level_bpe
 from minhub_py.train.checkpoint import RunFolder, write_text
-from minhub_py.train.data import Corpus, Text, bpe_of, characters_of, prepare
+from minhub_py.train.data import Corpus, Text, prepare
 from minhub_py.train.loop import Listener, Trainer
 from minhub_py.train.parallel import Processes, processes
 from minhub_py.train.settings import LEARNING_RATE, Settings
@@ -28,36 +28,42 @@ from minhub_py.train.settings import LEARNING_RATE, Settings
 # Positions of a row, where neither the settings nor the model to start from say.
 CONTEXT = 128
 LONG_CONTEXT = 1024
+# What the text becomes.
+PREPARED = ("train.bin", "held_out.bin", ".tokens.json.partial", "tokens.json", "tokenizer.json")
 
 
 def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path], listener: Listener) -> None:
     """A new run, to its end. A run exists from when it has its settings.json: what fails before leaves nothing."""
     if not texts:
         raise ValueError("there is no text to learn from: give a file, or several")
-    check_new(folder)
     with processes(settings.parallel, settings.device) as group:
         settings = completed(settings)
-        if group.first:
-            try:
-                tokenizer = prepare(texts, folder.tokens, settings.held_out, Maker(settings), listener.preparing)
-                check_vocabulary(settings, tokenizer)
-                write_text(folder.tokens / "tokenizer.json", tokenizer.to_str(pretty=True))
-            except BaseException:
+        if not group.first:
+            group.wait()
+            return run(folder, settings, group, listener)
+        check_new(folder)
+        made = not folder.path.exists()
+        try:
+            text = Text(texts, settings.held_out, listener.preparing)
+            tokenizer = tokenizer_of(settings, text)
+            if lost := unknown(tokenizer, text.alphabet):
+                shown = " ".join(map(repr, lost[:10])) + (" …" if len(lost) > 10 else "")
+                listener.note(f"{len(lost)} characters of the text are not in the tokenizer's vocabulary: {shown}")
+            prepare(text, tokenizer, folder.tokens)
+            write_text(folder.tokens / "tokenizer.json", tokenizer.to_str(pretty=True))
+            group.wait()
+            run(folder, settings, group, listener)
+        finally:
+            if not folder.settings.exists():
                 shutil.rmtree(folder.tokens, ignore_errors=True)
-                with suppress(OSError):
-                    folder.path.rmdir()
-                raise
-            write_text(folder.settings, settings.to_json())
-        group.wait()
-        run(folder, settings, group, listener)
+                if made:
+                    with suppress(OSError):
+                        folder.path.rmdir()
 
 
 def go_on(folder: RunFolder, settings: Settings, listener: Listener) -> None:
     """A run from its last checkpoint to its end; from its beginning, where it has not come to one."""
     with processes(settings.parallel, settings.device) as group:
-        if group.first:
-            write_text(folder.settings, settings.to_json())
-        group.wait()
         run(folder, settings, group, listener)
 
 
@@ -65,8 +71,12 @@ def check_new(folder: RunFolder) -> None:
     """FileExistsError: there is something that a new run would spoil."""
     if folder.settings.exists():
         raise FileExistsError(f"{folder.path} holds a run already: go on with it (--resume), or name another folder")
-    if folder.path.is_file() or (folder.path / "config.json").exists():
-        raise FileExistsError(f"{folder.path} holds something else already: name another folder")
+    if folder.path.is_file():
+        raise FileExistsError(f"{folder.path} is a file: name a folder")
+    held = sorted(path.name for path in folder.path.iterdir()) if folder.path.is_dir() else []
+    left = held == ["tokens"] and {path.name for path in folder.tokens.iterdir()} <= set(PREPARED)
+    if held and not left:  # a run that was killed while it read its text has left no more than that
+        raise FileExistsError(f"{folder.path} holds {held[0]} already: name a new folder")
 
 
 def start_of(settings: Settings) -> Checkpoint | None:
@@ -103,27 +113,31 @@ def completed(settings: Settings) -> Settings:
     )
 
 
-class Maker:
-    """Makes the tokenizer that the settings ask for."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-
-    def __call__(self, text: Text) -> Any:
-        """The tokenizer. Errors are those of `tokenizer_from_pretrained`."""
-        if self.settings.tokenizer == "characters":
-            return characters_of(text)
-        if self.settings.tokenizer == "bpe":
-            return bpe_of(text, self.settings.vocab_size)
-        return read_tokenizer(hub.fetch(str(self.settings.tokenizer), weights=False))
+def tokenizer_of(settings: Settings, text: Text) -> Any:
+    """The tokenizer that the settings ask for. Errors are those of `tokenizer_from_pretrained`."""
+    if settings.tokenizer == "characters":
+        return characters(text.alphabet)
+    if settings.tokenizer == "bpe":
+        return train_byte_level_bpe(text.train("Learning tokens"), settings.vocab_size)
+    return read_tokenizer(hub.fetch(str(settings.tokenizer), weights=False))
 
 
-def check_vocabulary(settings: Settings, tokenizer: Any) -> None:
-    """ValueError: the model to start from does not know all ids."""
-    start = start_of(settings)
-    largest = max(tokenizer.get_vocab().values())
-    if start is not None and largest >= (size := describe(start)[1].vocab_size):
-        raise ValueError(f"{settings.start} knows {size} ids, the tokenizer has {largest + 1}: leave --tokenizer out")
+def unknown(tokenizer: Any, alphabet: Sequence[str]) -> list[str]:
+    """The characters that would be lost, or all become one id."""
+    nothing: tuple[list[int], list[int]] = ([], [tokenizer.token_to_id("<unk>")])
+    return [char for char in alphabet if tokenizer.encode(char, add_special_tokens=False).ids in nothing]
+
+
+def check_model(settings: Settings, config: Any, tokenizer: Any) -> None:
+    """ValueError: the model does not know all ids, or has fewer positions than a row."""
+    ids = max(tokenizer.get_vocab().values()) + 1
+    if ids > config.vocab_size:
+        raise ValueError(f"the model knows {config.vocab_size} ids, and the tokenizer has {ids}: leave --tokenizer "
+                         "or vocab_size out")  # fmt: skip
+    if config.context_length is not None and (settings.context or 0) > config.context_length:
+        raise ValueError(f"the model has {config.context_length} positions, fewer than --context {settings.context}")
+    if settings.sample is not None and not tokenizer.encode(settings.sample).ids:
+        raise ValueError(f"sample {settings.sample!r} has no token that the model knows: give a text to write on from")
 
 
 def run(folder: RunFolder, settings: Settings, group: Processes, listener: Listener) -> None:
@@ -136,10 +150,12 @@ def run(folder: RunFolder, settings: Settings, group: Processes, listener: Liste
     newest = folder.newest()
     try:
         family, model = model_of(settings, newest, tokenizer)
+        check_model(settings, model.config, tokenizer)
         trainer = Trainer(settings, folder, corpus, tokenizer, family, model, group, device, listener)
         if newest is not None:
             trainer.resume(newest)
         if group.first:
+            write_text(folder.settings, settings.to_json())  # what cannot be trained so was refused before
             folder.forget_after(trainer.progress.step if newest else -1)
             listener.begins(trainer)
         with signals() as caught:
@@ -148,10 +164,8 @@ def run(folder: RunFolder, settings: Settings, group: Processes, listener: Liste
             finally:
                 if group.first:
                     finish(folder, listener)
-        if caught == [signal.SIGINT]:
-            raise KeyboardInterrupt
         if caught:
-            raise SystemExit(128 + caught[0])
+            raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
     finally:
         torch.set_num_threads(threads)
 
