@@ -25,6 +25,7 @@ bench: .venv/.installed-test r
 	$(BIN)/minhub bench
 	$(BIN)/python tests/benchmarks/convert.py
 	$(BIN)/python tests/benchmarks/layout.py
+	$(BIN)/python tests/benchmarks/training.py
 	$(BIN)/python tests/benchmarks/bridge.py
 
 .venv/.created:

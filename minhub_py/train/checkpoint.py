@@ -17,7 +17,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ class RunFolder:
     def write_row(self, row: Mapping[str, Any]) -> None:
         """Add a line to losses.csv."""
         new = not self.losses.exists()
-        with self.losses.open("a", encoding="utf-8", newline="") as file:
+        with writing(self.losses), self.losses.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             if new:
                 writer.writeheader()
@@ -114,24 +115,35 @@ class RunFolder:
         """Leave out the lines, and the samples, of steps that a run which goes on takes once more."""
         if self.losses.exists():
             kept = [row for row in self.read_rows() if row["step"] <= step]
-            partial = self.path / ".losses.csv.partial"
             lines = [",".join(COLUMNS), *(",".join(_number(row[name]) for name in COLUMNS) for row in kept)]
-            partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            os.replace(partial, self.losses)
+            write_text(self.losses, "\n".join(lines) + "\n")
         if self.samples.exists():
-            parts = re.split(r"^(?==== step \d+)", self.samples.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            kept_parts = [part for part in parts if part and int(part[9:].split(maxsplit=1)[0]) <= step]
-            write_text(self.samples, "".join(kept_parts))
+            text = self.samples.read_bytes()
+            heads = re.finditer(rb"^==== step (\d+)\n", text, re.MULTILINE)
+            text = text[: next((head.start() for head in heads if int(head[1]) > step), len(text))]
+            whole = text.rfind(b"\n\n") + 2 if b"\n\n" in text else 0  # after it: a head that was cut
+            write_text(self.samples, text[:whole].decode())
 
 
 def write_text(path: Path, text: str) -> None:
     """A small file, whole or as it was before."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        with writing(path):
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """OSError: the disk is full, or may not be written; with what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise type(error)(f"{path} cannot be written ({reason}): make room, then go on with --resume") from error
 
 
 def write_state(folder: Path, tensors: Mapping[str, Tensor], progress: Progress) -> None:

@@ -22,7 +22,7 @@ from minhub_py.train.report import Summary, draw, duration, family_title, read
 def train(
     texts: Sequence[Path], out: Path | None, resume: Path | None, given: Mapping[str, Any], *, live: bool
 ) -> Summary:
-    """Train, and show it. Ctrl-C: a note of how to go on, and exit status 1."""
+    """Train, and show it. Ctrl-C, and SIGTERM: a note of how to go on, and exit status 1, or 143."""
     settings = dict(given)
     if "config" in settings:
         settings["config"] = dict(setting(text) for text in settings["config"])
@@ -33,11 +33,11 @@ def train(
                 go_on(resume, listener=screen, **settings)
             else:
                 begin(list(texts), folder, listener=screen, **settings)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as stop:
             screen.close()
             if (folder / "settings.json").exists():
                 note(f"Stopped. To go on: minhub train --resume {shlex.quote(str(folder))}")
-            sys.exit(1)
+            sys.exit(stop.code if isinstance(stop, SystemExit) else 1)
     summary = read(folder)
     screen.finished(summary)
     return summary

@@ -12,7 +12,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,9 @@ from minhub_py.generate import generate
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
 from minhub_py.storage import write_checkpoint
-from minhub_py.train.checkpoint import Progress, RunFolder, read_state, write_state
+from minhub_py.train.checkpoint import Progress, RunFolder, read_state, write_state, writing
 from minhub_py.train.data import Corpus, Tokens, source_of
-from minhub_py.train.faster import faster
+from minhub_py.train.faster import Faster
 from minhub_py.train.parallel import Processes, gathered, like, whole
 from minhub_py.train.settings import Settings
 
@@ -99,6 +99,8 @@ class Trainer:
         self.states = [self.fresh_state(self.piece) for _ in range(settings.accumulate)]
         self.spread = processes.spread(self.model, device)
         self.called = torch.compile(self.spread) if settings.compile else self.spread
+        # torch.compile has its own ways.
+        self.quick = Faster if device.type == "cpu" and not settings.compile else nullcontext
         self.optimizer = optimizer_of(self.model, settings)
         exact = torch.float32 if device.type == "mps" else torch.float64
         self.sums = torch.zeros(2, dtype=exact, device=device)  # of losses and gradient norms since the last row
@@ -171,7 +173,7 @@ class Trainer:
 
     def loss(self, model: Any, rows: Tensor, state: Any) -> Tensor:
         """Mean negative log-likelihood in nats per token; rows (B, T + 1) are inputs and, one further, targets."""
-        with self.precision(), faster(self.device, self.settings.compile):
+        with self.precision(), self.quick():
             logits = model(rows[:, :-1]) if state is None else model(rows[:, :-1], state)  # (B, T, V)
             return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
@@ -282,7 +284,7 @@ class Trainer:
         [new] = generate(model, [ids], self.settings.sample_tokens, seed=self.settings.seed, temperature=0.8)
         self.model.train()
         text = prompt + self.tokenizer.decode(new)
-        with self.folder.samples.open("a", encoding="utf-8") as file:
+        with writing(self.folder.samples), self.folder.samples.open("a", encoding="utf-8", newline="") as file:
             file.write(f"==== step {self.progress.step}\n{text}\n\n")
         self.listener.sampled(self.progress.step, text)
 

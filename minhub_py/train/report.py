@@ -1,5 +1,6 @@
 """What a run has come to: a summary of its folder, its model card, its curves, and runs side by side."""
 
+import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -86,11 +87,11 @@ def command(settings: Settings, texts: Sequence[str], out: str) -> str:
             continue
         option = "--" + {"start": "from"}.get(item.name, item.name.replace("_", "-"))
         if item.name == "config":
-            words += [word for name, setting in value.items() for word in ("--set", f"{name}={setting}")]
+            words += [word for name, setting in value.items() for word in ("--set", f"{name}={json.dumps(setting)}")]
         elif isinstance(value, bool):
             words.append(option if value else f"--no-{item.name}")
         else:
-            words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
+            words += [option, str(value)]
     return shlex.join(words)
 
 
@@ -159,8 +160,9 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
             steps = [row["step"] for row in run.rows]
             held_out = [row["held_out_loss"] * scale for row in run.rows]
             train = [row["train_loss"] * scale for row in run.rows]
-            axes.plot(steps, held_out, color=colour, linewidth=1.8, label=f"{run.name}: held out")
-            axes.plot(steps, train, color=colour, linewidth=1, linestyle=":", label=f"{run.name}: training")
+            name = run.name.replace("$", r"\$")  # or else it is mathematics; after a "_" the legend would leave it out
+            axes.plot(steps, held_out, color=colour, linewidth=1.8, label=f"held out: {name}")
+            axes.plot(steps, train, color=colour, linewidth=1, linestyle=":", label=f"training: {name}")
             best = run.nats_per_token * scale
             axes.plot([run.best_step], [best], "o", color=colour, markersize=5)
             axes.annotate(f"{best:.3f}", (run.best_step, best), (0, -12), textcoords="offset points", color=colour,

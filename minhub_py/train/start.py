@@ -28,8 +28,9 @@ from minhub_py.train.settings import LEARNING_RATE, Settings
 # Positions of a row, where neither the settings nor the model to start from say.
 CONTEXT = 128
 LONG_CONTEXT = 1024
-# What the text becomes.
-PREPARED = ("train.bin", "held_out.bin", ".tokens.json.partial", "tokens.json", "tokenizer.json")
+# What a run that was killed before it began may have left.
+PREPARED = {"train.bin", "held_out.bin", ".tokens.json.partial", "tokens.json", ".tokenizer.json.partial",
+            "tokenizer.json"}  # fmt: skip
 
 
 def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path], listener: Listener) -> None:
@@ -73,10 +74,11 @@ def check_new(folder: RunFolder) -> None:
         raise FileExistsError(f"{folder.path} holds a run already: go on with it (--resume), or name another folder")
     if folder.path.is_file():
         raise FileExistsError(f"{folder.path} is a file: name a folder")
-    held = sorted(path.name for path in folder.path.iterdir()) if folder.path.is_dir() else []
-    left = held == ["tokens"] and {path.name for path in folder.tokens.iterdir()} <= set(PREPARED)
-    if held and not left:  # a run that was killed while it read its text has left no more than that
-        raise FileExistsError(f"{folder.path} holds {held[0]} already: name a new folder")
+    held = {path.name for path in folder.path.iterdir()} if folder.path.is_dir() else set()
+    if "tokens" in held and folder.tokens.is_dir() and {path.name for path in folder.tokens.iterdir()} <= PREPARED:
+        held -= {"tokens", ".settings.json.partial"}
+    if held:
+        raise FileExistsError(f"{folder.path} holds {min(held)} already: name a new folder")
 
 
 def start_of(settings: Settings) -> Checkpoint | None:

@@ -1,0 +1,179 @@
+"""Training: tokens per second against nanoGPT's loop and a plain PyTorch loop of an LSTM, step by step in turns.
+
+    git clone https://github.com/karpathy/nanoGPT
+    python tests/benchmarks/training.py nanoGPT/model.py
+
+Both sides have the same sizes, batch, dtype and threads; a step is all that a loop does from rows to updated weights.
+nanoGPT's side is its own model and its own AdamW, around which the loop does what its train.py does. Its activation is
+the exact GELU, and so is ours here. Without the file only the LSTM is measured, and what `faster.py` brings.
+"""
+
+import argparse
+import importlib.util
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minhub_py.registry import FAMILIES
+from minhub_py.train.checkpoint import RunFolder
+from minhub_py.train.data import Corpus, Tokens
+from minhub_py.train.loop import Listener, Trainer
+from minhub_py.train.parallel import Processes
+from minhub_py.train.settings import Settings
+
+VOCABULARY = 65
+TOKENS = 2**20
+SIZES = {
+    "nanoGPT's CPU recipe": {"layers": 4, "width": 128, "heads": 4, "context": 64, "batch": 12},
+    "the built-in's size": {"layers": 6, "width": 160, "heads": 5, "context": 256, "batch": 16},
+    "GPT-2's width, 4 layers": {"layers": 4, "width": 768, "heads": 12, "context": 256, "batch": 4},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, nargs="?", help="nanoGPT's model.py")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "train.bin"
+        np.random.default_rng(0).integers(VOCABULARY, size=TOKENS, dtype=np.uint16).tofile(path)
+        print(f"medians of {args.rounds}, tokens/s")
+        print(f"{'case':42} {'threads':>7}  {'ours':>9}  {'theirs':>9}  {'ratio':>5}")
+        for threads in args.threads:
+            torch.set_num_threads(threads)
+            if args.model is not None:
+                for name, sizes in SIZES.items():
+                    for dtype in ("float32", "bfloat16"):
+                        theirs = nanogpt(args.model, path, sizes, dtype)
+                        compare(
+                            f"{name}, {dtype}", threads, ours(path, "gpt2", sizes, dtype), theirs, sizes, args.rounds
+                        )
+            sizes = {"layers": 2, "width": 384, "context": 128, "batch": 32}
+            for dtype in ("float32", "bfloat16"):
+                both = ours(path, "lstm", sizes, dtype), plain_lstm(path, sizes, dtype)
+                compare(f"LSTM 2 × 384, {dtype}", threads, *both, sizes, args.rounds)
+            for family in ("gpt2", "gptneo"):
+                for dropout in (0.0, 0.2):
+                    sizes = SIZES["the built-in's size"]
+                    quick = ours(path, family, sizes | {"dropout": dropout}, "bfloat16")
+                    slow = ours(path, family, sizes | {"dropout": dropout}, "bfloat16", faster=False)
+                    name = f"faster.py: {family}, bfloat16, dropout {dropout}"
+                    compare(name, threads, quick, slow, sizes, args.rounds)
+
+
+def compare(
+    name: str, threads: int, mine: Callable[[], None], theirs: Callable[[], None], sizes: dict[str, Any], rounds: int
+) -> None:
+    """A line of the table."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + 2):
+        for step, kept in zip((mine, theirs), times, strict=True):
+            began = time.perf_counter()
+            step()
+            if turn >= 2:
+                kept.append(time.perf_counter() - began)
+    tokens = sizes["batch"] * sizes["context"]
+    speeds = [tokens / statistics.median(kept) for kept in times]
+    ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+    print(f"{name:42} {threads:7}  {speeds[0]:9,.0f}  {speeds[1]:9,.0f}  {ratio:5.2f}", flush=True)
+
+
+def ours(path: Path, family: str, sizes: dict[str, Any], dtype: str, *, faster: bool = True) -> Callable[[], None]:
+    """One step of `minhub train`."""
+    gelu = {"gpt2": {"activation_function": "gelu"}}
+    settings = Settings(**{
+        "family": family, "steps": 1000, "learning_rate": 1e-3, "dropout": 0.0, "dtype": dtype,
+        "config": gelu.get(family, {}), **sizes,
+    })  # fmt: skip
+    tokens = Tokens(path, "<u2", TOKENS)
+    model = FAMILIES[family].Model(settings.fresh_config(FAMILIES[family], VOCABULARY))
+    trainer = Trainer(
+        settings, RunFolder(path.parent), Corpus(tokens, tokens, TOKENS, []), None, FAMILIES[family], model,
+        Processes(), torch.device("cpu"), Listener(),
+    )  # fmt: skip
+    if not faster:
+        trainer.quick = nullcontext
+
+    def step() -> None:
+        trainer.step()
+        trainer.progress.step += 1
+        trainer.look()
+
+    trainer.begin_timing()
+    return step
+
+
+def nanogpt(model_file: Path, path: Path, sizes: dict[str, Any], dtype: str) -> Callable[[], None]:
+    """One step as nanoGPT's train.py makes it."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", model_file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    context, batch = sizes["context"], sizes["batch"]
+    config = module.GPTConfig(
+        n_layer=sizes["layers"], n_head=sizes["heads"], n_embd=sizes["width"], block_size=context,
+        vocab_size=VOCABULARY, dropout=0.0, bias=True,
+    )  # fmt: skip
+    model = module.GPT(config)
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def rows() -> tuple[torch.Tensor, torch.Tensor]:
+        ids = np.memmap(path, np.uint16, "r")
+        starts = torch.randint(len(ids) - context, (batch,))
+        x = torch.stack([torch.from_numpy(ids[i : i + context].astype(np.int64)) for i in starts])
+        y = torch.stack([torch.from_numpy(ids[i + 1 : i + 1 + context].astype(np.int64)) for i in starts])
+        return x, y
+
+    def step() -> None:
+        x, y = rows()
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            _, loss = model(x, y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def plain_lstm(path: Path, sizes: dict[str, Any], dtype: str) -> Callable[[], None]:
+    """One step of the loop that tutorials show: nn.LSTM, cross entropy, AdamW, gradients clipped."""
+    context, batch = sizes["context"], sizes["batch"]
+    embedding, lstm = nn.Embedding(VOCABULARY, 64), nn.LSTM(64, sizes["width"], sizes["layers"], batch_first=True)
+    parts = nn.ModuleList([embedding, lstm, nn.Linear(sizes["width"], VOCABULARY)])
+    optimizer = torch.optim.AdamW(parts.parameters(), lr=1e-3)
+    ids = torch.from_numpy(np.fromfile(path, np.uint16).astype(np.int64))
+
+    def step() -> None:
+        starts = torch.randint(len(ids) - context - 1, (batch,))
+        rows = torch.stack([ids[i : i + context + 1] for i in starts])
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            logits = parts[2](lstm(embedding(rows[:, :-1]))[0])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

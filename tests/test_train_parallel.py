@@ -1,0 +1,93 @@
+"""Many processes: torchrun's, on this machine, by gloo. They do what one does."""
+
+import csv
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from minhub_py.storage import Checkpoint
+from minhub_py.train import Run, resume, train
+
+SETTINGS: dict[str, Any] = {
+    "layers": 2, "width": 32, "context": 16, "batch": 8, "steps": 8, "evaluate_every": 4, "checkpoint_every": 4,
+    "evaluate_tokens": 500, "dropout": 0.0, "accumulate": 2, "threads": 1, "sample": "the", "sample_tokens": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = "the quick brown fox jumps over a lazy dog and sees it run".split()
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(" ".join(random.Random(1).choices(words, k=1500)))
+    return path
+
+
+def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += ["-m", "minhub_py.train", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+def as_options(settings: dict[str, Any]) -> list[str]:
+    return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def losses(run: Path) -> list[list[float]]:
+    with (run / "losses.csv").open() as file:
+        names = ("step", "train_loss", "held_out_loss", "gradient_norm")
+        return [[float(row[name] or 0) for name in names] for row in csv.DictReader(file)]
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(Checkpoint(folder))
+
+
+@pytest.mark.parametrize(("family", "way"), [("gpt2", "ddp"), ("gptneo", "fsdp"), ("lstm", "ddp"), ("lstm", "fsdp")])
+def test_two_processes_reach_the_losses_of_one(text: Path, tmp_path: Path, family: str, way: str) -> None:
+    alone = train(text, tmp_path / "one", family=family, **SETTINGS)
+    done = torchrun(2, text, "--out", tmp_path / "two", "--family", family, "--parallel", way, *as_options(SETTINGS))
+    assert done.returncode == 0, done.stderr
+    assert f"2 processes ({way})" in done.stderr
+    assert done.stderr.count("STEP  TRAINING") == 1  # one of them talks
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert [row[0] for row in two] == [0, 4, 8]
+    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=2e-6, atol=2e-6)
+    ours, theirs = tensors(tmp_path / "one"), tensors(tmp_path / "two")
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=1e-4, atol=2e-5)
+    assert Run(tmp_path / "two").files.samples.read_text() == alone.files.samples.read_text()
+
+
+def test_a_sharded_run_goes_on_with_other_numbers_of_processes(text: Path, tmp_path: Path) -> None:
+    one, many = tmp_path / "one", tmp_path / "many"
+    train(text, one, family="lstm", **SETTINGS)
+    resume(one, steps=16)
+    resume(one, steps=24)
+    for count, arguments in (
+        (2, [text, "--out", many, "--family", "lstm", "--parallel", "fsdp", *as_options(SETTINGS)]),
+        (4, ["--resume", many, "--steps", 16]),
+    ):
+        done = torchrun(count, *arguments)
+        assert done.returncode == 0, done.stderr
+    resume(many, steps=24)
+    torch.testing.assert_close(torch.tensor(losses(many)), torch.tensor(losses(one)), rtol=5e-6, atol=5e-6)
+    assert [row[0] for row in losses(many)] == [0, 4, 8, 12, 16, 20, 24]
+    state = safe_open(next((many / "checkpoints").iterdir()) / "optimizer.safetensors", framework="pt")
+    assert state.get_tensor("state.h").shape == (2, 8, 32)  # whole again: of all rows
+
+
+def test_rows_that_cannot_be_shared_are_refused(text: Path, tmp_path: Path) -> None:
+    done = torchrun(2, text, "--out", tmp_path / "run", *as_options(SETTINGS | {"batch": 6}))
+    assert done.returncode != 0
+    assert "3 rows at a time cannot be shared among 2 processes" in done.stderr
+    assert not (tmp_path / "run").exists()
