@@ -100,6 +100,11 @@ class Run:
         return self.best["held_out_loss"]
 
     @property
+    def nats_per_character(self) -> float:
+        """`best_loss` for a character of the held-out text: what models of different tokenizers are compared by."""
+        return self.best_loss / self.characters_per_token
+
+    @property
     def corpus(self) -> Corpus:
         """The ids that it learns from, and those that measure it."""
         return Corpus.read(self.files.tokens)

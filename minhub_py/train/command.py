@@ -35,8 +35,9 @@ def train(
                 begin(list(texts), folder, listener=screen, **settings)
         except (KeyboardInterrupt, SystemExit) as stop:
             screen.close()
-            if (folder / "settings.json").exists():
-                note(f"Stopped. To go on: minhub train --resume {shlex.quote(str(folder))}")
+            begun = (folder / "settings.json").exists()
+            note(f"Stopped. To go on: minhub train --resume {shlex.quote(str(folder))}" if begun else
+                 "Stopped before the run began: nothing was written.")  # fmt: skip
             sys.exit(stop.code if isinstance(stop, SystemExit) else 1)
     summary = read(folder)
     screen.finished(summary)

@@ -365,7 +365,8 @@ def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=learning_rate(settings, 0), betas=(0.9, settings.beta2), fused=True)
+    fused = next(model.parameters()).device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(groups, lr=learning_rate(settings, 0), betas=(0.9, settings.beta2), fused=fused)
 
 
 def learning_rate(settings: Settings, step: int) -> float:

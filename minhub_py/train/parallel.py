@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from minhub_py.device import choose_device
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -46,8 +48,11 @@ class Processes:
 
             return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
 
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError as error:
+            raise ValueError("--parallel fsdp needs PyTorch 2.6 or newer: update it, or take ddp") from error
         mesh = init_device_mesh(device.type, (self.count,))
         for block in (block for blocks in model.children() if isinstance(blocks, nn.ModuleList) for block in blocks):
             fully_shard(block, mesh=mesh)
@@ -91,10 +96,14 @@ def processes(way: str, device: str) -> Iterator[Processes]:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield Processes()
         return
-    on_cuda = device == "cuda" or device.startswith("cuda:")
-    dist.init_process_group("nccl" if on_cuda else "gloo")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if choose_device(device).name.startswith("cuda"):
+        torch.cuda.set_device(local)  # before NCCL is asked for anything
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+    else:
+        dist.init_process_group("gloo")
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), way, int(os.environ.get("LOCAL_RANK", "0")))
+        yield Processes(dist.get_rank(), dist.get_world_size(), way, local)
     finally:
         dist.destroy_process_group()
 

@@ -195,7 +195,6 @@ def device_of(settings: Settings, group: Processes) -> torch.device:
     name = choose_device(settings.device).name
     if name.startswith("cuda") and group.count > 1:
         name = f"cuda:{group.local}"
-        torch.cuda.set_device(name)
     return torch.device(name)
 
 
