@@ -153,7 +153,7 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
-        ends = []
+        low, high = math.inf, -math.inf
         for number, run in enumerate(runs):
             colour = COLOURS[number % len(COLOURS)]
             scale = run.nats_per_character / run.nats_per_token if per_character else 1.0
@@ -165,14 +165,13 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
             axes.plot(steps, train, color=colour, linewidth=1, linestyle=":", label=f"training: {name}")
             best = run.nats_per_token * scale
             axes.plot([run.best_step], [best], "o", color=colour, markersize=5)
-            axes.annotate(f"{best:.3f}", (run.best_step, best), (0, -12), textcoords="offset points", color=colour,
+            axes.annotate(f"{best:.3f}", (run.best_step, best), (0, 7), textcoords="offset points", color=colour,
                           ha="center", fontsize=8)  # fmt: skip
             # The first losses are of a model that knows nothing: they would squeeze all others.
-            ends += [*held_out[len(held_out) // 10 :], best]
-        low, high = min(ends), max(ends)
+            seen = held_out[max(1, len(held_out) // 10) :] + train[max(1, len(train) // 10) :] or held_out
+            low, high = min(low, *seen, best), max(high, *seen, best)
         room = max(high - low, 0.05)
-        lowest = min([low, *(v for run in runs for row in run.rows[1:] if (v := row["train_loss"]) == v)])
-        axes.set_ylim(lowest - 0.15 * room, high + 0.1 * room)
+        axes.set_ylim(low - 0.1 * room, high + 0.1 * room)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
         axes.set_axisbelow(True)

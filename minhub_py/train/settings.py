@@ -122,10 +122,13 @@ class Settings:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be {' or '.join(allowed)}, not {getattr(self, name)!r}")
 
-    def fresh_config(self, family: Family, vocab_size: int) -> Any:
-        """The config of a fresh model. ValueError: a setting that the family has not, or sizes that do not fit."""
+    def fresh_config(self, family: Family, vocab_size: int, end: int | None = None) -> Any:
+        """The config of a fresh model, for which `end` is the id that ends a text.
+
+        ValueError: a setting that the family has not, or sizes that do not fit.
+        """
         common = COMMON[family.name]
-        ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
         values = {"vocab_size": vocab_size, **ends, **SMALL[family.name]}
         sizes = {
             "layers": self.layers or LAYERS[family.name],

@@ -179,7 +179,7 @@ def model_of(settings: Settings, checkpoint: Path | None, tokenizer: Any) -> tup
         family = FAMILIES[settings.family or "gpt2"]
         torch.manual_seed(settings.seed)
         size = max(tokenizer.get_vocab().values()) + 1
-        return family, family.Model(settings.fresh_config(family, size))
+        return family, family.Model(settings.fresh_config(family, size, tokenizer.token_to_id("<|endoftext|>")))
     family, like, _ = fit(start)
     config = like.config
     model = skeleton(family, settings.tuned_config(family, config) if checkpoint is None else config)
