@@ -1,38 +1,263 @@
-"""The examples run as their own first lines say."""
+"""The examples run as their own first lines say, and what they print is so."""
 
+import ast
+import importlib.util
+import math
 import os
+import random
+import re
+import shlex
 import subprocess
 import sys
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
 
-from minhub_py import from_pretrained, generate, tokenizer_from_pretrained
+from minhub_py import from_pretrained, gpt2, gptneo, lstm, save_pretrained, tokenizer_from_pretrained
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+NUMBER = r"(\d+\.\d+)"
 
 
-def run(*arguments: object) -> str:
-    command = [sys.executable, *map(str, arguments)]
+def run(name: str, *options: object, text: Path | None = None) -> str:
+    """What an example prints when it is run by the first command of its docstring, with `options` added."""
+    docstring = ast.get_docstring(ast.parse((EXAMPLES / name).read_text(encoding="utf-8"))) or ""
+    [python, script, *arguments] = shlex.split(re.findall(r"^ *(python examples/.*)$", docstring, re.MULTILINE)[0])
+    assert (python, script) == ("python", f"examples/{name}")
+    arguments = [str(text) if argument == "input.txt" else argument for argument in arguments]
+    command = [sys.executable, script, *arguments, *map(str, options)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as in conftest.py
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=one_thread).stdout
+    done = subprocess.run(
+        command, cwd=EXAMPLES.parent, capture_output=True, encoding="utf-8", timeout=200, env=one_thread, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def load(name: str) -> ModuleType:
+    """An example as a module; its name is none that `import` takes."""
+    spec = importlib.util.spec_from_file_location("example", EXAMPLES / name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def numbers(text: str) -> list[float]:
+    return [float(word.replace(",", "")) for word in text.split()]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of a few long words at random: what comes next in a word is sure, which word comes next is not."""
+    chance = random.Random(1)
+    words = "morning evening river mountain window garden shadow silver winter summer candle letter".split()
+    lines = [" ".join(chance.choices(words, k=7)) + ".\n" for _ in range(800)]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def test_readme_has_every_example_and_every_command_is_one() -> None:
+    readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    path = re.findall(r"^ *python examples/(\S+)", readme, re.MULTILINE)
+    assert path == sorted(file.name for file in EXAMPLES.glob("[0-9]*.py"))
 
 
 def test_write_text() -> None:
-    lines = run(EXAMPLES / "write_text.py").splitlines()
+    lines = run("write_text.py").splitlines()
     perplexity = {line[10:]: float(line[:8]) for line in lines[-3:]}
     assert perplexity["What say you to my lord?"] < min(
         perplexity["Wht sy y t my lrd?"], perplexity["The GPU is too hot."]
     )
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])
-def test_training_lowers_the_loss_and_saves_a_model(tmp_path: Path, family: str) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
-    shown = run(EXAMPLES / "train_shakespeare.py", text, family, tmp_path / "out", "--steps", 12, "--every", 6)
-    losses = [float(line.split()[4]) for line in shown.splitlines()]
-    assert len(losses) == 3
-    assert losses[-1] < losses[0]
-    model, tokenizer = (load(str(tmp_path / "out")) for load in (from_pretrained, tokenizer_from_pretrained))
-    assert len(generate(model, [tokenizer.encode("the ").ids], 5)[0]) == 5
+def test_lstm_characters(text: Path) -> None:
+    window, steps = 8, 160
+    shown = run("1_lstm_characters.py", "--steps", steps, "--window", window, "--hidden", 64, text=text)
+    letters = len(set(text.read_text()))
+    assert f"{letters} different ones; knowing nothing costs log({letters}) = {math.log(letters):.3f} nats" in shown
+
+    found = [(int(step), float(loss)) for step, loss in re.findall(rf"step +(\d+) .*held out +{NUMBER}", shown)]
+    assert [step for step, _ in found] == 2 * list(range(0, steps + 1, steps // 4))
+    losses = [loss for _, loss in found]
+    for curve in (losses[:5], losses[5:]):
+        assert curve[0] == pytest.approx(math.log(letters), abs=0.1)
+        assert all(later < earlier for earlier, later in pairwise(curve))
+        assert curve[-1] < 0.6 * curve[0]
+
+    carried, zero = (numbers(re.search(rf"^  {name} +(.*)$", shown, re.MULTILINE)[1]) for name in ("carried", "zero"))
+    assert re.search(r"^  place .*$", shown, re.MULTILINE)[0].split() == ["place", "1", "2", "4", "8", "all"]
+    assert carried[-1] == losses[4]
+    assert zero[-1] == losses[9]
+    assert zero[-1] - carried[-1] > 0.08  # the first letters of eight are guessed from nothing
+    assert zero[0] - carried[0] > 3 * abs(zero[3] - carried[3])  # … those at the start of a window
+    assert float(re.search(rf"worth {NUMBER} nats", shown)[1]) == pytest.approx(zero[-1] - carried[-1], abs=0.0011)
+    learning = [float(loss) for loss in re.findall(rf"step +{steps}  training +{NUMBER}", shown)]
+    assert learning[1] - learning[0] > 0.08
+
+    by_train = float(re.search(rf"by train.*: {NUMBER} nats", shown)[1])
+    assert by_train == pytest.approx(carried[-1], abs=0.1)
+
+
+def test_bpe_gpt(text: Path) -> None:
+    shown = run("2_bpe_gpt.py", "--vocab-size", 300, "--steps", 60, "--layers", 1, "--width", 32, text=text)
+    learnt = text.read_text()[: int(text.stat().st_size * 0.9)]
+
+    cuts = re.findall(r"^ +(\d+) tokens: +(\d+) for (\d+) characters  (.*)$", shown, re.MULTILINE)
+    assert [int(size) for size, *_ in cuts] == [257, 278, 300]
+    counts = [int(count) for _, count, *_ in cuts]
+    assert counts[0] == int(cuts[0][2])  # bytes
+    assert all(later < earlier for earlier, later in pairwise(counts))
+    ends = []  # where tokens end
+    for _, count, length, shown_pieces in cuts:
+        pieces = shown_pieces.split("|")
+        assert len(pieces) == int(count)
+        assert len("".join(pieces)) == int(length)
+        assert "".join(pieces) in text.read_text()
+        ends.append({len("".join(pieces[:i])) for i in range(len(pieces))})
+    assert ends[2] < ends[1] < ends[0]  # tokens are joined, never cut
+
+    first = ast.literal_eval(re.search(r"pairs joined: ('.*?')(?: '|$)", shown, re.MULTILINE)[1])
+    pairs = Counter("".join(pair) for word in re.findall(r" ?[a-z]+", learnt) for pair in pairwise(word))
+    assert pairs[first] == max(pairs.values())
+    foreign = re.search(r"unknown: '(.*)' is (\d+) tokens, and comes back as '(.*)'", shown)
+    assert foreign[1] == foreign[3]
+    assert int(foreign[2]) == len(foreign[1].encode())
+
+    rows = {name: numbers(row) for name, row in re.findall(r"^  (characters|BPE) +([\d., ]+)$", shown, re.MULTILINE)}
+    for size, read, length, per_token, per_character in rows.values():
+        assert read == pytest.approx(60 * 16 * 64 * length, rel=1e-3)
+        assert per_character == pytest.approx(per_token / length, abs=0.0015)
+        assert per_token < math.log(size) - 0.5  # it has learnt
+    characters, bpe = rows["characters"], rows["BPE"]
+    assert (characters[0], characters[2], bpe[0]) == (len(set(text.read_text())), 1, 300)
+    assert bpe[2] > 2
+    assert bpe[3] > characters[3]  # per token it seems worse
+    assert bpe[4] < characters[4]
+
+
+def test_sampling() -> None:
+    prompt = "ROMEO:\nWhat s"
+    lines = (shown := run("3_sampling.py", "--prompt", prompt)).splitlines()
+    names = lines[1].split()
+    assert names == ["greedy", "t=1", "t=0.5", "t=1.5", "top-k=5", "top-p=0.9"]
+    model = from_pretrained("minhub/shakespeare-gpt2", device="cpu")
+    tokenizer = tokenizer_from_pretrained("minhub/shakespeare-gpt2")
+    with torch.no_grad():
+        logits = model(torch.tensor([tokenizer.encode(prompt).ids]))[0].double().numpy()
+
+    # The table, made once more, by sorting.
+    p = np.exp(logits[-1]) / np.exp(logits[-1]).sum()
+    order = np.argsort(-p)
+    keep = {"t=0.5": p**2, "t=1": p, "t=1.5": p ** (1 / 1.5)}
+    for name, count in {"greedy": 1, "top-k=5": 5, "top-p=0.9": 1 + int((np.cumsum(p[order]) < 0.9).sum())}.items():
+        keep[name] = np.where(np.isin(np.arange(len(p)), order[:count]), p, 0)
+    wanted = np.stack([keep[name] / keep[name].sum() for name in names], axis=1)
+    rows = [line[11:].split() for line in lines[2:17]]
+    found = np.array([[0.0 if cell == "." else float(cell) for cell in row] for row in rows])
+    assert [ast.literal_eval(line[:11].strip()) for line in lines[2:14]] == [tokenizer.decode([i]) for i in order[:12]]
+    np.testing.assert_allclose(found[:12], wanted[order[:12]], atol=6e-4)
+    np.testing.assert_allclose(found[12], wanted[order[12:]].sum(axis=0), atol=6e-4)
+    np.testing.assert_array_equal(found[13], (wanted > 0).sum(axis=0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        np.testing.assert_allclose(found[14], -np.nansum(wanted * np.log(wanted), axis=0), atol=6e-4)
+    every = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    kept = [1 + int((np.cumsum(-np.sort(-row)) < 0.9).sum()) for row in every]
+    assert [int(count) for count in re.findall(r"' (\d+)", lines[19])] == kept
+
+    # The texts: each is what its method allows, and greedy repeats itself.
+    parts = re.findall(rf"^(\S+): (\d+)% .* {NUMBER} nats per token\n((?:    .*\n)+)", shown, re.MULTILINE)
+    assert [name for name, *_ in parts] == names
+    fresh, surprise = {}, {}
+    for name, percent, nats, indented in parts:
+        new = re.sub("^    ", "", indented, flags=re.MULTILINE)[:-1].removeprefix(prompt)
+        assert len(new) == 300
+        with torch.no_grad():  # every character is one that its method allows, as far as the context goes
+            ids = torch.tensor(tokenizer.encode(prompt + new).ids[:200])
+            likely = model(ids[None])[0, len(prompt) - 1 : -1].double().softmax(dim=-1)
+        ranked = likely.sort(descending=True)
+        ranks = (ranked.indices == ids[len(prompt) :, None]).int().argmax(dim=-1, keepdim=True)
+        before = (ranked.values.cumsum(dim=-1) - ranked.values).gather(1, ranks)  # what likelier ones have together
+        assert int(ranks.max()) < {"greedy": 1, "top-k=5": 5}.get(name, 65)
+        assert float(before.max()) < {"top-p=0.9": 0.9 + 1e-4}.get(name, 1.1)
+        pieces = [new[i : i + 8] for i in range(293)]
+        assert float(percent) == pytest.approx(100 * len(set(pieces)) / 293, abs=0.51)
+        fresh[name], surprise[name] = float(percent), float(nats)
+    assert fresh.pop("greedy") < 0.8 * min(fresh.values())
+    assert surprise["greedy"] < surprise["t=0.5"] < surprise["t=1"] < surprise["t=1.5"]
+    assert surprise["greedy"] < min(surprise["top-k=5"], surprise["top-p=0.9"]) < surprise["t=1"]
+
+
+def test_local_attention() -> None:
+    shown = run("4_local_attention.py", "--window", 16, "--longest", 64)
+    masks = [line.split() for line in shown.splitlines()[2:10]]
+    for query, row in enumerate(masks):
+        assert row[:8] == ["x" if key <= query else "." for key in range(8)]
+        assert row[8:] == ["x" if key in (query - 2, query - 1, query) else "." for key in range(8)]
+
+    differences = [float(found) for found in re.findall(r"(\d\.\de[+-]\d\d) of the largest value", shown)]
+    assert len(differences) == 4
+    assert differences[0] < 1e-5
+    assert min(differences[1:]) > 0.01
+
+    costs = [
+        numbers(line)[:4] for line in re.findall(r"^ +\d+(?: +[\d,]+){3} +\d+\.\d+ +\d+\.\d+$", shown, re.MULTILINE)
+    ]
+    assert costs == [[T, T * (T + 1) / 2, T * 16 - 16 * 15 / 2, T * min(T, 32)] for T in (16, 32, 64)]
+
+    reached = re.findall(r"^  ([.x ]+)  +(\d+)  (local.*)$", shown, re.MULTILINE)
+    assert [(int(count), kinds.count("local")) for _, count, kinds in reached[:-1]] == [
+        (4, 1),
+        (7, 2),
+        (10, 3),
+        (16, 5),
+    ]
+    assert reached[-1][1:] == ("24", "local, global")
+    for seen, count, _ in reached:
+        assert seen.replace(" ", "") == "." * (24 - int(count)) + "x" * int(count)
+
+
+def test_count_parameters(tmp_path: Path) -> None:
+    odd = {
+        "gpt2": gpt2(vocab_size=11, n_positions=7, n_embd=6, n_layer=3, n_head=2, n_inner=5, tie_word_embeddings=False),
+        "gptneo": gptneo(vocab_size=11, max_position_embeddings=7, hidden_size=6, num_layers=3, num_heads=2,
+                         intermediate_size=5, tie_word_embeddings=False),
+        "lstm": lstm(vocab_size=11, embedding_size=4, hidden_size=4, num_layers=3, tie_word_embeddings=True),
+    }  # fmt: skip
+    for name, model in odd.items():
+        save_pretrained(model, tmp_path / name)
+    published = {  # as the Hub, or the papers' code, counts them
+        "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
+        "gpt-neo-125m": 125_198_592, "gpt-neo-1.3B": 1_315_575_808, "gpt-neo-2.7B": 2_651_307_520,
+    }  # fmt: skip
+    shown = run("5_count_parameters.py", *published, *(tmp_path / name for name in odd))
+    table = re.findall(r"^(\S+) +([\d,]+) +([\d,]+) +(?:[\d.]+%|-) ", shown.split("\nmodel ")[1], re.MULTILINE)
+    sizes = [*published.values(), *(sum(p.numel() for p in model.parameters()) for model in odd.values())]
+    assert [name for name, *_ in table] == [*published, *(str(tmp_path / name) for name in odd)]
+    assert [numbers(f"{formula} {counted}") for _, formula, counted in table] == [[size, size] for size in sizes]
+
+    for model, total in (("gpt2", published["gpt2"]), ("minhub/shakespeare-lstm", None)):
+        [terms] = re.findall(rf"^{model}, term by term:\n((?: .*\n)+)", shown, re.MULTILINE)
+        values = [int(value.replace(",", "")) for value in re.findall(r" ([\d,]+)(?: +[\d.]+%)?$", terms, re.MULTILINE)]
+        assert sum(values[:-1]) == values[-1]
+        assert total in (None, values[-1])
+        shares = [float(share) for share in re.findall(r"([\d.]+)%", terms)]
+        assert shares == [pytest.approx(100 * value / values[-1], abs=0.051) for value in values[:-1]]
+
+
+@pytest.mark.parametrize("part", ["wte", "h", "total"])
+def test_count_parameters_raises_where_a_formula_is_wrong(part: str) -> None:
+    example = load("5_count_parameters.py")
+    about = example.inspect("gpt2")
+    terms = example.terms_of(about["family"], about["config"])
+    counted = about["parameters"]
+    assert example.check("gpt2", terms, counted) == counted["total"]
+    with pytest.raises(ValueError, match=f"gpt2: the formula gives .*'{part}': {counted[part]}.*, the model has"):
+        example.check("gpt2", terms, counted | {part: counted[part] + 1})

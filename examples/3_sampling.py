@@ -1,0 +1,110 @@
+"""Sampling: greedy, temperature, top-k and top-p, side by side, from the same model and prompt.
+
+The idea. A language model gives probabilities; a text needs one id after the other. To take the likeliest each time
+(*greedy*) ends in circles: what was just written makes itself likelier. To draw from all of the distribution gives
+variety, and now and then an id from the long tail of unlikely ones, which no text recovers from. Methods differ in what
+they do about the tail:
+
+    temperature t   divides the logits, p ** (1 / t) in effect: below 1 sharper, above 1 flatter, no id is excluded
+    top-k           keeps the k likeliest ids, however sure or unsure the model is
+    top-p           keeps the fewest likeliest ids that reach the probability p: few where the model is sure
+
+Sources. Ackley et al. (1985) for temperature; Fan et al. (2018) for top-k; Holtzman et al. (2020) for top-p, and why
+the likeliest text is a poor one.
+
+    python examples/3_sampling.py
+    python examples/3_sampling.py --prompt "What is" --new-tokens 500
+
+You see a table of the next character's probabilities, a column for each method, made by the plain functions below; and
+how many characters top-p keeps at each place of the prompt, where top-k always keeps k. Then what `generate` writes by
+the same methods, with two numbers: how many of the text's 8-character pieces are new ones (greedy repeats itself), and
+the model's own surprise, in nats per character: that of drawing at t=1 is about what real text costs it, others are
+below or above.
+"""
+
+import argparse
+import textwrap
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from minhub_py import from_pretrained, generate, score, tokenizer_from_pretrained
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """All probability for the likeliest id. Logits and probabilities are (V,)."""
+    return torch.nn.functional.one_hot(logits.argmax(), len(logits)).float()
+
+
+def temperature(logits: Tensor, t: float) -> Tensor:
+    """Divided logits."""
+    return torch.softmax(logits / t, dim=0)
+
+
+def top_k(logits: Tensor, k: int) -> Tensor:
+    """Others than the k likeliest get nothing; what they had is shared out in proportion."""
+    return torch.softmax(logits.masked_fill(logits < logits.topk(k).values[-1], -torch.inf), dim=0)
+
+
+def top_p(logits: Tensor, p: float) -> Tensor:
+    """An id stays if those that are likelier have less than p together: so the one that crosses p stays too."""
+    probabilities, order = torch.softmax(logits, dim=0).sort(descending=True)
+    before = probabilities.cumsum(dim=0) - probabilities
+    kept = order[before < p]
+    return torch.softmax(torch.full_like(logits, -torch.inf).index_copy(0, kept, logits[kept]), dim=0)
+
+
+# A name, the distribution that it leaves, and the settings of `generate` that do the same.
+METHODS: list[tuple[str, Callable[[Tensor], Tensor], dict[str, float]]] = [
+    ("greedy", greedy, {"temperature": 0}),
+    ("t=1", lambda logits: temperature(logits, 1.0), {}),
+    ("t=0.5", lambda logits: temperature(logits, 0.5), {"temperature": 0.5}),
+    ("t=1.5", lambda logits: temperature(logits, 1.5), {"temperature": 1.5}),
+    ("top-k=5", lambda logits: top_k(logits, 5), {"top_k": 5}),
+    ("top-p=0.9", lambda logits: top_p(logits, 0.9), {"top_p": 0.9}),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="minhub/shakespeare-gpt2", help="a built-in, a folder, or one of the Hub")
+    parser.add_argument("--prompt", default="ROMEO:\nWhat s")
+    parser.add_argument("--new-tokens", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+
+    model = from_pretrained(args.model, device="cpu")
+    tokenizer = tokenizer_from_pretrained(args.model)
+    prompt = tokenizer.encode(args.prompt).ids
+    with torch.no_grad():
+        all_logits = model(torch.tensor([prompt]))[0].float()  # (T, V)
+    logits = all_logits[-1]  # (V,), of the id after the prompt
+
+    print(f"What may follow {args.prompt!r}, and how probable it is:")
+    left = [leave(logits) for _, leave, _ in METHODS]
+    print("          ", *(f"{name:>9}" for name, _, _ in METHODS))
+    likeliest = logits.argsort(descending=True)[:12].tolist()
+    for id in likeliest:
+        print(f"{tokenizer.decode([id])!r:>10} ", *(f"{p[id]:9.3f}" if p[id] else "        ." for p in left))
+    print(f"{'others':>10} ", *(f"{(1 - p[likeliest].sum()).abs():9.3f}" for p in left))
+    print(f"{'possible':>10} ", *(f"{p.count_nonzero():9}" for p in left))
+    print(f"{'entropy':>10} ", *(f"{torch.special.entr(p).sum():9.3f}" for p in left))
+
+    print("\nHow many may come next, by top-p=0.9, after each part of the prompt:")
+    kept = [int(top_p(row, 0.9).count_nonzero()) for row in all_logits]
+    print(" ", "  ".join(f"{tokenizer.decode([id])!r} {count}" for id, count in zip(prompt, kept, strict=True)))
+
+    for name, _, settings in METHODS:
+        [new] = generate(model, [prompt], args.new_tokens, seed=args.seed, **settings)
+        text = tokenizer.decode(new)
+        pieces = [text[i : i + 8] for i in range(len(text) - 7)]
+        fresh = len(set(pieces)) / max(len(pieces), 1)
+        [logprobs] = score(model, [prompt + new])
+        surprise = -logprobs[len(prompt) - 1 :].mean()
+        print(f"\n{name}: {fresh:.0%} of its 8-character pieces are new; {surprise:.3f} nats per token")
+        print(textwrap.indent(args.prompt + text, "    ", lambda line: True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Local (banded) against full attention: the masks, the same numbers by plain matrices, the cost, the reach.
+
+The idea. In full causal attention each position looks at itself and at all before it: the work grows with the square of
+the length. In a *local* layer it looks at the last W positions only, itself included: the mask is a band along the
+diagonal, and the work grows with the length. What is further back is reached through several layers, of which each
+carries it W - 1 positions on. GPT-Neo alternates, so every second layer sees everything.
+
+Sources. Child et al. (2019) and Beltagy et al. (2020) for windows; Black et al. (2021), GPT-Neo; Rae & Razavi (2020) on
+how few layers need a long reach.
+
+    python examples/4_local_attention.py
+
+You see the two masks; the largest difference between GPT-Neo's layer, which never looks at the other keys, and softmax
+of a whole matrix with the band left in it (a band that is one position off differs at once); how many scores are
+computed, and how long it takes; and how far back several layers reach, by counting and by the model's own gradients.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minhub_py import gptneo
+from minhub_py.gptneo import local_attention
+
+
+def full_mask(T: int) -> Tensor:
+    """(T, T), True where a query (row) sees a key (column): on and below the diagonal."""
+    return torch.ones(T, T, dtype=torch.bool).tril()
+
+
+def band_mask(T: int, W: int) -> Tensor:
+    """The full mask without what lies W or more positions back: at W = 3, position 5 sees 3, 4 and 5."""
+    return full_mask(T) ^ full_mask(T).tril(-W)
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """By whole matrices; q, k, v are (B, H, T, D). GPT-Neo has no 1/sqrt(D) here: it was trained without."""
+    scores = (q @ k.transpose(2, 3)).masked_fill(~mask, -torch.inf)  # (B, H, T, T)
+    return scores.softmax(dim=-1) @ v
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--window", type=int, default=64, help="for the cost; the published models have 256")
+    parser.add_argument("--longest", type=int, default=2048)
+    args = parser.parse_args()
+    torch.manual_seed(1)
+    draw_masks(8, 3)
+    check_layer(40, 7)
+    show_cost(args.window, args.longest)
+    show_reach(24, 4)
+
+
+def draw_masks(T: int, W: int) -> None:
+    """Side by side, a row for each query."""
+    print(f"Who sees whom, {T} positions:\n  {'full':{2 * T + 3}} local, window {W}")
+    for full, band in zip(full_mask(T).tolist(), band_mask(T, W).tolist(), strict=True):
+        print("  " + " ".join(".x"[seen] for seen in full) + "     " + " ".join(".x"[seen] for seen in band))
+
+
+@torch.no_grad()
+def check_layer(T: int, W: int) -> None:
+    """GPT-Neo's own local layer against whole matrices of its weights. ValueError: they differ."""
+    model = gptneo(hidden_size=32, num_layers=2, num_heads=4, vocab_size=9, max_position_embeddings=T, window_size=W)
+    layer = model.eval().h[1].attn  # layers are global, local, global ...
+    x = torch.randn(2, T, 32)
+    for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
+        torch.nn.init.normal_(projection.weight, std=0.3)  # large scores: attention that is nearly uniform hides errors
+    q, k, v = (f(x).view(2, T, 4, 8).transpose(1, 2) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
+    found = layer(x, torch.arange(T).expand(2, T), None)
+    print(f"\nLargest difference of GPT-Neo's local layer ({T} positions, window {W}) to whole matrices with")
+    masks = {"the band": band_mask(T, W), "a band one wider": band_mask(T, W + 1)}
+    masks |= {"a band one narrower": band_mask(T, W - 1), "the full mask": full_mask(T)}
+    differences = {}
+    for name, mask in masks.items():
+        y = plain_attention(q, k, v, mask).transpose(1, 2).reshape(2, T, 32)
+        differences[name] = (layer.out_proj(y) - found).abs().max().item() / found.abs().max().item()
+        print(f"  {name:20} {differences[name]:.1e} of the largest value")
+    if not differences["the band"] < 1e-5 < min(list(differences.values())[1:]):
+        raise ValueError("the local layer is not full attention with a banded mask")
+
+
+@torch.no_grad()
+def show_cost(W: int, longest: int) -> None:
+    """Scores that count, scores computed, and time, over lengths."""
+    print(f"\nScores of a head, window {W}, and milliseconds of 4 heads of size 32 (the best of 5):")
+    print("  length       full  in the band  computed in blocks   full ms  local ms")
+    for T in (W * 2**i for i in range((longest // W).bit_length())):
+        q, k, v = torch.randn(3, 1, 4, T, 32)
+        full = milliseconds(F.scaled_dot_product_attention, q, k, v, is_causal=True, scale=1.0)
+        local = milliseconds(local_attention, q, k, v, torch.tensor([0]), W, 0.0)
+        counts = int(full_mask(T).sum()), int(band_mask(T, W).sum()), T * min(2 * W, T)
+        # In blocks: W queries meet the 2 W keys that any of them may see.
+        shown = [f"{count:{width},}" for count, width in zip(counts, (11, 13, 20), strict=True)]
+        print(f"  {T:6}{''.join(shown)}  {full:8.2f}  {local:8.2f}")
+
+
+def milliseconds(function: Callable[..., object], *arguments: object, **settings: object) -> float:
+    """The best of five."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        function(*arguments, **settings)
+        times.append(time.perf_counter() - began)
+    return 1e3 * min(times)
+
+
+def show_reach(T: int, W: int) -> None:
+    """What the last position depends on, after one to five local layers, and with a global one among them."""
+    print(f"\nWhat the last of {T} positions depends on, by gradients, window {W}; counted: 1 + {W - 1} a layer")
+    for kinds in (["local"], ["local"] * 2, ["local"] * 3, ["local"] * 5, ["local", "global"]):
+        model = gptneo(hidden_size=16, num_layers=len(kinds), num_heads=2, vocab_size=9, max_position_embeddings=T,
+                       window_size=W, attention_types=[[kinds, 1]]).eval()  # fmt: skip
+        y = x = torch.randn(1, T, 16, requires_grad=True)
+        for block in model.h:
+            y = block(y, torch.arange(T).unsqueeze(0), None)
+        y[0, -1].norm().backward()
+        reached = (x.grad.norm(dim=-1) > 0)[0]
+        counted = min(T, 1 + len(kinds) * (W - 1)) if "global" not in kinds else T
+        if int(reached.sum()) != counted:
+            raise ValueError(f"{kinds} reach {int(reached.sum())} positions, not {counted}")
+        print(f"  {' '.join('.x'[seen] for seen in reached.tolist())}  {counted:3}  {', '.join(kinds)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Parameters by formula: what a model's size is made of, term by term, against the model itself.
+
+The idea. Who can count the parameters of a model knows each of its matrices. With C channels, L layers, V ids, P
+positions and an inner size F = 4 C, a block of GPT-2 has 12 C C and a few vectors: the blocks make a large model, the
+vocabulary weighs in a small one. A block multiplies each token by each of its matrices once, so reading a token takes
+about 2 operations a parameter, learning from it about 6. An LSTM layer has four gates, each with a matrix for the input
+and one for the state.
+
+Sources. Vaswani et al. (2017) and Radford et al. (2019) for the parts; Press & Wolf (2017) for the tied head; Kaplan et
+al. (2020) for 12 L C C, and for operations; Hochreiter & Schmidhuber (1997) for the LSTM.
+
+    python examples/5_count_parameters.py
+    python examples/5_count_parameters.py gpt2-xl minhub/shakespeare-lstm run/
+
+You see the sum for GPT-2 124M written out, and a table of all published sizes, none of which is downloaded. A formula
+that differs from `minhub_py.report.inspect`, which counts the model's own tensors, is an error.
+"""
+
+import argparse
+from typing import Any
+
+from minhub_py.registry import FAMILIES
+from minhub_py.report import inspect
+
+BUILT_IN = ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"]
+Terms = list[tuple[str, str, str, int]]  # the model's part, what it is, the formula, its value
+
+
+def transformer(V: int, P: int, C: int, L: int, F: int, *, bias_qkv: bool, tied: bool) -> Terms:
+    """GPT-2, and GPT-Neo, whose q, k and v have no bias. The head is the token embedding once more, if it is tied."""
+    qkv = ("3 C C + 3 C", 3 * C * C + 3 * C) if bias_qkv else ("3 C C", 3 * C * C)
+    return [
+        ("wte", "token embedding", "V C", V * C),
+        ("wpe", "position embedding", "P C", P * C),
+        ("h", "two norms in each block", "L 4 C", L * 4 * C),
+        ("h", "queries, keys, values", f"L ({qkv[0]})", L * qkv[1]),
+        ("h", "attention's projection", "L (C C + C)", L * (C * C + C)),
+        ("h", "MLP, C to F", "L (C F + F)", L * (C * F + F)),
+        ("h", "MLP, F to C", "L (F C + C)", L * (F * C + C)),
+        ("ln_f", "last norm", "2 C", 2 * C),
+        ("lm_head", "head", "0, tied" if tied else "V C", 0 if tied else V * C),
+    ]
+
+
+def recurrent(V: int, E: int, H: int, L: int, *, tied: bool) -> Terms:
+    """The LSTM: embeddings of size E, states of size H. PyTorch gives each gate two biases, as cuDNN has them."""
+    return [
+        ("embedding", "token embedding", "V E", V * E),
+        ("lstm", "first layer, four gates", "4 H (E + H + 2)", 4 * H * (E + H + 2)),
+        ("lstm", "other layers, four gates", "(L - 1) 4 H (H + H + 2)", (L - 1) * 4 * H * (H + H + 2)),
+        ("head", "head", "V, tied" if tied else "V H + V", V if tied else V * H + V),
+    ]
+
+
+def terms_of(family: str, config: dict[str, Any]) -> Terms:
+    """By the names that a family's config.json has for the sizes."""
+    V, tied = config["vocab_size"], config["tie_word_embeddings"]
+    if family == "gpt2":
+        C, L, F = config["n_embd"], config["n_layer"], config["n_inner"]
+        return transformer(V, config["n_positions"], C, L, F or 4 * C, bias_qkv=True, tied=tied)
+    if family == "gptneo":
+        C, L, F = config["hidden_size"], config["num_layers"], config["intermediate_size"]
+        return transformer(V, config["max_position_embeddings"], C, L, F or 4 * C, bias_qkv=False, tied=tied)
+    return recurrent(V, config["embedding_size"], config["hidden_size"], config["num_layers"], tied=tied)
+
+
+def check(model: str, terms: Terms, counted: dict[str, int]) -> int:
+    """The sum. ValueError: a part of the model, or all of it, is not what its terms say."""
+    parts: dict[str, int] = {"total": sum(value for *_, value in terms)}
+    for part, _, _, value in terms:
+        parts[part] = parts.get(part, 0) + value
+    if (found := {name: value for name, value in parts.items() if value}) != counted:
+        raise ValueError(f"{model}: the formula gives {found}, the model has {counted}")
+    return parts["total"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    published = [name for family in FAMILIES.values() for name in family.presets]
+    parser.add_argument("models", nargs="*", default=published + BUILT_IN, help="published sizes, folders, built-ins")
+    args = parser.parse_args()
+
+    for model in ("gpt2", "minhub/shakespeare-lstm"):
+        about = inspect(model)
+        terms = terms_of(about["family"], about["config"])
+        total = check(model, terms, about["parameters"])
+        print(f"{model}, term by term:")
+        for part, what, formula, value in terms:
+            print(f"  {part:10} {what:25} {formula:25} {value:13,} {value / total:6.1%}")
+        print(f"  {'':10} {'in all':25} {'':25} {total:13,}\n")
+
+    print("model                         by formula     by the model  12 L C C  MB: float32  bfloat16    4 bits")
+    for model in args.models:
+        about = inspect(model)
+        config, counted = about["config"], about["parameters"]
+        total = check(model, terms_of(about["family"], config), counted)
+        C = config.get("n_embd") or config["hidden_size"]
+        L = config.get("n_layer") or config["num_layers"]
+        blocks = f"{12 * L * C * C / total:.1%}" if about["family"] != "lstm" else "-"
+        sizes = "".join(f"{total * bits / 8e6:10,.1f}" for bits in (32, 16, 4))
+        print(f"{model:26} {total:13,}  {counted['total']:15,}  {blocks:>8}   {sizes}")
+
+
+if __name__ == "__main__":
+    main()
