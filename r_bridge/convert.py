@@ -378,6 +378,17 @@ def one(value: Any, kind: type) -> Any:
 NAMES = {str: "string", int: "whole number", float: "number", bool: "TRUE or FALSE"}
 
 
+def setting(value: Any) -> Any:
+    """A setting of R as config.json has it: a vector of length 1 is a number or a text, a list stays one."""
+    if isinstance(value, list) and not all(isinstance(item, str) for item in value):
+        return [setting(item) for item in value]
+    items = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(items, list):
+        raise ValueError("a setting cannot be a list with names")
+    items = [int(item) if isinstance(item, float) and item.is_integer() else item for item in items]
+    return items[0] if len(items) == 1 else items
+
+
 def character(texts: Iterable[str | None]) -> Any:
     """A character vector, of length 0 too."""
     return list(texts) or np.array([], np.str_)

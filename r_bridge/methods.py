@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, character, id_rows, one
+from r_bridge.convert import Frame, as_array, character, id_rows, one, setting
 
 if TYPE_CHECKING:
     from r_bridge.service import Service
@@ -166,22 +166,11 @@ def fresh(service: "Service", family: str, config: Any, seed: int) -> dict[str, 
     from minhub_py.registry import FAMILIES
 
     names = [field.name for field in fields(FAMILIES[family].Config)]
-    settings = {name: _setting(value) for name, value in dict(config or {}).items()}
+    settings = {name: setting(value) for name, value in dict(config or {}).items()}
     if unknown := sorted(set(settings) - set(names)):
         raise ValueError(f"{family} has no setting {', '.join(unknown)}; its settings are {', '.join(names)}")
     model = Model(_fresh(FAMILIES[family], FAMILIES[family].Config(**settings), seed))
     return about(service, model, service.keep(model)) | {"commit": None}
-
-
-def _setting(value: Any) -> Any:
-    """A setting of R as config.json has it: a vector of length 1 is a number or a text, a list stays one."""
-    if isinstance(value, list) and not all(isinstance(item, str) for item in value):
-        return [_setting(item) for item in value]
-    items = value.tolist() if isinstance(value, np.ndarray) else value
-    if not isinstance(items, list):
-        raise ValueError("a setting cannot be a list with names")
-    items = [int(item) if isinstance(item, float) and item.is_integer() else item for item in items]
-    return items[0] if len(items) == 1 else items
 
 
 def _fresh(family: Any, config: Any, seed: int) -> Any:
@@ -545,3 +534,39 @@ def save_tokenizer(service: "Service", tokenizer: Tokenizer, path: str, pretty: 
 
     text = tokenizer.tokenizer.to_str(pretty=pretty)
     publish(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"))
+
+
+# Training
+
+
+@method
+def train_model(service: "Service", texts: Any, out: str, settings: Any) -> dict[str, Any]:
+    """Train a model on text files in the folder `out`; what has come of it. Cancelled: a checkpoint was made."""
+    from minhub_py.train import train
+    from r_bridge import training
+
+    with training.in_words_of_r():
+        train(texts, out, listener=training.News(service), **training.settings_of(settings))
+    service.check()
+    return training.about(Path(out))
+
+
+@method
+def resume_training(service: "Service", out: str, settings: Any) -> dict[str, Any]:
+    """Go on with a run, with some settings changed; otherwise as `train_model`."""
+    from minhub_py.train import resume
+    from r_bridge import training
+
+    with training.in_words_of_r():
+        resume(out, listener=training.News(service), **training.settings_of(settings))
+    service.check()
+    return training.about(Path(out))
+
+
+@method
+def read_run(service: "Service", out: str) -> dict[str, Any]:
+    """What has come of a run so far."""
+    from r_bridge import training
+
+    with training.in_words_of_r():
+        return training.about(Path(out))

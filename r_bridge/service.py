@@ -118,13 +118,13 @@ class Service:
         if self.cancelled.is_set():
             raise Cancelled
 
-    def progress(self, done: int, total: int, what: str = "") -> None:
+    def progress(self, done: int, total: int, what: str = "", **more: Any) -> None:
         """Tell R how far a long call is."""
         self.check()
         now = time.monotonic()
         if done >= total or now - self.told >= NEWS_INTERVAL:
             self.told = now
-            self.emit({"what": what, "done": float(done), "total": float(total)})
+            self.emit({"what": what, "done": float(done), "total": float(total), **more})
 
 
 OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shutil
 import socket
 import struct
@@ -18,9 +19,11 @@ import psutil
 import pytest
 import torch
 
+from minhub_py.train import Run
 from r_bridge import convert, protocol
 from r_bridge.convert import Frame, dumps, id_rows, loads, one
 from r_bridge.service import METHODS, Cancelled, Service
+from r_bridge.training import News, in_words_of_r
 
 NA = np.ma.masked
 
@@ -468,6 +471,138 @@ def test_errors_say_what_users_can_use() -> None:
     assert "nope" in failure["message"][0]
     _, failure = run(service, "fresh", family="nope", config={}, seed=1)
     assert failure["class"] == ["KeyError"]
+
+
+# Training
+
+TEXT = "To be, or not to be, that is the question.\n" * 60
+TINY = {"family": "lstm", "layers": 1.0, "width": 8.0, "context": 8.0, "batch": 2.0, "evaluate_every": 4.0, "seed": 1.0}
+
+
+class Training:
+    """A service that trains on a small text, and what it says on the way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.service = Service()
+        self.text, self.out = folder / "text.txt", folder / "run"
+        self.text.write_text(TEXT, encoding="utf-8")
+        self.heard: list[dict[str, Any]] = []
+        self.cancelled = threading.Event()
+        self.cancel_at = ""
+
+    def emit(self, news: Any) -> None:
+        self.heard.append(loads(dumps(news)))
+        if news["event"] == self.cancel_at:
+            self.cancelled.set()
+
+    def call(self, method: str, **arguments: Any) -> tuple[str, Any]:
+        self.heard.clear()
+        self.cancelled = threading.Event()
+        call = loads(dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)}))
+        kind, value = self.service.run(call, self.emit, self.cancelled)
+        return kind, loads(dumps(value))
+
+    def train(self, **settings: Any) -> tuple[str, Any]:
+        return self.call("train_model", texts=[str(self.text)], out=str(self.out), settings=TINY | settings)
+
+    def resume(self, **settings: Any) -> tuple[str, Any]:
+        return self.call("resume_training", out=str(self.out), settings=settings)
+
+    def events(self) -> list[str]:
+        return [news["event"][0] for news in self.heard]
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    return Training(tmp_path)
+
+
+def test_a_run_is_told_in_lists_and_given_back_as_columns(training: Training) -> None:
+    kind, run = training.train(steps=10.0, sample="To", sample_tokens=3, config={"embedding_size": np.array([4.0])})
+    assert kind == "done", run
+    rows = Run(training.out).losses
+    losses = run["losses"]
+    assert losses["step"].dtype == np.int32
+    assert losses["step"].tolist() == [0, 4, 8, 10] == [row["step"] for row in rows]
+    assert np.isnan(losses["train_loss"]).tolist() == [True, False, False, False]
+    # NA, and not NaN: R tells them apart by their bits.
+    assert losses["train_loss"][:1].tobytes() == convert.NA_REAL.tobytes()
+    assert losses["held_out_loss"].tolist() == [row["held_out_loss"] for row in rows]
+    assert run["best_step"].tolist() == [10]
+    assert run["nats_per_token"].tolist() == [min(losses["held_out_loss"])]
+    told = run["settings"]
+    assert (told["steps"].tolist(), told["config"]["embedding_size"].tolist()) == ([10], [4])
+    assert "start" not in told
+    assert told["from"] is None
+
+    others = [event for event in training.events() if event not in ("preparing", "stepped")]
+    assert others == ["begins", *["evaluated", "sampled"] * 4]
+    evaluated = [news for news in training.heard if news["event"] == ["evaluated"]]
+    for news, row in zip(evaluated, rows, strict=True):
+        for name, value in row.items():
+            assert np.array_equal(news[name].astype(float), [value], equal_nan=True), name
+    assert training.call("read_run", out=str(training.out))[1]["losses"].keys() == losses.keys()
+
+
+def test_a_run_that_r_gives_up_makes_a_checkpoint_and_can_go_on(training: Training) -> None:
+    training.cancel_at = "evaluated"
+    assert training.train(steps=10**6) == ("cancelled", None)
+    [checkpoint] = (training.out / "checkpoints").iterdir()
+    step = int(checkpoint.name[5:])
+    training.cancel_at = ""
+    kind, run = training.resume(steps=step + 3.0)
+    assert kind == "done", run
+    assert [news["step"].tolist() for news in training.heard if news["event"] == ["begins"]] == [[step]]
+    assert run["losses"]["step"][-1] == step + 3
+    # While the text is read there is no run yet: nothing stays.
+    training.out = training.out.with_name("other")
+    training.text.write_text(TEXT * 2000, encoding="utf-8")
+    training.cancel_at = "preparing"
+    assert training.train() == ("cancelled", None)
+    assert not training.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 2.5}, "steps must be a whole number, not 2.5"),
+        ({"speed": 1.0, "start": "gpt2"}, "there is no setting speed, start; the settings are family, from, tokenizer"),
+        ({"context": 5000.0}, "give more text, or context = "),
+        ({"batch": 900.0}, "a smaller batch or context, or carry = FALSE"),
+        ({"from": "minhub/shakespeare-gpt2"}, "leave family out"),
+        ({"config": {"x": np.array([1.0])}}, "lstm has no setting x; its settings are"),
+    ],
+)
+def test_what_is_wrong_with_a_run_is_said_in_words_of_r(training: Training, settings: Any, message: str) -> None:
+    kind, failure = training.train(**settings)
+    assert (kind, failure["class"]) == ("failed", ["ValueError"])
+    assert message in failure["message"][0]
+    assert "--" not in failure["message"][0]
+
+
+def test_notes_are_passed_on_but_for_a_picture_that_r_draws_itself(training: Training) -> None:
+    training.service.emit = training.emit
+    news = News(training.service)
+    news.note("the curves are not drawn: pip install 'minhub_py[plot]' brings matplotlib")
+    news.note("2 characters are not known")
+    assert training.heard == [{"event": ["note"], "text": ["2 characters are not known"]}]
+
+
+def test_options_of_the_shell_are_arguments_in_r(training: Training) -> None:
+    assert training.train(steps=1.0)[0] == "done"
+    _, failure = training.train(steps=1.0)
+    assert failure["class"] == ["FileExistsError"]
+    assert "go on with it (minhub_resume())" in failure["message"][0]
+    assert "is no run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
+    for words, in_r in [
+        ("try --no-carry", "try carry = FALSE"),
+        ("--learning-rate or --warm-up", "learning_rate or warm_up"),
+        ("with --resume. So", "with minhub_resume(). So"),
+        ("--context 12, --floor 0.5.", "context = 12, floor = 0.5."),
+        ("/tmp/--batch and a--batch", "/tmp/--batch and a--batch"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(in_r)), in_words_of_r():
+            raise ValueError(words)
 
 
 # The worker, spoken to as R does it

@@ -80,6 +80,7 @@ def test_every_export_has_a_help_page() -> None:
         from_pretrained gpt2 gpt2_from_config gpt2_from_pretrained gptneo gptneo_from_config gptneo_from_pretrained
         lstm lstm_from_config lstm_from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate
         next_tokens score perplexity as_torch_module
+        minhub_train minhub_resume minhub_run minhub_compare
         minhub_devices minhub_doctor minhub_start minhub_stop minhub_install
     """
     assert set(promised.split()) <= set(exports)

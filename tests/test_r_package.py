@@ -449,6 +449,30 @@ def test_a_thousand_interrupts_at_random_moments(start_r: StartR, tmp_path: Path
     r.end()
 
 
+def test_ctrl_c_ends_a_script_that_trains_after_its_checkpoint(start_r: StartR, tmp_path: Path) -> None:
+    """R's end would be the worker's, so R waits until the checkpoint is made, and says how to go on."""
+    text, out = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("To be, or not to be, that is the question.\n" * 60, encoding="utf-8")
+    r = start_r(f"""
+        options(minhubpy.quiet = FALSE)
+        minhub_train("{text}", out = "{out}", steps = 1e7, layers = 1, width = 8, context = 8, batch = 2,
+          evaluate_every = 1000, progress = function(news) if (news$event == "evaluated") say(news$step))
+        say("it went on")
+    """, popen={"start_new_session": True})  # fmt: skip
+    assert r.hear() == "0"
+    os.killpg(r.pid, signal.SIGINT)
+    said = r.end(1)
+    [checkpoint] = (out / "checkpoints").iterdir()
+    assert checkpoint.name.startswith("step-")
+    assert f'Stopped after step {int(checkpoint.name[5:]):,}; minhub_resume("{out}") goes on' in said
+    r = start_r(f"""
+        run <- minhub_resume("{out}", steps = {int(checkpoint.name[5:]) + 3})
+        say(max(run$losses$step), nchar(generate(run, "To", 5)))
+    """)
+    assert r.hear().split() == [str(int(checkpoint.name[5:]) + 3), "5"]
+    r.end()
+
+
 def test_interrupts_while_the_worker_starts(start_r: StartR) -> None:
     r = start_r("""
         suspendInterrupts(repeat {

@@ -290,6 +290,29 @@ os.kill(os.getpid(), signal.SIGINT)
     assert interrupted(environment, program) == ["caught in R"]
 
 
+def test_ctrl_c_stops_a_training_run_with_a_checkpoint(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("To be, or not to be, that is the question.\n" * 60, encoding="utf-8")
+    program = f"""{PRELUDE}{READY}
+r.run('options(minhubpy.quiet = TRUE)')
+r["text"], r["out"] = {str(tmp_path / "text.txt")!r}, {str(tmp_path / "run")!r}
+sizes = "layers = 1, width = 8, context = 8, batch = 2, seed = 1"
+at_once = 'function(news) if (news$event == "evaluated") {{ cat("ready\\n"); flush(stdout()) }}'
+try:
+    r.run(f"minhub_train(text, out = out, steps = 1e7, {{sizes}}, evaluate_every = 1e6, progress = {{at_once}})")
+    print("went on")
+except KeyboardInterrupt:
+    print("stopped")
+assert signal.getsignal(signal.SIGINT) is before is signal.default_int_handler
+[checkpoint] = Path({str(tmp_path / "run/checkpoints")!r}).iterdir()
+step = int(checkpoint.name[5:])
+r["steps"] = step + 3
+losses = r.eval("minhub_resume(out, steps = steps)$losses")
+assert (losses["step"][0], losses["step"][-1]) == (0, step + 3), losses
+os.kill(os.getpid(), signal.SIGINT)
+"""
+    assert interrupted(environment, program) == ["stopped"]
+
+
 def interrupted(environment: dict[str, str], program: str) -> list[str]:
     """What a program prints after Ctrl-C, which it gets when it says that it is ready; a second one ends it."""
     process = subprocess.Popen(

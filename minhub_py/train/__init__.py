@@ -74,7 +74,7 @@ class Run:
     @property
     def model(self) -> Any:
         """The best model: that with the lowest loss on the held-out text."""
-        return from_pretrained(self.folder, device=self.settings.device)
+        return from_pretrained(self.folder)
 
     @property
     def tokenizer(self) -> Any:

@@ -147,10 +147,8 @@ def run(folder: RunFolder, settings: Settings, group: Processes, listener: Liste
     corpus = Corpus.read(folder.tokens)
     tokenizer = parse(folder.tokens / "tokenizer.json")
     device = device_of(settings, group)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(settings.threads or threads)
     newest = folder.newest()
-    try:
+    with undisturbed(device, settings.threads):
         family, model = model_of(settings, newest, tokenizer)
         check_model(settings, model.config, tokenizer)
         trainer = Trainer(settings, folder, corpus, tokenizer, family, model, group, device, listener)
@@ -168,8 +166,18 @@ def run(folder: RunFolder, settings: Settings, group: Processes, listener: Liste
                     finish(folder, listener)
         if caught:
             raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
+
+
+@contextmanager
+def undisturbed(device: torch.device, threads: int | None) -> Iterator[None]:
+    """PyTorch's number of threads and random numbers are the caller's again, when a run is over."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def model_of(settings: Settings, checkpoint: Path | None, tokenizer: Any) -> tuple[Family, Any]:

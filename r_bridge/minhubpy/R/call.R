@@ -88,8 +88,8 @@ attach_host <- function(send, receive) {
 }
 
 # As Ctrl-C does it.
-interrupt <- function() {
-  signalCondition(structure(list(message = "interrupted", call = NULL), class = c("interrupt", "condition")))
+interrupt <- function(message = "interrupted") {
+  signalCondition(structure(list(message = message, call = NULL), class = c("interrupt", "condition")))
   invokeRestart("abort")
 }
 

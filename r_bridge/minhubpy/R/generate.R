@@ -39,7 +39,7 @@
 generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                      repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
                      stream = interactive(), speculate = 0) {
-  check_model(model)
+  model <- check_model(model)
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)
   one_text <- is.character(prompts) && length(prompts) == 1L
@@ -131,7 +131,7 @@ check_tokenizer <- function(tokenizer) {
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
-  check_model(model)
+  model <- check_model(model)
   prompt <- texts_or_ids(prompt)
   if (length(prompt) != 1L) fail("prompt must be one text, not ", length(prompt), ": lapply() goes over many")
   found <- ask("next_tokens", model = model, prompt = prompt, tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1))
@@ -161,7 +161,7 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 score <- function(model, texts, tokenizer = NULL) {
-  check_model(model)
+  model <- check_model(model)
   texts <- texts_or_ids(texts)
   found <- ask("score", model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), news = show_progress())
   # The plot shows a text whole, and no row is its first token's.
@@ -171,7 +171,7 @@ score <- function(model, texts, tokenizer = NULL) {
 #' @rdname score
 #' @export
 perplexity <- function(model, texts, tokenizer = NULL) {
-  check_model(model)
+  model <- check_model(model)
   values <- ask(
     "perplexity",
     model = model, texts = texts_or_ids(texts), tokenizer = check_tokenizer(tokenizer), news = show_progress()

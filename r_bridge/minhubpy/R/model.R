@@ -125,8 +125,14 @@ lstm_from_config <- function(identifier, revision = "main", token = NULL, local_
 }
 
 new_fresh <- function(family, config, seed) {
+  config <- plain_config(config, paste0(family, "(vocab_size = 65)"))
+  new_model("fresh", list(family = family, config = config, seed = one_seed(seed)))
+}
+
+# Settings by the names of config.json. Which of them there are is Python's to check.
+plain_config <- function(config, example) {
   if (length(config) && (is.null(names(config)) || !all(nzchar(names(config))))) {
-    fail("settings need names, such as ", family, "(vocab_size = 65)")
+    fail("settings need names, such as ", example)
   }
   if (anyDuplicated(names(config))) fail("settings are given twice: ", names(config)[duplicated(names(config))][[1L]])
   plain <- function(x) {
@@ -135,7 +141,7 @@ new_fresh <- function(family, config, seed) {
   }
   bad <- Position(Negate(plain), config)
   if (!is.na(bad)) fail("the setting ", names(config)[[bad]], " cannot be ", describe(config[[bad]]))
-  new_model("fresh", list(family = family, config = config, seed = one_seed(seed)))
+  config
 }
 
 configured <- function(family, identifier, revision, token, local_files_only, seed) {
@@ -368,7 +374,7 @@ as.list.minhub_model <- function(x, ...) attr(x, "self")$about[MODEL_FIELDS]
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 save_pretrained <- function(model, folder, tokenizer = NULL) {
-  check_model(model)
+  model <- check_model(model)
   folder <- file_path(folder)
   ask("save_pretrained", model = model, folder = absolute(folder), tokenizer = check_tokenizer(tokenizer))
   invisible(folder)
@@ -385,8 +391,11 @@ absolute <- function(path) {
   if (grepl("^(/|[A-Za-z]:|\\\\\\\\)", path)) path else file.path(getwd(), path)
 }
 
+# A run stands for its model.
 check_model <- function(model) {
+  if (inherits(model, "minhub_run")) model <- model$model
   if (!inherits(model, "minhub_model")) {
     fail("model must be a model, such as from_pretrained() returns, not ", describe(model))
   }
+  model
 }

@@ -283,10 +283,10 @@ average <- function(shown, of) {
 
 grouped <- function(n) format(n, big.mark = ",")
 
-check_plotted <- function(x, columns) {
+check_plotted <- function(x, columns, empty = "there is no token to plot: a text of fewer than two has no score") {
   lacking <- setdiff(columns, names(x))
   if (length(lacking)) fail("to be plotted it needs the column ", lacking[[1L]], ": keep the columns, drop rows")
-  if (!nrow(x)) fail("there is no token to plot: a text of fewer than two has no score")
+  if (!nrow(x)) fail(empty)
   plotted <- columns[[length(columns)]]
   if (!is.numeric(x[[plotted]]) || !all(is.finite(x[[plotted]]))) fail("the column ", plotted, " must be finite numbers")
 }

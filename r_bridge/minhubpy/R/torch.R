@@ -39,7 +39,7 @@
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 as_torch_module <- function(model) {
-  check_model(model)
+  model <- check_model(model)
   need_torch()
   path <- tempfile("minhubpy-", fileext = ".pt")
   on.exit(unlink(path))

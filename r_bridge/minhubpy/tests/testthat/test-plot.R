@@ -15,6 +15,26 @@ scored <- function(token, bits, text = 1L) {
   )
 }
 
+measured <- function(held_out, train = held_out + 0.1, every = 10L) {
+  step <- (seq_along(held_out) - 1L) * every
+  structure(
+    data.frame(
+      step = step, tokens = step * 100, train_loss = replace(train, 1L, NA), held_out_loss = held_out, learning_rate = 0.1,
+      gradient_norm = 1, tokens_per_second = 1e4, seconds = step / 7
+    ),
+    class = c("minhub_losses", "data.frame")
+  )
+}
+
+compared <- function(...) {
+  losses <- list(...)
+  best <- vapply(losses, function(rows) min(rows$held_out_loss), 0)
+  structure(
+    data.frame(run = names(losses), nats_per_token = best, nats_per_character = best / 2),
+    class = c("minhub_comparison", "data.frame"), losses = losses
+  )
+}
+
 odd <- c(" the", "\n", "\"", "\u00a0x", "\ufffd", "\u65e5\u672c", "\U1F600", "", NA, "\t", strrep("-", 80), "\\", "\u200b")
 
 # R names a method, not plot(), in its errors.
@@ -118,6 +138,72 @@ test_that("tokens without a shape are shown all the same", {
   expect_identical(minhubpy:::shorten(strrep("-", 80), 10L), "-------...")
 })
 
+# The lines of a colour: x and y of their points.
+curves <- function(lines, colour) {
+  operator <- paste(c(sprintf("%.3f", grDevices::col2rgb(colour) / 255), "SCN"), collapse = " ")
+  colours <- grepl(" SCN$", lines)
+  mine <- lines[c("", lines[colours])[cumsum(colours) + 1L] == operator]
+  points <- grepl("^[-0-9.]+ [-0-9.]+ [ml]$", mine)
+  numbers <- strsplit(sub(" [ml]$", "", mine[points]), " ")
+  path <- cumsum(grepl("m$", mine[points]))
+  unname(split(as.data.frame(matrix(as.numeric(unlist(numbers)), ncol = 2L, byrow = TRUE)), path))
+}
+
+test_that("losses are a line each, with the best one's number on the free side of it", {
+  losses <- measured(c(4, 3, 2, 1.5, 1.75), c(4, 3.5, 2.5, 1.6, 1.4))
+  lines <- drawn(plot(losses))
+  shown <- strings(lines)
+  expect_true(all(c("Losses", "step", "nats per token", "held out", "training", "1.500") %in% shown))
+  expect_identical(utils::tail(shown, 1L), "lowest: 1.500 nats per token, perplexity 4.48, after step 30")
+  both <- Filter(function(points) nrow(points) > 2L, curves(lines, "#0072B2"))
+  expect_length(both, 2L)
+  expect_identical(vapply(both, nrow, 0L), c(4L, 5L)) # nothing was trained before the first
+  held_out <- both[[2L]]
+  expect_equal(diff(held_out$V1), rep(diff(held_out$V1)[[1L]], 4L), tolerance = 1e-2)
+  expect_equal(diff(held_out$V2) / diff(held_out$V2)[[1L]], c(1, 1, 0.5, -0.25), tolerance = 1e-2)
+  number_at <- function(lines) as.numeric(strsplit(grep("(1.500) Tj", lines, fixed = TRUE, value = TRUE), " ")[[1L]][[9L]])
+  expect_lt(number_at(lines), held_out$V2[[4L]])
+  below <- drawn(plot(measured(losses$held_out_loss, losses$held_out_loss - 0.1)))
+  expect_gt(number_at(below), curves(below, "#0072B2")[[2L]]$V2[[4L]])
+  expect_match(strings(drawn(plot(losses, against = "seconds"))), "^seconds$", all = FALSE)
+  expect_match(strings(drawn(plot(losses, against = "tokens", main = "Mine"))), "^4,000$", all = FALSE)
+  refused(plot(losses, against = "time"), 'against must be one of "step", "tokens", "seconds", not "time"')
+  nothing <- losses[0L, ]
+  refused(plot(nothing), "there is no loss to plot: nothing was measured yet")
+  lacking <- losses[c("step", "train_loss")]
+  refused(plot(lacking), "it needs the column held_out_loss")
+})
+
+test_that("the beginning of a long run does not squeeze the rest", {
+  long <- measured(c(9, seq(3, 1, length.out = 29)))
+  marks <- strings(drawn(plot(long)))
+  expect_false("8" %in% marks)
+  expect_true("2.5" %in% marks)
+  expect_true("8" %in% strings(drawn(plot(long[1:9, ]))))
+})
+
+test_that("runs are a line each in their own colours, per character", {
+  runs <- compared(one = measured(c(4, 2, 1)), two = measured(c(4, 3, 2), every = 20L))
+  runs$nats_per_character <- c(0.5, 2) # a token of the first is two characters
+  lines <- drawn(plot(runs))
+  shown <- strings(lines)
+  expect_true(all(c("nats per character", "one  0.500", "two  2.000") %in% shown))
+  path <- function(colour) Filter(function(points) nrow(points) == 3L, curves(lines, colour))[[1L]]
+  one <- path("#0072B2")
+  two <- path("#D55E00")
+  expect_equal(one$V2[[1L]], two$V2[[3L]], tolerance = 1e-2)
+  expect_equal(diff(two$V2), rep(diff(one$V2)[[1L]], 2L), tolerance = 1e-2)
+  expect_equal(diff(two$V1), 2 * diff(one$V1), tolerance = 1e-2)
+  for (some in list(runs[2L, ], subset(runs, run == "two", c("run", "nats_per_token", "nats_per_character")))) {
+    shown <- strings(drawn(plot(some)))
+    expect_true("two  2.000" %in% shown)
+    expect_false("one  0.500" %in% shown)
+  }
+  lost <- runs
+  attr(lost, "losses") <- NULL
+  refused(plot(lost), "its losses are lost: plot what minhub_compare() returned")
+})
+
 test_that("any device and size takes any picture without a warning, and keeps its parameters", {
   likely_odd <- likely(odd, 2^-seq_along(odd))
   scored_odd <- scored(odd, seq_along(odd))
@@ -140,6 +226,10 @@ test_that("any device and size takes any picture without a warning, and keeps it
       plot(likely_odd[1L, ])
       for (type in c("bars", "text", "line")) plot(scored_odd, type = type)
       plot(scored_odd[1L, ], type = "line")
+      plot(measured(seq(3, 1, length.out = 50)))
+      plot(measured(3))
+      plot(measured(c(2, 2)), against = "seconds", cex = 0.7)
+      plot(compared(one = measured(4:1), odd = measured(7)))
       plot(many)
       plot(many, type = "text", cex = 0.7, bg = "grey95")
     })

@@ -1,0 +1,215 @@
+# The losses of a run and of several: printed, compared and drawn. plot.R has the tools.
+
+#' Compare runs
+#'
+#' Puts runs of [minhub_train()] side by side, the lowest loss first.
+#'
+#' @param ... Runs, or folders of runs. Names given here are shown, else those
+#'   of the variables or of the folders.
+#' @returns A data frame with a row for each run, and the columns `run`,
+#'   `family`, `parameters`, `tokenizer`, `vocab_size`, `steps`, `best_step`,
+#'   `nats_per_token` and `nats_per_character` (of the text that did not train;
+#'   the second compares runs of different tokenizers), `tokens_per_second`,
+#'   `seconds` and `folder`. It has a [plot()][plot.minhub_losses] method.
+#' @examplesIf minhubpy:::is_ready()
+#' text <- rep("To be, or not to be, that is the question.", 50)
+#' train <- function(width) {
+#'   minhub_train(text, steps = 20, width = width, layers = 1, context = 16, batch = 4, evaluate_every = 5, seed = 1)
+#' }
+#' both <- minhub_compare(narrow = train(8), wide = train(32))
+#' both
+#' plot(both)
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' @export
+minhub_compare <- function(...) {
+  given <- list(...)
+  written <- as.list(substitute(list(...)))[-1L]
+  labels <- if (is.null(names(given))) character(length(given)) else names(given)
+  of_run <- vapply(given, inherits, NA, "minhub_run") & vapply(written, is.name, NA) & !nzchar(labels)
+  names(given) <- replace(labels, of_run, vapply(written[of_run], as.character, ""))
+  runs <- do.call(c, lapply(given, function(x) {
+    if (inherits(x, "minhub_run")) return(list(x))
+    if (is.character(x) || is_plain_list(x)) return(as.list(x))
+    fail("a run must be what minhub_train() returned, or its folder, not ", describe(x))
+  }))
+  if (!length(runs)) fail("there is no run to compare: give some, or their folders")
+  found <- lapply(unname(runs), function(run) ask("read_run", out = run_folder(run)))
+  folders <- vapply(found, function(about) about$folder, "")
+  labels <- if (is.null(names(runs))) character(length(runs)) else names(runs)
+  labels[!nzchar(labels)] <- basename(folders)[!nzchar(labels)]
+  columns <- c(
+    "family", "parameters", "tokenizer", "vocab_size", "steps", "best_step", "nats_per_token", "nats_per_character",
+    "tokens_per_second", "seconds", "folder"
+  )
+  values <- lapply(stats::setNames(columns, columns), function(name) unlist(lapply(found, `[[`, name)))
+  table <- data.frame(run = make.unique(labels), values, stringsAsFactors = FALSE)
+  losses <- stats::setNames(lapply(found, `[[`, "losses"), table$run)
+  structure(
+    table[order(table$nats_per_character), ],
+    class = c("minhub_comparison", "data.frame"), row.names = seq_len(nrow(table)), losses = losses
+  )
+}
+
+# Some rows of it can be drawn too.
+#' @export
+`[.minhub_comparison` <- function(x, ...) {
+  some <- NextMethod()
+  if (is.data.frame(some)) attr(some, "losses") <- attr(x, "losses")
+  some
+}
+
+#' @export
+print.minhub_losses <- function(x, ..., digits = 4L) {
+  print(structure(x, class = "data.frame"), digits = digits, ...)
+  invisible(x)
+}
+
+#' @export
+print.minhub_comparison <- function(x, ..., digits = 4L) {
+  shown <- structure(x, class = "data.frame", losses = NULL)
+  print(shown[names(shown) != "folder"], digits = digits, ...)
+  invisible(x)
+}
+
+#' Plots of losses
+#'
+#' The losses of a run along its steps: of the text that was held out as a
+#' line, with a point at the best model, and of the text that trains as a
+#' dotted one. What [minhub_compare()] returns is drawn as a line for each run,
+#' in nats per character.
+#'
+#' The first tenth of a long run may leave the picture at the top: it would
+#' squeeze all else.
+#'
+#' @param x A run, its losses, or what [minhub_compare()] returned.
+#' @param against What the horizontal axis counts: `"step"`, `"tokens"` or
+#'   `"seconds"`.
+#' @param main The title.
+#' @param col The colour, or for a comparison one for each run.
+#' @param ... Graphical parameters for [graphics::par()], such as `cex` or
+#'   `bg`. They hold for this plot only.
+#' @returns `x`, invisibly.
+#' @examplesIf minhubpy:::is_ready()
+#' text <- rep("To be, or not to be, that is the question.", 50)
+#' run <- minhub_train(text, steps = 30, width = 16, layers = 1, context = 16, batch = 4, evaluate_every = 5, seed = 1)
+#' plot(run)
+#' plot(run$losses, against = "seconds")
+#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' @export
+plot.minhub_losses <- function(x, against = c("step", "tokens", "seconds"), main = "Losses", col = "#0072B2", ...) {
+  against <- axis_of(against)
+  check_plotted(x, c(against, "train_loss", "held_out_loss"), "there is no loss to plot: nothing was measured yet")
+  before <- begin_plot(...)
+  on.exit(graphics::par(before))
+
+  draw_losses(list(x), against, "token")
+  draw_curves(x, against, col)
+  best <- which.min(x$held_out_loss)
+  name_best(x[[against]][[best]], x$held_out_loss[[best]], above = isTRUE(x$train_loss[[best]] < x$held_out_loss[[best]]))
+  graphics::title(main, line = 0.8, adj = 0)
+  legend_above(c("held out", "training"), col, c(1L, 3L), c(2, 1.2))
+  footer(
+    "lowest: ", sprintf("%.3f", x$held_out_loss[[best]]), " nats per token, perplexity ",
+    format(signif(exp(x$held_out_loss[[best]]), 3L), big.mark = ","),
+    if (against == "step") paste0(", after step ", counted(x$step[[best]]))
+  )
+  invisible(x)
+}
+
+#' @rdname plot.minhub_losses
+#' @export
+plot.minhub_run <- function(x, ...) {
+  plot(x$losses, ...)
+  invisible(x)
+}
+
+#' @rdname plot.minhub_losses
+#' @export
+plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), main = "Losses on held-out text",
+                                   col = NULL, ...) {
+  against <- axis_of(against)
+  check_plotted(x, c("run", "nats_per_token", "nats_per_character"), "there is no run to plot: keep some rows")
+  losses <- attr(x, "losses")[x$run]
+  if (is.null(losses) || !all(lengths(losses))) fail("its losses are lost: plot what minhub_compare() returned, or some rows of it")
+  scaled <- Map(function(rows, scale) {
+    rows[c("train_loss", "held_out_loss")] <- rows[c("train_loss", "held_out_loss")] * scale
+    rows
+  }, losses, x$nats_per_character / x$nats_per_token)
+  colours <- rep_len(if (is.null(col)) MANY else col, nrow(x))
+  dashes <- 1L + (seq_len(nrow(x)) - 1L) %/% length(MANY)
+  before <- begin_plot(...)
+  on.exit(graphics::par(before))
+
+  draw_losses(scaled, against, "character")
+  for (i in seq_along(scaled)) {
+    rows <- scaled[[i]]
+    graphics::lines(rows[[against]], rows$held_out_loss, col = colours[[i]], lwd = 2, lty = dashes[[i]])
+    best <- which.min(rows$held_out_loss)
+    graphics::points(rows[[against]][[best]], rows$held_out_loss[[best]], col = colours[[i]], pch = 16L)
+  }
+  graphics::legend("topright", paste0(x$run, sprintf("  %.3f", x$nats_per_character)), col = colours, lty = dashes,
+    lwd = 2, bty = "n", cex = 0.8 * graphics::par("cex"), seg.len = 1.5, xpd = NA
+  )
+  graphics::title(main, line = 0.8, adj = 0)
+  footer("points: the best model of each run")
+  invisible(x)
+}
+
+MANY <- c("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666") # Okabe and Ito's
+
+axis_of <- function(against) {
+  known <- c("step", "tokens", "seconds")
+  if (identical(against, known)) return("step")
+  if (!is.character(against) || length(against) != 1L || !against %in% known) {
+    fail("against must be one of ", paste(dQuote(known, FALSE), collapse = ", "), ", not ", describe(against))
+  }
+  against
+}
+
+# Axes with room for all, but for the beginning of a long run.
+draw_losses <- function(all, against, unit) {
+  set_margins(left = lines_high(3.8), bottom = lines_high(4.2), right = 0.2)
+  high <- max(vapply(all, function(x) max(x$held_out_loss[seq_len(nrow(x)) > nrow(x) %/% 10L], min(x$held_out_loss)), 0))
+  low <- min(unlist(lapply(all, function(x) c(x$held_out_loss, x$train_loss))), na.rm = TRUE)
+  room <- max(high - low, 0.05)
+  across <- unlist(lapply(all, `[[`, against))
+  graphics::plot.window(range(across), c(low - 0.12 * room, high + 0.06 * room), yaxs = "i")
+  ticks <- pretty(graphics::par("usr")[3:4], 5L)
+  graphics::abline(h = ticks, col = "grey88")
+  graphics::axis(2L, ticks, las = 1L, lwd = 0, mgp = c(2, 0.3, 0))
+  graphics::title(ylab = paste("nats per", unit), line = 2.5)
+  ticks <- pretty(across, 5L)
+  if (against != "seconds") ticks <- ticks[ticks == floor(ticks)]
+  marks <- format(ticks, big.mark = ",", scientific = FALSE, trim = TRUE)
+  graphics::axis(1L, ticks, marks, lwd = 0, lwd.ticks = 1, mgp = c(2, 0.5, 0))
+  graphics::title(xlab = against, line = 1.7)
+}
+
+draw_curves <- function(x, against, col) {
+  graphics::lines(x[[against]], x$train_loss, col = col, lwd = 1.2, lty = 3L)
+  graphics::lines(x[[against]], x$held_out_loss, col = col, lwd = 2)
+  best <- which.min(x$held_out_loss)
+  graphics::points(x[[against]][[best]], x$held_out_loss[[best]], col = col, pch = 16L, cex = 1.2)
+}
+
+# On the side of its point on which the other curve is not, and within the picture at both ends.
+name_best <- function(x, y, above) {
+  usr <- graphics::par("usr")
+  aside <- (x - usr[[1L]]) / (usr[[2L]] - usr[[1L]])
+  away <- graphics::yinch(lines_high(0.5))
+  graphics::text(x, if (above) y + away else y - away, sprintf("%.3f", y), adj = c(aside, if (above) 0 else 1), cex = 0.8)
+}
+
+# At the right of the title's line: whichever way curves go, nothing is hidden.
+legend_above <- function(labels, col, lty, lwd) {
+  usr <- graphics::par("usr")
+  y <- usr[[4L]] + graphics::yinch(lines_high(1.15))
+  right <- usr[[2L]]
+  for (i in rev(seq_along(labels))) {
+    left <- right - graphics::strwidth(labels[[i]], cex = 0.8)
+    graphics::text(right, y, labels[[i]], adj = c(1, 0.5), cex = 0.8, xpd = NA)
+    ends <- left - graphics::xinch(lines_high(c(1.8, 0.3)))
+    graphics::segments(ends[[1L]], y, ends[[2L]], y, col = col, lty = lty[[i]], lwd = lwd[[i]], xpd = NA)
+    right <- ends[[1L]] - graphics::xinch(lines_high(0.9))
+  }
+}

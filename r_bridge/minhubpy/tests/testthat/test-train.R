@@ -1,0 +1,387 @@
+# Runs of small models on small texts. That a run which goes on makes the same steps is shown for Python in its own
+# tests; here it is shown for R's way to stop it.
+
+VERSE <- rep(c("To be, or not to be, that is the question:", "Whether 'tis nobler in the mind to suffer", ""), 40)
+
+small <- function(text = VERSE, family = "lstm", steps = 20, ...) {
+  settings <- list(layers = 1, width = 16, context = 16, batch = 4, evaluate_every = 10, seed = 1, warm_up = 2)
+  given <- list(...)
+  settings[names(given)] <- given # NULL drops one
+  do.call(minhub_train, c(list(text, family, steps = steps), settings))
+}
+
+a_run <- function() the("run", small(out = tempfile("a-run-")))
+
+# All but what the clock says.
+steps_of <- function(run) unclass(run$losses)[setdiff(names(run$losses), c("tokens_per_second", "seconds"))]
+
+stopped_at <- function(folder) as.integer(sub("step-", "", dir(file.path(folder, "checkpoints"))))
+
+# What ends a run, and the message of that.
+outcome <- function(code) {
+  tryCatch(
+    {
+      code
+      "it ran to its end"
+    },
+    interrupt = function(condition) condition, error = function(condition) condition
+  )
+}
+
+# Hears of `event`, and does something the first time.
+at <- function(event, code) {
+  first <- TRUE
+  function(news) {
+    if (news$event != event || !first) return()
+    first <<- FALSE
+    code()
+  }
+}
+
+test_that("a run has its best model, its losses, its folder and what it was told", {
+  run <- a_run()
+  expect_s3_class(run, "minhub_run")
+  expect_named(run, c("model", "tokenizer", "losses", "best_loss", "best_step", "folder", "settings"))
+  losses <- run$losses
+  expect_s3_class(losses, c("minhub_losses", "data.frame"), exact = TRUE)
+  expect_named(losses, c(
+    "step", "tokens", "train_loss", "held_out_loss", "learning_rate", "gradient_norm", "tokens_per_second", "seconds"
+  ))
+  expect_identical(losses$step, c(0L, 10L, 20L))
+  expect_identical(losses$tokens, c(0, 640, 1280))
+  expect_identical(is.na(losses$train_loss), c(TRUE, FALSE, FALSE))
+  expect_false(any(is.nan(losses$train_loss)))
+  expect_true(all(diff(losses$held_out_loss) < 0))
+  expect_identical(run$best_loss, losses$held_out_loss[[3L]])
+  expect_identical(run$best_step, 20L)
+
+  written <- utils::read.csv(file.path(run$folder, "losses.csv"))
+  expect_equal(written$held_out_loss, losses$held_out_loss)
+  expect_equal(written$train_loss, losses$train_loss)
+  told <- run$settings[c("steps", "width", "batch", "family")]
+  expect_identical(told, list(steps = 20L, width = 16L, batch = 4L, family = "lstm"))
+  expect_null(run$settings$from)
+
+  expect_s3_class(run$model, "minhub_model")
+  expect_identical(run$model$config$hidden_size, 16L)
+  expect_false(run$model$training)
+  expect_identical(run$tokenizer$decode(run$tokenizer$encode("To be")$ids), "To be")
+  # Every function that takes a model takes a run.
+  expect_identical(generate(run, "To", 10, seed = 1), generate(run$model, "To", 10, seed = 1))
+  expect_identical(nchar(generate(run, "To", 10, seed = 1)), 10L)
+  expect_identical(score(run, "To be"), score(run$model, "To be"))
+  expect_identical(dim(save_pretrained(run, tempfile())), NULL)
+})
+
+test_that("a run and its losses are printed for people", {
+  run <- a_run()
+  shown <- capture.output(seen <- withVisible(print(run)))
+  expect_identical(seen, list(value = run, visible = FALSE))
+  expect_match(shown[[1L]], "^<run: LSTM, [0-9.k]+ parameters, 20 steps>$")
+  expect_identical(shown[[2L]], sprintf("  held-out loss  %.4f nats per token after step 20: run$model", run$best_loss))
+  expect_match(shown[[3L]], "^  took           [0-9].* s, [0-9,]+ tokens/s$")
+  expect_identical(shown[[4L]], paste0("  folder         ", run$folder))
+  expect_length(capture.output(print(run$losses)), if (getOption("width") > 100) 4L else 8L)
+  expect_output(str(run), "<run: LSTM")
+})
+
+test_that("set.seed() makes a run repeatable, and a seed is one", {
+  set.seed(3)
+  one <- small(seed = NULL)
+  set.seed(3)
+  two <- small(seed = NULL)
+  other <- small(seed = NULL)
+  expect_identical(steps_of(one), steps_of(two))
+  expect_false(identical(steps_of(one), steps_of(other)))
+  expect_false(one$settings$seed == other$settings$seed)
+  state <- .Random.seed
+  expect_identical(small(seed = 2^40)$settings$seed, 2^40)
+  expect_identical(.Random.seed, state)
+})
+
+test_that("text is lines, one string, or files, and what R writes of it is removed", {
+  before <- dir(tempdir(), "^minhub-text-")
+  lines <- small(VERSE)
+  string <- small(paste0(VERSE, "\n", collapse = ""))
+  expect_identical(steps_of(string), steps_of(lines))
+  folder <- tempfile("texts of one's own ")
+  dir.create(folder)
+  here <- setwd(folder)
+  on.exit(setwd(here))
+  writeLines(VERSE[1:60], "one.txt")
+  writeLines(VERSE[61:120], "two")
+  expect_identical(steps_of(small(c("one.txt", "two"))), steps_of(lines))
+  expect_identical(steps_of(small(file.path(folder, c("one.txt", "two")))), steps_of(lines))
+  expect_identical(dir(tempdir(), "^minhub-text-"), before)
+  # Letters of all alphabets, in whatever encoding R has them.
+  odd <- rep(c("caf\u00e9 \u65e5\u672c\u8a9e \U1F600", iconv("na\u00efve", "UTF-8", "latin1")), 30)
+  run <- small(odd, context = 4)
+  expect_true(all(c("\u00e9", "\u672c", "\U1F600", "\u00ef", "\n") %in% run$tokenizer$get_vocab()$token))
+  expect_identical(dir(tempdir(), "^minhub-text-"), before)
+})
+
+test_that("whole numbers may be doubles, NULL is Python's default, and further settings have their names", {
+  run <- small(steps = 4, clip = 2, held_out = 0.2, carry = FALSE, sample_tokens = 5, learning_rate = 1, dropout = 0L)
+  told <- run$settings
+  expect_identical(told[c("steps", "clip", "held_out", "carry", "sample_tokens", "learning_rate", "dropout")], list(
+    steps = 4L, clip = 2, held_out = 0.2, carry = FALSE, sample_tokens = 5L, learning_rate = 1, dropout = 0
+  ))
+  expect_identical(told[c("beta2", "accumulate", "device")], list(beta2 = 0.99, accumulate = 1L, device = "auto"))
+  sized <- small(steps = 2, config = list(embedding_size = 8))
+  expect_identical(sized$model$config$embedding_size, 8L)
+  local <- list(window_size = 4, attention_types = list(list(list("local"), 1)))
+  gpt <- small(family = "gptneo", steps = 2, heads = 2, config = local)
+  expect_identical(gpt$model$family, "gptneo")
+  expect_identical(gpt$model$config$window_size, 4L)
+  bpe <- small(steps = 2, tokenizer = "bpe", vocab_size = 270)
+  expect_identical(bpe$model$vocab_size, 270L)
+})
+
+test_that("a run can start from a run, a model, a folder or a built-in, with its family and its tokenizer", {
+  first <- a_run()
+  minhub_train <- function(...) {
+    minhubpy::minhub_train(VERSE, steps = 2, batch = 2, context = 8, evaluate_every = 2, seed = 1, ...)
+  }
+  for (from in list(first, first$model, first$folder)) {
+    run <- minhub_train(from = from)
+    expect_identical(run$settings$from, first$folder)
+    expect_equal(run$losses$held_out_loss[[1L]], first$best_loss, tolerance = 0.05)
+  }
+  run <- minhub_train(from = BUILT_IN[[2L]])
+  expect_identical(run$model$family, "gptneo")
+  expect_identical(run$model$vocab_size, 65L)
+  expect_identical(minhub_train(tokenizer = a_tokenizer(), width = 8)$model$vocab_size, 65L)
+
+  random <- a_random_model()
+  expect_refused(minhubpy::minhub_train(VERSE, from = random), "from is a model that no folder has: save_pretrained() writes")
+  changed <- from_pretrained(first$folder)
+  changed$load_state_dict(changed$state_dict())
+  expect_refused(minhubpy::minhub_train(VERSE, from = changed), "from is a model that no folder has: save_pretrained() writes")
+  path <- tempfile(fileext = ".json")
+  a_tokenizer()$save(path)
+  of_a_file <- tokenizer$from_file(path)
+  expect_refused(minhubpy::minhub_train(VERSE, tokenizer = of_a_file), "tokenizer is one of a file: give the folder")
+  expect_refused(minhubpy::minhub_train(VERSE, "gpt2", from = BUILT_IN[[3L]]), "holds a lstm model, not gpt2: leave family out")
+})
+
+test_that("what cannot be trained is refused, and says what to do", {
+  needs_python()
+  train <- minhub_train
+  expect_refused(minhub_train(character()), "text is empty: give text, or the paths of text files")
+  expect_refused(minhub_train(c("", "")), "text is empty: give text, or the paths of text files")
+  expect_refused(minhub_train(NA), "text must be text, not NA")
+  expect_refused(minhub_train(c("a", NA)), "text has NA at 2: drop or replace it first")
+  expect_refused(minhub_train(1:3), "text must be text")
+  expect_refused(minhub_train("nothing.txt"), 'there is no text file "nothing.txt": check its name')
+  expect_refused(minhub_train("no/thing"), 'there is no text file "no/thing": check its name')
+  expect_refused(minhub_train(tempdir()), "is a folder: give its files")
+  expect_refused(minhub_train("short\n"), "give more text, or context = ", class = "ValueError")
+  expect_refused(minhub_train(VERSE, batch = 2000), "a smaller batch or context, or carry = FALSE", class = "ValueError")
+  expect_refused(minhub_train(VERSE, steps = 1.5), "steps must be a whole number, not 1.5")
+  expect_refused(minhub_train(VERSE, steps = NA), "steps is NA: give a value, or leave it out")
+  expect_refused(minhub_train(VERSE, width = "8"), "width must be a whole number, not '8'")
+  expect_refused(minhub_train(VERSE, layers = 1:2), "layers must be one number")
+  expect_refused(minhub_train(VERSE, seed = NA), "seed must be one number, not NA")
+  expect_refused(minhub_train(VERSE, seed = -1), "seed must be at least 0, not -1")
+  expect_refused(minhub_train(VERSE, family = "gpt3"), "family must be one of gpt2, gptneo, lstm, not 'gpt3'")
+  expect_refused(minhub_train(VERSE, heads = 2), "heads: a model of the family lstm has none; leave it out")
+  expect_refused(minhub_train(VERSE, speed = 9), "there is no setting speed; the settings are family, from, tokenizer")
+  expect_refused(minhub_train(VERSE, start = "gpt2"), "there is no setting start; the settings are family, from")
+  expect_refused(minhub_train(VERSE, config = list(n_embd = 8)), "lstm has no setting n_embd; its settings are vocab_size")
+  expect_refused(minhub_train(VERSE, config = list(8)), "settings need names, such as config = list(window_size = 64)")
+  expect_refused(minhub_train(VERSE, config = list(a = NA)), "the setting a cannot be NA")
+  expect_refused(minhub_train(VERSE, progress = NA), "progress must be TRUE or FALSE, not NA")
+  expect_refused(minhub_train(VERSE, out = ""), "out is empty: give a path")
+  run <- a_run()
+  expect_refused(minhub_train(VERSE, out = run$folder), "go on with it (minhub_resume())", class = "FileExistsError")
+  expect_refused(minhub_resume(run, width = 3), "width cannot change when a run goes on", class = "ValueError")
+  expect_refused(minhub_resume(run, 30, FALSE, 3), "settings need names, such as warm_up = 20")
+  expect_refused(minhub_resume(tempfile()), "is no run of minhub_train(): it has no settings.json", class = "FileNotFoundError")
+  expect_refused(minhub_run(tempdir()), "is no run of minhub_train(): it has no settings.json")
+  expect_refused(minhub_run(NULL), "out must be text, not NULL")
+})
+
+test_that("a run that was finished takes more steps, and is read from its folder", {
+  run <- small(out = file.path(tempdir(), "more steps"))
+  again <- minhub_run(file.path(tempdir(), "more steps"))
+  expect_identical(again$losses, run$losses)
+  expect_identical(again$model(1:3), run$model(1:3))
+  more <- minhub_resume(run, steps = 30)
+  expect_identical(more$losses$step, c(0L, 10L, 20L, 30L))
+  expect_identical(more$losses[1:3, ], run$losses)
+  expect_identical(more$settings$steps, 30L)
+  expect_identical(minhub_resume(more$folder)$losses, more$losses) # nothing is left to do
+})
+
+test_that("a run that is stopped goes on with minhub_resume() as if it had not been", {
+  wide <- function(...) small(steps = 300, width = 48, context = 32, evaluate_every = 20, ...)
+  whole <- wide()
+  news_of <- list(begins = function(news) news$event == "begins", later = function(news) identical(news$step, 20L))
+  for (is_time in news_of) {
+    out <- tempfile("stopped-")
+    condition <- outcome(wide(out = out, progress = function(news) if (is_time(news)) minhubpy:::interrupt()))
+    expect_s3_class(condition, "interrupt")
+    after <- stopped_at(out)
+    expect_length(after, 1L)
+    expect_lt(after, 300L)
+    expect_identical(
+      conditionMessage(condition), sprintf('Stopped after step %d; minhub_resume("%s") goes on', after, out)
+    )
+    heard <- NULL
+    run <- minhub_resume(out, progress = function(news) if (news$event == "begins") heard <<- news$step)
+    expect_identical(heard, after)
+    expect_identical(steps_of(run), steps_of(whole))
+    expect_identical(run$model(1:9), whole$model(1:9))
+  }
+  # Before there is a run nothing stays.
+  out <- tempfile("nothing-")
+  condition <- outcome(small(out = out, progress = at("preparing", function() minhubpy:::interrupt())))
+  if (!dir.exists(out)) {
+    expect_identical(conditionMessage(condition), "Stopped before the first step: nothing was written")
+  } else {
+    expect_match(conditionMessage(condition), "goes on$") # a small text is read in no time
+  }
+})
+
+test_that("an error in the user's own function stops a run with a checkpoint, and it can go on", {
+  out <- tempfile("broken-")
+  condition <- outcome(small(steps = 1e5, out = out, progress = at("evaluated", function() stop("the user's own"))))
+  expect_identical(conditionMessage(condition), "the user's own")
+  after <- stopped_at(out)
+  expect_length(after, 1L)
+  # It does not go on in Python: the checkpoint is the same after a while of other work.
+  a_model()(rep(1L, 100))
+  expect_identical(stopped_at(out), after)
+  expect_identical(minhub_resume(out, steps = after + 5)$losses$step[[1L]], 0L)
+  # A function that asks Python for something is told that it cannot.
+  condition <- outcome(small(steps = 1e5, progress = at("begins", function() generate(a_model(), "a"))))
+  expect_match(conditionMessage(condition), "cannot call Python itself")
+})
+
+test_that("Ctrl-C stops a run with a checkpoint, and the session and the worker stay", {
+  needs_worker()
+  out <- tempfile("ctrl-c-")
+  pid <- worker_pid()
+  old <- options(minhubpy.quiet = FALSE)
+  on.exit(options(old))
+  said <- testthat::capture_messages({
+    condition <- outcome(small(steps = 1e6, out = out, progress = at("evaluated", function() {
+      tools::pskill(Sys.getpid(), tools::SIGINT)
+      Sys.sleep(30) # which the signal ends
+    })))
+  })
+  expect_s3_class(condition, "interrupt")
+  expect_identical(said, paste0(conditionMessage(condition), "\n"))
+  expect_match(said, "^Stopped after step [0-9,]+; minhub_resume\\(.* goes on\n$")
+  expect_length(stopped_at(out), 1L)
+  expect_identical(worker_pid(), pid)
+})
+
+test_that("a worker that is killed in the middle of a run is an error that says how to go on", {
+  needs_worker()
+  out <- tempfile("killed-")
+  pid <- worker_pid()
+  kill_it <- at("evaluated", function() tools::pskill(pid, tools::SIGKILL))
+  condition <- outcome(small(steps = 1e6, out = out, progress = kill_it))
+  expect_s3_class(condition, "minhubpy_worker_lost")
+  expect_match(conditionMessage(condition), paste0("minhub_resume(\"", out, "\") goes on"), fixed = TRUE)
+  run <- minhub_resume(out, steps = max(10L, stopped_at(out)) + 10L)
+  expect_identical(run$losses$step[[1L]], 0L)
+  # A run's model is loaded again like any other.
+  logits <- run$model(1:3)
+  minhub_stop()
+  expect_identical(run$model(1:3), logits)
+  path <- tempfile(fileext = ".rds")
+  saveRDS(run, path)
+  expect_identical(readRDS(path)$model(1:3), logits)
+})
+
+test_that("a run is silent, unless it is told to speak: then in lines, with its samples", {
+  needs_python()
+  expect_silent(small(steps = 2))
+  expect_silent(small(steps = 2, progress = TRUE)) # minhubpy.quiet
+  old <- options(minhubpy.quiet = FALSE)
+  on.exit(options(old))
+  expect_silent(small(steps = 2))
+  said <- testthat::capture_messages(run <- small(progress = TRUE, sample = "To", sample_tokens = 5))
+  text <- paste(said, collapse = "")
+  expect_no_match(text, "\r")
+  lines <- strsplit(text, "\n")[[1L]]
+  expect_match(lines[[1L]], "^LSTM, [0-9,]+ parameters, on cpu, float32$")
+  expect_match(lines[[2L]], "^[0-9,]+ tokens to learn from, [0-9,]+ held out; 20 steps of 4 x 16$")
+  expect_identical(lines[[3L]], "    STEP  TRAINING  HELD OUT    TOKENS/S          TIME")
+  row <- run$losses[2L, ]
+  expect_match(text, sprintf("\n      10  %8.4f  %8.4f  ", row$train_loss, row$held_out_loss), fixed = TRUE)
+  expect_no_match(text, "NA", fixed = TRUE) # before the first step nothing was trained
+  samples <- readLines(file.path(run$folder, "samples.txt"))
+  expect_length(grep("^==== step", samples), 3L)
+  expect_match(text, samples[[2L]], fixed = TRUE)
+  # What should be known is said at any rate, once.
+  for (progress in c(TRUE, FALSE)) {
+    said <- testthat::capture_messages(small(c(VERSE, "\u00e9"), tokenizer = BUILT_IN[[3L]], steps = 1, progress = progress))
+    expect_length(grep("not in the tokenizer's vocabulary", said), 1L)
+  }
+  said <- testthat::capture_messages(minhub_resume(run, steps = 22, progress = TRUE))
+  expect_match(said, "^goes on after step 20\n$", all = FALSE)
+})
+
+test_that("in a console a line moves, is never wider than that, and leaves nothing behind", {
+  old <- options(width = 40)
+  on.exit(options(old))
+  screen <- new.env()
+  screen$moves <- TRUE
+  screen$shown <- 0L
+  stepped <- list(
+    event = "stepped", step = 1200L, steps = 10000L, loss = 1.5, tokens_per_second = 1234.5, seconds_left = 90,
+    time_left = "1 min 30 s"
+  )
+  screen_shows <- function(code) paste(testthat::capture_messages(code), collapse = "")
+  first <- screen_shows(minhubpy:::show_news(screen, stepped))
+  expect_identical(first, "\rstep 1,200 of 10,000  loss 1.5000  1,23")
+  stepped$step <- 2L
+  second <- screen_shows(minhubpy:::show_news(screen, stepped))
+  expect_identical(second, "\rstep 2 of 10,000  loss 1.5000  1,234 to")
+  expect_identical(nchar(second), nchar(first))
+  kept <- screen_shows(minhubpy:::say_line(screen, "a line"))
+  expect_identical(kept, paste0("\r", strrep(" ", 39), "\ra line\n"))
+  expect_identical(screen_shows(minhubpy:::move_line(screen, "")), "")
+})
+
+test_that("a user's own function hears of everything", {
+  heard <- list()
+  run <- small(sample = "To", sample_tokens = 3, progress = function(news) heard[[length(heard) + 1L]] <<- news)
+  events <- vapply(heard, `[[`, "", "event")
+  expect_true(all(events %in% c("preparing", "begins", "stepped", "evaluated", "sampled")))
+  expect_identical(events[events != "preparing" & events != "stepped"], c("begins", rep(c("evaluated", "sampled"), 3L)))
+  rows <- heard[events == "evaluated"]
+  expect_identical(vapply(rows, `[[`, 0L, "step"), run$losses$step)
+  expect_identical(vapply(rows, `[[`, 0, "held_out_loss"), run$losses$held_out_loss)
+  expect_identical(vapply(rows, `[[`, 0, "train_loss"), run$losses$train_loss)
+  expect_true(all(vapply(rows, `[[`, NA, "best")))
+  expect_identical(heard[[which(events == "begins")]]$steps, 20L)
+})
+
+test_that("runs are put side by side, the best first, by whatever names they have", {
+  run <- a_run()
+  longer <- small(steps = 40)
+  both <- minhub_compare(run, longer)
+  expect_s3_class(both, c("minhub_comparison", "data.frame"), exact = TRUE)
+  expect_identical(both$run, c("longer", "run"))
+  expect_identical(both$steps, c(40L, 20L))
+  expect_equal(both$nats_per_token, c(longer$best_loss, run$best_loss))
+  expect_equal(both$nats_per_character, both$nats_per_token, tolerance = 0.02) # a token is a character
+  expect_identical(both$family, c("lstm", "lstm"))
+  expect_identical(both$parameters, rep(as.double(sum(run$model$parameters()$numel)), 2L))
+  expect_identical(minhub_compare(a = run, run$folder)$run, c("a", basename(run$folder)))
+  name <- basename(run$folder)
+  expect_identical(minhub_compare(c(run$folder, run$folder), list(x = run))$run, c(name, paste0(name, ".1"), "x"))
+  expect_no_match(capture.output(print(both)), "folder")
+  grDevices::pdf(NULL)
+  on.exit(grDevices::dev.off())
+  expect_identical(withVisible(plot(both)), list(value = both, visible = FALSE))
+  expect_silent(plot(both[2L, ], against = "tokens"))
+  expect_identical(withVisible(plot(run)), list(value = run, visible = FALSE))
+  expect_refused(minhub_compare(), "there is no run to compare: give some, or their folders")
+  expect_refused(minhub_compare(3), "a run must be what minhub_train() returned, or its folder, not 3")
+  expect_refused(minhub_compare(tempdir()), "is no run of minhub_train()")
+})

@@ -1,0 +1,141 @@
+"""A training run as R has it: its settings by R's names, its news on their way to R, and what its folder has come to.
+
+R says `from` where Python says `start`: there it is the name of an argument in many functions, here a keyword.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minhub_py.train import Listener, Settings
+from minhub_py.train.checkpoint import COLUMNS
+from minhub_py.train.report import duration, family_title, read
+from r_bridge.convert import Frame, setting
+
+if TYPE_CHECKING:
+    from minhub_py.train.loop import Trainer
+    from r_bridge.service import Service
+
+R_NAMES = {"start": "from"}
+
+
+class News(Listener):
+    """Sends R what happens, as lists with an `event`. Nothing here may end a run but `preparing`, before it exists."""
+
+    def __init__(self, service: "Service") -> None:
+        self.service = service
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """The text is read: bytes. Cancelled: R does not wait any more; no file stays."""
+        self.service.progress(done, total, what, event="preparing")
+
+    def begins(self, trainer: "Trainer") -> None:
+        """What is trained on what."""
+        settings, corpus = trainer.settings, trainer.corpus
+        self.service.emit({
+            "event": "begins", "family": family_title(trainer.family.name), "parameters": float(trainer.parameters),
+            "device": str(trainer.device), "dtype": settings.dtype, "train_tokens": float(corpus.train.count),
+            "held_out_tokens": float(corpus.held_out.count), "step": trainer.progress.step, "steps": settings.steps,
+            "batch": settings.batch, "context": trainer.context,
+        })  # fmt: skip
+
+    def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
+        """How far it is."""
+        self.service.emit({
+            "event": "stepped", "step": step, "steps": steps, "loss": loss, "tokens_per_second": tokens_per_second,
+            "seconds_left": seconds_left, "time_left": duration(seconds_left),
+        })  # fmt: skip
+
+    def evaluated(self, row: dict[str, Any], best: bool) -> None:
+        """A row of the losses."""
+        values = {name: column[0] for name, column in columns([row]).items()}
+        self.service.emit({"event": "evaluated", **values, "time": duration(row["seconds"]), "best": best})
+
+    def sampled(self, step: int, text: str) -> None:
+        """What the model writes."""
+        self.service.emit({"event": "sampled", "step": step, "text": text})
+
+    def note(self, text: str) -> None:
+        """What should be known, but for the want of matplotlib: R draws its own curves."""
+        if "matplotlib" not in text:
+            self.service.emit({"event": "note", "text": text})
+
+    def asks_to_stop(self) -> bool:
+        """R does not wait any more: a checkpoint, and the end."""
+        return self.service.cancelled.is_set()
+
+
+def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """R's vectors by R's names as Python's values. ValueError: an unknown name, with those that there are."""
+    python_names = {R_NAMES.get(item.name, item.name): item.name for item in fields(Settings)}
+    values = values or {}
+    if unknown := sorted(set(values) - set(python_names)):
+        raise ValueError(f"there is no setting {', '.join(unknown)}; the settings are {', '.join(python_names)}")
+    return {
+        python_names[name]: {key: setting(item) for key, item in value.items()} if name == "config" else setting(value)
+        for name, value in values.items()
+    }
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """What R shows of a run. FileNotFoundError: it is none.    ValueError: nothing was measured in it yet."""
+    summary = read(folder)
+    told = {R_NAMES.get(name, name): value for name, value in asdict(summary.settings).items()}
+    return {
+        "folder": str(folder),
+        "family": summary.family,
+        "title": family_title(summary.family),
+        "parameters": float(summary.parameters),
+        "tokenizer": summary.tokenizer,
+        "vocab_size": summary.vocab_size,
+        "steps": summary.steps,
+        "wanted": summary.settings.steps,
+        "best_step": summary.best_step,
+        "nats_per_token": summary.nats_per_token,
+        "nats_per_character": summary.nats_per_character,
+        "tokens_per_second": summary.tokens_per_second,
+        "seconds": summary.seconds,
+        "time": duration(summary.seconds),
+        "device": summary.settings.device,
+        "settings": told,
+        "losses": Frame(columns(summary.rows)),
+    }
+
+
+def columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Rows of losses.csv as columns; what is not known is missing. Steps are whole numbers, for R too."""
+    found: dict[str, Any] = {}
+    for name in COLUMNS:
+        values = np.array([row[name] for row in rows], np.float64)
+        found[name] = values.astype(np.int32) if name == "step" else np.ma.MaskedArray(values, np.isnan(values))
+    return found
+
+
+# An option of the shell, in the advice of an error; not a part of a path.
+OPTION = re.compile(r"(?<![\w/.-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9]*(?:-[a-z]+)*)(?: (?P<value>\d[\d.]*\d|\d))?")
+
+
+@contextmanager
+def in_words_of_r() -> Iterator[None]:
+    """An error's advice as R users follow it: `--batch 8` is batch = 8, `--resume` is minhub_resume()."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (OPTION.sub(_argument, error.args[0]).replace("minhub train", "minhub_train()"),)
+        raise
+
+
+def _argument(option: re.Match[str]) -> str:
+    name = option["name"].replace("-", "_")
+    if name == "resume":
+        return "minhub_resume()"
+    if option["no"]:
+        return f"{name} = FALSE"
+    name = {"set": "config"}.get(name, name)
+    return name if option["value"] is None else f"{name} = {option['value']}"
