@@ -83,7 +83,7 @@ def command(settings: Settings, texts: Sequence[str], out: str) -> str:
     for item in fields(Settings):
         value = getattr(settings, item.name)
         default = item.default if item.default is not MISSING else {}
-        if value == default or value is None or item.name == "threads":
+        if value == default or value is None:
             continue
         option = "--" + {"start": "from"}.get(item.name, item.name.replace("_", "-"))
         if item.name == "config":
