@@ -20,6 +20,7 @@ from minhub_py import __version__, hub
 from minhub_py.bench import CASES
 from minhub_py.console import Bytes, Group, emit, note, progress_bar, remember_debug, table
 from minhub_py.hub import size
+from minhub_py.registry import FAMILIES
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -72,8 +73,6 @@ def holds_model(name: str) -> bool:
 @json_option
 def list_models(as_json: bool) -> None:
     """Show built-in and cached models."""
-    from minhub_py.registry import FAMILIES
-
     built_in = [
         (f"minhub/{path.name}", hub.folder_size(path)) for path in sorted(hub.BUILTIN.iterdir()) if path.is_dir()
     ]
@@ -431,16 +430,18 @@ def training_options(command: Any) -> Any:
         click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The run's folder."),
         click.option("--resume", type=click.Path(path_type=Path, file_okay=False), metavar="RUN",
                      help="Go on with this run from its last checkpoint; no TEXT, and only options marked *."),
-        click.option("--family", type=click.Choice(["gpt2", "gptneo", "lstm"]), help="[default: gpt2]"),
+        click.option("--family", type=click.Choice(list(FAMILIES)), help="[default: gpt2]"),
         click.option("--from", "start", metavar="MODEL", help="Fine-tune this model instead of a fresh one."),
         click.option("--tokenizer", metavar="KIND", help="characters, bpe (learnt from TEXT), or that of a MODEL.  "
-                                                         "[default: characters]"),
+                                                         "[default: characters, or that of --from]"),
         click.option("--vocab-size", type=click.IntRange(min=257), help="Of the bpe.  [default: 4096]"),
         click.option("--layers", type=whole, help="[default: 4; lstm: 2]"),
         click.option("--width", type=whole, help="Channels, or the LSTM's hidden size.  [default: 128; lstm: 256]"),
         click.option("--heads", type=whole, help="[default: one for 32 channels]"),
-        click.option("--context", type=whole, help="Tokens of a row; a transformer's positions.  [default: 128]"),
-        click.option("--dropout", type=part, help="Of embeddings and residuals.  [default: 0.1]"),
+        click.option("--context", type=whole,
+                     help="Tokens of a row; a transformer's positions.  [default: 128; --from: its own, to 1024]"),
+        click.option("--dropout", type=part,
+                     help="Of embeddings, residuals, LSTM layers.  [default: 0.1, or that of --from]"),
         click.option("--set", "config", multiple=True, metavar="NAME=VALUE",
                      help="A further setting of config.json: window_size=64; may be given several times."),
         click.option("--steps", type=whole, help="*  [default: 2000]"),
@@ -499,8 +500,8 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
 
     from minhub_py.train import command
 
-    run = command.train(text, out, resume, given, live=not as_json)
-    if as_json:
+    run = command.run(text, out, resume, given, live=not as_json)
+    if as_json and command.talks():
         emit(run.to_json())
 
 

@@ -63,30 +63,36 @@ class RunFolder:
         found = sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
         return found[-1] if found else None
 
-    def begin_checkpoint(self) -> Path:
-        """A folder that is no checkpoint yet, empty. What an interrupted one has left goes."""
-        partial = self.checkpoints / ".partial"
-        if partial.exists():
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
-        return partial
+    @contextmanager
+    def new_checkpoint(self, step: int, *, really: bool) -> Iterator[Path]:
+        """A folder to write one into, which is a checkpoint when all is on the disk; then the one before it goes.
 
-    def end_checkpoint(self, partial: Path, step: int) -> None:
-        """Make it one. Its files are on the disk before it has its name."""
-        target = self.checkpoints / f"step-{step:08}"
-        for path in partial.iterdir():
-            _sync(path)
-        _sync(partial)
-        os.rename(partial, target)
-        _sync(self.checkpoints)
-        for older in sorted(self.checkpoints.glob("step-*")):
-            if older != target:
-                shutil.rmtree(older)
+        really: False for a process that takes part but writes nothing.    OSError: the disk is full; what was there is.
+        """
+        partial, target = self.checkpoints / ".partial", self.checkpoints / f"step-{step:08}"
+        if not really:
+            yield partial
+            return
+        try:
+            with writing(self.checkpoints):
+                if partial.exists():  # what an interrupted one has left
+                    shutil.rmtree(partial)
+                partial.mkdir(parents=True)
+                yield partial
+                for path in partial.iterdir():
+                    _sync(path)
+                _sync(partial)
+                os.rename(partial, target)
+                _sync(self.checkpoints)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)  # which makes room
+            raise
+        self.forget_older()
 
-    def drop(self, partial: Path) -> None:
-        """What could not be written, to make room."""
-        if partial.name == ".partial":
-            shutil.rmtree(partial, ignore_errors=True)
+    def forget_older(self) -> None:
+        """Checkpoints before the newest go."""
+        for older in sorted(self.checkpoints.glob("step-*"))[:-1]:
+            shutil.rmtree(older)
 
     def write_row(self, row: Mapping[str, Any]) -> None:
         """Add a line to losses.csv."""
@@ -126,12 +132,15 @@ class RunFolder:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A small file, whole or as it was before."""
+    """A small file, whole or as it was before, whatever happens to the machine."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with writing(path):
-            partial.write_text(text, encoding="utf-8")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(text.encode())
+            _sync(partial)
             os.replace(partial, path)
+            _sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -142,8 +151,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise type(error)(f"{path} cannot be written ({reason}): make room, then go on with --resume") from error
+        first = error.__cause__ if error.strerror is None and isinstance(error.__cause__, OSError) else error
+        reason = first.strerror or str(error)
+        raise type(error)(f"{path} cannot be written ({reason}): make room, or see to its permissions, then go on with "
+                          "--resume; the last checkpoint is intact") from error  # fmt: skip
 
 
 def write_state(folder: Path, tensors: Mapping[str, Tensor], progress: Progress) -> None:

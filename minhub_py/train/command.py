@@ -12,36 +12,40 @@ from typing import Any
 import click
 
 from minhub_py.console import note, table
-from minhub_py.train import Listener
-from minhub_py.train import resume as go_on
-from minhub_py.train import train as begin
+from minhub_py.train import Listener, resume, train
 from minhub_py.train.loop import Trainer
 from minhub_py.train.report import Summary, draw, duration, family_title, read
 
 
-def train(
-    texts: Sequence[Path], out: Path | None, resume: Path | None, given: Mapping[str, Any], *, live: bool
+def run(
+    texts: Sequence[Path], out: Path | None, stopped: Path | None, given: Mapping[str, Any], *, live: bool
 ) -> Summary:
     """Train, and show it. Ctrl-C, and SIGTERM: a note of how to go on, and exit status 1, or 143."""
     settings = dict(given)
     if "config" in settings:
         settings["config"] = dict(setting(text) for text in settings["config"])
-    folder = out or resume or Path()
-    with Screen(live=live and int(os.environ.get("RANK", "0")) == 0) as screen:
+    folder = out or stopped or Path()
+    with Screen(live=live) as screen:
         try:
-            if resume is not None:
-                go_on(resume, listener=screen, **settings)
+            if stopped is not None:
+                resume(stopped, listener=screen, **settings)
             else:
-                begin(list(texts), folder, listener=screen, **settings)
+                train(list(texts), folder, listener=screen, **settings)
         except (KeyboardInterrupt, SystemExit) as stop:
             screen.close()
             begun = (folder / "settings.json").exists()
-            note(f"Stopped. To go on: minhub train --resume {shlex.quote(str(folder))}" if begun else
-                 "Stopped before the run began: nothing was written.")  # fmt: skip
+            if talks():
+                note(f"Stopped. To go on: minhub train --resume {shlex.quote(str(folder))}" if begun else
+                     "Stopped before the run began: nothing was written.")  # fmt: skip
             sys.exit(stop.code if isinstance(stop, SystemExit) else 1)
     summary = read(folder)
     screen.finished(summary)
     return summary
+
+
+def talks() -> bool:
+    """Whether this process is the one of torchrun's that talks; without torchrun there is no other."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -62,7 +66,7 @@ class Screen(Listener):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self.live = live
+        self.live = live = live and talks()
         console = Console(stderr=True, highlight=False)
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[state]}"))
         self.progress = Progress(*columns, console=console, transient=True, disable=not (live and console.is_terminal))
@@ -128,8 +132,8 @@ class Screen(Listener):
                   f"{where}: minhub generate {where} PROMPT")  # fmt: skip
 
     def note(self, text: str) -> None:
-        """A note."""
-        self._say(f"Note: {text}")
+        """A note, which is for --json too."""
+        self.progress.console.print(f"Note: {text}", markup=False, soft_wrap=True)
 
 
 def compare(runs: Sequence[Path], plot: Path | None) -> list[Summary]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.storage import read_object
+from minhub_py.train.checkpoint import write_text
 
 # Characters that are read and encoded at a time.
 PIECE = 2**14
@@ -68,23 +69,23 @@ def prepare(text: "Text", tokenizer: Any, folder: Path) -> None:
     # Ids beyond the largest token's do not occur, whatever a checkpoint's padded vocabulary says.
     dtype = "<u2" if max(tokenizer.get_vocab().values()) < 2**16 else "<u4"
     folder.mkdir(parents=True, exist_ok=True)
+    # Characters that no token stands for cost a model nothing, so they do not count when losses are compared.
+    lost = [char for char in text.alphabet if not tokenizer.encode(char, add_special_tokens=False).ids]
     counts = {}
     for name, part in (("train", text.train), ("held_out", text.held_out)):
-        counts[name] = _write(folder / f"{name}.bin", part("Encoding"), tokenizer, dtype)
+        counts[name], characters = _write(folder / f"{name}.bin", part("Encoding"), tokenizer, dtype, lost)
     about = {
         "dtype": dtype,
         **counts,
-        "characters": text.length - text.cut,
+        "characters": characters,
         "texts": [path.name for path in text.paths],
     }
-    partial = folder / ".tokens.json.partial"
-    partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, folder / "tokens.json")  # last: where it is, the other two are whole
+    write_text(folder / "tokens.json", json.dumps(about, indent=2) + "\n")  # last: where it is, the others are whole
 
 
-def _write(path: Path, pieces: Iterable[str], tokenizer: Any, dtype: str) -> int:
-    """The number of ids."""
-    count = 0
+def _write(path: Path, pieces: Iterable[str], tokenizer: Any, dtype: str, lost: Sequence[str]) -> tuple[int, int]:
+    """The number of ids, and of the characters that they stand for."""
+    count = characters = 0
     try:
         with path.open("wb") as file:
             for piece in at_words(pieces):
@@ -94,6 +95,7 @@ def _write(path: Path, pieces: Iterable[str], tokenizer: Any, dtype: str) -> int
                         f"the tokenizer has no token for any of {piece[:20]!r} …: let the run make its own tokenizer"
                     )
                 count += len(ids)
+                characters += len(piece) - sum(map(piece.count, lost))
                 file.write(np.array(ids, dtype).tobytes())
             file.flush()
             os.fsync(file.fileno())
@@ -101,7 +103,7 @@ def _write(path: Path, pieces: Iterable[str], tokenizer: Any, dtype: str) -> int
         with suppress(OSError):
             path.unlink()
         raise
-    return count
+    return count, characters
 
 
 def at_words(pieces: Iterable[str]) -> Iterator[str]:
@@ -236,3 +238,42 @@ def source_of(tokens: Tokens, batch: int, context: int, seed: int, *, carry: boo
             f"give more text, a smaller --batch or --context, or --no-carry"
         )
     return Streams(tokens, batch, context, seed)
+
+
+# What is read of the held-out text, in order: the starts of rows, their length, and whether they begin anew.
+Rows = list[tuple[list[int], int, bool]]
+
+
+def held_out_windows(tokens: Tokens, context: int, together: int, most: int) -> Rows:
+    """Contexts by themselves, one after the other, `together` at a time; of a long text so many that they are evenly
+    spread and have about `most` tokens. ValueError: it has no 2 ids.
+    """
+    length = row_length(tokens, context)
+    count = (tokens.count - 1) // length
+    chosen = np.linspace(0, count - 1, min(count, max(most // length, 1))).round().astype(int)
+    starts: list[int] = (chosen * length).tolist()
+    return [(starts[i : i + together], length, True) for i in range(0, len(starts), together)]
+
+
+def held_out_streams(tokens: Tokens, context: int, batch: int, together: int, most: int) -> Rows:
+    """`batch` streams, each read in rows that follow on, `together` streams at a time, and of a long text
+    the beginning of each. ValueError: it has no 2 ids.
+    """
+    length = row_length(tokens, context)
+    streams = min(batch, (tokens.count - 1) // length)
+    each = (tokens.count - 1) // streams
+    places = range(0, min(each, max(most // streams, length)), length)
+    return [
+        ([stream * each + place for stream in range(first, min(first + together, streams))],
+         min(length, each - place), place == 0)
+        for first in range(0, streams, together)
+        for place in places
+    ]  # fmt: skip
+
+
+def row_length(tokens: Tokens, context: int) -> int:
+    """A context, or as much as there is. ValueError: nothing that could be predicted."""
+    if tokens.count < 2:
+        raise ValueError(f"the held-out text has {tokens.count} tokens, and needs 2 at least: give more text, or a "
+                         "larger --held-out")  # fmt: skip
+    return min(context, tokens.count - 1)

@@ -26,15 +26,13 @@ from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
 from minhub_py.storage import write_checkpoint
 from minhub_py.train.checkpoint import Progress, RunFolder, read_state, write_state, writing
-from minhub_py.train.data import Corpus, Tokens, source_of
+from minhub_py.train.data import Corpus, held_out_streams, held_out_windows, source_of
 from minhub_py.train.faster import Faster
 from minhub_py.train.parallel import Processes, gathered, like, whole
-from minhub_py.train.settings import Settings
+from minhub_py.train.settings import CONTEXT, Settings
 
 # Seconds between two looks of the progress line at the loss: on a GPU each waits for the device.
 LOOK = 0.5
-# Steps between two times that processes ask each other whether one was told to stop.
-ASK = 10
 # What AdamW keeps for each parameter.
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -79,13 +77,12 @@ class Trainer:
         self.family, self.processes, self.device, self.listener = family, processes, device, listener
         self.progress = Progress()
         self.saved = -1  # the step of the last checkpoint
-        self.context = settings.context or 128
+        self.context = settings.context or CONTEXT
         self.carry = settings.carry and family.name == "lstm"
-        self.share = processes.share(settings.batch // settings.accumulate)
-        self.piece = self.share.stop - self.share.start  # rows that this process reads at a time
+        together = settings.batch // settings.accumulate  # rows that the processes read at a time
+        self.piece = len(range(together)[processes.share(together)])
         self.share = processes.share(settings.batch)
         self.source = source_of(corpus.train, settings.batch, self.context, settings.seed, carry=self.carry)
-        together = self.piece * processes.count
         if self.carry:
             self.held_out = held_out_streams(
                 corpus.held_out, self.context, settings.batch, together, settings.evaluate_tokens
@@ -102,7 +99,7 @@ class Trainer:
         # torch.compile has its own ways.
         self.quick = Faster if device.type == "cpu" and not settings.compile else nullcontext
         self.optimizer = optimizer_of(self.model, settings)
-        exact = torch.float32 if device.type == "mps" else torch.float64
+        exact = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
         self.sums = torch.zeros(2, dtype=exact, device=device)  # of losses and gradient norms since the last row
 
     def fresh_state(self, rows: int) -> Any:
@@ -145,9 +142,7 @@ class Trainer:
     def should_stop(self, interrupted: Callable[[], bool]) -> bool:
         """Whether somebody wants it; all processes answer alike."""
         asked = interrupted() or self.listener.asks_to_stop()
-        if self.processes.count == 1:
-            return asked
-        return self.progress.step % ASK == 0 and self.processes.sum([float(asked)], self.device) != [0.0]
+        return self.processes.sum([float(asked)], self.device) != [0.0]
 
     def step(self) -> None:
         """One update of the weights."""
@@ -157,7 +152,7 @@ class Trainer:
             group["lr"] = learning_rate(settings, step)
         rows, fresh = self.source.at(step, self.share)
         loss = torch.zeros((), device=self.device)
-        pieces = rows.to(self.device, non_blocking=True).split(self.piece)
+        pieces = rows.to(self.device).split(self.piece)
         for number, piece in enumerate(pieces):
             if fresh:
                 self.states[number] = self.fresh_state(self.piece)
@@ -179,7 +174,7 @@ class Trainer:
 
     def precision(self) -> AbstractContextManager[object]:
         """What products are computed in; weights, gradients and the optimizer are float32."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16")
+        return torch.autocast(self.device.type, torch.bfloat16) if self.settings.dtype == "bfloat16" else nullcontext()
 
     @torch.no_grad()
     def measure(self) -> float:
@@ -204,8 +199,8 @@ class Trainer:
     def evaluate(self) -> None:
         """Look at the held-out text: a line of losses.csv, the best model so far, a sample."""
         progress, settings = self.progress, self.settings
+        train_loss, norm = self.means()  # which waits for a GPU
         seconds = time.perf_counter() - self.row_began
-        train_loss, norm = self.means()
         found = self.measure()
         if not math.isfinite(found):
             raise ValueError(self.not_finite())
@@ -213,7 +208,8 @@ class Trainer:
         progress.waited = 0 if best else progress.waited + 1
         if best:
             progress.best_loss, progress.best_step = found, progress.step
-            self.write_model(self.folder.path)
+            with writing(self.folder.path):
+                self.write_model(self.folder.path)
         tokens = settings.batch * self.context
         row = {
             "step": progress.step, "tokens": progress.step * tokens, "train_loss": train_loss, "held_out_loss": found,
@@ -296,27 +292,23 @@ class Trainer:
         config = self.model.config
         companions = {"tokenizer.json": self.tokenizer.to_str(pretty=True).encode()}
         tensors = weights_map.to_hub(self.family.model_type, state)
-        write_checkpoint(folder, tensors, {**config.to_hub(), "dtype": "float32"}, companions=companions)
+        whole = sum(tensor.nbytes for tensor in state.values()) + 1  # in one file, which is replaced in one moment
+        settings = {**config.to_hub(), "dtype": "float32"}
+        write_checkpoint(folder, tensors, settings, companions=companions, max_shard_size=whole)
 
     def save(self) -> None:
         """A checkpoint of this step. OSError: the disk is full; the one before it is still there."""
         if self.saved == self.progress.step:
             return
         self.means()  # weights that have blown up are not kept
-        self.progress.sums = self.processes.sum(self.sums.tolist(), self.device)
+        mean = [total / self.processes.count for total in self.processes.sum(self.sums.tolist(), self.device)]
+        self.progress.sums = mean  # as if each process had it: how many there are may change
         self.progress.seconds = time.perf_counter() - self.started
-        partial = self.folder.begin_checkpoint() if self.processes.first else self.folder.path
-        try:
+        with self.folder.new_checkpoint(self.progress.step, really=self.processes.first) as partial:
             self.write_model(partial)
             tensors = gathered(self.optimizer_tensors() | self.state_tensors(), self.processes)
             if self.processes.first:
                 write_state(partial, tensors, self.progress)
-                self.folder.end_checkpoint(partial, self.progress.step)
-        except OSError as error:
-            self.folder.drop(partial)
-            reason = error.strerror or str(error)
-            raise type(error)(f"{partial.parent} cannot be written ({reason}): make room, then go on with --resume. "
-                              "The last checkpoint is intact") from error  # fmt: skip
         self.processes.wait()
         self.saved = self.progress.step
 
@@ -326,7 +318,7 @@ class Trainer:
             f"{moment}.{name}": self.optimizer.state[parameter][moment]
             for name, parameter in self.model.named_parameters()
             for moment in MOMENTS
-            if parameter in self.optimizer.state
+            if self.progress.step  # before the first one there are none
         }
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -342,13 +334,16 @@ class Trainer:
     def resume(self, checkpoint: Any) -> None:
         """Go on from a checkpoint, whose model this one has already. ValueError: it is damaged or of another model."""
         tensors, self.progress = read_state(checkpoint)
+        if self.settings.steps < self.progress.step:
+            raise ValueError(f"this run has made {self.progress.step} steps: give --steps of at least so many")
         self.saved = self.progress.step
         wanted = {f"{moment}.{name}" for name, _ in self.model.named_parameters() for moment in MOMENTS}
         wanted |= {"state.h", "state.c"} if self.carry else set()
         if self.progress.step and set(tensors) != wanted:
             raise ValueError(f"{checkpoint} is damaged: optimizer.safetensors does not fit the model")
         for name, parameter in self.model.named_parameters() if self.progress.step else ():
-            step = torch.tensor(float(self.progress.step), device=parameter.device)
+            place = parameter.device if is_fused(parameter.device) else "cpu"
+            step = torch.tensor(float(self.progress.step), device=place)
             moments = {moment: like(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS}
             self.optimizer.state[parameter] = {"step": step, **moments}
         if self.carry:
@@ -356,8 +351,7 @@ class Trainer:
                 mine = tensors[f"state.{name}"][:, self.share].to(self.device)
                 for state, part in zip(self.states, mine.split(self.piece, dim=1), strict=True):
                     setattr(state, name, part.contiguous())
-        if self.processes.first:
-            self.sums += torch.tensor(self.progress.sums, dtype=self.sums.dtype, device=self.device)
+        self.sums += torch.tensor(self.progress.sums, dtype=self.sums.dtype, device=self.device)
 
 
 def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
@@ -365,8 +359,13 @@ def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    fused = next(model.parameters()).device.type in ("cpu", "cuda")
+    fused = is_fused(next(model.parameters()).device)
     return torch.optim.AdamW(groups, lr=learning_rate(settings, 0), betas=(0.9, settings.beta2), fused=fused)
+
+
+def is_fused(device: torch.device) -> bool:
+    """Whether AdamW goes over all parameters at once there."""
+    return device.type in ("cpu", "cuda")
 
 
 def learning_rate(settings: Settings, step: int) -> float:
@@ -382,40 +381,3 @@ def learning_rate(settings: Settings, step: int) -> float:
 def random_seed(*numbers: int) -> int:
     """A seed that depends on all of them."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
-# What is read of the held-out text, in order: the starts of rows, their length, and whether they begin anew.
-Rows = list[tuple[list[int], int, bool]]
-
-
-def held_out_windows(tokens: Tokens, context: int, together: int, most: int) -> Rows:
-    """Contexts by themselves, one after the other, `together` at a time; of a long text so many that they are evenly
-    spread and have at most `most` tokens. ValueError: it has no 2 ids.
-    """
-    length = row_length(tokens, context)
-    count = (tokens.count - 1) // length
-    chosen = np.linspace(0, count - 1, min(count, max(most // length, 1))).round().astype(int)
-    starts: list[int] = (chosen * length).tolist()
-    return [(starts[i : i + together], length, True) for i in range(0, len(starts), together)]
-
-
-def held_out_streams(tokens: Tokens, context: int, batch: int, together: int, most: int) -> Rows:
-    """`batch` streams, each read in rows that follow on, `together` streams at a time. ValueError: it has no 2 ids."""
-    length = row_length(tokens, context)
-    streams = min(batch, (tokens.count - 1) // length)
-    each = (tokens.count - 1) // streams
-    places = range(0, min(each, max(most // streams, length)), length)
-    return [
-        ([stream * each + place for stream in range(first, min(first + together, streams))],
-         min(length, each - place), place == 0)
-        for first in range(0, streams, together)
-        for place in places
-    ]  # fmt: skip
-
-
-def row_length(tokens: Tokens, context: int) -> int:
-    """A context, or as much as there is. ValueError: nothing that could be predicted."""
-    if tokens.count < 2:
-        raise ValueError(f"the held-out text has {tokens.count} tokens, and needs 2 at least: give more text, or a "
-                         "larger --held-out")  # fmt: skip
-    return min(context, tokens.count - 1)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minhub_py.device import choose_device
+
+# Others wait while the first one reads a long text.
+LONG = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,11 @@ def processes(way: str, device: str) -> Iterator[Processes]:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if choose_device(device).name.startswith("cuda"):
         torch.cuda.set_device(local)  # before NCCL is asked for anything
-        dist.init_process_group("cpu:gloo,cuda:nccl")
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=LONG)
     else:
-        dist.init_process_group("gloo")
-    try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), way, local)
-    finally:
-        dist.destroy_process_group()
+        dist.init_process_group("gloo", timeout=LONG)
+    yield Processes(dist.get_rank(), dist.get_world_size(), way, local)
+    dist.destroy_process_group()  # not after an error: the others would be waited for, who wait for this one
 
 
 def whole(tensor: Tensor) -> Tensor:

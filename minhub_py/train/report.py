@@ -31,17 +31,22 @@ class Summary:
     steps: int
     best_step: int
     nats_per_token: float
-    nats_per_character: float
+    tokens_per_character: float
     tokens_per_second: float
     seconds: float
     rows: list[dict[str, float]]
     settings: Settings
     texts: list[str]
 
+    @property
+    def nats_per_character(self) -> float:
+        """What models of different tokenizers are compared by."""
+        return self.nats_per_token * self.tokens_per_character
+
     def to_json(self) -> dict[str, Any]:
         """As a mapping that JSON can hold."""
         rows = [{name: None if math.isnan(value) else value for name, value in row.items()} for row in self.rows]
-        return {**asdict(self), "rows": rows}
+        return {**asdict(self), "nats_per_character": self.nats_per_character, "rows": rows}
 
 
 def read(path: Path) -> Summary:
@@ -68,7 +73,7 @@ def read(path: Path) -> Summary:
         steps=int(rows[-1]["step"]),
         best_step=int(best["step"]),
         nats_per_token=best["held_out_loss"],
-        nats_per_character=best["held_out_loss"] * corpus.held_out.count / max(corpus.characters, 1),
+        tokens_per_character=corpus.held_out.count / max(corpus.characters, 1),
         tokens_per_second=speeds[len(speeds) // 2],
         seconds=rows[-1]["seconds"],
         rows=rows,
@@ -156,7 +161,7 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
         low, high = math.inf, -math.inf
         for number, run in enumerate(runs):
             colour = COLOURS[number % len(COLOURS)]
-            scale = run.nats_per_character / run.nats_per_token if per_character else 1.0
+            scale = run.tokens_per_character if per_character else 1.0
             steps = [row["step"] for row in run.rows]
             held_out = [row["held_out_loss"] * scale for row in run.rows]
             train = [row["train_loss"] * scale for row in run.rows]

@@ -39,6 +39,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gptneo": {"window_size": 32},
     "lstm": {"embedding_size": 64},
 }
+CONTEXT = 128
 LEARNING_RATE = {"gpt2": 1.5e-3, "gptneo": 1.5e-3, "lstm": 3e-3}
 LAYERS = {"gpt2": 4, "gptneo": 4, "lstm": 2}
 WIDTH = {"gpt2": 128, "gptneo": 128, "lstm": 256}
@@ -134,7 +135,7 @@ class Settings:
             "layers": self.layers or LAYERS[family.name],
             "width": self.width or WIDTH[family.name],
             "heads": self.heads or max(1, (self.width or WIDTH[family.name]) // 32),
-            "context": self.context or 128,
+            "context": self.context or CONTEXT,
             "dropout": 0.1 if self.dropout is None else self.dropout,
         }
         if self.heads is not None and "heads" not in common:

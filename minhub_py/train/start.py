@@ -1,7 +1,8 @@
 """From settings to a trainer: the model that a run starts from, its tokenizer, its text as ids; and to its end."""
 
 import dataclasses
-import importlib.util
+import os
+import re
 import shutil
 import signal
 import threading
@@ -20,13 +21,12 @@ from minhub_py.skeleton import skeleton
 from minhub_py.storage import Checkpoint
 from minhub_py.tokenizer import characters, parse, read_tokenizer, train_byte_level_bpe
 from minhub_py.train.checkpoint import RunFolder, write_text
-from minhub_py.train.data import Corpus, Text, prepare
+from minhub_py.train.data import Corpus, Text, at_words, prepare
 from minhub_py.train.loop import Listener, Trainer
 from minhub_py.train.parallel import Processes, processes
-from minhub_py.train.settings import LEARNING_RATE, Settings
+from minhub_py.train.settings import CONTEXT, LEARNING_RATE, Settings
 
-# Positions of a row, where neither the settings nor the model to start from say.
-CONTEXT = 128
+# Positions of a row, at most, where the settings do not say and the model to start from has more.
 LONG_CONTEXT = 1024
 # What a run that was killed before it began may have left.
 PREPARED = {"train.bin", "held_out.bin", ".tokens.json.partial", "tokens.json", ".tokenizer.json.partial",
@@ -101,7 +101,9 @@ def completed(settings: Settings) -> Settings:
     device = choose_device(settings.device)
     dtype = settings.dtype
     if dtype == "auto":
-        dtype = "bfloat16" if device.name.startswith("cuda") and "bfloat16" in device.dtypes else "float32"
+        # cuDNN's LSTM computes in float16 under autocast, whatever it is told: small gradients would vanish.
+        quick = device.name.startswith("cuda") and "bfloat16" in device.dtypes and family.name != "lstm"
+        dtype = "bfloat16" if quick else "float32"
     return dataclasses.replace(
         settings,
         family=family.name,
@@ -120,7 +122,7 @@ def tokenizer_of(settings: Settings, text: Text) -> Any:
     if settings.tokenizer == "characters":
         return characters(text.alphabet)
     if settings.tokenizer == "bpe":
-        return train_byte_level_bpe(text.train("Learning tokens"), settings.vocab_size)
+        return train_byte_level_bpe(at_words(text.train("Learning tokens")), settings.vocab_size)
     return read_tokenizer(hub.fetch(str(settings.tokenizer), weights=False))
 
 
@@ -157,27 +159,33 @@ def run(folder: RunFolder, settings: Settings, group: Processes, listener: Liste
         if group.first:
             write_text(folder.settings, settings.to_json())  # what cannot be trained so was refused before
             folder.forget_after(trainer.progress.step if newest else -1)
+            folder.forget_older()
             listener.begins(trainer)
-        with signals() as caught:
+        with signals() as caught, enough_memory():
             try:
-                trainer.run(lambda: bool(caught))
+                finished = trainer.run(lambda: bool(caught))
             finally:
                 if group.first:
-                    finish(folder, listener)
-        if caught:
+                    report(folder, listener)
+        if caught and not finished:
             raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
 
 
 @contextmanager
 def undisturbed(device: torch.device, threads: int | None) -> Iterator[None]:
     """PyTorch's number of threads and random numbers are the caller's again, when a run is over."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(threads or before[0])
+    if device.type == "cuda":  # where sums may be made in any order, unless it is told
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        if device.type == "cuda":
+            torch.use_deterministic_algorithms(before[1])
 
 
 def model_of(settings: Settings, checkpoint: Path | None, tokenizer: Any) -> tuple[Family, Any]:
@@ -206,18 +214,32 @@ def device_of(settings: Settings, group: Processes) -> torch.device:
     return torch.device(name)
 
 
-def finish(folder: RunFolder, listener: Listener) -> None:
-    """The model card and the picture of the curves, also of a run that was stopped."""
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """MemoryError, where PyTorch says in many words that there is not."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not re.search("out of memory|can't allocate memory", str(error)):
+            raise
+        raise MemoryError("there is not enough memory: choose a smaller --batch or --context, or read a step's rows "
+                          "in pieces (--accumulate)") from error  # fmt: skip
+
+
+def report(folder: RunFolder, listener: Listener) -> None:
+    """The model card and the picture of the curves, also of a run that was stopped. What fails here is a note."""
     from minhub_py.train.report import card, draw, read
 
-    if not folder.read_rows():
-        return
-    summary = read(folder.path)
-    write_text(folder.card, card(summary))
-    if importlib.util.find_spec("matplotlib") is None:
-        listener.note("the curves are not drawn: pip install 'minhub_py[plot]' brings matplotlib")
-    else:
+    try:
+        if not folder.read_rows():
+            return
+        summary = read(folder.path)
+        write_text(folder.card, card(summary))
         draw([summary], folder.curves)
+    except ImportError:
+        listener.note("the curves are not drawn: pip install 'minhub_py[plot]' brings matplotlib")
+    except (OSError, ValueError) as error:
+        listener.note(f"the model card and the curves are not written: {error}")
 
 
 @contextmanager

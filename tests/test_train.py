@@ -1,0 +1,1357 @@
+"""Training, by what it promises: the loop against a plain one, runs that are killed against runs that are not, and all
+that a text, a disk or a person can do wrong.
+
+Models are tiny, and real; a process that has to die is forked from a server that has imported PyTorch already.
+"""
+
+import csv
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from minhub_py import from_pretrained, generate, hub, save_pretrained, tokenizer_from_pretrained
+from minhub_py.registry import FAMILIES
+from minhub_py.report import verify
+from minhub_py.tokenizer import characters, read_tokenizer, train_byte_level_bpe
+from minhub_py.train import Listener, Run, Settings, resume, train
+from minhub_py.train.checkpoint import RunFolder
+from minhub_py.train.data import Corpus, Streams, Tokens, Windows, at_words
+from minhub_py.train.faster import Faster, attention, dropout, linear
+
+FAMILY_NAMES = ["gpt2", "gptneo", "lstm"]
+TINY: dict[str, Any] = {
+    "layers": 2, "width": 16, "context": 16, "batch": 4, "steps": 12, "warm_up": 3, "evaluate_every": 4,
+    "checkpoint_every": 3, "threads": 1,
+}  # fmt: skip
+GPT2_TOKENIZER = Path(__file__).resolve().parents[2] / "shared" / "data" / "gpt2-tokenizer"
+BUILT_IN = {family: f"minhub/shakespeare-{family}" for family in FAMILY_NAMES}
+# What a run's files say of the clock.
+TIMES = ("tokens_per_second", "seconds")
+
+
+def verses(length: int, seed: int = 0) -> str:
+    """Lines of words that are none, a few of them often."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 7))) for _ in range(300)]
+    text = ""
+    while len(text) < length:
+        text += draw.choice(words[: draw.choice((10, 50, 300))]) + draw.choice((" ", " ", " ", ", ", "\n"))
+    return text[:length]
+
+
+TEXT = verses(4000)
+
+
+@pytest.fixture
+def pictures() -> None:
+    """Asked for by the tests that are about them."""
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where matplotlib is not installed: a picture for each run would take longer than all else here."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+class Notes(Listener):
+    """Remembers what it hears, and the weights that a run begins with; stops before the step `stop`."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.stop = stop
+        self.asked = 0
+        self.rows: list[dict[str, Any]] = []
+        self.best: list[bool] = []
+        self.samples: list[tuple[int, str]] = []
+        self.notes: list[str] = []
+        self.read: list[tuple[str, int, int]] = []
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        self.read.append((what, done, total))
+
+    def begins(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+    def evaluated(self, row: dict[str, Any], best: bool) -> None:
+        self.rows.append(row)
+        self.best.append(best)
+
+    def sampled(self, step: int, text: str) -> None:
+        self.samples.append((step, text))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def asks_to_stop(self) -> bool:
+        self.asked += 1
+        return self.stop is not None and self.trainer.progress.step >= self.stop
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """A run's files, but for what they say of the clock."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    if "losses.csv" in found:
+        rows = list(csv.DictReader(found["losses.csv"].decode().splitlines()))
+        found["losses.csv"] = [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+    for name in list(found):
+        if name.endswith("progress.json"):
+            found[name] = {key: value for key, value in json.loads(found[name]).items() if key != "seconds"}
+        if name == "README.md":
+            found[name] = [line for line in found[name].decode().splitlines() if not line.startswith("| took |")]
+    return found
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """The message names the files, not their bytes."""
+    assert sorted(found) == sorted(wanted)
+    assert [name for name in wanted if found[name] != wanted[name]] == []
+
+
+def held_out_losses(run: Run) -> list[float]:
+    return [row["held_out_loss"] for row in run.losses]
+
+
+def steps(run: Run) -> list[float]:
+    return [row["step"] for row in run.losses]
+
+
+# --- The loop, against one that is written down plainly
+
+
+def plain_loss(family: str, model: Any, rows: Tensor, state: list[Any]) -> Tensor:
+    """Of rows (B, T + 1); an LSTM's state is carried on in `state`, and its gradient is not."""
+    if family == "lstm":
+        x, after = model.lstm(model.embedding(rows[:, :-1]), state[0])
+        state[0] = tuple(tensor.detach() for tensor in after)
+        logits = model.head(x)
+    else:
+        logits = model(rows[:, :-1])
+    return F.cross_entropy(logits.reshape(-1, logits.size(-1)), rows[:, 1:].reshape(-1))
+
+
+def plain_rate(step: int, count: int, peak: float, warm_up: int, floor: float) -> float:
+    """A straight line up, half a cosine down."""
+    if step < warm_up:
+        return peak * (step + 1) / warm_up
+    angle = math.pi * (step - warm_up) / (count - warm_up)
+    return peak * floor + peak * (1 - floor) * (math.cos(angle) + 1) / 2
+
+
+def plain_loop(family: str, notes: Notes, settings: dict[str, Any]) -> tuple[Any, list[tuple[float, float, float]]]:
+    """The model after all steps; loss, norm of the gradients and learning rate of each."""
+    model = FAMILIES[family].Model(notes.trainer.model.config)
+    model.load_state_dict(notes.weights)
+    model.train()
+    decay = settings["weight_decay"]
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": decay},
+         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}],
+        betas=(0.9, settings["beta2"]), foreach=False,
+    )  # fmt: skip
+    state: list[Any] = [None]
+    found = []
+    for step in range(settings["steps"]):
+        rate = plain_rate(step, settings["steps"], settings["learning_rate"], settings["warm_up"], settings["floor"])
+        rows, fresh = notes.trainer.source.at(step, slice(0, settings["batch"]))
+        if fresh:
+            state = [None]
+        loss = plain_loss(family, model, rows, state)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters()))
+        if norm > settings["clip"] > 0:
+            for p in model.parameters():
+                p.grad.mul_(settings["clip"] / norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        found.append((loss.item(), norm, rate))
+    return model, found
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_the_loop_is_the_plain_loop(tmp_path: Path, text: Path, family: str, accumulate: int) -> None:
+    """Losses, norms, rates and weights; so few ids that an LSTM's streams begin anew on the way."""
+    text.write_text(verses(600))
+    settings = TINY | {
+        "learning_rate": 0.01, "floor": 0.2, "weight_decay": 2.0, "beta2": 0.95, "clip": 0.1, "steps": 20, "warm_up": 5,
+        "dropout": 0.0, "evaluate_every": 1,
+    }  # fmt: skip
+    notes = Notes()
+    run = train(text, tmp_path / "run", family=family, accumulate=accumulate, listener=notes, **settings)
+    model, wanted = plain_loop(family, notes, settings)
+
+    rows = run.losses
+    assert [row["train_loss"] for row in rows[1:]] == pytest.approx([loss for loss, _, _ in wanted], rel=2e-6)
+    assert [row["gradient_norm"] for row in rows[1:]] == pytest.approx([norm for _, norm, _ in wanted], rel=1e-4)
+    assert [row["learning_rate"] for row in rows[:-1]] == pytest.approx([rate for _, _, rate in wanted], rel=1e-12)
+    assert max(norm for _, norm, _ in wanted) > 0.15  # or else nothing was clipped
+    if family == "lstm":
+        fresh = [notes.trainer.source.at(step, slice(0, 1))[1] for step in range(20)]
+        assert 1 < sum(fresh) < 10
+    last = from_pretrained(run.files.newest(), device="cpu").state_dict()
+    for name, tensor in model.state_dict().items():
+        # The gradient of a key's bias is nothing but rounding, which Adam makes steps of.
+        if not name.endswith("c_attn.bias"):
+            torch.testing.assert_close(last[name], tensor, rtol=1e-4, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_accumulating_changes_nothing_but_rounding(tmp_path: Path, text: Path, family: str) -> None:
+    """What measures too: were an LSTM measured in other streams, the losses would differ in the fifth digit."""
+    runs = [
+        train(text, tmp_path / f"run{pieces}", family=family, accumulate=pieces, **TINY | {"dropout": 0.0})
+        for pieces in (1, 2, 4)
+    ]
+    for run in runs[1:]:
+        assert held_out_losses(run) == pytest.approx(held_out_losses(runs[0]), rel=5e-7)
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_dropout_is_for_training_alone(tmp_path: Path, text: Path, family: str) -> None:
+    """With a learning rate of 0 the weights stay as they are, and a loss depends on the rows and on what is dropped."""
+    settings = TINY | {"learning_rate": 0.0, "family": family, "evaluate_every": 1}
+    still = train(text, tmp_path / "still", dropout=0.0, **settings)
+    dropped = train(text, tmp_path / "dropped", dropout=0.5, **settings)
+    assert len(set(held_out_losses(still))) == 1
+    assert held_out_losses(dropped) == held_out_losses(still)
+    for row, other in zip(still.losses[1:], dropped.losses[1:], strict=True):
+        assert abs(row["train_loss"] - other["train_loss"]) > 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_a_seed_repeats_a_run_to_the_last_bit(tmp_path: Path, text: Path, family: str) -> None:
+    settings = TINY | {"family": family, "dropout": 0.2, "sample": "the ", "sample_tokens": 5, "steps": 6}
+    folders = [tmp_path / place / "run" for place in "abc"]
+    for folder, seed in zip(folders, (1, 1, 2), strict=True):
+        torch.rand(random.randint(1, 9))  # whatever else was drawn
+        train(text, folder, seed=seed, **settings)
+    first, again, other = map(contents, folders)
+    same(again, first)
+    assert first["model.safetensors"] != other["model.safetensors"]
+    assert first["losses.csv"][0]["held_out_loss"] != other["losses.csv"][0]["held_out_loss"]
+    sources = [
+        Windows(Corpus.read(folder / "tokens").train, 4, 16, seed)
+        for folder, seed in zip(folders, (1, 1, 2), strict=True)
+    ]
+    assert not torch.equal(sources[0].at(0, slice(4))[0], sources[2].at(0, slice(4))[0])
+
+
+def test_training_learns(tmp_path: Path, text: Path) -> None:
+    """Each family comes below what the letters' frequencies alone give."""
+    counts = np.array([TEXT.count(char) for char in set(TEXT)]) / len(TEXT)
+    entropy = -(counts * np.log(counts)).sum()
+    for family in FAMILY_NAMES:
+        settings = TINY | {"steps": 120, "width": 32, "evaluate_every": 40, "learning_rate": 0.01, "batch": 8}
+        run = train(text, tmp_path / family, family=family, dropout=0.0, **settings)
+        assert run.best_loss < entropy
+        assert run.losses[-1]["train_loss"] < entropy
+
+
+# --- What PyTorch does slowly, by other means
+
+
+def qkv(*shape: int) -> list[Tensor]:
+    return [torch.randn(*shape, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["causal", "one mask", "a mask for each row"])
+@pytest.mark.parametrize("scale", [None, 1.0])
+def test_the_faster_attention_is_pytorchs(kind: str, scale: float | None) -> None:
+    torch.manual_seed(0)
+    B, H, T, D = 3, 2, 40, 8
+    inputs = qkv(B, H, T, D)
+    mask = None
+    if kind == "one mask":
+        mask = torch.rand(T, T) < 0.4
+    elif kind == "a mask for each row":
+        mask = torch.rand(B, 1, T, T) < 0.4
+    if mask is not None:
+        mask |= torch.eye(T, dtype=torch.bool)  # each sees itself at least
+    arguments: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "scale": scale}
+    weight = torch.randn(B, H, T, D)
+
+    exact = F.scaled_dot_product_attention(*inputs, **arguments)
+    wanted = torch.autograd.grad((exact * weight).sum(), inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(*inputs, **arguments)
+    assert found.dtype == torch.bfloat16
+    gradients = torch.autograd.grad((found.float() * weight).sum(), inputs)
+    for mine, theirs in zip((found, *gradients), (exact, *wanted), strict=True):
+        assert (mine.float() - theirs).abs().max() < 0.03 * theirs.abs().max()
+
+
+def test_the_faster_attention_leaves_the_rest_to_pytorch() -> None:
+    """To the last bit: without autocast, with a mask of numbers, with dropout, and for long rows."""
+    torch.manual_seed(0)
+    short, long = qkv(1, 2, 8, 4), qkv(1, 1, 600, 4)
+    cases: list[tuple[list[Tensor], dict[str, Any], bool]] = [
+        (short, {"is_causal": True}, False),
+        (short, {"attn_mask": torch.randn(8, 8)}, True),
+        (short, {"is_causal": True, "dropout_p": 0.5}, True),
+        (short, {}, True),
+        (long, {"is_causal": True}, True),
+    ]
+    for inputs, arguments, autocast in cases:
+        results = []
+        for function in (attention, F.scaled_dot_product_attention):
+            torch.manual_seed(1)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                results.append(function(*inputs, **arguments))
+        assert results[0].dtype == results[1].dtype
+        assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_faster_dropout(p: float, dtype: torch.dtype) -> None:
+    """Rate, scale, mean and gradient; each element by itself, for the seed, and for no other seed."""
+    torch.manual_seed(0)
+    x = torch.ones(501, 401, dtype=dtype, requires_grad=True)  # no multiple of eight
+    y = dropout(x, p)
+    rate = round(p * 256) / 256
+    assert y.dtype == dtype
+    assert y.shape == x.shape
+    assert len(y.unique()) == 2
+    assert y.max().item() == pytest.approx(1 / (1 - rate), rel=1e-6 if dtype == torch.float32 else 4e-3)
+    gone = (y == 0).double()
+    deviation = math.sqrt(rate * (1 - rate))
+    assert abs(gone.mean() - rate) < 5 * deviation / math.sqrt(gone.numel())
+    assert abs(gone.mean() - p) < 0.01
+    assert ((gone.mean(0) - rate).abs() < 6 * deviation / math.sqrt(501)).all()
+    assert ((gone.mean(1) - rate).abs() < 6 * deviation / math.sqrt(401)).all()
+    for lag in range(1, 17):  # neighbours know nothing of each other
+        flat = gone.flatten() - gone.mean()
+        assert abs((flat[lag:] * flat[:-lag]).mean()) < 5 * deviation**2 / math.sqrt(gone.numel())
+    [gradient] = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient, y)
+
+    torch.manual_seed(0)
+    assert torch.equal(dropout(x, p), y)
+    assert not torch.equal(dropout(x, p), y)
+
+
+def test_the_faster_dropout_leaves_the_rest_to_pytorch() -> None:
+    x = torch.ones(1000)
+    assert dropout(x, 0.5, training=False) is x or torch.equal(dropout(x, 0.5, training=False), x)
+    assert torch.equal(dropout(x, 0.0), x)
+    assert torch.equal(dropout(x, 1.0), torch.zeros(1000))
+    assert 0 <= (dropout(torch.ones(200_000), 0.001) == 0).float().mean() < 0.002
+    mine = torch.ones(1000)
+    assert dropout(mine, 0.5, inplace=True) is mine
+    assert (mine == 0).any()
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        dropout(x, -0.5)
+    assert dropout(torch.ones(0), 0.5).shape == (0,)
+
+
+@pytest.mark.parametrize("shape", [(9, 24), (3, 5, 24), (2, 3, 5, 24)], ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_the_faster_linear_is_pytorchs(shape: tuple[int, ...], with_bias: bool, turned: bool) -> None:
+    """With its gradients, also of a weight that lies transposed in memory, as a GPT-2's does that was loaded."""
+    torch.manual_seed(0)
+    x = torch.randn(shape, requires_grad=True)
+    weight = (torch.randn(24, 40).t() if turned else torch.randn(40, 24)).requires_grad_()
+    bias = torch.randn(40, requires_grad=True) if with_bias else None
+    inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    factor = torch.randn(*shape[:-1], 40)
+    results = []
+    for function in (linear, F.linear):
+        y = function(x, weight, bias)
+        results.append([y, *torch.autograd.grad((y * factor).sum(), inputs)])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(x, weight, bias), results[1][0], rtol=1e-5, atol=1e-5)
+    frozen = weight.detach()
+    [gradient] = torch.autograd.grad((linear(x, frozen, bias) * factor).sum(), x)
+    torch.testing.assert_close(gradient, results[1][1], rtol=1e-5, atol=1e-5)
+
+
+def test_the_faster_linear_leaves_the_rest_to_pytorch() -> None:
+    """Other dtypes, autocast, and a single row."""
+    torch.manual_seed(0)
+    cases = [(torch.float64, (3, 8), False), (torch.bfloat16, (3, 8), False), (torch.float32, (3, 8), True),
+             (torch.float32, (8,), False)]  # fmt: skip
+    for dtype, shape, autocast in cases:
+        x, weight, bias = torch.randn(shape, dtype=dtype), torch.randn(4, 8, dtype=dtype), torch.randn(4, dtype=dtype)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found, wanted = linear(x, weight, bias), F.linear(x, weight, bias)
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+
+
+def test_the_faster_ways_are_for_training_alone(tmp_path: Path, text: Path) -> None:
+    """Dropout in the mode is another than PyTorch's: so it can be told which of the two there is."""
+
+    def drops() -> Tensor:
+        torch.manual_seed(0)
+        return F.dropout(torch.ones(1000), 0.5)
+
+    plain = drops()
+    with Faster():
+        assert not torch.equal(drops(), plain)
+    heard = []
+
+    class Drops(Notes):
+        def evaluated(self, row: dict[str, Any], best: bool) -> None:
+            heard.append(torch.equal(drops(), plain))
+
+    train(text, tmp_path / "run", listener=Drops(), dtype="bfloat16", **TINY | {"dropout": 0.3})
+    assert heard == [True] * 4
+    assert torch.equal(drops(), plain)
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_bfloat16_is_near_float32(tmp_path: Path, text: Path, family: str) -> None:
+    """Products in 16 bits; the weights stay float32."""
+    losses = []
+    for dtype in ("float32", "bfloat16"):
+        run = train(text, tmp_path / dtype, family=family, dtype=dtype, dropout=0.0, **TINY)
+        assert {tensor.dtype for tensor in load_file(run.folder / "model.safetensors").values()} == {torch.float32}
+        losses.append(held_out_losses(run))
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+
+
+# --- Killed, and resumed
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch._dynamo", "minhub_py.train.report", "minhub_py.generate", "pytest"])
+# Functions of C that change files.
+CHANGES = {"open", "write", "writerow", "writeheader", "flush", "fsync", "rename", "replace", "unlink", "remove",
+           "rmdir", "mkdir", "close"}  # fmt: skip
+
+
+def in_a_child(function: Callable[..., None], *arguments: object) -> int | None:
+    """The exit status of a process that calls it; minus the signal that has ended it."""
+    process = SERVER.Process(target=function, args=arguments)
+    process.start()
+    process.join(200)
+    assert process.exitcode is not None, "the child hangs"
+    return process.exitcode
+
+
+def go_on(folder: Path, listener: Listener | None = None) -> None:
+    """In a child."""
+    torch.set_num_threads(1)
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]
+    resume(folder, listener=listener)
+
+
+def until(last: int, work: Callable[[], object]) -> None:
+    """In a child: SIGKILL at the `last`th time that a file is changed."""
+    count = 0
+
+    def look(_frame: object, event: str, function: Any) -> None:
+        nonlocal count
+        if event == "c_call" and function.__name__ in CHANGES:
+            count += 1
+            if count == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.set_num_threads(1)
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]
+    sys.setprofile(look)
+    work()
+
+
+def stopped(tmp_path: Path, text: Path, stop: int, **settings: Any) -> Path:
+    """A run that was stopped after some steps."""
+    folder = tmp_path / "stopped" / "run"
+    with suppress(KeyboardInterrupt):
+        train(text, folder, listener=Notes(stop), **settings)
+    assert not (folder / "checkpoints" / f"step-{settings['steps']:08}").exists()
+    return folder
+
+
+SHORT = TINY | {"steps": 4, "evaluate_every": 2, "checkpoint_every": 2, "layers": 1, "dropout": 0.2, "sample": "the",
+                "sample_tokens": 3}  # fmt: skip
+
+
+def test_killed_at_every_change_of_a_file(tmp_path: Path, text: Path) -> None:
+    """From a checkpoint on, through the best model, the CSV, a sample, the next checkpoint and the last: at each call
+    that changes a file the process is killed with -9, and whatever half a file it was at is cut short. Resumed, the
+    run comes to the same files as one that nobody disturbed.
+    """
+    whole = tmp_path / "whole" / "run"
+    train(text, whole, **SHORT)
+    wanted = contents(whole)
+    before = stopped(tmp_path, text, 3, **SHORT)
+    killed = 0
+    for last in range(1, 500):
+        folder = tmp_path / f"at{last}" / "run"
+        shutil.copytree(before, folder)
+        status = in_a_child(until, last, partial(resume, folder))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        killed += 1
+        for path in folder.rglob("*partial*"):
+            if path.is_file():
+                os.truncate(path, path.stat().st_size // 2)
+        resume(folder)
+        same(contents(folder), wanted)
+        shutil.rmtree(folder.parent)
+    assert killed > 30
+
+
+class Pulse(Listener):
+    """Tells a pipe of each step."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+
+    def asks_to_stop(self) -> bool:
+        self.pipe.send_bytes(b".")
+        return False
+
+
+def go_on_with_a_pulse(folder: Path, pipe: Any) -> None:
+    """In a child."""
+    go_on(folder, Pulse(pipe))
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_killed_from_outside_again_and_again(tmp_path: Path, text: Path, family: str) -> None:
+    """Seven times for each family, at whatever it is doing when some steps are made."""
+    settings = TINY | {"family": family, "steps": 40, "evaluate_every": 7, "dropout": 0.1, "accumulate": 2}
+    whole, folder = tmp_path / "whole" / "run", tmp_path / "killed" / "run"
+    train(text, whole, **settings)
+    train(text, folder, listener=Notes(0), **settings)
+    draw = random.Random(FAMILY_NAMES.index(family))
+    for _ in range(7):
+        ours, theirs = SERVER.Pipe(duplex=False)
+        process = SERVER.Process(target=go_on_with_a_pulse, args=(folder, theirs))
+        process.start()
+        theirs.close()
+        for _ in range(draw.randint(1, 9)):
+            ours.recv_bytes()
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        ours.close()
+    resume(folder)
+    same(contents(folder), contents(whole))
+
+
+def test_killed_before_the_first_checkpoint(tmp_path: Path, text: Path) -> None:
+    """Where the run exists by then it is resumed; where it does not, the same call makes it."""
+    whole = tmp_path / "whole" / "run"
+    train(text, whole, **SHORT)
+    wanted = contents(whole)
+    ways = set()
+    for last in range(1, 100, 3):
+        folder = tmp_path / f"at{last}" / "run"
+        assert in_a_child(until, last, partial(train, text, folder, **SHORT)) == -signal.SIGKILL
+        exists = (folder / "settings.json").exists()
+        ways.add(exists)
+        if exists:
+            resume(folder)
+        else:
+            train(text, folder, **SHORT)
+        same(contents(folder), wanted)
+    assert ways == {True, False}
+
+
+def test_lines_that_were_cut_come_again(tmp_path: Path, text: Path) -> None:
+    """losses.csv and samples.txt as a full disk or a crash may leave them: with any beginning of what was added."""
+    text.write_bytes(TEXT.replace("\n", "\r\n").replace("e", "é").encode())
+    settings = SHORT | {"sample": "é\r\n", "sample_tokens": 20}
+    whole = tmp_path / "whole" / "run"
+    train(text, whole, **settings)
+    before = stopped(tmp_path, text, 3, **settings)
+    folder = tmp_path / "cut" / "run"
+    for name in ("losses.csv", "samples.txt"):
+        kept, full = (place.joinpath(name).read_bytes() for place in (before, whole))
+        full = kept + full[len(kept) :]  # the lines of an earlier session have times of their own
+        assert len(kept) < len(full)
+        for length in range(len(kept), len(full)):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(full[:length])
+            RunFolder(folder).forget_after(3)
+            assert (folder / name).read_bytes() == kept, full[len(kept) : length]
+        for length in range(len(kept)):  # and before a first checkpoint nothing is kept, but the CSV's head
+            (folder / name).write_bytes(full[:length])
+            RunFolder(folder).forget_after(-1)
+            assert (folder / name).read_bytes() == (kept.splitlines(keepends=True)[0] if name == "losses.csv" else b"")
+
+    shutil.rmtree(folder)
+    shutil.copytree(before, folder)
+    for name in ("losses.csv", "samples.txt"):
+        (folder / name).write_bytes((whole / name).read_bytes()[:-3])
+    resume(folder)
+    same(contents(folder), contents(whole))
+
+
+# --- Stopped, and resumed
+
+
+class Interrupts(Notes):
+    """Sends this process signals after step 4."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def evaluated(self, row: dict[str, Any], best: bool) -> None:
+        for number in self.numbers if row["step"] == 4 else ():
+            os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "raised", "checkpoint"),
+    [
+        ([signal.SIGINT], KeyboardInterrupt, 4),
+        ([signal.SIGTERM], SystemExit, 4),
+        ([signal.SIGINT, signal.SIGINT], KeyboardInterrupt, 3),
+    ],
+)
+def test_a_signal_stops_it_with_a_checkpoint(
+    tmp_path: Path, text: Path, numbers: list[int], raised: type[BaseException], checkpoint: int
+) -> None:
+    """The second Ctrl-C does not wait; there is the checkpoint before."""
+    whole, folder = tmp_path / "whole" / "run", tmp_path / "stopped" / "run"
+    settings = TINY | {"family": "lstm", "sample": "the", "sample_tokens": 3}
+    train(text, whole, **settings)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(raised) as caught:
+        train(text, folder, listener=Interrupts(numbers), **settings)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    if raised is SystemExit:
+        assert caught.value.code == 128 + signal.SIGTERM
+    assert [path.name for path in (folder / "checkpoints").glob("step-*")] == [f"step-{checkpoint:08}"]
+    resume(folder)
+    same(contents(folder), contents(whole))
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_stopped_at_every_step_and_twice_at_each(tmp_path: Path, text: Path, family: str) -> None:
+    """Also before the first, and before a step is made since it went on."""
+    whole, folder = tmp_path / "whole" / "run", tmp_path / "stopped" / "run"
+    settings = TINY | {"family": family, "steps": 6, "dropout": 0.2, "accumulate": 2, "patience": 4}
+    train(text, whole, **settings)
+    train(text, folder, listener=Notes(0), **settings)
+    for step in range(7):
+        for _ in range(2):
+            assert resume(folder, listener=Notes(step)).files.newest().name == f"step-{step:08}"
+    resume(folder)
+    same(contents(folder), contents(whole))
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path: Path, text: Path) -> None:
+    run = train(text, tmp_path / "run", **TINY)
+    before = contents(run.folder)
+    listener = Notes()
+    resume(run.folder, listener=listener)
+    same(contents(run.folder), before)
+    assert listener.rows == []
+
+
+def test_more_steps(tmp_path: Path, text: Path) -> None:
+    """On from the last one, to the new end of the cosine."""
+    run = train(text, tmp_path / "run", family="lstm", **TINY)
+    before = run.losses
+    after = resume(run.folder, steps=20, evaluate_every=5)
+    assert list(map(str, after.losses[: len(before)])) == list(map(str, before))  # a NaN is not equal to itself
+    assert steps(after) == [0, 4, 8, 12, 15, 20]
+    assert after.settings.steps == 20
+    assert after.losses[-2]["learning_rate"] > after.losses[-1]["learning_rate"]
+    assert after.best_loss == min(held_out_losses(after))
+    assert after.files.newest().name == "step-00000020"
+
+
+def test_the_text_is_needed_once(tmp_path: Path, text: Path) -> None:
+    whole, folder = tmp_path / "whole" / "run", tmp_path / "stopped" / "run"
+    train(text, whole, **TINY)
+    train(text, folder, listener=Notes(5), **TINY)
+    text.unlink()
+    same(contents(resume(folder).folder), contents(whole))
+
+
+FIXED = """family start tokenizer vocab_size held_out layers width heads context dropout config batch accumulate
+learning_rate warm_up floor weight_decay beta2 clip carry seed dtype speed""".split()
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_what_cannot_change_any_more(tmp_path: Path, name: str) -> None:
+    """It is refused before anything is read; `speed` is no setting at all."""
+    tmp_path.joinpath("settings.json").write_text(Settings().to_json())
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=f"^{name} cannot change"):
+        resume(tmp_path, **{name: 1})
+    same(contents(tmp_path), before)
+
+
+def test_a_resume_that_fails_changes_nothing(tmp_path: Path, text: Path) -> None:
+    folder = stopped(tmp_path, text, 3, **TINY)
+    before = contents(folder)
+    for changes in ({"device": "nonsense"}, {"steps": 0}, {"sample": ""}):
+        with pytest.raises(ValueError, match=next(iter(changes))):
+            resume(folder, **changes)
+        same(contents(folder), before)
+    train(text, tmp_path / "whole" / "run", **TINY)
+    same(contents(resume(folder).folder), contents(tmp_path / "whole" / "run"))
+
+
+def test_what_is_no_run_cannot_go_on(tmp_path: Path) -> None:
+    for folder in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(FileNotFoundError, match="no run of minhub train"):
+            resume(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, text: Path) -> None:
+    """Rather than gone on from; no file is a pickle, so none can run code."""
+    before = stopped(tmp_path, text, 5, **TINY)
+    damage: dict[str, Callable[[bytes], bytes]] = {
+        "checkpoints/step-00000005/model.safetensors": lambda data: data[:-7],
+        "checkpoints/step-00000005/optimizer.safetensors": lambda data: data[: len(data) // 2],
+        "checkpoints/step-00000005/progress.json": lambda data: b"{}",
+        "tokens/train.bin": lambda data: data[:-1],
+        "tokens/tokens.json": lambda data: data[:-3],
+        "settings.json": lambda data: data.replace(b'"seed"', b'"sead"'),
+        "losses.csv": lambda data: data.replace(b"0,0,", b"0,zero,"),
+    }
+    for number, (name, change) in enumerate(damage.items()):
+        folder = tmp_path / str(number)
+        shutil.copytree(before, folder)
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+        with pytest.raises(ValueError, match=re.escape(Path(name).name)):
+            resume(folder)
+        with suppress(ValueError):
+            assert Run(folder).files.newest().name == "step-00000005"
+
+
+def test_early_stopping(tmp_path: Path, text: Path) -> None:
+    """With a learning rate of 0 no evaluation is better than the first."""
+    settings = TINY | {"learning_rate": 0.0, "dropout": 0.0, "steps": 40}
+    listener = Notes()
+    run = train(text, tmp_path / "run", patience=2, listener=listener, **settings)
+    assert steps(run) == [0, 4, 8]
+    assert listener.best == [True, False, False]
+    assert run.files.newest().name == "step-00000008"
+    assert run.best["step"] == 0
+    assert steps(resume(run.folder)) == [0, 4, 8]
+    assert steps(resume(run.folder, patience=4)) == [0, 4, 8, 12, 16]
+
+
+def test_the_best_model_is_kept_not_the_last(tmp_path: Path, text: Path) -> None:
+    """A learning rate that is too high, from the middle on: the loss rises again."""
+    settings = TINY | {"steps": 20, "learning_rate": 0.5, "warm_up": 10, "evaluate_every": 1, "weight_decay": 0.0}
+    run = train(text, tmp_path / "run", family="gpt2", **settings)
+    best, last = run.best["step"], run.losses[-1]["step"]
+    assert 0 < best < last
+    again = train(text, tmp_path / "again", family="gpt2", listener=Notes(int(best)), **settings)
+    assert (run.folder / "model.safetensors").read_bytes() == (again.files.newest() / "model.safetensors").read_bytes()
+    assert (run.folder / "model.safetensors").read_bytes() != (run.files.newest() / "model.safetensors").read_bytes()
+
+
+# --- The disk, and numbers that are none
+
+
+def bounded(size: int, work: Callable[[], object]) -> str:
+    """What `work` says where no file may become larger than `size` bytes: to a program this is a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        work()
+    except OSError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    raise AssertionError("nothing was too large")
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, text: Path) -> None:
+    """No room for the optimizer's state, for the best model, for a line: each time it says so, and goes on later."""
+    settings = SHORT | {"width": 32}
+    whole = tmp_path / "whole" / "run"
+    train(text, whole, **settings)
+    before = stopped(tmp_path, text, 3, **settings)
+    model = (before / "model.safetensors").stat().st_size
+    for number, size in enumerate([int(1.5 * model), model // 2, 300]):
+        folder = tmp_path / str(number) / "run"
+        shutil.copytree(before, folder)
+        message = bounded(size, partial(resume, folder))
+        assert "cannot be written (File too large): make room" in message, message
+        assert str(folder) in message
+        for place in (folder, folder / "checkpoints" / "step-00000003"):
+            assert from_pretrained(place, device="cpu").config.n_embd == 32
+        resume(folder)
+        same(contents(folder), contents(whole))
+
+
+def test_a_full_disk_at_the_beginning_leaves_nothing(tmp_path: Path, text: Path) -> None:
+    for size in (100, 1000):
+        bounded(size, partial(train, text, tmp_path / "run", **SHORT))
+        assert not (tmp_path / "run" / "settings.json").exists()
+        assert not (tmp_path / "run").exists()
+
+
+def as_nobody(folder: Path, pipe: Any) -> None:
+    """In a child: go on with the run in `folder`, without root's right to write everywhere."""
+    torch.set_num_threads(1)
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]
+    os.chdir(folder.parent)
+    if os.getuid() == 0:
+        os.setuid(65534)
+    try:
+        resume(folder.name)
+    except OSError as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+    else:
+        pipe.send("done")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, text: Path) -> None:
+    folder = stopped(tmp_path, text, 3, **SHORT)
+    before = contents(folder)
+    places = [folder, folder / "checkpoints", folder / "checkpoints" / "step-00000003", folder / "tokens"]
+    tmp_path.chmod(0o755)
+    for place in places:
+        place.chmod(0o555)
+    ours, theirs = SERVER.Pipe(duplex=False)
+    try:
+        assert in_a_child(as_nobody, folder, theirs) == 0
+    finally:
+        for place in places:
+            place.chmod(0o755)
+    message = ours.recv()
+    assert message.startswith("PermissionError: ")
+    assert "run" in message
+    same(contents(folder), before)
+
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match="file"):
+        train(text, tmp_path / "file" / "run", **SHORT)
+    with pytest.raises(OSError, match="file"):
+        train(text, tmp_path / "file", **SHORT)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("evaluate_every", [1, 1000])
+def test_a_loss_that_is_no_number(tmp_path: Path, text: Path, evaluate_every: int) -> None:
+    """Weights that grow a thousandfold at each step. What is kept is finite."""
+    settings = TINY | {
+        "learning_rate": 100.0, "weight_decay": 10.0, "clip": 0.0, "warm_up": 0, "steps": 60, "checkpoint_every": 1,
+        "evaluate_every": evaluate_every,
+    }  # fmt: skip
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match="the loss is no number any more, at step") as caught:
+        train(text, folder, **settings)
+    run = Run(folder)
+    newest = run.files.newest()
+    assert f"the checkpoint {newest.name} is intact" in str(caught.value)
+    step, named = int(newest.name[5:]), int(re.search(r"at step (\d+)", str(caught.value))[1])
+    assert 0 < step < named <= step + 2
+    for path in (folder, newest):
+        tensors = load_file(path / "model.safetensors")
+        assert all(tensor.isfinite().all() for tensor in tensors.values())
+        assert from_pretrained(path, device="cpu")(torch.tensor([[0, 1, 2]])).shape == (1, 3, len(set(TEXT)))
+    assert all(tensor.isfinite().all() for tensor in load_file(newest / "optimizer.safetensors").values())
+    assert all(math.isfinite(loss) for loss in held_out_losses(run))
+    with pytest.raises(ValueError, match="the loss is no number any more, at step"):
+        resume(folder)
+    assert run.files.newest() == newest
+
+
+# --- Texts and settings that do not do
+
+
+BAD_TEXTS: dict[str, tuple[bytes | None, dict[str, Any], str]] = {
+    "empty": (b"", {}, "text.txt.*the text is empty"),
+    "missing": (None, {}, "There is no text file .*text.txt"),
+    "not UTF-8": (b"plain \xff\xfe text " * 50, {}, "text.txt is not UTF-8 text"),
+    "cut inside a character": ("é".encode() * 500 + b"\xc3", {}, "text.txt is not UTF-8 text"),
+    "one character": (b"a", {}, "context|held-out"),
+    "two characters": (b"ab", {}, "context|held-out"),
+    "context": (TEXT.encode(), {"context": 4000}, r"context \(4000\) is longer than the text that trains \(3600 tok"),
+    "held out": (TEXT.encode(), {"held_out": 0.0002}, "held-out text has 1 tokens, and needs 2"),
+    "nothing held out": (TEXT.encode(), {"held_out": 1e-20}, "held-out text has 0 tokens, and needs 2"),
+    "streams": (TEXT.encode(), {"family": "lstm", "batch": 300}, "too short for 300 rows of 16 that follow.*--batch"),
+    "other characters": ("漢字".encode() * 500, {"tokenizer": BUILT_IN["gpt2"]}, "no token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_TEXTS)
+def test_a_text_that_does_not_do(tmp_path: Path, name: str) -> None:
+    """It is said what is wrong, nothing is left behind, and a better text does it in the same folder."""
+    data, settings, message = BAD_TEXTS[name]
+    text = tmp_path / "text.txt"
+    if data is not None:
+        text.write_bytes(data)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        train(text, tmp_path / "run", **TINY | {"steps": 1} | settings)
+    assert [path.name for path in tmp_path.iterdir()] == (["text.txt"] if data is not None else [])
+    text.write_text(TEXT)
+    (tmp_path / "run").mkdir()
+    train(text, tmp_path / "run", **TINY | {"steps": 1})
+
+
+def test_a_text_that_just_does(tmp_path: Path, text: Path) -> None:
+    """One row more than a context, and two ids held out."""
+    text.write_text("abcdefghijklmnopq" + "ab")
+    for family in ("gpt2", "lstm"):
+        run = train(text, tmp_path / family, family=family, carry=False, held_out=0.1, **TINY)
+        assert (run.corpus.train.count, run.corpus.held_out.count) == (17, 2)
+        assert math.isfinite(run.best_loss)
+    text.write_text(TEXT[:121] + "ab")
+    run = train(text, tmp_path / "streams", family="lstm", held_out=0.02, **TINY | {"batch": 6})
+    assert steps(run) == [0, 4, 8, 12]
+
+
+BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"layer": 2, "widht": 3}, "no setting layer, widht; its settings are family, start,"),
+    ({"family": "bert"}, "family must be one of gpt2, gptneo, lstm"),
+    ({"steps": 0}, "steps must be at least 1, not 0"),
+    ({"steps": 2.5}, "steps must be a whole number, not 2.5"),
+    ({"steps": True}, "steps must be a whole number, not True"),
+    ({"steps": None}, "steps must be a whole number, not None"),
+    ({"batch": 0}, "batch must be at least 1"),
+    ({"batch": 4, "accumulate": 3}, "multiple of accumulate"),
+    ({"context": 0}, "context must be at least 1"),
+    ({"layers": 0}, "layers must be at least 1"),
+    ({"width": -1}, "width must be at least 1"),
+    ({"warm_up": -1}, "warm_up must be at least 0"),
+    ({"seed": -1}, "seed must be at least 0"),
+    ({"seed": 2**63}, "seed must be below"),
+    ({"vocab_size": 256}, "vocab_size must be at least 257"),
+    ({"patience": 0}, "patience must be at least 1"),
+    ({"threads": 0}, "threads must be at least 1"),
+    ({"learning_rate": math.nan}, "learning_rate must be 0 to 100, not nan"),
+    ({"learning_rate": 1e6}, "learning_rate must be 0 to 100"),
+    ({"learning_rate": "fast"}, "learning_rate must be a number, not 'fast'"),
+    ({"dropout": 1.0}, "dropout must be 0 to 0.99"),
+    ({"held_out": 0}, "held_out must be above 0"),
+    ({"held_out": 0.95}, "held_out must be 0 to 0.9"),
+    ({"floor": 1.5}, "floor must be 0 to 1"),
+    ({"beta2": 1.0}, "beta2 must be 0 to"),
+    ({"clip": -1.0}, "clip must be 0 to"),
+    ({"clip": math.nan}, "clip must be 0 to"),
+    ({"weight_decay": -0.1}, "weight_decay must be 0 to"),
+    ({"dtype": "float16"}, "dtype must be auto or float32 or bfloat16, not 'float16'"),
+    ({"parallel": "pipeline"}, "parallel must be ddp or fsdp"),
+    ({"config": "window_size=3"}, "config must be a mapping"),
+    ({"config": {"windows": 3}}, "no setting windows; its settings are .*n_layer"),
+    ({"config": {"n_positions": 8}}, "8 positions"),
+    ({"config": {"vocab_size": 3}}, "3 ids"),
+    ({"family": "lstm", "heads": 2}, "heads: .* lstm has none"),
+    ({"width": 16, "heads": 3}, "16.*multiple of.*3"),
+    ({"device": "abacus"}, "device 'abacus' is unknown"),
+    ({"sample": ""}, "sample"),
+    ({"tokenizer": "minhub/nothing"}, "no built-in minhub/nothing"),
+    ({"start": "minhub/nothing"}, "no built-in minhub/nothing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD_SETTINGS, ids=str)
+def test_a_setting_that_does_not_do(tmp_path: Path, text: Path, settings: dict[str, Any], message: str) -> None:
+    """The message names it and says what is allowed, and nothing is left behind."""
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        train(text, tmp_path / "run", **TINY | settings)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_nothing_of_other_people_is_spoilt(tmp_path: Path, text: Path) -> None:
+    """A folder with a run, a model or anything else in it is refused, whatever is wrong besides."""
+    run = train(text, tmp_path / "run", **TINY | {"steps": 1})
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "README.md").write_text("mine")
+    (tmp_path / "words" / "tokens").mkdir(parents=True)
+    (tmp_path / "words" / "tokens" / "mine.txt").write_text("mine")
+    save_pretrained(run.model, tmp_path / "model")
+    (tmp_path / "empty").mkdir()
+    before = contents(tmp_path)
+    for name in ("run", "notes", "words", "model"):
+        with pytest.raises(FileExistsError, match=f"{name} holds .*: .*name a(nother| new) folder"):
+            train(text, tmp_path / name, **TINY)
+        with pytest.raises((FileExistsError, ValueError), match=r"."):
+            train(text, tmp_path / name, tokenizer="minhub/nothing", **TINY)
+    with pytest.raises(ValueError, match="context"):
+        train(text, tmp_path / "empty", **TINY | {"context": 10_000})
+    assert (tmp_path / "empty").is_dir()
+    with pytest.raises(ValueError, match="no text to learn from"):
+        train([], tmp_path / "none", **TINY)
+    same(contents(tmp_path), before)
+    assert not (tmp_path / "none").exists()
+
+
+# --- Tokenizers, and the text as ids
+
+
+def ids_of(tokens: Tokens) -> list[int]:
+    return np.fromfile(tokens.path, tokens.dtype).tolist()
+
+
+def prepared(tmp_path: Path, texts: Sequence[bytes], **settings: Any) -> tuple[Run, Any]:
+    """A run that was stopped before its first step, and its tokenizer."""
+    paths = []
+    for number, data in enumerate(texts):
+        paths.append(tmp_path / f"text{number}.txt")
+        paths[-1].write_bytes(data)
+    run = train(paths, tmp_path / "run", listener=Notes(0), **TINY | settings)
+    return run, run.tokenizer
+
+
+def test_characters_of_several_files(tmp_path: Path) -> None:
+    """As they stand, one file after the other; the last tenth of the characters is held out."""
+    texts = ["\ufeffOne,\r\ntwo\rthree\n" * 40, "vier → fünf 漢字 😀\n" * 33, "x"]
+    whole = "".join(texts)
+    run, tokenizer = prepared(tmp_path, [text.encode() for text in texts], held_out=0.1)
+    assert sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id) == sorted(set(whole))
+    cut = int(len(whole) * 0.9)
+    corpus = run.corpus
+    assert corpus.texts == ["text0.txt", "text1.txt", "text2.txt"]
+    assert corpus.characters == len(whole) - cut
+    assert run.characters_per_token == 1
+    assert tokenizer.decode(ids_of(corpus.train)) == whole[:cut]
+    assert tokenizer.decode(ids_of(corpus.held_out)) == whole[cut:]
+
+
+def test_a_text_of_many_pieces(tmp_path: Path) -> None:
+    """Longer than what is read at a time, with characters of every length in UTF-8, cut at none of them."""
+    whole = "aé→😀 b\r\n" * 9000
+    run, tokenizer = prepared(tmp_path, [whole[:33_333].encode(), whole[33_333:].encode()], held_out=0.25)
+    cut = int(len(whole) * 0.75)
+    assert tokenizer.decode(ids_of(run.corpus.train)) == whole[:cut]
+    assert tokenizer.decode(ids_of(run.corpus.held_out)) == whole[cut:]
+    run = train(tmp_path / "text0.txt", tmp_path / "bpe", tokenizer="bpe", vocab_size=300, listener=Notes(0), **TINY)
+    cut = int(33_333 * 0.9)
+    assert ids_of(run.corpus.train) == run.tokenizer.encode(whole[:cut]).ids
+    assert ids_of(run.corpus.held_out) == run.tokenizer.encode(whole[cut:33_333]).ids
+
+
+def test_a_bpe_learns_from_what_trains_alone(tmp_path: Path) -> None:
+    """What is held out is full of a word that it has never seen."""
+    learnt, held_out = verses(9000), "zyxwvu " * 150
+    whole = (learnt + held_out)[:10_000]
+    run, tokenizer = prepared(tmp_path, [whole.encode()], tokenizer="bpe", vocab_size=400)
+    vocabulary = tokenizer.get_vocab()
+    assert len(vocabulary) == 400
+    assert vocabulary["<|endoftext|>"] == 0
+    assert "Ġthe" in vocabulary or any(token.startswith("Ġ") and len(token) > 2 for token in vocabulary)
+    assert not any("zy" in token for token in vocabulary)
+    assert tokenizer.to_str() == train_byte_level_bpe([learnt], 400).to_str()
+    assert ids_of(run.corpus.train) == tokenizer.encode(whole[:9000]).ids
+    assert ids_of(run.corpus.held_out) == tokenizer.encode(whole[9000:]).ids
+    assert run.characters_per_token == 1000 / run.corpus.held_out.count
+    assert tokenizer.decode(tokenizer.encode("é 漢\n").ids) == "é 漢\n"
+
+
+def test_a_cut_text_has_the_ids_of_the_whole() -> None:
+    """With GPT-2's tokenizer and one of our own, over texts of odd white space, signs and special tokens."""
+    tokenizers = [read_tokenizer(GPT2_TOKENIZER), train_byte_level_bpe([verses(9000)], 500)]
+    parts = ["a", "the", "of", "1", "23", ".", "!?", "'s", "'", " ", " ", "  ", "\n", "\n\n", "\r\n", "\t", "\u3000",
+             "\xa0", "\u2028", "\x85", "\x0b", "\x1c", "\x1f", "\u200b", "\ufeff", "é", "e\u0301", "漢字", "😀",
+             "<|endoftext|>"]  # fmt: skip
+    draw = random.Random(0)
+    cuts = 0
+    for _ in range(1500):
+        text = "".join(draw.choices(parts, k=draw.randint(1, 25)))
+        size = draw.randint(1, 6)
+        pieces = list(at_words(text[start : start + size] for start in range(0, len(text), size)))
+        assert "".join(pieces) == text
+        cuts += len(pieces) - 1
+        for tokenizer in tokenizers:
+            found = [id for piece in pieces for id in tokenizer.encode(piece, add_special_tokens=False).ids]
+            assert found == tokenizer.encode(text, add_special_tokens=False).ids, (text, pieces)
+    assert cuts > 1500
+
+
+def test_a_text_without_white_space_does_not_pile_up() -> None:
+    pieces = list(at_words("漢" * 2**14 for _ in range(40)))
+    assert "".join(pieces) == "漢" * (40 * 2**14)
+    assert max(map(len, pieces)) < 20 * 2**14
+
+
+@pytest.mark.parametrize("place", ["a built-in", "a folder of two files", "more ids than 16 bits have"])
+def test_an_existing_tokenizer(tmp_path: Path, place: str) -> None:
+    """Its own ids; a model of as many; and tokenizer.json in the run's folder."""
+    if place == "a built-in":
+        name, count, dtype = BUILT_IN["gptneo"], 65, "<u2"
+    elif place == "a folder of two files":
+        name, count, dtype = str(GPT2_TOKENIZER), 50257, "<u2"
+    else:
+        name, count, dtype = str(tmp_path / "many"), 70_000, "<u4"
+        many = [chr(0x20000 + number) for number in range(70_000 - len(set(TEXT)))] + sorted(set(TEXT))
+        (tmp_path / "many").mkdir()
+        (tmp_path / "many" / "tokenizer.json").write_text(characters(many).to_str())
+    run, tokenizer = prepared(tmp_path, [TEXT.encode()], tokenizer=name, layers=1)
+    cut = int(len(TEXT) * 0.9)
+    wanted = tokenizer_from_pretrained(name)
+    assert tokenizer.to_str() == wanted.to_str()
+    assert ids_of(run.corpus.train) == wanted.encode(TEXT[:cut]).ids
+    assert ids_of(run.corpus.held_out) == wanted.encode(TEXT[cut:]).ids
+    assert run.corpus.train.dtype == dtype
+    assert run.model.config.vocab_size == count
+
+
+def test_characters_that_a_tokenizer_lacks_are_named(tmp_path: Path, text: Path) -> None:
+    text.write_text(TEXT.replace("e", "é"))
+    notes = Notes(0)
+    train(text, tmp_path / "run", tokenizer=BUILT_IN["gpt2"], listener=notes, **TINY)
+    assert any("é" in note for note in notes.notes)
+
+
+# --- Which rows a step reads, and what measures
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Tokens:
+    """The ids 0, 1, 2 … so that a row tells where it is from."""
+    np.arange(1000, dtype="<u2").tofile(tmp_path / "numbers.bin")
+    return Tokens(tmp_path / "numbers.bin", "<u2", 1000)
+
+
+def test_windows_start_everywhere(numbers: Tokens) -> None:
+    tokens = Tokens(numbers.path, "<u2", 1000)
+    windows = Windows(tokens, batch=50, context=16, seed=7)
+    starts = set()
+    for step in range(300):
+        rows, fresh = windows.at(step, slice(0, 50))
+        assert fresh
+        assert rows.shape == (50, 17)
+        assert torch.equal(rows - rows[:, :1], torch.arange(17).expand(50, 17))
+        starts |= set(rows[:, 0].tolist())
+        assert torch.equal(windows.at(step, slice(10, 13))[0], rows[10:13])
+    assert starts == set(range(1000 - 16))
+
+
+@pytest.mark.parametrize(("batch", "context"), [(1, 16), (3, 16), (7, 10), (57, 16)])
+def test_streams_follow_on(numbers: Tokens, batch: int, context: int) -> None:
+    """Where a row ends the next begins; each turn reads about all ids, once, and begins at another place."""
+    streams = Streams(numbers, batch, context, seed=7)
+    before: Tensor | None = None
+    turns: list[list[int]] = []
+    for step in range(300):
+        rows, fresh = streams.at(step, slice(0, batch))
+        assert rows.shape == (batch, context + 1)
+        assert torch.equal(rows - rows[:, :1], torch.arange(context + 1).expand(batch, context + 1))
+        assert fresh == (before is None or not torch.equal(rows[:, 0], before[:, -1]))
+        if fresh:
+            turns.append([])
+        turns[-1] += rows[:, :-1].flatten().tolist()
+        assert torch.equal(streams.at(step, slice(batch // 2, batch))[0], rows[batch // 2 :])
+        before = rows
+    for read in turns[:-1]:
+        assert len(read) == len(set(read))
+        assert len(read) >= 1000 - (batch + 1) * context - batch
+    assert len({read[0] for read in turns}) > 1 or len(turns) < 6
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_nothing_held_out_is_learnt_from(tmp_path: Path, text: Path, family: str) -> None:
+    """The last tenth is of characters that come nowhere before."""
+    text.write_text(TEXT[:900] + "XYZ!" * 25)
+    notes = Notes()
+    run = train(text, tmp_path / "run", family=family, listener=notes, **TINY)
+    seen = run.tokenizer.encode(TEXT[:900]).ids
+    for step in range(300):
+        rows, _ = notes.trainer.source.at(step, slice(0, 4))
+        assert set(rows.flatten().tolist()) <= set(seen)
+    assert set(ids_of(run.corpus.held_out)).isdisjoint(seen)
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("most", [2**20, 16 * 8])
+def test_what_measures(tmp_path: Path, text: Path, family: str, most: int) -> None:
+    """By an independent computation: whole contexts, or streams that an LSTM reads through; all, or evenly spread."""
+    notes = Notes(0)
+    run = train(text, tmp_path / "run", family=family, evaluate_tokens=most, dropout=0.3, listener=notes, **TINY)
+    ids = torch.tensor(ids_of(run.corpus.held_out))
+    model = FAMILIES[family].Model(notes.trainer.model.config)
+    model.load_state_dict(notes.weights)
+    model.eval()
+    rows, length = (4, (len(ids) - 1) // 4) if family == "lstm" else ((len(ids) - 1) // 16, 16)
+    starts = [row * length for row in range(rows)]
+    if most < len(ids) and family == "lstm":
+        length = most // 4
+    elif most < len(ids):
+        starts = [16 * round(number * (rows - 1) / 7) for number in range(8)]
+    wanted = []
+    with torch.no_grad():
+        for start in starts:
+            logits = model(ids[start : start + length].unsqueeze(0))[0]
+            wanted += F.cross_entropy(logits, ids[start + 1 : start + length + 1], reduction="none").tolist()
+    assert len(wanted) <= most
+    assert held_out_losses(run)[0] == pytest.approx(np.mean(wanted), rel=1e-6)
+
+
+# --- Fine-tuning
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_fine_tuning_begins_where_the_model_is(tmp_path: Path, text: Path, family: str) -> None:
+    """With its loss, its tokenizer and its settings, but for what is dropped; its own folder stays as it is."""
+    source = hub.BUILTIN / f"shakespeare-{family}"
+    before = contents(source)
+    settings = {"context": 16, "batch": 2, "steps": 2, "evaluate_every": 1, "warm_up": 1, "evaluate_tokens": 256}
+    notes = Notes()
+    run = train(text, tmp_path / "run", start=BUILT_IN[family], dropout=0.25, listener=notes, **settings)
+    theirs = from_pretrained(BUILT_IN[family], device="cpu")
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(notes.weights[name], tensor), name
+    assert run.tokenizer.to_str() == tokenizer_from_pretrained(BUILT_IN[family]).to_str()
+    changed = {name for name, value in vars(run.model.config).items() if value != getattr(theirs.config, name)}
+    assert changed == {
+        "gpt2": {"embd_pdrop", "resid_pdrop"}, "gptneo": {"embed_dropout", "resid_dropout"}, "lstm": {"dropout"},
+    }[family]  # fmt: skip
+    [loss] = [row["held_out_loss"] for row in run.losses if row["step"] == 0]
+    assert loss != run.losses[1]["held_out_loss"]
+    plain = train(text, tmp_path / "plain", start=BUILT_IN[family], learning_rate=0.0, **settings)
+    assert held_out_losses(plain) == [loss] * 3
+    same(contents(source), before)
+
+
+def test_fine_tuning_refuses_another_model(tmp_path: Path, text: Path) -> None:
+    start = BUILT_IN["gpt2"]
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"family": "lstm"}, "holds a gpt2 model, not lstm"),
+        ({"layers": 2}, "layers: .* has its own sizes; leave it out"),
+        ({"width": 192}, "width: .* has its own sizes"),
+        ({"heads": 6}, "heads: .* has its own sizes"),
+        ({"context": 257}, "context is 257; .* has 256 positions"),
+        ({"config": {"n_layer": 3}}, "n_layer: .* has its own settings; .*attn_pdrop, embd_pdrop, resid_pdrop"),
+        ({"tokenizer": str(GPT2_TOKENIZER)}, "50257"),
+        ({"tokenizer": "bpe"}, "ids"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(ValueError, match=message):
+            train(text, tmp_path / "run", start=start, steps=1, **settings)
+        assert not (tmp_path / "run").exists()
+
+
+def test_fine_tuning_a_run_that_was_killed_early(tmp_path: Path, text: Path) -> None:
+    """From a folder; before there is a checkpoint it begins again from that folder."""
+    first = train(text, tmp_path / "first", family="lstm", **TINY)
+    settings = {"context": 16, "batch": 4, "steps": 4, "evaluate_every": 2, "checkpoint_every": 2, "threads": 1}
+    whole = train(text, tmp_path / "whole" / "run", start=str(first.folder), **settings)
+    assert held_out_losses(whole)[0] == pytest.approx(first.best_loss, rel=1e-6)
+    folder = tmp_path / "killed" / "run"
+    train(text, folder, start=str(first.folder), listener=Notes(0), **settings)
+    shutil.rmtree(folder / "checkpoints")
+    for name in ("losses.csv", "model.safetensors", "config.json", "README.md", "tokenizer.json"):
+        (folder / name).unlink()
+    resume(folder)
+    same(contents(folder), contents(whole.folder))
+
+
+# --- What stands in a run's folder
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_a_runs_folder(tmp_path: Path, text: Path, family: str) -> None:
+    notes = Notes()
+    run = train(text, tmp_path / "run", family=family, sample="th", sample_tokens=7, listener=notes, **TINY)
+    found = sorted(str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file())
+    model = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert found == sorted([
+        "README.md", *model, "losses.csv", "samples.txt", "settings.json",
+        *(f"tokens/{name}" for name in ("train.bin", "held_out.bin", "tokens.json", "tokenizer.json")),
+        *(f"checkpoints/step-00000012/{name}" for name in (*model, "optimizer.safetensors", "progress.json")),
+    ])  # fmt: skip
+    for path in map(run.folder.joinpath, found):  # a pickle, and PyTorch's zip around one
+        assert not path.read_bytes().startswith((b"\x80", b"PK"))
+    assert verify(str(run.folder))["problems"] == []
+
+    assert steps(run) == [0, 4, 8, 12]
+    assert [row["tokens"] for row in run.losses] == [64 * step for step in steps(run)]
+    assert math.isnan(run.losses[0]["train_loss"])
+    assert [row["held_out_loss"] for row in notes.rows] == held_out_losses(run)
+    assert run.best_loss == min(held_out_losses(run))
+    assert [step for step, _ in notes.samples] == [0, 4, 8, 12]
+    assert all(sample.startswith("th") and len(sample) == 9 for _, sample in notes.samples)
+    assert (run.folder / "samples.txt").read_text() == "".join(
+        f"==== step {step}\n{sample}\n\n" for step, sample in notes.samples
+    )
+    assert {what for what, _, _ in notes.read} >= {"Reading", "Encoding"}
+    assert all(0 < done <= total == len(TEXT) for _, done, total in notes.read)
+    assert len(generate(run.model, [run.tokenizer.encode("the").ids], 5)[0]) == 5
+    card = (run.folder / "README.md").read_text()
+    assert f"{run.best_loss:.4f} nats per token" in card
+    assert f"{notes.trainer.parameters:,} parameters" in card
+    assert any("matplotlib" in note for note in notes.notes)
+
+
+def test_transformers_reads_it(tmp_path: Path, text: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for family in ("gpt2", "gptneo"):
+        run = train(text, tmp_path / family, family=family, **TINY)
+        theirs = AutoModelForCausalLM.from_pretrained(run.folder).eval()
+        ids = torch.tensor([run.tokenizer.encode(TEXT[:16]).ids])
+        with torch.no_grad():
+            torch.testing.assert_close(run.model(ids), theirs(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_the_curves_are_a_picture(tmp_path: Path, text: Path, pictures: None) -> None:
+    from matplotlib.image import imread
+
+    run = train(text, tmp_path / "_odd $name$ {x}", **TINY)
+    data = (run.folder / "losses.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    picture = imread(run.folder / "losses.png")
+    assert picture.shape[0] > 400
+    assert picture.shape[1] > 700
+    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50
+    assert resume(run.folder, listener=Notes(0)).folder.joinpath("losses.png").exists()
+
+
+# --- Memory
+
+
+def measured(folder: Path, pipe: Any) -> None:
+    """In a child: go on, and tell how much memory that took at most, in bytes."""
+    go_on(folder)
+    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "lstm"])
+def test_memory_does_not_grow_with_the_text(tmp_path: Path, text: Path, family: str) -> None:
+    """Files of 1 MB and of 1 GB, with holes in them, which take no room on the disk."""
+    peaks = []
+    for size in (10**6, 10**9):
+        settings = TINY | {"batch": 32, "steps": 40, "evaluate_every": 40, "checkpoint_every": 40, "layers": 1}
+        run = train(text, tmp_path / str(size), family=family, listener=Notes(0), evaluate_tokens=2**14, **settings)
+        about = json.loads((run.folder / "tokens" / "tokens.json").read_text())
+        for name in ("train", "held_out"):
+            os.truncate(run.folder / "tokens" / f"{name}.bin", size)
+            about[name] = size // 2
+        (run.folder / "tokens" / "tokens.json").write_text(json.dumps(about))
+        ours, theirs = SERVER.Pipe(duplex=False)
+        assert in_a_child(measured, run.folder, theirs) == 0
+        peaks.append(ours.recv())
+    assert peaks[1] < peaks[0] + 10 * 2**20

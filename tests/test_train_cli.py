@@ -1,0 +1,325 @@
+"""`minhub train` and `minhub compare` as people and programs call them: streams, exit statuses, and what is said."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from test_train import TEXT, TINY, contents, held_out_losses, no_pictures, pictures, same, text, verses
+
+from minhub_py.cli import main
+from minhub_py.train import Listener, Run, train
+
+__all__ = ["no_pictures", "pictures", "text"]  # fixtures
+
+OPTIONS = ["--layers", "1", "--width", "16", "--context", "16", "--batch", "4", "--steps", "6", "--evaluate-every", "3",
+           "--checkpoint-every", "2", "--threads", "1"]  # fmt: skip
+
+
+def minhub(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def done(*arguments: object) -> Result:
+    result = minhub(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def failed(*arguments: object, status: int = 1) -> str:
+    """What a call that must fail says, on standard error alone; a failure of the work in a line or two."""
+    result = minhub(*arguments)
+    assert result.exit_code == status, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert "unexpected" not in result.stderr
+    if status == 1:
+        assert len(result.stderr.strip().splitlines()) <= 2
+    return result.stderr
+
+
+def test_what_people_see(tmp_path: Path, text: Path) -> None:
+    """What is trained on what, a line for each evaluation, the samples, and what to do next; all on standard error."""
+    result = done("train", text, "--out", tmp_path / "run", "--sample", "the", "--sample-tokens", "5", *OPTIONS)
+    assert result.stdout == ""
+    shown = result.stderr
+    run = Run(tmp_path / "run")
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    assert f"GPT-2, {parameters:,} parameters, on cpu, float32" in shown
+    assert "3,600 tokens to learn from, 400 held out; 6 steps of 4 × 16" in shown
+    rows = [line.split() for line in shown.splitlines() if re.match(r" +\d+  ", line)]
+    assert [row[0] for row in rows] == ["0", "3", "6"]
+    assert [row[1] for row in rows[:1]] == [f"{run.losses[0]['held_out_loss']:.4f}"]
+    assert [row[1:3] for row in rows[1:]] == [
+        [f"{row['train_loss']:.4f}", f"{row['held_out_loss']:.4f}"] for row in run.losses[1:]
+    ]
+    assert shown.count("\nthe") == 3
+    assert f"minhub generate {tmp_path / 'run'} PROMPT" in shown
+    assert f"{run.best_loss:.4f}" in shown.splitlines()[-1]
+    assert "\x1b" not in shown
+
+
+def test_json_alone_on_standard_output(tmp_path: Path, text: Path) -> None:
+    result = done("train", text, "--out", tmp_path / "run", "--family", "lstm", "--json", *OPTIONS)
+    assert all(line.startswith("Note: ") for line in result.stderr.splitlines())
+    found = json.loads(result.stdout)
+    run = Run(tmp_path / "run")
+    assert found["nats_per_token"] == found["nats_per_character"] == run.best_loss
+    assert (found["family"], found["steps"], found["vocab_size"]) == ("lstm", 6, len(set(TEXT)))
+    assert found["rows"][0]["train_loss"] is None
+    assert [row["held_out_loss"] for row in found["rows"]] == held_out_losses(run)
+    assert found["settings"]["width"] == 16
+    assert [found] == json.loads(done("compare", tmp_path / "run", "--json").stdout)
+
+
+def test_every_option_is_a_setting(tmp_path: Path, text: Path) -> None:
+    """Given in the shell, it stands in settings.json."""
+    wanted: dict[str, Any] = {
+        "family": "gptneo", "tokenizer": "bpe", "vocab_size": 300, "held_out": 0.2, "layers": 2, "width": 24,
+        "heads": 3, "context": 8, "dropout": 0.25, "steps": 2, "batch": 6, "accumulate": 3,
+        "learning_rate": 0.00123456789, "warm_up": 1, "floor": 0.3, "weight_decay": 0.2, "beta2": 0.9, "clip": 2.0,
+        "evaluate_every": 2, "evaluate_tokens": 128, "checkpoint_every": 1, "patience": 5, "sample": "th",
+        "sample_tokens": 4, "seed": 7, "device": "cpu", "dtype": "bfloat16", "parallel": "fsdp", "threads": 1,
+    }  # fmt: skip
+    words = [word for name, value in wanted.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    done("train", text, "--out", tmp_path / "run", "--no-carry", "--set", "window_size=4", *words)
+    found = json.loads((tmp_path / "run" / "settings.json").read_text())
+    wanted |= {"carry": False, "compile": False, "config": {"window_size": 4}, "start": None}
+    assert found == wanted
+    assert Run(tmp_path / "run").model.config.window_size == 4
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("attn_pdrop=0.5", 0.5), ("n_inner=24", 24), ("n_inner=null", None), ("scale_attn_weights=false", False),
+     ("activation_function=relu", "relu"), ('activation_function="relu"', "relu"), ("layer_norm_epsilon=1e-6", 1e-6)],
+)  # fmt: skip
+def test_set(tmp_path: Path, text: Path, word: str, value: object) -> None:
+    """NAME=VALUE with JSON, or text, as a value."""
+    done("train", text, "--out", tmp_path / "run", "--set", word, *OPTIONS, "--steps", "1")
+    name = word.partition("=")[0]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())[name] == value
+
+
+CARDS: list[dict[str, Any]] = [
+    {},
+    {"family": "lstm", "carry": False, "learning_rate": 0.00123456789, "config": {"tie_word_embeddings": True,
+     "embedding_size": 16}, "dropout": 0.123456789},
+    {"family": "gptneo", "config": {"attention_types": [[["local", "global"], 1]], "window_size": 4}, "accumulate": 2,
+     "clip": 0.0, "floor": 1 / 3},
+    {"tokenizer": "bpe", "vocab_size": 300, "sample": "it's \"a $HOME\"", "sample_tokens": 3, "seed": 2**62 + 1},
+    {"start": "minhub/shakespeare-lstm", "layers": None, "width": None, "batch": 2, "steps": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", CARDS, ids=["plain", "lstm", "gptneo", "bpe", "fine-tuned"])
+def test_the_cards_command_makes_the_model_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """As it stands in README.md, in another folder with the same texts: bit for bit."""
+    names = ["a text.txt", "b.txt"]
+    for place in ("first", "second"):
+        (tmp_path / place).mkdir()
+        for number, name in enumerate(names):
+            (tmp_path / place / name).write_text(verses(2000, seed=number))
+    first = tmp_path / "first"
+    train([first / name for name in names], first / "my run", **TINY | {"steps": 5} | settings)
+    card = (first / "my run" / "README.md").read_text()
+    [command] = re.findall(r"^```\n(.*?)\n```$", card, re.DOTALL | re.MULTILINE)
+    program, *arguments = shlex.split(command)
+    assert program == "minhub"
+    monkeypatch.chdir(tmp_path / "second")
+    done(*arguments)
+    found, wanted = (contents(tmp_path / place / "my run") for place in ("second", "first"))
+    same(found, wanted)
+
+
+def test_the_other_commands_read_a_run(tmp_path: Path, text: Path) -> None:
+    run = str(tmp_path / "run")
+    done("train", text, "--out", run, *OPTIONS)
+    assert json.loads(done("verify", run, "--json").stdout)["problems"] == []
+    assert done("generate", run, "the", "-n", "5").stdout.startswith("the")
+    (tmp_path / "held_out.txt").write_text(TEXT[-400:])
+    scores = json.loads(done("score", run, tmp_path / "held_out.txt", "--json").stdout)
+    assert scores["nats_per_token"] == pytest.approx(Run(run).best_loss, rel=0.01)
+    assert json.loads(done("inspect", run, "--json").stdout)["config"]["n_embd"] == 16
+
+
+# --- What is wrong with a call, or with the work
+
+
+def test_wrong_calls(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    cases: list[tuple[list[object], str]] = [
+        ([], "TEXT"),
+        ([text], "--out"),
+        (["--resume", run, text], "leave TEXT and --out away"),
+        (["--resume", run, "--out", run], "leave TEXT and --out away"),
+        ([text, "--out", text], "file"),
+        ([text, "--out", run, "--family", "bert"], "bert"),
+        ([text, "--out", run, "--steps", "0"], "steps"),
+        ([text, "--out", run, "--dropout", "2"], "dropout"),
+        ([text, "--out", run, "--speed", "2"], "--speed"),
+        ([text, "--out", run, "--set", "window_size"], "--set window_size: write NAME=VALUE"),
+        ([text, "--out", run, "--set", "=3"], "write NAME=VALUE"),
+    ]
+    for arguments, message in cases:
+        assert message in failed("train", *arguments, status=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+    assert failed("compare", status=2)
+
+
+def test_failures(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    done("train", text, "--out", run, *OPTIONS)
+    before = contents(tmp_path)
+    missing = tmp_path / "missing"
+    cases: list[tuple[list[object], str]] = [
+        (["train", missing, "--out", tmp_path / "new", *OPTIONS], "There is no text file"),
+        (["train", text, "--out", run], "holds a run already: go on with it (--resume)"),
+        (["train", text, "--out", tmp_path / "new", "--dropout", "1"], "dropout must be 0 to 0.99"),
+        (["train", text, "--out", tmp_path / "new", "--set", "speed=3"], "gpt2 has no setting speed"),
+        (["train", text, "--out", tmp_path / "new", "--context", "5000"], "longer than the text that trains"),
+        (["train", text, "--out", tmp_path / "new", "--device", "abacus"], "device 'abacus' is unknown"),
+        (["train", "--resume", missing], "is no run of minhub train"),
+        (["train", "--resume", run, "--width", "32"], "width cannot change"),
+        (["train", "--resume", run, "--set", "n_inner=3"], "config cannot change"),
+        (["compare", missing], "is no run of minhub train"),
+        (["compare", run, "--plot", tmp_path / "plot.pdf"], "ends in .png"),
+        (["compare", run, "--plot", tmp_path / "plot.png"], "needs matplotlib"),
+    ]
+    for arguments, message in cases:
+        assert message in failed(*arguments)
+    same(contents(tmp_path), before)
+
+
+def test_a_loss_that_is_no_number(tmp_path: Path, text: Path) -> None:
+    call = ["train", text, "--out", tmp_path / "run", *OPTIONS, "--steps", "60", "--learning-rate", "100",
+            "--weight-decay", "10", "--clip", "0", "--warm-up", "0"]  # fmt: skip
+    result = minhub(*call)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "the loss is no number any more, at step" in result.stderr.splitlines()[-1]
+
+
+# --- Stopped
+
+
+class Stop(Listener):
+    """Before step 3."""
+
+    def begins(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def asks_to_stop(self) -> bool:
+        return bool(self.trainer.progress.step >= 3)
+
+
+def test_going_on(tmp_path: Path, text: Path) -> None:
+    """--resume comes to the same model, says where it goes on, and takes more steps."""
+    settings = {"layers": 1, "width": 16, "context": 16, "batch": 4, "steps": 6, "evaluate_every": 3,
+                "checkpoint_every": 2, "threads": 1}  # fmt: skip
+    done("train", text, "--out", tmp_path / "whole" / "run", *OPTIONS)
+    train(text, tmp_path / "run", listener=Stop(), **settings)
+    result = done("train", "--resume", tmp_path / "run")
+    assert "goes on after step 3" in result.stderr
+    same(contents(tmp_path / "run"), contents(tmp_path / "whole" / "run"))
+    found = json.loads(done("train", "--resume", tmp_path / "run", "--steps", "8", "--json").stdout)
+    assert (found["steps"], found["settings"]["steps"]) == (8, 8)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_a_signal_says_how_to_go_on(tmp_path: Path, text: Path, number: int, status: int) -> None:
+    """A process of its own, which gets it when it has shown an evaluation."""
+    run = tmp_path / "my run"
+    words = [sys.executable, "-m", "minhub_py.train", text, "--out", run, *OPTIONS, "--steps", "1000000"]
+    with subprocess.Popen(
+        [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if line.split()[:1] == ["3"]:
+                    break
+            process.send_signal(number)
+            shown, rest = process.communicate()
+        finally:
+            process.kill()
+    assert process.returncode == status, rest
+    assert shown == ""
+    assert "Traceback" not in rest
+    assert f"minhub train --resume '{run}'" in rest
+    newest = Run(run).files.newest()
+    assert newest is not None
+    assert int(newest.name[5:]) >= 3
+    assert (run / "README.md").exists()
+
+
+# --- Side by side
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of characters, one of longer tokens, which has learnt more, and one that has learnt nothing."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "text.txt").write_text(verses(6000))
+    settings = TINY | {"steps": 30, "evaluate_every": 10, "learning_rate": 0.01}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        train(place / "text.txt", place / "letters", family="lstm", **settings)
+        train(place / "text.txt", place / "_tok$ens", tokenizer="bpe", vocab_size=400, **settings | {"width": 64})
+        train(place / "text.txt", place / "new", family="gptneo", **settings | {"learning_rate": 0.0})
+    return place
+
+
+def test_compare(runs: Path) -> None:
+    """The lowest loss of a character first, although its loss of a token is the highest."""
+    names = ["new", "letters", "_tok$ens"]
+    found = {run.folder.name: run for run in (Run(runs / name) for name in names)}
+    result = done("compare", *(runs / name for name in names))
+    assert result.stderr == ""
+    heading, *lines = result.stdout.splitlines()
+    assert heading.split()[:3] == ["RUN", "MODEL", "PARAMETERS"]
+    cells = [re.split(r" {2,}", line.strip()) for line in lines]
+    per_character = {
+        name: run.best_loss * run.corpus.held_out.count / run.corpus.characters for name, run in found.items()
+    }
+    assert [row[0] for row in cells] == sorted(names, key=per_character.__getitem__)
+    assert cells[-1][0] == "new"
+    for row in cells:
+        run = found[row[0]]
+        assert row[1] == {"new": "GPT-Neo", "letters": "LSTM", "_tok$ens": "GPT-2"}[row[0]]
+        assert row[2] == f"{sum(parameter.numel() for parameter in run.model.parameters()):,}"
+        assert row[3] == ("bpe" if row[0] == "_tok$ens" else "characters")
+        assert row[5:7] == ["30", f"{run.best['step']:.0f}"]
+        assert row[7:9] == [f"{run.best_loss:.4f}", f"{per_character[row[0]]:.4f}"]
+    assert per_character["_tok$ens"] < found["_tok$ens"].best_loss / 1.5
+
+    listed = json.loads(done("compare", *(runs / name for name in names), "--json").stdout)
+    assert [run["name"] for run in listed] == [row[0] for row in cells]
+    assert [run["nats_per_character"] for run in listed] == pytest.approx(sorted(per_character.values()))
+
+
+def test_compare_draws(runs: Path, tmp_path: Path, pictures: None) -> None:
+    """Whatever the runs are called; and no warning of matplotlib's is shown to anybody."""
+    plot = tmp_path / "plot.png"
+    result = done("compare", *(runs / name for name in ("letters", "_tok$ens", "new")), "--plot", plot)
+    assert result.stderr == ""
+    assert plot.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
+    message = failed("compare", runs / "letters", "--plot", tmp_path / "nowhere" / "plot.png")
+    assert "there is no folder" in message
+
+
+def test_compare_of_what_has_not_begun(tmp_path: Path, text: Path) -> None:
+    train(text, tmp_path / "run", listener=Stop(), **TINY)
+    (tmp_path / "run" / "losses.csv").write_text("step\n")
+    assert "has no losses yet" in failed("compare", tmp_path / "run")
