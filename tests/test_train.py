@@ -450,9 +450,8 @@ def test_bfloat16_is_near_float32(tmp_path: Path, text: Path, family: str) -> No
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch._dynamo", "minhub_py.train.report", "minhub_py.generate", "pytest"])
-# Functions of C that change files.
-CHANGES = {"open", "write", "writerow", "writeheader", "flush", "fsync", "rename", "replace", "unlink", "remove",
-           "rmdir", "mkdir", "close"}  # fmt: skip
+# Functions of C by which what stands on the disk becomes another.
+CHANGES = {"open", "writerow", "flush", "rename", "replace", "unlink", "rmdir", "mkdir"}
 
 
 def in_a_child(function: Callable[..., None], *arguments: object) -> int | None:
@@ -477,7 +476,9 @@ def until(last: int, work: Callable[[], object]) -> None:
 
     def look(_frame: object, event: str, function: Any) -> None:
         nonlocal count
-        if event == "c_call" and function.__name__ in CHANGES:
+        if event != "c_call" or function.__name__ not in CHANGES:
+            return
+        if function is not os.open and not isinstance(function.__self__, str):  # to read or to sync; str.replace
             count += 1
             if count == last:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -572,18 +573,20 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path, text: Path) -> None:
     whole = tmp_path / "whole" / "run"
     train(text, whole, **SHORT)
     wanted = contents(whole)
-    ways = set()
-    for last in range(1, 100, 3):
+    ways = []
+    for last in range(1, 400, 3):
         folder = tmp_path / f"at{last}" / "run"
         assert in_a_child(until, last, partial(train, text, folder, **SHORT)) == -signal.SIGKILL
-        exists = (folder / "settings.json").exists()
-        ways.add(exists)
-        if exists:
+        ways.append((folder / "settings.json").exists())
+        if list(folder.glob("checkpoints/step-*")):
+            break
+        if ways[-1]:
             resume(folder)
         else:
             train(text, folder, **SHORT)
         same(contents(folder), wanted)
-    assert ways == {True, False}
+    assert ways.count(False) > 2
+    assert ways.count(True) > 2
 
 
 def test_lines_that_were_cut_come_again(tmp_path: Path, text: Path) -> None:
@@ -594,6 +597,7 @@ def test_lines_that_were_cut_come_again(tmp_path: Path, text: Path) -> None:
     train(text, whole, **settings)
     before = stopped(tmp_path, text, 3, **settings)
     folder = tmp_path / "cut" / "run"
+    kept_rows = len(RunFolder(before).read_rows())
     for name in ("losses.csv", "samples.txt"):
         kept, full = (place.joinpath(name).read_bytes() for place in (before, whole))
         full = kept + full[len(kept) :]  # the lines of an earlier session have times of their own
@@ -601,6 +605,7 @@ def test_lines_that_were_cut_come_again(tmp_path: Path, text: Path) -> None:
         for length in range(len(kept), len(full)):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(full[:length])
+            assert len(RunFolder(folder).read_rows()) == kept_rows  # a part of a line is none
             RunFolder(folder).forget_after(3)
             assert (folder / name).read_bytes() == kept, full[len(kept) : length]
         for length in range(len(kept)):  # and before a first checkpoint nothing is kept, but the CSV's head
@@ -862,11 +867,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, text: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("evaluate_every", [1, 1000])
-def test_a_loss_that_is_no_number(tmp_path: Path, text: Path, evaluate_every: int) -> None:
+@pytest.mark.parametrize(("family", "evaluate_every"), [("gpt2", 1), ("gpt2", 1000), ("lstm", 1)])
+def test_a_loss_that_is_no_number(tmp_path: Path, text: Path, family: str, evaluate_every: int) -> None:
     """Weights that grow a thousandfold at each step. What is kept is finite."""
     settings = TINY | {
-        "learning_rate": 100.0, "weight_decay": 10.0, "clip": 0.0, "warm_up": 0, "steps": 60, "checkpoint_every": 1,
+        "family": family, "learning_rate": 100.0, "weight_decay": 10.0, "clip": 0.0, "warm_up": 0, "steps": 60, "checkpoint_every": 1,
         "evaluate_every": evaluate_every,
     }  # fmt: skip
     folder = tmp_path / "run"
