@@ -95,7 +95,7 @@ def attention(
     """F.scaled_dot_product_attention; q, k, v (B, H, T, D). By plain products where those are faster."""
     B, H, T, D = q.shape
     S = k.size(2)
-    known = is_causal if attn_mask is None else attn_mask.dtype == torch.bool
+    known = is_causal and T == S if attn_mask is None else attn_mask.dtype == torch.bool and not is_causal
     if not (known and T <= SHORT and not dropout_p and not other and torch.is_autocast_enabled("cpu")):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale, **other
