@@ -2,11 +2,11 @@
 
 test_that("a model shows what it is", {
   model <- a_model()
-  expect_identical(format(model), "<GPT2 minhub/shakespeare-gpt2: 1.8M parameters, float32 on cpu>")
+  expect_identical(format(model), "<GPT2 minhub/shakespeare-gpt2: 1.9M parameters, float32 on cpu>")
   expect_output(print(model), "<GPT2 .*vocabulary 65, context 256 ids$")
   expect_output(str(model), "<GPT2 minhub/shakespeare-gpt2")
   expect_output(str(list(m = model)), "<GPT2 minhub/shakespeare-gpt2")
-  expect_output(print(summary(model)), "wte .*n_layer +: int 4")
+  expect_output(print(summary(model)), "wte .*n_layer +: int 6")
   expect_identical(sum(summary(model)$parts$parameters), sum(model$parameters()$numel))
   expect_output(print(the("lstm", from_pretrained(BUILT_IN[[3L]]))), "context any length")
   expect_s3_class(model, c("minhub_gpt2", "minhub_model"), exact = TRUE)
@@ -15,7 +15,7 @@ test_that("a model shows what it is", {
 
 test_that("its fields are what config.json says", {
   model <- a_model()
-  expect_identical(model$config$n_layer, 4L)
+  expect_identical(model$config$n_layer, 6L)
   expect_identical(model$config$tie_word_embeddings, TRUE)
   expect_identical(model$config$layer_norm_epsilon, 1e-5)
   expect_identical(model[["context"]], 256L)
@@ -26,7 +26,7 @@ test_that("its fields are what config.json says", {
   expect_error(model$cuda(), "model$to(\"cuda\") moves it", fixed = TRUE, class = "minhubpy_error")
   expect_true(all(c("config", "eval(", "transformer") %in% c(utils:::.DollarNames(model, ""), "transformer")))
   neo <- the("gptneo", gptneo_from_pretrained(BUILT_IN[[2L]]))
-  expect_identical(neo$config$attention_layers, c("global", "local", "global", "local"))
+  expect_identical(neo$config$attention_layers, rep(c("global", "local"), 3))
   expect_identical(neo$config$attention_types[[1L]][[2L]], 1L)
 })
 
@@ -66,18 +66,18 @@ test_that("weights are found by name, by path and as a list", {
   model <- a_model()
   table <- model$parameters()
   expect_named(table, c("name", "shape", "numel", "dtype"))
-  expect_identical(table$shape[table$name == "wte.weight"], "65 x 192")
+  expect_identical(table$shape[table$name == "wte.weight"], "65 x 160")
   expect_identical(names(model$parameters), table$name)
   expect_identical(length(model$parameters), nrow(table))
   weight <- model$wte$weight
-  expect_output(print(weight), "<wte.weight: 65 x 192, float32>")
-  expect_identical(dim(weight), c(65L, 192L))
-  expect_equal(weight$numel(), 65 * 192)
+  expect_output(print(weight), "<wte.weight: 65 x 160, float32>")
+  expect_identical(dim(weight), c(65L, 160L))
+  expect_equal(weight$numel(), 65 * 160)
   expect_identical(as.array(weight), model$parameter("wte.weight"))
   expect_identical(as.array(model$parameters[["wte.weight"]]), as.array(weight))
   expect_identical(sum(vapply(as.list(model$parameters), function(weight) prod(weight$shape), 0)), sum(table$numel))
   expect_true("0" %in% names(model$h))
-  expect_output(print(model$h), "<h: 0, 1, 2, 3>")
+  expect_output(print(model$h), "<h: 0, 1, 2, 3, 4, 5>")
   expect_null(model$h$`9`)
 })
 
@@ -112,7 +112,7 @@ test_that("a quantized model writes, scores, and says what it is", {
   whole <- from_pretrained("minhub/shakespeare-gpt2")
   for (kind in c("int8", "nf4")) {
     model <- from_pretrained("minhub/shakespeare-gpt2", quantize = kind)
-    expect_match(format(model), paste0("1.8M parameters, weights in ", kind, ", float32"), fixed = TRUE)
+    expect_match(format(model), paste0("1.9M parameters, weights in ", kind, ", float32"), fixed = TRUE)
     text <- "What light through yonder window breaks?"
     expect_equal(perplexity(model, text), perplexity(whole, text), tolerance = 0.05)
     expect_false(perplexity(model, text) == perplexity(whole, text))
