@@ -18,7 +18,7 @@ import click
 
 from minhub_py import __version__, hub
 from minhub_py.bench import CASES
-from minhub_py.console import Bytes, Group, emit, note, progress_bar, remember_debug, table
+from minhub_py.console import Bytes, Group, check_files, emit, note, progress_bar, remember_debug, table
 from minhub_py.hub import size
 from minhub_py.registry import FAMILIES
 
@@ -553,7 +553,7 @@ def bench(
 
     from minhub_py.bench import command
 
-    command.check_files(plot, save)
+    check_files(plot, save, extra="bench")
     live = not (markdown or as_json)
     if saved:
         result = command.read(decode(saved.read(), saved.name), saved.name, names)

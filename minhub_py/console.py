@@ -1,10 +1,13 @@
 """How the command talks: results on standard output, everything else on standard error, and failures in one message."""
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
@@ -74,6 +77,21 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         padded = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
         text = "  ".join(padded).rstrip()
         click.echo(click.style(text, bold=True) if number == 0 else text)
+
+
+def check_files(plot: Path | None, save: Path | None = None, *, extra: str) -> None:
+    """Before any work: may they be written? ValueError, OSError: they may not, or `extra` is missing to draw."""
+    if plot is not None:
+        if plot.suffix != ".png":
+            raise ValueError(f"--plot writes a PNG: give a name that ends in .png, not {plot}")
+        if find_spec("matplotlib") is None:
+            raise ValueError(f"--plot needs matplotlib: pip install 'minhub_py[{extra}]'")
+    for path in filter(None, (plot, save)):
+        folder = path.parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{path} cannot be written: there is no folder {folder}")
+        if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+            raise PermissionError(f"{path} cannot be written: name another file")
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg]

@@ -1,30 +1,13 @@
 """What `minhub bench` does around a run: files that are written or read, and what is shown when."""
 
 import json
-import os
 from collections.abc import Sequence
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 import click
 
 from minhub_py.bench import CASES, report
-
-
-def check_files(plot: Path | None, save: Path | None) -> None:
-    """Before anything is measured: may they be written? ValueError, OSError: they may not, or not be drawn."""
-    if plot is not None:
-        if plot.suffix != ".png":
-            raise ValueError(f"--plot writes a PNG: give a name that ends in .png, not {plot}")
-        if util.find_spec("matplotlib") is None:
-            raise ValueError("--plot needs matplotlib: pip install 'minhub_py[bench]'")
-    for path in filter(None, (plot, save)):
-        folder = path.parent
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{path} cannot be written: there is no folder {folder}")
-        if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-            raise PermissionError(f"{path} cannot be written: name another file")
 
 
 def run(

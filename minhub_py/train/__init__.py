@@ -67,8 +67,7 @@ class Run:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.files = RunFolder(Path(folder))
         self.folder = self.files.path
-        if not self.files.settings.exists():
-            raise FileNotFoundError(f"{folder} is no run of minhub train: it has no settings.json")
+        self.files.check()
         self.settings = Settings.read(self.files.settings)
 
     @property
@@ -89,10 +88,7 @@ class Run:
     @property
     def best(self) -> dict[str, float]:
         """The row of the best model. ValueError: nothing was measured yet."""
-        rows = self.losses
-        if not rows:
-            raise ValueError(f"{self.folder} has no losses yet")
-        return min(rows, key=lambda row: row["held_out_loss"])
+        return self.files.best_row()
 
     @property
     def best_loss(self) -> float:

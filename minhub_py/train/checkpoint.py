@@ -58,6 +58,18 @@ class RunFolder:
         self.tokens = path / "tokens"
         self.checkpoints = path / "checkpoints"
 
+    def check(self) -> None:
+        """FileNotFoundError: it is no run's folder."""
+        if not self.settings.exists():
+            raise FileNotFoundError(f"{self.path} is no run of minhub train: it has no settings.json")
+
+    def best_row(self) -> dict[str, float]:
+        """The line of losses.csv with the lowest loss on the held-out text. ValueError: there is none yet."""
+        rows = self.read_rows()
+        if not rows:
+            raise ValueError(f"{self.path} has no losses yet: let it train for a while")
+        return min(rows, key=lambda row: row["held_out_loss"])
+
     def newest(self) -> Path | None:
         """The last whole checkpoint; None: there is none yet."""
         found = sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []

@@ -5,13 +5,12 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from minhub_py.console import note, table
+from minhub_py.console import check_files, note, table
 from minhub_py.train import Listener, resume, train
 from minhub_py.train.loop import Trainer
 from minhub_py.train.report import Summary, draw, duration, family_title, read
@@ -138,13 +137,7 @@ class Screen(Listener):
 
 def compare(runs: Sequence[Path], plot: Path | None) -> list[Summary]:
     """The runs, the lowest loss per character first; their picture. ValueError: it cannot be drawn."""
-    if plot is not None:
-        if plot.suffix != ".png":
-            raise ValueError(f"--plot writes a PNG: give a name that ends in .png, not {plot}")
-        if find_spec("matplotlib") is None:
-            raise ValueError("--plot needs matplotlib: pip install 'minhub_py[plot]'")
-        if not plot.parent.is_dir():
-            raise FileNotFoundError(f"{plot} cannot be written: there is no folder {plot.parent}")
+    check_files(plot, extra="plot")
     summaries = sorted((read(run) for run in runs), key=lambda run: run.nats_per_character)
     if plot is not None:
         draw(summaries, plot, per_character=True)

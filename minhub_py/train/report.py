@@ -52,15 +52,11 @@ class Summary:
 def read(path: Path) -> Summary:
     """The summary of a run's folder. FileNotFoundError: it is none.    ValueError: nothing was measured in it yet."""
     folder = RunFolder(path)
-    if not folder.settings.exists():
-        raise FileNotFoundError(f"{path} is no run of minhub train: it has no settings.json")
-    rows = folder.read_rows()
-    if not rows:
-        raise ValueError(f"{path} has no losses yet: let it train for a while")
+    folder.check()
+    best, rows = folder.best_row(), folder.read_rows()
     settings = Settings.read(folder.settings)
     checkpoint = Checkpoint(path)
     corpus = Corpus.read(folder.tokens)
-    best = min(rows, key=lambda row: row["held_out_loss"])
     speeds = sorted(row["tokens_per_second"] for row in rows[1:]) or [0.0]
     config = checkpoint.config or {}
     return Summary(
