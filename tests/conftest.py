@@ -1,7 +1,31 @@
 """What all tests share."""
 
+import json
+from pathlib import Path
+
+import pytest
 import torch
 from hub_server import hub  # noqa: F401  # a fixture
 
+from minhub_py.tokenizer import train_byte_level_bpe
+
 # The models are tiny, and a second thread that waits for a busy core costs more than it brings.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE as repositories without a tokenizer.json have it: vocab.json and merges.txt, GPT-2's form.
+
+    600 ids, learnt from English; <|endoftext|> is the last of them, as in GPT-2's.
+    """
+    folder = tmp_path_factory.mktemp("bpe")
+    text = (Path(__file__).parent.parent / "minhub_py" / "bench" / "text.txt").read_text(encoding="utf-8")
+    model = json.loads(train_byte_level_bpe([text], 600).to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    tokens.append(tokens.pop(tokens.index("<|endoftext|>")))
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+    merges = [" ".join(pair) for pair in model["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+    return folder

@@ -1,23 +1,18 @@
-"""The LSTM against its equations, written out in float64, and against a model trained on War and Peace.
-
-The folder of the trained model is in ../shared/data, beside the checkout; its README gives the values.
-"""
+"""The LSTM against its equations, written out in float64, and against a model trained on War and Peace."""
 
 import json
-import os
 import re
 from itertools import cycle
-from pathlib import Path
 
 import pytest
 import torch
+from real_data import real_data
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import minhub_py
 import weights_map
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "war-and-peace-lstm"
 PROMPT = "The prince answered "
 GREEDY = (
     "the soldiers and the same time that he had been sent to the soldiers "
@@ -52,12 +47,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def folder():
-    if not (DATA / "model.pt").exists():
-        message = f"the War-and-Peace model is not in {DATA}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-    return str(DATA)
+    return str(real_data("war-and-peace-lstm"))
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +56,10 @@ def war_and_peace(folder):
 
 
 def encode(text):
-    """The ids of a text, by vocab.json and the filter that the model was trained with."""
+    """The ids of a text, by vocab.json and the filter that the model of War and Peace was trained with."""
     text = re.sub(r"[^A-Za-z0-9 \-\.;,\n\?!]", "", text)
     text = re.sub(" +", " ", re.sub("\n+", " ", text))
-    vocabulary = json.loads((DATA / "vocab.json").read_text(encoding="utf-8"))
+    vocabulary = json.loads((real_data("war-and-peace-lstm") / "vocab.json").read_text(encoding="utf-8"))
     ids = vocabulary if isinstance(vocabulary, dict) else {character: id for id, character in enumerate(vocabulary)}
     return torch.tensor([[ids[character] for character in text]])
 
@@ -116,19 +106,24 @@ def test_war_and_peace_sizes_are_read_from_the_tensors(war_and_peace):
 
 
 @torch.no_grad()
-def test_war_and_peace_saved_again(war_and_peace, folder, tmp_path):
-    same = minhub_py.from_pretrained(folder, device="cpu", dtype="float32")
-    minhub_py.save_pretrained(same, tmp_path)
-    original = torch.load(DATA / "model.pt", map_location="cpu", weights_only=True)
-    saved = load_file(tmp_path / "model.safetensors")
-    ours = {"_embedding.": "embedding.", "_lstm.": "lstm.", "_out.": "head."}
-    renamed = {re.sub(r"^_\w+\.", lambda found: ours[found[0]], name): tensor for name, tensor in original.items()}
-    assert_identical(saved, renamed)
+@pytest.mark.parametrize("names", [("_embedding.", "_lstm.", "_out."), ("encoder.", "rnn.", "decoder.")])
+def test_a_state_dict_alone_is_a_model(names, tmp_path):
+    """model.pt as training scripts save it, without a config.json: the tensors tell the sizes."""
+    model, weights = new_model("two-layers")
+    theirs = dict(zip(("embedding.", "lstm.", "head."), names, strict=True))
+    state = {re.sub(r"^\w+\.", lambda found: theirs[found[0]], name): tensor for name, tensor in weights.items()}
+    torch.save({name: tensor.clone() for name, tensor in state.items()}, tmp_path / "model.pt")
 
-    again = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
-    assert again.config == war_and_peace.config
-    assert_identical(again.state_dict(), war_and_peace.state_dict())
-    assert torch.equal(again(encode(SENTENCE)), war_and_peace(encode(SENTENCE)))
+    found = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
+    assert not found.training
+    assert {name: getattr(found.config, name) for name in SMALL} == SMALL
+    assert_identical(found.state_dict(), model.state_dict())
+
+    minhub_py.save_pretrained(found, tmp_path / "again")
+    assert_identical(load_file(tmp_path / "again" / "model.safetensors"), dict(weights))
+    again = minhub_py.from_pretrained(str(tmp_path / "again"), device="cpu", dtype="float32")
+    assert again.config == found.config
+    assert torch.equal(again(some_ids(model)), model(some_ids(model)))
 
 
 def assert_identical(found, wanted):

@@ -1,30 +1,28 @@
 """Tokenizers: built from each form of file, and streams of text that never show half a character."""
 
 import json
-import os
 import random
 import shutil
 from pathlib import Path
 
 import pytest
+from real_data import real_data
 from tokenizers import Tokenizer
 
 from minhub_py import decode_stream, tokenizer_from_pretrained
 from minhub_py.tokenizer import characters, until
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+SIZE = 600  # of the fixture bpe_folder
 
 
 @pytest.fixture(scope="module")
-def gpt2() -> Tokenizer:
-    """OpenAI's BPE, from the project's real data beside the checkout."""
-    folder = DATA / "gpt2-tokenizer"
-    if not folder.exists() and os.environ.get("CI") != "true":
-        pytest.skip(f"the real GPT-2 tokenizer is not beside this checkout ({folder})")
-    return tokenizer_from_pretrained(str(folder))
+def bpe(bpe_folder: Path) -> Tokenizer:
+    """A byte-level BPE of English, from its two files."""
+    return tokenizer_from_pretrained(str(bpe_folder))
 
 
-def test_the_published_ids_of_gpt2(gpt2: Tokenizer) -> None:
+def test_the_published_ids_of_gpt2() -> None:
+    gpt2 = tokenizer_from_pretrained(str(real_data("gpt2-tokenizer")))
     assert gpt2.encode("Hello world ").ids == [15496, 995, 220]
     text = (
         "No duty is imposed on the rich, rights of the poor is a hollow phrase ... "
@@ -37,32 +35,37 @@ def test_the_published_ids_of_gpt2(gpt2: Tokenizer) -> None:
     assert gpt2.encode(text).ids == [int(id) for id in expected.split()]
     assert gpt2.decode(gpt2.encode(text).ids) == text
     assert gpt2.encode("a<|endoftext|>b").ids == [64, 50256, 65]
-    assert gpt2.decode([64, 50256, 65]) == "ab"  # special tokens are not text
 
 
-def test_bpe_equals_transformers(gpt2: Tokenizer) -> None:
+def test_the_end_of_a_text_is_no_text(bpe: Tokenizer) -> None:
+    [a, end, b] = bpe.encode("a<|endoftext|>b").ids
+    assert end == SIZE - 1
+    assert bpe.decode([a, end, b]) == "ab"
+
+
+def test_bpe_equals_transformers(bpe: Tokenizer, bpe_folder: Path) -> None:
     from transformers import GPT2TokenizerFast
 
-    folder = DATA / "gpt2-tokenizer"
-    theirs = GPT2TokenizerFast(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
+    theirs = GPT2TokenizerFast(vocab=str(bpe_folder / "vocab.json"), merges=str(bpe_folder / "merges.txt"))
     text = (Path(__file__).parent.parent / "minhub_py" / "gpt2.py").read_text() + "naïve 漢字 🎉🎉 \u200d\n\n\t  x  "
-    assert gpt2.encode(text).ids == theirs(text)["input_ids"]
+    assert bpe.encode(text).ids == theirs(text)["input_ids"]
 
 
-def test_pieces_join_to_the_text_and_none_is_half_a_character(gpt2: Tokenizer) -> None:
+def test_pieces_join_to_the_text_and_none_is_half_a_character(bpe: Tokenizer) -> None:
     for text in ("Hello wörld 🎉 naïve — 漢字 👩‍👩‍👧", " leading", "a\n\nb", "🎉" * 20):
-        ids = gpt2.encode(text).ids
-        pieces = list(decode_stream(gpt2, ids))
+        ids = bpe.encode(text).ids
+        pieces = list(decode_stream(bpe, ids))
         assert "".join(pieces) == text
         assert not any("\ufffd" in piece for piece in pieces)
-    assert len(list(decode_stream(gpt2, gpt2.encode("one two three four").ids))) == 4  # each as soon as it is known
+    ids = bpe.encode("one two three four").ids
+    assert len(list(decode_stream(bpe, ids))) == len(ids) >= 4  # each as soon as it is known
 
 
-def test_ids_that_are_no_text_do_not_stop_a_stream(gpt2: Tokenizer) -> None:
+def test_ids_that_are_no_text_do_not_stop_a_stream(bpe: Tokenizer) -> None:
     rng = random.Random(0)
     for _ in range(300):
-        ids = [rng.randrange(50256) for _ in range(rng.randrange(1, 40))]
-        streamed, whole = "".join(decode_stream(gpt2, ids)), gpt2.decode(ids)
+        ids = [rng.randrange(SIZE - 1) for _ in range(rng.randrange(1, 40))]
+        streamed, whole = "".join(decode_stream(bpe, ids)), bpe.decode(ids)
         assert whole.startswith(streamed)
         rest = whole[len(streamed) :]  # what is held back is the last id's: a character not yet whole
         assert "\ufffd" in rest or not rest
@@ -105,21 +108,21 @@ def test_special_tokens_are_those_that_the_files_name(tmp_path: Path) -> None:
     assert tokenizer.get_vocab_size() == 3  # <no> has no embedding, so it gets no id
 
 
-def test_added_tokens_and_settings_are_those_of_transformers(gpt2: Tokenizer, tmp_path: Path) -> None:
+def test_added_tokens_and_settings_are_those_of_transformers(bpe: Tokenizer, bpe_folder: Path, tmp_path: Path) -> None:
     from transformers import GPT2Tokenizer
 
     for name in ("vocab.json", "merges.txt"):
-        shutil.copy(DATA / "gpt2-tokenizer" / name, tmp_path)
-    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|user|>": 50257, "<|bot|>": 50258}))
+        shutil.copy(bpe_folder / name, tmp_path)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|user|>": SIZE, "<|bot|>": SIZE + 1}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
     ours = tokenizer_from_pretrained(str(tmp_path))
     theirs = GPT2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), add_prefix_space=True)
-    assert ours.encode("Hello there").ids == theirs("Hello there")["input_ids"] != gpt2.encode("Hello there").ids
-    assert ours.encode("<|user|>").ids == [50257]
-    assert 50258 in ours.encode("Hello<|bot|> you").ids
-    assert ours.decode([50257, 50258]) == "<|user|><|bot|>"  # added, but not special
+    assert ours.encode("the house").ids == theirs("the house")["input_ids"] != bpe.encode("the house").ids
+    assert ours.encode("<|user|>").ids == [SIZE]
+    assert SIZE + 1 in ours.encode("Hello<|bot|> you").ids
+    assert ours.decode([SIZE, SIZE + 1]) == "<|user|><|bot|>"  # added, but not special
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": "<|endoftext|>"}))
-    assert tokenizer_from_pretrained(str(tmp_path)).encode("Hello").ids == [50256, 15496]
+    assert tokenizer_from_pretrained(str(tmp_path)).encode("the").ids == [SIZE - 1, *bpe.encode("the").ids]
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|user|>": 60000}))
     with pytest.raises(ValueError, match=r"the added token '<\|user\|>' the id 60000, which is not the next one"):
         tokenizer_from_pretrained(str(tmp_path))

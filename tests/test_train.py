@@ -42,7 +42,6 @@ TINY: dict[str, Any] = {
     "layers": 2, "width": 16, "context": 16, "batch": 4, "steps": 12, "warm_up": 3, "evaluate_every": 4,
     "checkpoint_every": 3, "threads": 1,
 }  # fmt: skip
-GPT2_TOKENIZER = Path(__file__).resolve().parents[2] / "shared" / "data" / "gpt2-tokenizer"
 BUILT_IN = {family: f"minhub/shakespeare-{family}" for family in FAMILY_NAMES}
 # What a run's files say of the clock.
 TIMES = ("tokens_per_second", "seconds")
@@ -1088,9 +1087,9 @@ def test_a_bpe_learns_from_what_trains_alone(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("é 漢\n").ids) == "é 漢\n"
 
 
-def test_a_cut_text_has_the_ids_of_the_whole() -> None:
-    """With GPT-2's tokenizer and one of our own, over texts of odd white space, signs and special tokens."""
-    tokenizers = [read_tokenizer(GPT2_TOKENIZER), train_byte_level_bpe([verses(9000)], 500)]
+def test_a_cut_text_has_the_ids_of_the_whole(bpe_folder: Path) -> None:
+    """Over texts of odd white space, signs and special tokens, with tokenizers of two and of one file."""
+    tokenizers = [read_tokenizer(bpe_folder), train_byte_level_bpe([verses(9000)], 500)]
     parts = ["a", "the", "of", "1", "23", ".", "!?", "'s", "'", " ", " ", "  ", "\n", "\n\n", "\r\n", "\t", "\u3000",
              "\xa0", "\u2028", "\x85", "\x0b", "\x1c", "\x1f", "\u200b", "\ufeff", "é", "e\u0301", "漢字", "😀",
              "<|endoftext|>"]  # fmt: skip
@@ -1115,12 +1114,12 @@ def test_a_text_without_white_space_does_not_pile_up() -> None:
 
 
 @pytest.mark.parametrize("place", ["a built-in", "a folder of two files", "more ids than 16 bits have"])
-def test_an_existing_tokenizer(tmp_path: Path, place: str) -> None:
+def test_an_existing_tokenizer(tmp_path: Path, bpe_folder: Path, place: str) -> None:
     """Its own ids; a model of as many; and tokenizer.json in the run's folder."""
     if place == "a built-in":
         name, count, dtype = BUILT_IN["gptneo"], 65, "<u2"
     elif place == "a folder of two files":
-        name, count, dtype = str(GPT2_TOKENIZER), 50257, "<u2"
+        name, count, dtype = str(bpe_folder), 600, "<u2"
     else:
         name, count, dtype = str(tmp_path / "many"), 70_000, "<u4"
         many = [chr(0x20000 + number) for number in range(70_000 - len(set(TEXT)))] + sorted(set(TEXT))
@@ -1253,7 +1252,7 @@ def test_fine_tuning_begins_where_the_model_is(tmp_path: Path, text: Path, famil
     same(contents(source), before)
 
 
-def test_fine_tuning_refuses_another_model(tmp_path: Path, text: Path) -> None:
+def test_fine_tuning_refuses_another_model(tmp_path: Path, text: Path, bpe_folder: Path) -> None:
     start = BUILT_IN["gpt2"]
     cases: list[tuple[dict[str, Any], str]] = [
         ({"family": "lstm"}, "holds a gpt2 model, not lstm"),
@@ -1262,7 +1261,7 @@ def test_fine_tuning_refuses_another_model(tmp_path: Path, text: Path) -> None:
         ({"heads": 6}, "heads: .* has its own sizes"),
         ({"context": 257}, "context is 257; .* has 256 positions"),
         ({"config": {"n_layer": 3}}, "n_layer: .* has its own settings; .*attn_pdrop, embd_pdrop, resid_pdrop"),
-        ({"tokenizer": str(GPT2_TOKENIZER)}, "50257"),
+        ({"tokenizer": str(bpe_folder)}, "the tokenizer has 600"),
         ({"tokenizer": "bpe"}, "ids"),
     ]
     for settings, message in cases:
