@@ -571,7 +571,7 @@ def bench(
     """Measure the speed on this machine's CPU.
 
     Compares this package with transformers and CTranslate2, as far as they are installed (pip install
-    'minhub_py[bench]' brings them). Needs no network. Takes twenty minutes; with --quick a few.
+    transformers ctranslate2). Needs no network. Takes twenty minutes; with --quick a few.
     """
     if markdown and as_json:
         raise click.UsageError("--markdown and --json are two forms of one output: give one of them.")
@@ -581,7 +581,7 @@ def bench(
 
     from minhub_py.bench import command
 
-    check_files(plot, save, extra="bench")
+    check_files(plot, save)
     live = not (markdown or as_json)
     if saved:
         result = command.read(decode(saved.read(), saved.name), saved.name, names)

@@ -148,13 +148,13 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         click.echo(click.style(text, bold=True) if number == 0 else text)
 
 
-def check_files(plot: Path | None, save: Path | None = None, *, extra: str) -> None:
-    """Before any work: may they be written? ValueError, OSError: they may not, or `extra` is missing to draw."""
+def check_files(plot: Path | None, save: Path | None = None) -> None:
+    """Before any work: may they be written? ValueError, OSError: they may not, or matplotlib is missing to draw."""
     if plot is not None:
         if plot.suffix != ".png":
             raise ValueError(f"--plot writes a PNG: give a name that ends in .png, not {plot}")
         if find_spec("matplotlib") is None:
-            raise ValueError(f"--plot needs matplotlib: pip install 'minhub_py[{extra}]'")
+            raise ValueError("--plot needs matplotlib: pip install matplotlib")
     for path in filter(None, (plot, save)):
         folder = path.parent
         if not folder.is_dir():

@@ -136,7 +136,7 @@ class Screen(Listener):
 
 def compare(runs: Sequence[Path], plot: Path | None) -> list[Summary]:
     """The runs, the lowest loss per character first; their picture. ValueError: it cannot be drawn."""
-    check_files(plot, extra="plot")
+    check_files(plot)
     summaries = sorted((read(run) for run in runs), key=lambda run: run.nats_per_character)
     if plot is not None:
         draw(summaries, plot, per_character=True)
