@@ -12,6 +12,8 @@ HAS_R := command -v R && command -v pandoc && \
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
+	@echo
+	@echo 'The model wrote this. Next: source .venv/bin/activate, then minhub --help'
 
 test: .venv/.installed-rpy2 lint
 	$(BIN)/python -m pytest
@@ -37,11 +39,13 @@ bench: .venv/.installed-test r
 	@touch $@
 
 .venv/.installed: .venv/.created $(BUILT_FROM)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@echo 'Installing PyTorch and the other packages into .venv: this takes some minutes'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	@touch $@
 
 .venv/.installed-test: .venv/.created $(BUILT_FROM)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@echo 'Installing PyTorch, its peers and the tools of the tests into .venv: this takes some minutes'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@touch $@ .venv/.installed
 
 # Which rpy2 fits depends on the R that is there.

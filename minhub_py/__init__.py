@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from minhub_py.registry import FAMILIES
 
 if TYPE_CHECKING:  # what editors and type checkers see; at run time __getattr__ imports these
+    import os
     from collections.abc import Callable
 
     from minhub_py.device import devices as devices
@@ -35,6 +36,18 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time __getattr__
     gpt2: Callable[..., Any]
     gptneo: Callable[..., Any]
     lstm: Callable[..., Any]
+
+    gpt2_from_pretrained = gptneo_from_pretrained = lstm_from_pretrained = from_pretrained
+
+    def gpt2_from_config(
+        identifier: str | os.PathLike[str],
+        revision: str = "main",
+        *,
+        token: str | None = None,
+        local_files_only: bool = False,
+    ) -> Any: ...
+
+    gptneo_from_config = lstm_from_config = gpt2_from_config
 
 __version__ = "0.1.0"
 
@@ -69,7 +82,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    """The public names, and those that every module has."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 class _Package(ModuleType):

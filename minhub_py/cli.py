@@ -18,13 +18,24 @@ import click
 
 from minhub_py import __version__, hub
 from minhub_py.bench import CASES
-from minhub_py.console import Bytes, Group, check_files, emit, note, progress_bar, remember_debug, table
+from minhub_py.completion import Model
+from minhub_py.console import (
+    Bytes,
+    Group,
+    check_files,
+    emit,
+    note,
+    progress_bar,
+    remember_debug,
+    table,
+    unread_pipe,
+)
 from minhub_py.hub import size
 from minhub_py.registry import FAMILIES
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="minhub")
+@click.version_option(__version__, "-V", "--version", prog_name="minhub")
 @click.option("--debug", is_flag=True, expose_value=False, callback=remember_debug, help="Show tracebacks.")
 def main() -> None:
     """Download, check, convert and run language models of the Hugging Face Hub.
@@ -33,9 +44,12 @@ def main() -> None:
     minhub/shakespeare-gpt2, which needs no network:
 
       minhub generate minhub/shakespeare-gpt2 "ROMEO:"
+
+    `minhub COMMAND --help` describes a command.
     """
 
 
+model_argument = click.argument("model", type=Model())
 revision_option = click.option("--revision", default="main", show_default=True, help="Branch, tag or commit.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output on standard output.")
 device_option = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps or xpu.")
@@ -101,7 +115,7 @@ def list_models(as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("repo")
+@click.argument("repo", type=Model(local=False))
 @revision_option
 @click.option("--dry-run", is_flag=True, help="Only show what would be fetched.")
 @json_option
@@ -109,7 +123,7 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
     """Fetch REPO into the local cache.
 
     Every file is checked by its hash. One format of weights is fetched, safetensors before .bin. A download that
-    was cut goes on where it stopped. For gated and private repositories set HF_TOKEN.
+    was interrupted continues where it stopped. For gated and private repositories set HF_TOKEN.
     """
     if repo.startswith("minhub/"):
         raise click.UsageError(f"{repo} ships with the package: there is nothing to download.")
@@ -128,12 +142,12 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("model")
+@model_argument
 @revision_option
 @click.option("--tensors", is_flag=True, help="List every tensor, not only one layer's.")
 @json_option
 def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
-    """Show a model's settings, parameter counts and tensors.
+    """Show MODEL's settings, sizes and tensors.
 
     No weights are downloaded or read; a published size (gpt2-xl) needs no network at all.
     """
@@ -190,7 +204,7 @@ def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
 
 
 @main.command()
-@click.argument("model")
+@model_argument
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Choice(["hub", "native", "torchscript"]), default="hub", show_default=True,
               help="hub: as transformers reads it. native: this package's own names and shapes. torchscript: one file "
@@ -210,10 +224,11 @@ def convert(
     revision: str,
     as_json: bool,
 ) -> None:
-    """Write MODEL to the folder OUT, in another form; with --to torchscript, to the file OUT, which ends in .pt.
+    """Write MODEL to OUT in another form.
 
-    Layout, dtype and shard size can change. Needs the memory of a few tensors, not of the checkpoint; for torchscript
-    that of the model. Nothing in OUT changes until all is written.
+    OUT is a folder; with --to torchscript it is a file, whose name ends in .pt. Layout, dtype and shard size can
+    change. A few tensors are in memory at a time; for torchscript the whole model is. Nothing in OUT changes until
+    all is written.
     """
     given = click.get_current_context().get_parameter_source("max_shard_size")
     if to == "torchscript" and given is not click.core.ParameterSource.DEFAULT:
@@ -238,14 +253,14 @@ def convert(
 
 
 @main.command()
-@click.argument("model")
+@model_argument
 @revision_option
 @json_option
 def verify(model: str, revision: str, as_json: bool) -> None:
     """Check MODEL's files, tensors and values.
 
-    The exit status is 1 if anything is wrong. Sizes and SHA-256 are compared with what the Hub declares, every
-    tensor with the weight table and the config, and every value is looked at for NaN and infinity.
+    Sizes and SHA-256 are compared with what the Hub declares, every tensor with the weight table and the config;
+    values must be finite. The exit status is 1 if anything is wrong.
     """
     from minhub_py.report import verify as check
 
@@ -265,28 +280,29 @@ def verify(model: str, revision: str, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("model")
-@click.argument("prompt")
-@click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True)
+@model_argument
+@click.argument("prompt", required=False, metavar="PROMPT")
+@click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True,
+              help="Number of tokens to generate, at most.")  # fmt: skip
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
-    help="0 takes the likeliest id each time.",
+    help="Divides the logits; 0 takes the likeliest token each time.",
 )
-@click.option("--top-k", type=click.IntRange(min=1), help="Sample from the k likeliest ids.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Sample from the k likeliest tokens.")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Sample from the fewest likeliest ids that reach probability p.",
+    help="Sample from the fewest likeliest tokens that reach probability p.",
 )
 @click.option(
     "--repetition-penalty",
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Above 1: repeat less.",
+    help="Above 1: repeat less of the text.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="The same seed gives the same text.")
 @click.option("--stop", multiple=True, help="End the text at this string; may be given several times.")
@@ -298,21 +314,26 @@ def verify(model: str, revision: str, as_json: bool) -> None:
 @quantize_option
 @json_option
 def generate(
-    model: str, prompt: str, max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
+    model: str, prompt: str | None, max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
     device: str, dtype: str, quantize: str | None, as_json: bool, **sampling: Any,
 ) -> None:  # fmt: skip
-    """Write on from PROMPT.
+    """Generate text that continues PROMPT.
 
-    The text appears as it is made. PROMPT "-" is read from standard input.
+    The text appears as it is generated. With "-" as PROMPT, the prompt is read from standard input.
     """
+    if prompt is None:
+        raise click.UsageError("Missing argument 'PROMPT'. To read it from standard input, give - as PROMPT.")
     if "" in stop:
         raise click.BadParameter("a stop string cannot be empty", param_hint="'--stop'")
-    if prompt == "-":
+    from_pipe = prompt == "-"
+    if from_pipe:
         prompt = decode(sys.stdin.buffer.read(), "standard input")
     network, tokenizer = _open(model, revision, device, dtype, quantize)
     ids = encode(tokenizer, prompt)
     if not ids:
         raise click.BadParameter("it has no token that MODEL knows; give it some text", param_hint="'PROMPT'")
+    if not from_pipe and unread_pipe():
+        note("Note: what is piped in is not read; give - as PROMPT for that.")
 
     from minhub_py.generate import stream as make
     from minhub_py.tokenizer import decode_stream, until
@@ -379,7 +400,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 @main.command()
-@click.argument("model")
+@model_argument
 @click.argument("file", type=click.File("rb"))
 @revision_option
 @device_option
@@ -387,10 +408,10 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 @quantize_option
 @json_option
 def score(model: str, file: Any, revision: str, device: str, dtype: str, quantize: str | None, as_json: bool) -> None:
-    """Say how well MODEL predicts the text in FILE.
+    """Measure how well MODEL predicts a text.
 
-    Log-probabilities and perplexity; FILE "-" is standard input. A text longer than the model's context is read
-    in overlapping windows, each half new. --json adds each token.
+    Prints the perplexity of the text in FILE ("-" is standard input); --json adds the log-probability of each
+    token. A text longer than the model's context is read in overlapping windows, each half new.
     """
     where = getattr(file, "name", "standard input")
     text = decode(file.read(), where)
@@ -429,22 +450,22 @@ def training_options(command: Any) -> Any:
     options = [
         click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The run's folder."),
         click.option("--resume", type=click.Path(path_type=Path, file_okay=False), metavar="RUN",
-                     help="Go on with this run from its last checkpoint; no TEXT, and only options marked *."),
-        click.option("--family", type=click.Choice(list(FAMILIES)), help="[default: gpt2]"),
-        click.option("--from", "start", metavar="MODEL", help="Fine-tune this model instead of a fresh one."),
+                     help="Continue this run from its last checkpoint; without TEXT, and only with options marked *."),
+        click.option("--family", type=click.Choice(list(FAMILIES)), help="Architecture.  [default: gpt2]"),
+        click.option("--from", "start", type=Model(), help="Fine-tune this model instead of a fresh one."),
         click.option("--tokenizer", metavar="KIND", help="characters, bpe (learnt from TEXT), or that of a MODEL.  "
                                                          "[default: characters, or that of --from]"),
         click.option("--vocab-size", type=click.IntRange(min=257), help="Of the bpe.  [default: 4096]"),
-        click.option("--layers", type=whole, help="[default: 4; lstm: 2]"),
+        click.option("--layers", type=whole, help="Number of blocks.  [default: 4; lstm: 2]"),
         click.option("--width", type=whole, help="Channels, or the LSTM's hidden size.  [default: 128; lstm: 256]"),
-        click.option("--heads", type=whole, help="[default: one for 32 channels]"),
+        click.option("--heads", type=whole, help="Attention heads.  [default: one for 32 channels]"),
         click.option("--context", type=whole,
                      help="Tokens of a row; a transformer's positions.  [default: 128; --from: its own, to 1024]"),
         click.option("--dropout", type=part,
                      help="Of embeddings, residuals, LSTM layers.  [default: 0.1, or that of --from]"),
         click.option("--set", "config", multiple=True, metavar="NAME=VALUE",
                      help="A further setting of config.json: window_size=64; may be given several times."),
-        click.option("--steps", type=whole, help="*  [default: 2000]"),
+        click.option("--steps", type=whole, help="* Optimizer steps.  [default: 2000]"),
         click.option("--batch", type=whole, help="Rows of a step, of all processes together.  [default: 32]"),
         click.option("--accumulate", type=whole, help="Read them in so many pieces, with less memory.  [default: 1]"),
         click.option("--learning-rate", type=float, help="Its peak.  [default: 0.0015; lstm: 0.003; --from: a tenth]"),
@@ -456,13 +477,15 @@ def training_options(command: Any) -> Any:
         click.option("--carry/--no-carry", default=None,
                      help="LSTM: rows follow on, and its state is carried.  [default: carry]"),
         click.option("--held-out", type=part, help="The part of TEXT, its last, that measures.  [default: 0.1]"),
-        click.option("--evaluate-every", type=whole, metavar="STEPS", help="*  [default: 250]"),
+        click.option("--evaluate-every", type=whole, metavar="STEPS",
+                     help="* Measure the held-out loss this often.  [default: 250]"),
         click.option("--evaluate-tokens", type=whole, help="At most, spread over that part.  [default: 1048576]"),
-        click.option("--checkpoint-every", type=whole, metavar="STEPS", help="*  [default: 250]"),
+        click.option("--checkpoint-every", type=whole, metavar="STEPS", help="* Save this often.  [default: 250]"),
         click.option("--patience", type=whole, help="* Stop after so many evaluations without a lower loss."),
-        click.option("--sample", metavar="PROMPT", help="* Write on from it at each evaluation."),
-        click.option("--sample-tokens", type=whole, help="*  [default: 200]"),
-        click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="[default: 1337]"),
+        click.option("--sample", metavar="PROMPT", help="* Generate text from it at each evaluation."),
+        click.option("--sample-tokens", type=whole, help="* Length of that text.  [default: 200]"),
+        click.option("--seed", type=click.IntRange(0, 2**63 - 1),
+                     help="Of weights, batches and dropout.  [default: 1337]"),
         click.option("--device", help="* auto, cpu, cuda, cuda:1, mps or xpu.  [default: auto]"),
         click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]),
                      help="Of products; weights are float32.  [default: bfloat16 on CUDA]"),
@@ -480,15 +503,20 @@ def training_options(command: Any) -> Any:
 @training_options
 @json_option
 def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json: bool, **options: Any) -> None:
-    r"""Train a model on TEXT, one or more UTF-8 files.
+    r"""Train a model on UTF-8 text files.
 
-    OUT gets the best model in Hub layout, a CSV and a picture of the losses, samples, and a model
-    card. Ctrl-C stops after the step that it is at; --resume goes on, also after a crash.
+    The folder of the run gets the best model in Hub layout, a CSV and a picture of the losses, samples,
+    and a model card. Ctrl-C stops after the current step; --resume continues, also after a crash.
+
+    TEXT is any plain text of 100 kB or more. The examples of this package use tiny shakespeare (1.1 MB):
+    data/tinyshakespeare/input.txt of https://github.com/karpathy/char-rnn
 
     \b
       minhub train input.txt --out run --sample "ROMEO:"
       minhub generate run "ROMEO:"
       torchrun --nproc-per-node 2 -m minhub_py.train input.txt --out run
+
+    Options marked with * can change when a run is resumed.
     """
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if resume is not None and (text or out):
@@ -510,9 +538,9 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write their curves here, a .png.")
 @json_option
 def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
-    """Put runs of `minhub train` side by side.
+    """Compare runs of `minhub train`.
 
-    The lowest loss first; nats per character compare models of different tokenizers.
+    The run with the lowest loss comes first. Losses in nats per character can be compared between tokenizers.
     """
     from minhub_py.train import command
 
@@ -524,7 +552,7 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--model", help="Measure this one; otherwise random weights of the published sizes.")
+@click.option("--model", type=Model(), help="Measure this one; otherwise random weights of the published sizes.")
 @click.option("--only", "names", multiple=True, type=click.Choice(list(CASES)), metavar="CASE",
               help=f"Measure this case alone; may be given several times: {', '.join(CASES)}.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Fewer repeats, dtypes and ids: rough figures soon.")
@@ -540,10 +568,10 @@ def bench(
     names: tuple[str, ...], text: Any, plot: Path | None, save: Path | None, saved: Any, markdown: bool,
     as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
-    """Measure this package against transformers and CTranslate2, on the CPU.
+    """Measure the speed on this machine's CPU.
 
-    Needs no network. All of it takes twenty minutes, --quick a few. Whichever peers are missing
-    are left out: pip install 'minhub_py[bench]'
+    Compares this package with transformers and CTranslate2, as far as they are installed (pip install
+    transformers ctranslate2). Needs no network. Takes twenty minutes; with --quick a few.
     """
     if markdown and as_json:
         raise click.UsageError("--markdown and --json are two forms of one output: give one of them.")
@@ -553,7 +581,7 @@ def bench(
 
     from minhub_py.bench import command
 
-    check_files(plot, save, extra="bench")
+    check_files(plot, save)
     live = not (markdown or as_json)
     if saved:
         result = command.read(decode(saved.read(), saved.name), saved.name, names)
@@ -588,9 +616,10 @@ def devices(as_json: bool) -> None:
 @main.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Look for what is missing or does not fit.
+    """Check the installation.
 
-    The exit status is 1 if anything is. Nothing is changed, and no connection is opened.
+    Reports what is missing or does not fit, with the next step; then the exit status is 1. Nothing is changed, and
+    no connection is opened.
     """
     from minhub_py.doctor import examine
 
@@ -609,9 +638,9 @@ def doctor(as_json: bool) -> None:
 @click.option("-e", "expressions", multiple=True, metavar="EXPR", help="Run R code; may be given several times.")
 @click.option("--install", is_flag=True, help="Install minhubpy into your own R library, and do nothing else.")
 def run_r(arguments: tuple[str, ...], expressions: tuple[str, ...], install: bool) -> None:
-    """Run R inside Python, with the package minhubpy.
+    """Run R in this process, with minhubpy.
 
-    As Rscript with SCRIPT ("-" is standard input) or -e, and as R's prompt without. The models run in this process.
+    With SCRIPT ("-" is standard input) or -e like Rscript, otherwise R's prompt. The models run in this process too.
     """
     from r_bridge import command
 

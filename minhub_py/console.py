@@ -3,8 +3,12 @@
 import json
 import os
 import re
+import signal
+import stat
+import sys
+import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,26 +16,35 @@ from typing import Any
 
 import click
 
+INTERRUPTED = 128 + signal.SIGINT  # the status that shells give to a command which Ctrl-C has ended
+TERMINATED = 128 + signal.SIGTERM
+
 
 class Command(click.Command):
-    """A command with --debug, and whose failures are one clear message."""
+    """A command with --debug, whose failures are one clear message, and which cleans up when it is ended early."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.help = (self.help or "").replace("\\b\n", "\b\n")  # click's mark, as a raw docstring has it
+        for param in self.params:
+            if param.metavar is None and isinstance(param.type, click.IntRange | click.FloatRange):
+                param.metavar = "INTEGER" if isinstance(param.type, click.IntRange) else "FLOAT"
         self.params.append(
             click.Option(["--debug"], is_flag=True, expose_value=False, callback=remember_debug,
                          help="Show a traceback when something fails.")
         )  # fmt: skip
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; any exception becomes its message, with exit status 1."""
+        """Run it; any exception becomes its message, with exit status 1. Ctrl-C: status 130. SIGTERM: 143."""
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), sigterm_raises():
                 warnings.simplefilter("default")
                 warnings.showwarning = lambda message, *_: click.echo(f"Note: {message}", err=True)
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
         except Exception as error:
             if ctx.find_root().obj == "debug":
                 raise
@@ -40,6 +53,23 @@ class Command(click.Command):
             if not isinstance(error, ValueError | OSError | MemoryError) or not message:
                 message = f"unexpected {type(error).__name__}: {message[:300]} (run again with --debug for details)"
             raise click.ClickException(message) from error
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """SIGTERM raises SystemExit here, so that progress bars and files that are half written are removed."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield  # whoever runs this command in a process of their own decides
+        return
+
+    def terminate(*_: object) -> None:
+        sys.exit(TERMINATED)
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def remember_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -52,6 +82,26 @@ class Group(click.Group):
     """Its commands are `Command`s, listed in the order in which they are written here."""
 
     command_class = Command
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Run a command line, that of the process if `args` is None.
+
+        Ctrl-C ends the process by SIGINT itself: for an exit with status 130 a shell would go on with its loop.
+        """
+        try:
+            return super().main(args, *rest, **extra)
+        except SystemExit as end:
+            if args is not None or end.code != INTERRUPTED:
+                raise
+        # Python ends so when nobody catches a KeyboardInterrupt, after its usual cleaning up.
+        sys.excepthook = lambda *_: None
+        raise KeyboardInterrupt
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The summary of each command as a whole: click cuts what does not fit into a line."""
+        rows = [(name, command.get_short_help_str(limit=1000)) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """As they are used: get a model, look at it, use it."""
@@ -68,6 +118,25 @@ def note(text: str) -> None:
     click.echo(text, err=True)
 
 
+def unread_pipe() -> bool:
+    """Whether somebody pipes something into this very command, which has not read it. Waits for nothing.
+
+    In `... | while read line; do minhub ...; done` the pipe is the loop's: there our parent reads from it as well.
+    Only Linux tells what a parent reads from, so elsewhere this is False, as it is wherever there is doubt.
+    """
+    try:
+        import fcntl
+        import termios
+
+        ours, parents = os.fstat(0), os.stat(f"/proc/{os.getppid()}/fd/0")
+        if not stat.S_ISFIFO(ours.st_mode) or os.path.samestat(ours, parents):
+            return False
+        waiting = fcntl.ioctl(0, termios.FIONREAD, b"\0" * 4)
+    except (ImportError, OSError):  # not Linux, or no standard input at all
+        return False
+    return any(waiting)
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print aligned columns on standard output; numbers to the right. Never cut, so that a pipe gets all of it."""
     cells = [[format(cell, ",") if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
@@ -79,13 +148,13 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         click.echo(click.style(text, bold=True) if number == 0 else text)
 
 
-def check_files(plot: Path | None, save: Path | None = None, *, extra: str) -> None:
-    """Before any work: may they be written? ValueError, OSError: they may not, or `extra` is missing to draw."""
+def check_files(plot: Path | None, save: Path | None = None) -> None:
+    """Before any work: may they be written? ValueError, OSError: they may not, or matplotlib is missing to draw."""
     if plot is not None:
         if plot.suffix != ".png":
             raise ValueError(f"--plot writes a PNG: give a name that ends in .png, not {plot}")
         if find_spec("matplotlib") is None:
-            raise ValueError(f"--plot needs matplotlib: pip install 'minhub_py[{extra}]'")
+            raise ValueError("--plot needs matplotlib: pip install matplotlib")
     for path in filter(None, (plot, save)):
         folder = path.parent
         if not folder.is_dir():
@@ -110,13 +179,28 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         return count
 
 
+def bar_console() -> Any:
+    """Standard error as a rich.console.Console for moving lines.
+
+    They end a few columns early: the "^C" that a terminal shows would begin another line, and leave a stale one.
+    """
+    from rich.console import Console, ConsoleDimensions
+
+    class BarConsole(Console):
+        @property  # type: ignore[misc]
+        def size(self) -> ConsoleDimensions:
+            width, height = super().size
+            return ConsoleDimensions(max(width - 4, 20), height)
+
+    return BarConsole(stderr=True, highlight=False)
+
+
 @contextmanager
 def progress_bar(what: str, unit: str = "bytes") -> Any:
     """A bar on standard error, for a person who waits: `update(done, total)`."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = bar_console()
     count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     columns = (TextColumn(what), BarColumn(), count, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -26,17 +26,21 @@ class Probe:
     dtypes: tuple[str, ...] = ("float32",)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Devices:
-    """All probes, and what "auto" picks."""
+    """All probes, and what "auto" picks; printed as a table."""
 
     probes: tuple[Probe, ...]
     device: str
     reason: str
 
     def __str__(self) -> str:
-        lines = [f"{'yes' if probe.works else 'no ':3}  {probe.name:8} {probe.detail}" for probe in self.probes]
+        rows = [("DEVICE", "WORKS", "DETAIL")]
+        rows += [(probe.name, "yes" if probe.works else "no", probe.detail) for probe in self.probes]
+        lines = [f"{name:8}{works:7}{detail}" for name, works, detail in rows]
         return "\n".join([*lines, f'"auto" picks {self.device}: {self.reason}'])
+
+    __repr__ = __str__  # what a Python prompt and a notebook show
 
 
 def devices() -> Devices:

@@ -185,8 +185,9 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
     settings = {**config.to_hub(), "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     extra = {"config.json": json.dumps(settings, indent=2).encode(), **(extra_files or {})}
     with warnings.catch_warnings():
-        # PyTorch would have torch.export used, which R cannot load.
-        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", DeprecationWarning)
+        # PyTorch would have torch.export used, which R cannot load. A FutureWarning since PyTorch 2.15.
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
         write(compiled(model), Path(path), extra)
 
 

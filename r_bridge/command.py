@@ -1,6 +1,7 @@
 """The body of `minhub r`: R's own main loop in this process, started as Rscript or R start it."""
 
 import platform
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,8 @@ def prompt() -> NoReturn:
 
 def start(arguments: Sequence[str]) -> RSession:
     """R with the arguments of its command."""
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of Python's would wait for R's main loop to end
     try:
         return RSession(arguments, interactive=True)
     except ImportError as error:  # its message says what to install

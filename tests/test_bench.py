@@ -90,7 +90,7 @@ def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert result.exit_code == 0, result.output
     assert "minhub_py float32" in result.stdout
     assert "transformers float32" not in result.stdout
-    line = "transformers is not installed, and is left out: pip install 'minhub_py[bench]'"
+    line = "transformers is not installed, and is left out: pip install transformers"
     assert result.stdout.count(line) == 1
     assert f"lstm is left out: it measures lstm, and {tmp_path / 'tiny'} is gpt2" in result.stdout
     assert "start is left out: " in result.stdout

@@ -2,31 +2,37 @@
 
 import json
 import math
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from hub_server import HubServer
 from safetensors.torch import load_file, save_file
 
 from minhub_py import from_pretrained, gpt2, hub, lstm_from_pretrained, save_pretrained
 from minhub_py.cli import main
+from minhub_py.console import Command, bar_console
 from minhub_py.tokenizer import characters
 
 GPT2 = "minhub/shakespeare-gpt2"
 BUILT_IN = [f"minhub/{path.name}" for path in sorted(hub.BUILTIN.iterdir())]
 
 
-def minhub(*arguments: str, input: str | bytes | None = None) -> Result:
-    return CliRunner().invoke(main, list(arguments), input=input)
+def minhub(*arguments: str, input: str | bytes | None = None, **settings: object) -> Result:
+    return CliRunner().invoke(main, list(arguments), input=input, **settings)
 
 
-def done(*arguments: str, input: str | bytes | None = None) -> str:
+def done(*arguments: str, input: str | bytes | None = None, **settings: object) -> str:
     """What a call that must succeed writes on standard output."""
-    result = minhub(*arguments, input=input)
+    result = minhub(*arguments, input=input, **settings)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -316,7 +322,7 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", GPT2, "x", "--device", "abacus"], 1, "device 'abacus' is unknown"),
         (["generate", GPT2, "x", "--dtype", "int3"], 2, "Invalid value for '--dtype'"),
         (["generate", GPT2, "x", "-n", "many"], 2, "Invalid value for '-n'"),
-        (["generate", GPT2], 2, "Missing argument 'PROMPT'"),
+        (["generate", GPT2], 2, "Missing argument 'PROMPT'. To read it from standard input, give - as PROMPT."),
         (["score", GPT2, "nowhere.txt"], 2, "No such file"),
         (["convert", GPT2, "out", "--max-shard-size", "big"], 2, "'big' is not a size"),
         (["convert", GPT2, "out", "--to", "onnx"], 2, "Invalid value for '--to'"),
@@ -356,6 +362,116 @@ def test_devices_and_doctor() -> None:
     assert findings["torch"]["found"] == torch.__version__
     assert all(finding["fits"] for finding in findings.values())
     assert findings["R"]["found"].startswith(("3", "4", "5"))  # the set-up has installed one
+
+
+@pytest.mark.parametrize("command", ["", *main.commands])
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = done(*command.split(), "--help", terminal_width=width)
+    assert "\\b" not in shown
+    assert "..." not in re.sub(r"^Usage: .*$", "", shown, flags=re.MULTILINE)  # where click cuts a summary
+    assert "RANGE" not in shown
+    examples = [line for line in shown.splitlines() if line.startswith("    minhub ")]
+    assert len(examples) == {"": 1, "train": 2}.get(command, 0)
+    assert all(len(line) <= width for line in shown.splitlines() if "torchrun" not in line)
+
+
+def completed(*arguments: str) -> list[tuple[str, str]]:
+    """What Tab offers after the last of the arguments: names, and of what type."""
+    complete = ShellComplete(main, {}, "minhub", "_MINHUB_COMPLETE")
+    return [(item.value, item.type) for item in complete.get_completions(list(arguments[:-1]), arguments[-1])]
+
+
+def test_models_complete(hub: HubServer, model_files: dict[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
+                         ) -> None:  # fmt: skip
+    """Built-ins, cached repositories, published sizes and folders with a model; other folders are the shell's."""
+    hub.add("owner/tiny", model_files)
+    done("download", "owner/tiny")
+    hub.stop()
+    monkeypatch.chdir(folder.parent)
+    assert completed("generate", "minhub/") == [(name, "plain") for name in BUILT_IN]
+    assert completed("score", "ow") == [("owner/tiny", "plain")]
+    assert ("EleutherAI/gpt-neo-2.7B", "plain") in completed("inspect", "Eleu")
+    assert completed("verify", "mad") == completed("train", "--from", "mad") == [("made", "plain")]
+    assert completed("convert", "./ma") == [("./ma", "dir")]
+    offered = [name for name, _ in completed("download", "")]
+    assert "openai-community/gpt2" in offered
+    assert "owner/tiny" in offered
+    assert not {"made", *BUILT_IN} & set(offered)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 128 + signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_a_command_that_is_ended_cleans_up(number: int, status: int) -> None:
+    @click.command(cls=Command)
+    def busy() -> None:
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            click.echo("cleaned up")
+
+    before = signal.getsignal(number)
+    result = CliRunner().invoke(busy)
+    assert (result.exit_code, result.output) == (status, "cleaned up\n")
+    assert signal.getsignal(number) == before
+
+
+def test_ctrl_c_ends_a_loop_of_the_shell() -> None:
+    """Killed by SIGINT, which a shell's $? calls 130: after an exit with a status it would go on."""
+    script = Path(sys.executable).with_name("minhub")
+    with subprocess.Popen(
+        [script, "generate", GPT2, "ROMEO:", "-n", "10000000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ROMEO:\n"
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate()
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (-signal.SIGINT, b"")
+
+
+def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert bar_console().width == bar_console().size.width == 56
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("echo text | {}", True),
+        ("printf '' | {}", False),
+        ("echo text | while true; do {}; break; done", False),  # the loop reads from it
+        ("{} < /dev/null", False),
+        ("{} < /etc/hosts", False),
+        ("{} <&-", False),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a parent reads from")
+def test_what_is_piped_in_and_not_read(command: str, found: bool) -> None:
+    code = "from contextlib import suppress; from select import select; from minhub_py.console import unread_pipe"
+    code += "\nwith suppress(OSError): select([0], [], [])\nprint(unread_pipe())"  # echo runs beside it
+    command = command.format(f"{sys.executable} -c '{code}'")
+    shown = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True
+    )
+    assert shown.stdout == f"{found}\n"
+
+
+def test_a_piped_text_that_is_not_read_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("generate", GPT2, "ROMEO:", "-n", "1")
+    assert "piped" not in minhub(*arguments).stderr
+    monkeypatch.setattr("minhub_py.cli.unread_pipe", lambda: True)
+    assert "Note: what is piped in is not read; give - as PROMPT for that." in minhub(*arguments).stderr
+    assert minhub("generate", GPT2, "-", "-n", "1", input="ROMEO:").stderr == ""
+
+
+def test_as_a_module() -> None:
+    shown = subprocess.run([sys.executable, "-m", "minhub_py", "-V"], capture_output=True, text=True, check=True)
+    assert shown.stdout == done("--version")
 
 
 def test_as_a_process() -> None:

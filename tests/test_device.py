@@ -19,6 +19,8 @@ def test_the_probes_say_what_there_is() -> None:
     assert cuda_works == torch.cuda.is_available()
     if not cuda_works and not torch.xpu.is_available() and not torch.backends.mps.is_available():
         assert report.device == "cpu"
+    assert repr(report) == str(report)  # what a prompt and a notebook show
+    assert str(report).splitlines()[0].split() == ["DEVICE", "WORKS", "DETAIL"]
     assert str(report).endswith(f'"auto" picks {report.device}: {report.reason}')
     assert choose_device("auto").name == report.device
 

@@ -1,5 +1,6 @@
 """What importing costs and gives."""
 
+import ast
 import importlib.metadata
 import inspect
 import os
@@ -15,6 +16,9 @@ import torch
 import minhub_py
 from minhub_py.doctor import PACKAGES
 from minhub_py.registry import FAMILIES
+from r_bridge.probe import rpy2_range
+
+ROOT = Path(minhub_py.__file__).parents[1]
 
 
 def python(code: str) -> str:
@@ -105,6 +109,38 @@ def test_saving_refuses_what_it_cannot_save(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer must be a tokenizers\.Tokenizer, not str"):
         minhub_py.save_pretrained(minhub_py.lstm(hidden_size=2, embedding_size=2), tmp_path, "gpt2")
     assert not any(tmp_path.iterdir())
+
+
+def test_dir_lists_public_names_alone() -> None:
+    names = python("import minhub_py, minhub_py.cli; minhub_py.generate; print(*dir(minhub_py))").split()
+    assert [name for name in names if not name.startswith("__")] == sorted(minhub_py.__all__)
+    assert "__version__" in names
+
+
+def test_editors_know_every_public_name() -> None:
+    """They read the file, and do not run __getattr__."""
+    [known] = (node for node in ast.parse(Path(minhub_py.__file__).read_text(encoding="utf-8")).body
+               if isinstance(node, ast.If))  # fmt: skip
+    names: set[str] = set()
+    for node in ast.walk(known):
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+    assert set(minhub_py.__all__) <= names
+
+
+def test_the_extra_r_works_with_the_r_that_most_have() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'r = ["rpy2-rinterface{rpy2_range((4, 2, 2))}"]' in project
+
+
+def test_the_citation_is_of_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {minhub_py.__version__}" in lines
+    assert "cff-version: 1.2.0" in lines
 
 
 def test_doctor_knows_the_versions_of_pyproject() -> None:

@@ -7,6 +7,7 @@ a test: the operators that the files name stand for it.
 import json
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -321,6 +322,25 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"file/model\.pt cannot be written \(.*\): make room, or name another file"):
         save_torchscript(make("lstm"), tmp_path / "file" / "model.pt")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("category", [DeprecationWarning, FutureWarning])
+def test_no_advice_of_pytorch_that_r_cannot_follow(
+    tmp_path: Path, category: type[Warning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch 2.15 says with a FutureWarning that TorchScript is deprecated. Other warnings are let through."""
+    save = torch.jit.save
+
+    def warns(*arguments: object, **settings: object) -> None:
+        warnings.warn("`torch.jit.save` is deprecated. Please switch to `torch.export`.", category, stacklevel=2)
+        warnings.warn("something else is deprecated", category, stacklevel=2)
+        save(*arguments, **settings)
+
+    monkeypatch.setattr(torch.jit, "save", warns)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        save_torchscript(make("gpt2"), tmp_path / "model.pt")
+    assert [str(warning.message) for warning in caught] == ["something else is deprecated"]
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:

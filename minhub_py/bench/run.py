@@ -143,7 +143,7 @@ class Bench:
         """Whether a peer is installed; where it is not, that is said."""
         if util.find_spec(PEERS[library]) is not None:
             return True
-        self.leave_out(f"{library} is not installed, and is left out: pip install 'minhub_py[bench]'")
+        self.leave_out(f"{library} is not installed, and is left out: pip install {PEERS[library]}")
         return False
 
     def subject(self, family: str, scale: float = WILD) -> Subject:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from minhub_py.console import check_files, note, table
+from minhub_py.console import bar_console, check_files, note, table
 from minhub_py.train import Listener, resume, train
 from minhub_py.train.loop import Trainer
 from minhub_py.train.report import Summary, draw, duration, family_title, read
@@ -62,11 +62,10 @@ class Screen(Listener):
     """A line for each evaluation, and below them, on a terminal, one that moves. All of it on standard error."""
 
     def __init__(self, *, live: bool) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
         self.live = live = live and talks()
-        console = Console(stderr=True, highlight=False)
+        console = bar_console()
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[state]}"))
         self.progress = Progress(*columns, console=console, transient=True, disable=not (live and console.is_terminal))
         self.task: Any = None
@@ -137,7 +136,7 @@ class Screen(Listener):
 
 def compare(runs: Sequence[Path], plot: Path | None) -> list[Summary]:
     """The runs, the lowest loss per character first; their picture. ValueError: it cannot be drawn."""
-    check_files(plot, extra="plot")
+    check_files(plot)
     summaries = sorted((read(run) for run in runs), key=lambda run: run.nats_per_character)
     if plot is not None:
         draw(summaries, plot, per_character=True)

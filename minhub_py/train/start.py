@@ -237,7 +237,7 @@ def report(folder: RunFolder, listener: Listener) -> None:
         write_text(folder.card, card(summary))
         draw([summary], folder.curves)
     except ImportError:
-        listener.note("the curves are not drawn: pip install 'minhub_py[plot]' brings matplotlib")
+        listener.note("the curves are not drawn without matplotlib: pip install matplotlib")
     except (OSError, ValueError) as error:
         listener.note(f"the model card and the curves are not written: {error}")
 

@@ -1,0 +1,37 @@
+"""What the shell completes for MODEL: names that are known on this machine, and folders. No connection is opened."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from minhub_py import hub
+from minhub_py.registry import FAMILIES
+
+
+class Model(click.ParamType):  # type: ignore[type-arg]
+    """A model's identifier; `local`: it may be a built-in or a folder too, not a repository alone."""
+
+    name = "model"
+
+    def __init__(self, *, local: bool = True) -> None:
+        self.local = local
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names that begin so; where there are none, what the shell itself knows of folders."""
+        names = sorted(name for name in set(self._names()) if name.startswith(incomplete))
+        if self.local and not names:
+            return [CompletionItem(incomplete, type="dir")]
+        return [CompletionItem(name) for name in names]
+
+    def _names(self) -> Iterator[str]:
+        with suppress(OSError):  # a folder that may not be read has nothing to complete
+            yield from (model.repository for model in hub.cached_models())
+        for family in FAMILIES.values():
+            yield from (f"{family.owner}/{size}" for size in family.presets)
+        if self.local:
+            yield from (f"minhub/{config.parent.name}" for config in hub.BUILTIN.glob("*/config.json"))
+            with suppress(OSError):
+                yield from (config.parent.name for config in Path().glob("*/config.json"))
