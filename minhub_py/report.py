@@ -22,7 +22,7 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
     A folder, a built-in or a cached repository is described from its files; a published size (gpt2-xl) or a
     repository that is not cached from its config alone. Errors are those of `from_pretrained`.
     """
-    folder = hub.locate(identifier)
+    folder = hub.locate(identifier, revision)
     if folder is None:
         with suppress(FileNotFoundError):  # not in the cache: the config will do
             folder = hub.cached(identifier, revision)
@@ -87,7 +87,7 @@ def verify(
     table and the config, every value for NaN and infinity, a stored head against the embedding it is tied to, and
     the tokenizer. `progress(done, total)` hears of bytes. Errors: those of `hub.fetch`.
     """
-    folder = hub.locate(identifier)
+    folder = hub.locate(identifier, revision)
     checked: list[str] = []
     problems: list[str] = []
     if folder is None:

@@ -209,6 +209,10 @@ show_progress <- function() {
   bar <- NULL
   shown <- NULL
   function(news) {
+    if (news$total == 0) { # Python waits, and may say for what
+      if (nzchar(news$what)) message(news$what)
+      return(invisible())
+    }
     if (!identical(news$what, shown) && news$done < news$total) {
       if (nzchar(news$what)) message("Downloading ", news$what, " (", megabytes(news$total), ")")
       bar <<- utils::txtProgressBar(max = news$total, style = 3L)
