@@ -153,6 +153,8 @@ def check_repository(name: str) -> None:
     try:
         client().utils.validate_repo_id(name)
     except ValueError as error:
+        if os.path.exists(name):
+            raise ValueError(f"{name!r} is on this machine, and no name on the Hub: give owner/name.") from error
         raise ValueError(
             f"{name!r} is neither a folder nor a name on the Hub: give a path, or owner/name.{did_you_mean(name)}"
         ) from error
@@ -166,21 +168,27 @@ def check_revision(revision: object) -> None:
 
 
 def did_you_mean(name: str) -> str:
-    """A question that names the models closest in spelling to `name`, with a space before it; "" if none is close.
+    """A question that names the model closest in spelling to `name`, with a space before it; "" if none is close.
 
     Candidates are the built-ins, the published sizes, cached repositories, and the models in the folder of `name`.
     """
-    known = [f"minhub/{path.parent.name}" for path in sorted(BUILTIN.glob("*/config.json"))]
-    known += [f"{family.owner}/{size}" for family in FAMILIES.values() for size in family.presets]
+    sizes = {size: f"{family.owner}/{size}" for family in FAMILIES.values() for size in family.presets}
+    known = [f"minhub/{path.parent.name}" for path in sorted(BUILTIN.glob("*/config.json"))] + list(sizes.values())
     with suppress(OSError, ValueError):  # neither a cache nor a folder is needed for a message
         known += [model.repository for model in cached_models() if model.complete]
         known += [str(path.parent) for path in Path(os.path.expanduser(name)).parent.glob("*/config.json")]
-    if name in known:
+    if name in (*sizes, *known):
         return ""
-    last = {path.lower().rpartition("/")[2]: path for path in reversed(known)}
-    close = get_close_matches(Path(name).name.lower(), last, n=2, cutoff=0.75)
-    found = [last[part] for part in close if last[part] != name and not last[part].endswith(f"/{name}")]
-    return f" Did you mean {printable(' or '.join(found))}?" if found else ""
+    last_parts = {path.lower().rpartition("/")[2]: path for path in reversed(known)}
+    close = get_close_matches(Path(name).name.lower(), last_parts, n=1, cutoff=0.75)
+    return f" Did you mean {printable(last_parts[close[0]])}?" if close else ""
+
+
+def _not_here(repository: str) -> str:
+    """What to say of a repository that the Hub does not give: perhaps a folder was meant, or another name."""
+    if _store(repository).is_dir():
+        return ""
+    return f" There is no folder {repository} here.{did_you_mean(repository)}"
 
 
 def plan(repository: str, revision: str = "main", *, token: Token = None, weights: bool = True) -> Plan:
@@ -192,7 +200,7 @@ def plan(repository: str, revision: str = "main", *, token: Token = None, weight
     check_repository(repository)
     check_revision(revision)
     url = f"{client().constants.ENDPOINT}/api/models/{repository}/revision/{quote(revision, safe='')}"
-    with asking(repository, revision, hint=lambda: did_you_mean(repository)):
+    with asking(repository, revision, hint=lambda: _not_here(repository)):
         body = fetch_json(url, {"blobs": "true"}, token)
     try:
         answer = json.loads(body)

@@ -309,7 +309,7 @@ class RefusedError(Exception):
 def asking(repository: str, revision: str, name: str = "a file", hint: Callable[[], str] = str) -> Iterator[None]:
     """Say in plain words, and as Python's own exceptions, what the Hub refuses.
 
-    `hint` is asked for what else the name of a repository that is not there could mean: " Did you mean …?"
+    `hint` is asked for what else could have been meant, with a space before it.
     """
     import httpx2
 

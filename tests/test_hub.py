@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from hub_server import HubServer
 import minhub_py
 from minhub_py import hub as minhub
 from minhub_py import report, transfer
+from minhub_py.pretrained import read_config
 
 SLEEP = time.sleep
 REPO = "owner/model"
@@ -714,6 +716,65 @@ def test_locate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("", "a/b/c", "owner/na me", "a--b", "https://host/owner/name", "owner/name?x"):
         with pytest.raises(ValueError, match="neither a folder nor"):
             minhub.locate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("shakespeare-gpt2", "minhub/shakespeare-gpt2"),
+        ("minhub/shakespear-gpt2", "minhub/shakespeare-gpt2"),
+        ("gpt2-medum", "openai-community/gpt2-medium"),
+        ("EleutherAI/gpt-neo-2.7b", "EleutherAI/gpt-neo-2.7B"),
+        ("gpt2-xl", ""),  # right as it is
+        ("nothing-like-it", ""),
+        ("runn", "run"),
+        ("./runn", "run"),
+        ("folder/runs/", "folder/run"),
+        ("owner/modell", "owner/model"),
+    ],
+)
+def test_a_name_that_is_nearly_right(
+    hub: HubServer, name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("run", "folder/run"):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "config.json").write_text("{}")
+    hub.add(REPO, SINGLE)
+    minhub.fetch(REPO)
+    question = f" Did you mean {meant}?" if meant else ""
+    for how in ("online", "offline", "alone"):
+        with pytest.raises((FileNotFoundError, ConnectionError)) as caught:
+            minhub.fetch(name, local_files_only=how == "offline")
+        message = str(caught.value)
+        assert question in message
+        assert ("Did you mean" in message) == bool(meant)
+        assert re.search("[Tt]here is no|neither a folder here", message)  # the network is not all there is to look at
+        if how == "offline":
+            hub.stop()
+
+
+def test_a_revision_of_what_has_none_is_said_to_be_ignored(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for identifier in ("minhub/shakespeare-gpt2", str(tmp_path), tmp_path):
+        with pytest.warns(UserWarning, match=r"revision 'v3' is ignored: .* is no repository") as caught:
+            minhub.fetch(identifier, "v3")
+        assert len(caught) == 1
+
+
+def test_published_sizes_need_no_network(hub: HubServer) -> None:
+    """Nor does the size of a model whose settings are in the cache; what is there wins."""
+    for name in ("gpt2-medium", "openai-community/gpt2-medium"):
+        _, config, folder = read_config(name)
+        assert (config.n_layer, config.n_embd, folder) == (24, 1024, None)
+    with pytest.raises(ValueError, match="gpt2-medium holds a gpt2 model: call gpt2_from_pretrained"):
+        minhub_py.gptneo_from_config("gpt2-medium")
+    assert minhub_py.gpt2_from_config("gpt2").config.n_layer == 12
+    assert hub.requests == []
+    hub.add("gpt2", {**SMALL, "config.json": '{"model_type": "gpt2", "n_layer": 2}'})
+    minhub.fetch("gpt2", weights=False)
+    hub.stop()
+    assert minhub_py.gpt2_from_config("gpt2").config.n_layer == 2
 
 
 def test_a_name_without_an_owner(hub: HubServer) -> None:
