@@ -12,7 +12,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tokenizers.decoders import DecodeStream
 
 from minhub_py import hub
-from minhub_py.storage import gist, read_json, read_object
+from minhub_py.printable import gist
+from minhub_py.storage import read_json, read_object
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
