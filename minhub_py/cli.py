@@ -373,8 +373,11 @@ def encode(tokenizer: Any, text: str) -> list[int]:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
         raise ValueError("PROMPT is not UTF-8 text: convert it first") from error
-    ids: list[int] = tokenizer.encode(text).ids
-    lost = sorted(set(text) - set(tokenizer.decode(ids, skip_special_tokens=False)))
+    from minhub_py.tokenizer import working
+
+    with working(tokenizer):
+        ids: list[int] = tokenizer.encode(text).ids
+        lost = sorted(set(text) - set(tokenizer.decode(ids, skip_special_tokens=False)))
     if lost:
         note(f"Note: not in this model's vocabulary: {' '.join(map(repr, lost[:10]))}")
     return ids

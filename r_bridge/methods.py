@@ -440,7 +440,10 @@ def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:
     size = model.module.config.vocab_size
     if not _is_text(texts):
         return id_rows(texts, size)
-    rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    from minhub_py.tokenizer import working
+
+    with working(tokenizer):
+        rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     if (largest := max((max(row, default=0) for row in rows), default=0)) >= size:
         raise ValueError(f"the tokenizer is another model's: it gives the id {largest}, this model's go to {size - 1}")
     return rows
@@ -484,10 +487,11 @@ def tokenizer_from_file(service: "Service", path: str) -> int:
 @method
 def encode_batch(service: "Service", tokenizer: Tokenizer, texts: Any, add_special_tokens: bool) -> dict[str, Any]:
     """The ids of all texts on end, and how many each has."""
-    rows = [
-        encoding.ids
-        for encoding in tokenizer.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-    ]
+    from minhub_py.tokenizer import working
+
+    with working(tokenizer.tokenizer):
+        found = tokenizer.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+    rows = [encoding.ids for encoding in found]
     lengths = np.array([len(row) for row in rows], np.int32)
     return {"ids": np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(lengths.sum())), "lengths": lengths}
 
