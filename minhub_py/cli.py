@@ -27,10 +27,12 @@ from minhub_py.console import (
     note,
     progress_bar,
     remember_debug,
+    say,
     table,
     unread_pipe,
 )
 from minhub_py.hub import size
+from minhub_py.printable import displayed
 from minhub_py.registry import FAMILIES
 
 
@@ -136,9 +138,9 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
               "folder": folder and str(folder)})  # fmt: skip
     elif dry_run:
         table(["FILE", "SIZE", ""], [(f.name, size(f.size), "in the cache" if f.cached else "") for f in plan.files])
-        click.echo(f"\n{repo} at {plan.commit[:7]}: {size(plan.missing_bytes)} of {size(plan.total_bytes)} to fetch")
+        say("", f"{repo} at {plan.commit[:7]}: {size(plan.missing_bytes)} of {size(plan.total_bytes)} to fetch")
     else:
-        click.echo(folder)
+        say(str(folder))
 
 
 @main.command()
@@ -162,8 +164,8 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
         "preset": "a published size; not on this machine",
         "config": "from its config.json; weights not downloaded",
     }
-    click.secho(f"{model}: {report['class']}", bold=True)
-    click.echo(where.get(source["kind"]) or f"{source['folder']} ({source['layout']} layout)")
+    say(f"{model}: {report['class']}", bold=True)
+    say(where.get(source["kind"]) or f"{source['folder']} ({source['layout']} layout)")
     count = report["parameters"]["total"]
     click.echo(f"\n{count:,} parameters: {size(4 * count)} in float32, {size(2 * count)} in 16 bits\n")
     parts = [(name, n, f"{100 * n / count:.1f} %") for name, n in report["parameters"].items() if name != "total"]
@@ -249,7 +251,7 @@ def convert(
     if as_json:
         emit({"out": str(out), "layout": to, "files": files})
     else:
-        click.echo(f"{out}: {', '.join(files)}" if out.is_dir() else out)
+        say(f"{out}: {', '.join(files)}" if out.is_dir() else str(out))
 
 
 @main.command()
@@ -269,10 +271,9 @@ def verify(model: str, revision: str, as_json: bool) -> None:
     if as_json:
         emit(report)
     else:
-        click.echo(report["folder"])
-        click.echo(f"checked: {'; '.join(report['checked'])}")
+        say(report["folder"], f"checked: {'; '.join(report['checked'])}")
         for problem in report["problems"]:
-            click.secho(f"PROBLEM: {problem}", fg="red")
+            say(f"PROBLEM: {problem}", fg="red")
         if not report["problems"]:
             click.echo("all is well")
     if report["problems"]:
@@ -347,9 +348,11 @@ def generate(
         speed = len(made) / (time.perf_counter() - started)
         emit({"model": model, "prompt": prompt, "text": text, "ids": made, "tokens_per_second": speed})
         return
-    click.echo(prompt, nl=False)
+    # A file, or a program, gets the text as it is; click.echo would take escape sequences out.
+    shown = displayed if sys.stdout.isatty() else str
+    sys.stdout.write(shown(prompt))
     for piece in pieces:
-        click.echo(piece, nl=False)
+        sys.stdout.write(shown(piece))
         sys.stdout.flush()
     click.echo()
 
@@ -392,8 +395,11 @@ def encode(tokenizer: Any, text: str) -> list[int]:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
         raise ValueError("PROMPT is not UTF-8 text: convert it first") from error
-    ids: list[int] = tokenizer.encode(text).ids
-    lost = sorted(set(text) - set(tokenizer.decode(ids, skip_special_tokens=False)))
+    from minhub_py.tokenizer import working
+
+    with working(tokenizer):
+        ids: list[int] = tokenizer.encode(text).ids
+        lost = sorted(set(text) - set(tokenizer.decode(ids, skip_special_tokens=False)))
     if lost:
         note(f"Note: not in this model's vocabulary: {' '.join(map(repr, lost[:10]))}")
     return ids

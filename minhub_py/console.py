@@ -16,6 +16,8 @@ from typing import Any
 
 import click
 
+from minhub_py.printable import displayed, printable
+
 INTERRUPTED = 128 + signal.SIGINT  # the status that shells give to a command which Ctrl-C has ended
 TERMINATED = 128 + signal.SIGTERM
 
@@ -39,7 +41,7 @@ class Command(click.Command):
         try:
             with warnings.catch_warnings(), sigterm_raises():
                 warnings.simplefilter("default")
-                warnings.showwarning = lambda message, *_: click.echo(f"Note: {message}", err=True)
+                warnings.showwarning = lambda message, *_: note(f"Note: {message}")
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
@@ -48,7 +50,7 @@ class Command(click.Command):
         except Exception as error:
             if ctx.find_root().obj == "debug":
                 raise
-            message = " ".join(str(error).split())
+            message = printable(" ".join(str(error).split()))
             # What this package raises on purpose says what to do; anything else is a fault of its own.
             if not isinstance(error, ValueError | OSError | MemoryError) or not message:
                 message = f"unexpected {type(error).__name__}: {message[:300]} (run again with --debug for details)"
@@ -103,6 +105,14 @@ class Group(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; whatever its error quotes, a terminal can show it."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            error.message = displayed(error.message)  # type: ignore[misc]
+            raise
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """As they are used: get a model, look at it, use it."""
         return list(self.commands)
@@ -110,12 +120,24 @@ class Group(click.Group):
 
 def emit(data: Any) -> None:
     """Print JSON on standard output."""
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    # What is no visible character stands in a string, but for the ends of lines.
+    click.echo("".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text))
+
+
+def _escaped(char: str) -> str:
+    return f"\\u{ord(char):04x}" if ord(char) < 2**16 else json.dumps(char)[1:-1]
+
+
+def say(*lines: str, **style: Any) -> None:
+    """Print lines on standard output, whatever is in them as one line each; `style` is that of click.style()."""
+    for line in lines:
+        click.echo(click.style(printable(line), **style) if style else printable(line))
 
 
 def note(text: str) -> None:
-    """Print on standard error."""
-    click.echo(text, err=True)
+    """Print a line on standard error."""
+    click.echo(printable(text), err=True)
 
 
 def unread_pipe() -> bool:
@@ -139,10 +161,11 @@ def unread_pipe() -> bool:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print aligned columns on standard output; numbers to the right. Never cut, so that a pipe gets all of it."""
-    cells = [[format(cell, ",") if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    cells = [[format(cell, ",") if isinstance(cell, int) else printable(str(cell)) for cell in row] for row in rows]
     right = [all(re.fullmatch(r"[\d,.]+( [kMG]?B)?", row[i]) for row in cells) for i in range(len(headings))]
-    widths = [max(len(line[i]) for line in [list(headings), *cells]) for i in range(len(headings))]
-    for number, line in enumerate([list(headings), *cells]):
+    cells.insert(0, [printable(heading) for heading in headings])
+    widths = [max(len(line[i]) for line in cells) for i in range(len(headings))]
+    for number, line in enumerate(cells):
         padded = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
         text = "  ".join(padded).rstrip()
         click.echo(click.style(text, bold=True) if number == 0 else text)

@@ -7,7 +7,7 @@ Hub lies in huggingface_hub's own cache, so that whatever either of the two has 
     models--owner--name/snapshots/<commit>/config.json   a link to its blob
     models--owner--name/refs/main                        the commit that a branch or tag named when it was last fetched
 
-Requests, tokens, waits, locks and bars are huggingface_hub's. Its hf_hub_download is not used, because it neither keeps
+Clients, tokens, locks and bars are huggingface_hub's. Its hf_hub_download is not used, because it neither keeps
 a partial file for the next call nor looks at a file's hash. Here both hold: bytes gather in blobs/<hash>.incomplete,
 and only a file whose hash is right gets its name and its link. So what is in the cache is right, or it is absent.
 """
@@ -20,13 +20,17 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 from urllib.parse import quote
 
-from minhub_py.transfer import BUSY, DIGEST, RETRIES, Token, asking, client, fault, offline, publish, stream
+from minhub_py.printable import gist, printable
+from minhub_py.registry import FAMILIES
+from minhub_py.transfer import DIGEST, Token, asking, client, fault, fetch_json, locked, offline, publish, stream
 
 BUILTIN = Path(__file__).parent / "builtin"
 # One format of weights is enough: the first of these that is there. An index names the shards that go with it.
@@ -43,6 +47,10 @@ COMPANIONS = (
     "merges.txt",
 )
 SMALL = (*COMPANIONS, "config.json")
+# What no revision holds, by git check-ref-format: what would lead out of a folder, and what git gives a meaning.
+NO_REVISION = re.compile(r"^@?$|^[-/]|[/.]$|//|\.\.|@\{|(^|/)\.|\.lock(/|$)|[\s~^:?*\[\\]")
+# Bytes that settings, a tokenizer or an index of shards may have: ten times what the largest known have.
+MAX_SMALL = 500_000_000
 # Words of a server that become paths here must look like this.
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHARD = re.compile(r"\w[\w.-]{0,240}\.(safetensors|bin)", re.ASCII)
@@ -98,24 +106,44 @@ class CachedModel:
     complete: bool
 
 
-def locate(identifier: str | os.PathLike[str]) -> Path | None:
+def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path | None:
     """The folder of a built-in, or a local folder; None: the identifier is a repository of the Hub.
 
-    FileNotFoundError: no such built-in or folder. NotADirectoryError: it is a file. ValueError: it is none of these.
+    Only a repository has revisions: with another, one that is given is ignored, with a warning.
+
+    FileNotFoundError: no such built-in or folder. NotADirectoryError: it is a file. ValueError: it is none of these,
+    or `revision` is none.
     """
+    check_revision(revision)
+    folder = _local(identifier)
+    if folder is not None and revision != "main":
+        warnings.warn(
+            f"revision {revision!r} is ignored: {os.fspath(identifier)} is no repository of the Hub.", stacklevel=3
+        )
+    return folder
+
+
+def _local(identifier: str | os.PathLike[str]) -> Path | None:
     name = os.fspath(identifier)
     if name.startswith("minhub/"):
         built_in = {f"minhub/{path.parent.name}": path.parent for path in sorted(BUILTIN.glob("*/config.json"))}
         if name not in built_in:
-            raise FileNotFoundError(f"There is no built-in {name}; the built-ins are: {', '.join(built_in) or 'none'}.")
+            listed = ", ".join(built_in) or "none"
+            raise FileNotFoundError(
+                f"There is no built-in {printable(name)}; the built-ins are: {listed}.{did_you_mean(name)}"
+            )
         return built_in[name]
     path = Path(os.path.expanduser(name))  # unlike Path.expanduser, it lets pass a ~user that is not there
-    if name and path.is_dir():
-        return path
-    if name and path.exists():
-        raise NotADirectoryError(f"{name} is a file: give the folder that holds it, with its config.json.")
+    try:
+        if name and path.is_dir():
+            return path
+        there = name and path.exists()
+    except (OSError, ValueError) as error:  # too long, or with a NUL
+        raise ValueError(f"{brief(name)} is no path ({gist(error)}): check the name.") from error
+    if there:
+        raise NotADirectoryError(f"{printable(name)} is a file: give the folder that holds it, with its config.json.")
     if isinstance(identifier, os.PathLike) or name.startswith((".", "/", "~", "\\")) or name.endswith(("/", "\\")):
-        raise FileNotFoundError(f"There is no folder {name}: check the path.")
+        raise FileNotFoundError(f"There is no folder {printable(name)}: check the path.{did_you_mean(name)}")
     check_repository(name)
     return None
 
@@ -125,7 +153,42 @@ def check_repository(name: str) -> None:
     try:
         client().utils.validate_repo_id(name)
     except ValueError as error:
-        raise ValueError(f"{name!r} is neither a folder nor a name on the Hub: give a path, or owner/name.") from error
+        if os.path.exists(name):
+            raise ValueError(f"{name!r} is on this machine, and no name on the Hub: give owner/name.") from error
+        raise ValueError(
+            f"{name!r} is neither a folder nor a name on the Hub: give a path, or owner/name.{did_you_mean(name)}"
+        ) from error
+
+
+def check_revision(revision: object) -> None:
+    """ValueError: no branch, tag, commit or refs/… can have this name. The rules are those of git check-ref-format."""
+    name = revision if isinstance(revision, str) else ""
+    if not name.isprintable() or len(name) > 200 or NO_REVISION.search(name):
+        raise ValueError(f"revision cannot be {brief(revision)}: give a branch, a tag, or a commit of the repository.")
+
+
+def did_you_mean(name: str) -> str:
+    """A question that names the model closest in spelling to `name`, with a space before it; "" if none is close.
+
+    Candidates are the built-ins, the published sizes, cached repositories, and the models in the folder of `name`.
+    """
+    sizes = {size: f"{family.owner}/{size}" for family in FAMILIES.values() for size in family.presets}
+    known = [f"minhub/{path.parent.name}" for path in sorted(BUILTIN.glob("*/config.json"))] + list(sizes.values())
+    with suppress(OSError, ValueError):  # neither a cache nor a folder is needed for a message
+        known += [model.repository for model in cached_models() if model.complete]
+        known += [str(path.parent) for path in Path(os.path.expanduser(name)).parent.glob("*/config.json")]
+    if name in (*sizes, *known):
+        return ""
+    last_parts = {path.lower().rpartition("/")[2]: path for path in reversed(known)}
+    close = get_close_matches(Path(name).name.lower(), last_parts, n=1, cutoff=0.75)
+    return f" Did you mean {printable(last_parts[close[0]])}?" if close else ""
+
+
+def _not_here(repository: str) -> str:
+    """What to say of a repository that the Hub does not give: perhaps a folder was meant, or another name."""
+    if _store(repository).is_dir():
+        return ""
+    return f" There is no folder {repository} here.{did_you_mean(repository)}"
 
 
 def plan(repository: str, revision: str = "main", *, token: Token = None, weights: bool = True) -> Plan:
@@ -135,28 +198,19 @@ def plan(repository: str, revision: str = "main", *, token: Token = None, weight
     gated, or the token is refused. ValueError: its index is damaged. ConnectionError: the Hub does not answer.
     """
     check_repository(repository)
-    hf = client()
-    with asking(repository, revision):
-        response = hf.utils.http_backoff(
-            "GET",
-            f"{hf.constants.ENDPOINT}/api/models/{repository}/revision/{quote(revision, safe='')}",
-            params={"blobs": "true"},
-            headers=hf.utils.build_hf_headers(token=token),
-            timeout=hf.constants.HF_HUB_ETAG_TIMEOUT,
-            max_retries=RETRIES,
-            retry_on_exceptions=(),  # without a network, the cached copy should not have to wait
-            retry_on_status_codes=BUSY,
-        )
-        hf.utils.hf_raise_for_status(response)
+    check_revision(revision)
+    url = f"{client().constants.ENDPOINT}/api/models/{repository}/revision/{quote(revision, safe='')}"
+    with asking(repository, revision, hint=lambda: _not_here(repository)):
+        body = fetch_json(url, {"blobs": "true"}, token)
     try:
-        answer = response.json()
+        answer = json.loads(body)
         bare = Plan(repository, revision, answer["sha"], ())
         if not COMMIT.fullmatch(bare.commit):
             raise ValueError(f"{bare.commit!r} is no commit")
         files = {entry["rfilename"]: _remote_file(bare, entry) for entry in answer["siblings"]}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConnectionError(
-            f"What answered is not the Hub ({type(error).__name__}: {error}): check HF_ENDPOINT and the proxy."
+            f"What answered is not the Hub ({type(error).__name__}: {gist(error)}): check HF_ENDPOINT and the proxy."
         ) from error
 
     def index(name: str) -> Path:
@@ -167,6 +221,9 @@ def plan(repository: str, revision: str = "main", *, token: Token = None, weight
     if "config.json" not in files:
         raise FileNotFoundError(f"{repository} has no config.json, so it is no model in Hub layout: {_some(files)}.")
     names = [name for name in SMALL if name in files]
+    for name in names + [name for name in WEIGHTS if name.endswith(".json") and name in files]:
+        if files[name].size > MAX_SMALL:
+            raise ValueError(f"{name} of {repository} has {size(files[name].size)}, which no such file needs.")
     names += _weight_names(files, repository, index) if weights else []
     return replace(bare, files=tuple(files[name] for name in names))
 
@@ -228,7 +285,7 @@ def fetch(
     If the Hub cannot be reached, a complete cached copy is used, with a warning. Further errors: those of locate(),
     plan() and download(), which `check` is for.
     """
-    folder = locate(identifier)
+    folder = locate(identifier, revision)
     if folder is not None:
         return folder
     repository = os.fspath(identifier)
@@ -297,13 +354,23 @@ def check_files(folder: Path, plan: Plan | None) -> list[str]:
 
 
 def cached(repository: str, revision: str = "main", weights: bool = True) -> Path:
-    """The cached folder of a revision; no connection is opened. FileNotFoundError: it is not complete."""
+    """The cached folder of a revision; no connection is opened. FileNotFoundError: it is not complete.
+
+    ValueError: no repository, or no revision, can have this name.
+    """
+    check_repository(repository)
+    check_revision(revision)
     ref = _store(repository) / "refs" / revision
-    folder = _store(repository) / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision)
+    commit = ref.read_text(errors="replace").strip() if ref.is_file() else revision
+    folder = _store(repository) / "snapshots" / (commit if COMMIT.fullmatch(commit) else revision)
     if gaps := _gaps(folder, weights):
         command = f"minhub download {repository}" + (f" --revision {revision}" if revision != "main" else "")
-        state = f"not complete in the local cache: {gaps[0]}" if folder.is_dir() else "not in the local cache."
-        raise FileNotFoundError(f"{repository} ({revision}) is {state} Run `{command}` when online.")
+        if folder.is_dir():
+            state = f"is not complete in the local cache: {gaps[0]} Run `{command}` when online."
+        else:
+            state = f"is neither a folder here nor in the local cache: run `{command}` when online."
+            state += did_you_mean(repository)
+        raise FileNotFoundError(f"{repository} ({revision}) {state}")
     return folder
 
 
@@ -347,7 +414,8 @@ def _weight_names(present: Collection[str], owner: str, obtain: Callable[[str], 
 
 def _some(names: Collection[str]) -> str:
     listed = sorted(name for name in names if name not in SMALL and not name.startswith("."))
-    return f"it has {', '.join(listed[:6])}{' …' if len(listed) > 6 else ''}" if listed else "it has no other files"
+    shown = ", ".join(printable(name[:60]) for name in listed[:6])
+    return f"it has {shown}{' …' if len(listed) > 6 else ''}" if listed else "it has no other files"
 
 
 def _remote_file(plan: Plan, entry: dict[str, Any]) -> RemoteFile:
@@ -355,7 +423,7 @@ def _remote_file(plan: Plan, entry: dict[str, Any]) -> RemoteFile:
     lfs = entry.get("lfs")
     size, sha256, git_sha1 = (lfs["size"], lfs["sha256"], None) if lfs else (entry["size"], None, entry["blobId"])
     file = RemoteFile(entry["rfilename"], size, sha256, git_sha1, cached=False)
-    if not isinstance(size, int) or not DIGEST.fullmatch(file.digest):
+    if type(size) is not int or not 0 <= size < 2**60 or not DIGEST.fullmatch(file.digest):
         raise ValueError(f"{file.name} has no size and hash")
     return replace(file, cached=_is_cached(plan, file))
 
@@ -383,10 +451,8 @@ def _obtain(plan: Plan, file: RemoteFile, token: Token, progress: bool = False) 
     if _size(link) == file.size:
         return
     cache, hf = _store(plan.repository).parent, client()
-    lock = cache / ".locks" / _store(plan.repository).name / f"{file.digest}.lock"  # the one that huggingface_hub takes
-    for path in (blob, lock):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with hf.utils.WeakFileLock(lock):
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    with locked(cache / ".locks" / _store(plan.repository).name / f"{file.digest}.lock", file.name):
         if _size(blob) != file.size:
             url = hf.hf_hub_url(plan.repository, file.name, revision=plan.commit)
             with asking(plan.repository, plan.revision, file.name):

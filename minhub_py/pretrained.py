@@ -6,6 +6,7 @@ A reader's way goes on in `registry`, then a model file, then its table in `weig
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from minhub_py import hub
 from minhub_py.device import choose_device, choose_dtype
 from minhub_py.quantize import check_kind, refuse_quantized
 from minhub_py.quantize import quantize as quantize_layers
-from minhub_py.registry import FAMILIES, Family, family_of
+from minhub_py.registry import FAMILIES, Family, family_of, preset
 from minhub_py.skeleton import skeleton
 from minhub_py.storage import Checkpoint, read_object, write_checkpoint
 from weights_map.engine import check_shapes
@@ -61,17 +62,43 @@ def _from_pretrained(
     """`from_pretrained`, for the one `family` if it is given."""
 
     def check(folder: Path) -> None:
-        check_family(Checkpoint(folder), family, identifier)
+        check_family(describe(Checkpoint(folder))[0], family, identifier)
 
     check_kind(quantize)
-    checkpoint = Checkpoint(hub.fetch(identifier, revision, check=check, **access))
-    check_family(checkpoint, family, identifier)
-    return load(checkpoint, device=device, dtype=dtype, quantize=quantize)
+    folder = hub.fetch(identifier, revision, check=check, **access)
+    check(folder)
+    return load(Checkpoint(folder), device=device, dtype=dtype, quantize=quantize)
 
 
-def check_family(checkpoint: Checkpoint, family: Family | None, identifier: object) -> None:
-    """ValueError: a config without code, or, where one `family` is wanted, a model of another."""
-    found, _ = describe(checkpoint)
+def read_config(
+    identifier: str | os.PathLike[str],
+    revision: str = "main",
+    *,
+    family: Family | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> tuple[Family, Any, Path | None]:
+    """The family and the config of a model, and the folder that they were read from; no weights are fetched.
+
+    A published size, such as gpt2-xl, is known without the network: no folder then, unless it is in the cache.
+    Errors are those of from_pretrained(), and those of check_family().
+    """
+    folder = hub.locate(identifier, revision)
+    if folder is None and revision == "main" and (known := preset(os.fspath(identifier))):
+        with suppress(FileNotFoundError):
+            folder = hub.cached(os.fspath(identifier), weights=False)
+        if folder is None:
+            check_family(known[0], family, identifier)
+            return *known, None
+    if folder is None:
+        folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, weights=False)
+    found, config = describe(Checkpoint(folder))
+    check_family(found, family, identifier)
+    return found, config, folder
+
+
+def check_family(found: Family, family: Family | None, identifier: object) -> None:
+    """ValueError: one `family` is wanted, and this is another."""
     if family is not None and found is not family:
         raise ValueError(f"{identifier} holds a {found.name} model: call {found.name}_from_pretrained()")
 
@@ -208,9 +235,8 @@ def entry_points(family: Family) -> dict[str, Callable[..., Any]]:
         token: str | None = None,
         local_files_only: bool = False,
     ) -> Any:
-        folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, weights=False)
-        check_family(Checkpoint(folder), family, identifier)
-        return family.Model(describe(Checkpoint(folder))[1])
+        _, config, _ = read_config(identifier, revision, family=family, token=token, local_files_only=local_files_only)
+        return family.Model(config)
 
     def pretrained(
         identifier: str | os.PathLike[str],
@@ -230,6 +256,8 @@ def entry_points(family: Family) -> dict[str, Callable[..., Any]]:
     ValueError: an unknown setting, or a value that the model does not honour.
     """
     from_config.__doc__ = f"""A fresh {kind} with random weights, sized by the config.json of a repository or folder.
+
+    The published sizes, such as gpt2-xl, are known without the network.
 
     Arguments and errors are those of {family.name}_from_pretrained().
     """

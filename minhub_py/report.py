@@ -9,8 +9,8 @@ import torch
 
 import weights_map
 from minhub_py import hub
-from minhub_py.pretrained import describe, fit
-from minhub_py.registry import Family, preset
+from minhub_py.pretrained import describe, fit, read_config
+from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
 from minhub_py.storage import Checkpoint, Layout
 from minhub_py.tokenizer import read_tokenizer
@@ -22,7 +22,7 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
     A folder, a built-in or a cached repository is described from its files; a published size (gpt2-xl) or a
     repository that is not cached from its config alone. Errors are those of `from_pretrained`.
     """
-    folder = hub.locate(identifier)
+    folder = hub.locate(identifier, revision)
     if folder is None:
         with suppress(FileNotFoundError):  # not in the cache: the config will do
             folder = hub.cached(identifier, revision)
@@ -32,13 +32,8 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         model, tensors, layout = skeleton(family, config), checkpoint.meta(), checkpoint.layout
         source = {"kind": "files", "folder": str(folder), "layout": layout}
     else:
-        known = preset(identifier) if revision == "main" else None
-        if known is not None:
-            family, config = known
-            source = {"kind": "preset"}
-        else:
-            family, config = describe(Checkpoint(hub.fetch(identifier, revision, weights=False)))
-            source = {"kind": "config"}
+        family, config, read_from = read_config(identifier, revision)
+        source = {"kind": "preset" if read_from is None else "config"}
         model, layout = skeleton(family, config), "hub"
         tensors = dict(weights_map.to_hub(family.model_type, model.state_dict()))
     return {
@@ -87,7 +82,7 @@ def verify(
     table and the config, every value for NaN and infinity, a stored head against the embedding it is tied to, and
     the tokenizer. `progress(done, total)` hears of bytes. Errors: those of `hub.fetch`.
     """
-    folder = hub.locate(identifier)
+    folder = hub.locate(identifier, revision)
     checked: list[str] = []
     problems: list[str] = []
     if folder is None:

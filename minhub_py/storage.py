@@ -5,22 +5,25 @@ way. Writing goes tensor by tensor, so that neither direction needs the memory o
 Sources: the safetensors format (a length, a JSON header, the bytes), and the Hub's `*.index.json` for shards.
 """
 
+import errno
 import json
 import os
 import pickle
+import pickletools
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minhub_py.hub import COMPANIONS, WEIGHTS, shard_names
+from minhub_py.printable import gist
 
 Layout = Literal["hub", "native"]
 
@@ -28,6 +31,12 @@ Layout = Literal["hub", "native"]
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Those of the mask buffers of old checkpoints, which are dropped, but have a shape.
 MASKS = {"U8": torch.uint8, "BOOL": torch.bool, "I64": torch.int64}
+# What a pickle of a state dict names: "module name".
+BUILDERS = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
+    r"|torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch(\.storage)? \w+Storage"
+    r"|torch (Tensor|Size|device|b?float\w+|u?int\d+|bool)"
+)
 
 
 def read_json(path: Path) -> Any:
@@ -157,12 +166,6 @@ def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, to
     return dtype
 
 
-def gist(error: BaseException) -> str:
-    """What a library says of a file, fit for a message: it may quote the file at length, or in control characters."""
-    first = (str(error).splitlines() or [""])[0] or type(error).__name__
-    return "".join(char if char.isprintable() else "?" for char in first[:300])
-
-
 def open_safetensors(path: Path) -> Any:
     """A safe_open of `path`, memory-mapped. ValueError: it is damaged."""
     try:
@@ -174,27 +177,69 @@ def open_safetensors(path: Path) -> Any:
 def open_pickle(path: Path) -> dict[str, Tensor]:
     """A .bin or .pt state dict, read by PyTorch's restricted unpickler, memory-mapped where its format allows.
 
-    ValueError: the file is damaged, wants to run code, or holds something other than tensors.
+    ValueError: the file is damaged, wants to run code or more memory than it has bytes, or holds something other than
+    tensors.
     """
     try:
+        check_pickle(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} was refused: it is damaged, or a pickle that holds more than tensors and could run code. "
-            "Ask for the checkpoint in safetensors format"
+            "Delete it and fetch it again, or ask for the checkpoint in safetensors format"
         ) from error
-    except OSError:
-        raise
     except Exception as error:  # a damaged pickle raises about anything
-        raise ValueError(f"{path} is damaged or no PyTorch state dict ({gist(error)})") from error
+        # A seek to a wrong place is an OSError, too: all others are of the disk, not of what is on it.
+        if isinstance(error, OSError) and error.errno not in (errno.EINVAL, None):
+            raise
+        raise ValueError(
+            f"{path} is damaged or no PyTorch state dict ({gist(error)}); delete it and fetch it again"
+        ) from error
     if not isinstance(state, dict) or not all(is_plain(tensor) for tensor in state.values()):
         raise ValueError(f"{path} holds something other than a state dict of plain tensors")
     return {str(name): tensor for name, tensor in state.items()}
 
 
+def check_pickle(path: Path) -> None:
+    """Look at what a pickle would do, without doing it: PyTorch's unpickler calls functions that fill memory, too.
+
+    UnpicklingError: it calls more than what builds the tensors of a state dict. ValueError: it holds parts that are
+    larger than the file, or is no pickle. zipfile's errors: a damaged archive.
+    """
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:  # PyTorch's old format: four pickles, the names of storages, and their bytes
+            for _ in range(4):
+                check_calls(file)
+        return
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise ValueError("its parts are compressed, which PyTorch does not do")
+        if sum(part.file_size for part in parts) > path.stat().st_size:
+            raise ValueError("its parts are larger than the file")
+        for part in parts:
+            if part.filename.lower().endswith("data.pkl"):
+                with archive.open(part) as file:
+                    check_calls(file)
+
+
+def check_calls(file: IO[bytes]) -> None:
+    """Read one pickle's instructions. UnpicklingError: it names more than what builds the tensors of a state dict."""
+    for instruction, argument, _ in pickletools.genops(file):
+        if instruction.name in ("STACK_GLOBAL", "INST") or (
+            instruction.name == "GLOBAL" and not BUILDERS.fullmatch(str(argument))
+        ):
+            raise pickle.UnpicklingError(f"{instruction.name} {argument}")
+
+
 def is_plain(value: object) -> bool:
-    """Whether a pickle's value is a tensor that has its data, each value in its place."""
-    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+    """Whether a pickle's value is a tensor that has its data, each value in a place of its own."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and value.nbytes <= value.untyped_storage().nbytes()
+    )
 
 
 def write_checkpoint(

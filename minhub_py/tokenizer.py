@@ -5,15 +5,20 @@ Sources: Sennrich et al. (2016) for BPE; Radford et al. (2019) for its byte-leve
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import DecodeStream
 
 from minhub_py import hub
-from minhub_py.storage import gist, read_json, read_object
+from minhub_py.printable import gist
+from minhub_py.storage import read_json, read_object
 
+# Where the tokenizers that are in use came from: the class takes no subclass.
+FILES: WeakKeyDictionary[Tokenizer, Path] = WeakKeyDictionary()
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -69,15 +74,43 @@ def parse(path: Path) -> Tokenizer:
         raise FileNotFoundError(f"There is no file {path}: check its name.")
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        # Settings of some training run: here a text is as long as it is.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.decode(tokenizer.encode("").ids)  # what panics over each text is better seen here
     except BaseException as error:
         # The library raises plain Exception, or panics, which is not even that.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise ValueError(f"{path} is no tokenizer ({gist(error)}); it is damaged or cut: fetch it again") from error
-    # Settings of some training run: here a text is as long as it is.
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+    FILES[tokenizer] = path
     return tokenizer
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether the library's Rust code gave up: it has no name to catch it by, and is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def working(tokenizer: Tokenizer) -> Iterator[None]:
+    """ValueError, with the name of its file, where a tokenizer cannot do its work.
+
+    Some damage shows only then: a token for what is unknown that is not in the vocabulary raises a bare Exception.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and not is_panic(error):
+            raise
+        where = FILES.get(tokenizer, "the tokenizer")
+        raise ValueError(f"{where} cannot take this text ({gist(error)}): it is damaged, fetch it again") from error
+
+
+def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a text. ValueError: the tokenizer is damaged."""
+    with working(tokenizer):
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
 def read_merges(path: Path) -> list[tuple[str, str]]:
@@ -181,11 +214,13 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int
     """The text of `ids`, piece by piece as they come, never half a UTF-8 character.
 
     The pieces join to the decoded text, less a character that the last ids leave unfinished.    `prompt`: the ids
-    before the first, which some tokenizers need to know whether a space is due.
+    before the first, which some tokenizers need to know whether a space is due. ValueError: the tokenizer is damaged.
     """
     stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
     for id in ids:
-        if piece := stream.step(tokenizer, id):
+        with working(tokenizer):
+            piece = stream.step(tokenizer, id)
+        if piece:
             yield piece
 
 

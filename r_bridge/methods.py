@@ -32,16 +32,19 @@ def method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class Model:
-    """A model that R holds; its folder, if it has one, may hold a tokenizer."""
+    """A model that R holds; its folder, or the repository of its published size, may hold a tokenizer."""
 
     module: Any
     folder: Path | None = None
+    identifier: str | None = None
 
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights. ValueError: there is none."""
-        from minhub_py.tokenizer import read_tokenizer
+        from minhub_py.tokenizer import read_tokenizer, tokenizer_from_pretrained
 
+        if self.folder is None and self.identifier is not None:
+            return tokenizer_from_pretrained(self.identifier)
         if self.folder is None:
             raise ValueError("this model has no tokenizer: pass ids, or tokenizer = tokenizer_from_pretrained()")
         return read_tokenizer(self.folder)
@@ -125,12 +128,12 @@ def from_pretrained(
 ) -> dict[str, Any]:  # fmt: skip
     """A pretrained model, of the one family if it is given."""
     from minhub_py import hub
-    from minhub_py.pretrained import check_family, load
+    from minhub_py.pretrained import check_family, describe, load
     from minhub_py.registry import FAMILIES
     from minhub_py.storage import Checkpoint
 
     def check(folder: Path) -> None:
-        check_family(Checkpoint(folder), FAMILIES[family] if family else None, identifier)
+        check_family(describe(Checkpoint(folder))[0], FAMILIES[family] if family else None, identifier)
 
     folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, check=check)
     check(folder)
@@ -149,15 +152,14 @@ def from_config(
     seed: int,
 ) -> dict[str, Any]:
     """A model with random weights, sized by a config.json."""
-    from minhub_py import hub
-    from minhub_py.pretrained import check_family, describe
+    from minhub_py.pretrained import read_config
     from minhub_py.registry import FAMILIES
-    from minhub_py.storage import Checkpoint
 
-    folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, weights=False)
-    check_family(Checkpoint(folder), FAMILIES[family], identifier)
-    model = Model(_fresh(FAMILIES[family], describe(Checkpoint(folder))[1], seed), folder)
-    return about(service, model, service.keep(model)) | {"commit": _commit(identifier, folder)}
+    kind, config, folder = read_config(
+        identifier, revision, family=FAMILIES[family], token=token, local_files_only=local_files_only
+    )
+    model = Model(_fresh(kind, config, seed), folder, identifier)
+    return about(service, model, service.keep(model)) | {"commit": folder and _commit(identifier, folder)}
 
 
 @method
@@ -438,7 +440,10 @@ def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:
     size = model.module.config.vocab_size
     if not _is_text(texts):
         return id_rows(texts, size)
-    rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    from minhub_py.tokenizer import working
+
+    with working(tokenizer):
+        rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     if (largest := max((max(row, default=0) for row in rows), default=0)) >= size:
         raise ValueError(f"the tokenizer is another model's: it gives the id {largest}, this model's go to {size - 1}")
     return rows
@@ -482,10 +487,11 @@ def tokenizer_from_file(service: "Service", path: str) -> int:
 @method
 def encode_batch(service: "Service", tokenizer: Tokenizer, texts: Any, add_special_tokens: bool) -> dict[str, Any]:
     """The ids of all texts on end, and how many each has."""
-    rows = [
-        encoding.ids
-        for encoding in tokenizer.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-    ]
+    from minhub_py.tokenizer import working
+
+    with working(tokenizer.tokenizer):
+        found = tokenizer.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+    rows = [encoding.ids for encoding in found]
     lengths = np.array([len(row) for row in rows], np.int32)
     return {"ids": np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(lengths.sum())), "lengths": lengths}
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+from minhub_py.printable import printable
 from r_bridge.convert import as_array, one
 from r_bridge.methods import METHODS, Model, Tokenizer
 
@@ -137,7 +138,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _message(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     if isinstance(error, ValueError | OSError | MemoryError | LookupError) and text:
         return text
     if isinstance(error, ImportError) and "undefined symbol" in text:

@@ -23,7 +23,10 @@ Bad days, until `hub.heal()`, or for the first `times` requests that they meet:
     hub.cut("model.safetensors", 1000)               the connection breaks before byte 1000 of the file
     hub.flip("model.safetensors", 1000)              byte 1000 arrives wrong
     hub.ignore_ranges()                              a range is answered with the whole file
+    hub.flood("model.safetensors")                   zeros follow the file, without end, and no length is declared
+    hub.drip("headers", where="/api/")               the headers, or the body, of an answer come a byte at a time
     hub.answer(429, retry_after=3, times=1, where="/api/")   a status instead of an answer, where the path contains that
+    hub.answer(404, headers={"X-Error-Message": "…"}, flood=True)   the same, with headers, and a body without end
     hub.gate("owner/name", token="hf_right")         files need that token: 401 without, 403 with another
     hub.hide("owner/name", token="hf_right")         private: without the token it is not there
     hub.stop()                                       nobody listens any more
@@ -127,6 +130,7 @@ class HubServer(AbstractContextManager["HubServer"]):
         self.requests: list[Request] = []
         self.troubles: list[Trouble] = []
         self.lock = threading.Lock()
+        self.gone = threading.Event()
         self.server = Server(type("BoundHandler", (Handler,), {"hub": self}))
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -137,6 +141,7 @@ class HubServer(AbstractContextManager["HubServer"]):
         self.stop()
 
     def stop(self) -> None:
+        self.gone.set()
         self.server.shutdown()
         self.server.server_close()
         for connection in self.server.connections:  # those that a client keeps would be answered still
@@ -226,9 +231,27 @@ class HubServer(AbstractContextManager["HubServer"]):
     def ignore_ranges(self) -> None:
         self.troubles.append(Trouble("whole", lambda request: request.start is not None, None))
 
-    def answer(self, status: int, *, where: str = "", retry_after: int | None = None, times: int | None = None) -> None:
-        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-        self.troubles.append(Trouble("status", lambda request: where in request.path, times, status, headers))
+    def flood(self, file: str) -> None:
+        self.troubles.append(Trouble("flood", lambda request: request.file == file, None))
+
+    def drip(self, part: str, *, where: str) -> None:
+        self.troubles.append(Trouble(f"drip {part}", lambda request: where in request.path, None))
+
+    def answer(
+        self,
+        status: int,
+        *,
+        where: str = "",
+        retry_after: int | None = None,
+        times: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        flood: bool = False,
+    ) -> None:
+        asked = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        kind = "status and flood" if flood else "status"
+        self.troubles.append(
+            Trouble(kind, lambda request: where in request.path, times, status, asked | dict(headers or {}))
+        )
 
     def heal(self) -> None:
         self.troubles.clear()
@@ -248,6 +271,27 @@ class Refusal(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.headers = status, code, message, headers or {}
+
+
+class Drip:
+    """What a handler writes, a byte at a time from the headers or the body on, until nobody listens."""
+
+    def __init__(self, file: Any, part: str) -> None:
+        self.file, self.slow, self.part = file, part == "headers", part
+
+    def write(self, data: bytes) -> int:
+        with suppress(OSError):
+            for byte in data if self.slow else ():
+                self.file.write(bytes([byte]))
+                self.file.flush()
+                threading.Event().wait(0.02)  # tests take time.sleep away
+            if not self.slow:
+                self.file.write(data)
+        self.slow = True  # the headers are one write, the body the next
+        return len(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -286,7 +330,23 @@ class Handler(BaseHTTPRequestHandler):
             self.hub.requests.append(request)
         if refusal_now := self.busy(request):
             return self.refuse(refusal_now)
+        for part in ("headers", "body"):
+            if self.hub.trouble(f"drip {part}", request):
+                self.wfile = Drip(self.wfile, part)  # type: ignore[assignment]
+        if endless := self.hub.trouble("status and flood", request):
+            self.send_response(endless.value)
+            for name, value in endless.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            return self.flood()
         return answer(request)
+
+    def flood(self) -> None:
+        """Zeros without end."""
+        self.close_connection = True
+        with suppress(OSError):
+            while not self.hub.gone.is_set():
+                self.wfile.write(bytes(1 << 16))
 
     def busy(self, request: Request) -> Refusal | None:
         trouble = self.hub.trouble("status", request)
@@ -401,6 +461,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "GET" and (cut := self.hub.trouble("cut", request)):
             end = cut.value
         self.send_response(200 if start is None else 206)
+        if self.hub.trouble("flood", request):
+            self.end_headers()
+            self.wfile.write(data[start or 0 :])
+            return self.flood()
         self.send_header("ETag", f'"{file.etag}"')
         self.send_header("X-Repo-Commit", commit)
         self.send_header("Accept-Ranges", "bytes")

@@ -729,6 +729,79 @@ def test_pickle_of_something_else(tmp_path: Path) -> None:
     assert trials.loaded == 0
 
 
+def zipped(**parts: bytes) -> bytes:
+    """An archive as torch.save writes it, of these parts."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in {"version": b"3\n", "byteorder": b"little", **parts}.items():
+            archive.writestr(f"archive/{name}", data)
+    return buffer.getvalue()
+
+
+def compressed(data: bytes) -> bytes:
+    """The archive `data` again, its parts compressed."""
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as source,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name in source.namelist():
+            archive.writestr(name, source.read(name))
+    return buffer.getvalue()
+
+
+def bombs() -> Iterator[tuple[str, bytes]]:
+    """Small files that want much memory: PyTorch's unpickler fills it without running any code of theirs."""
+    gigabyte = 10**9
+    yield "compressed tensor", compressed(saved({"x": torch.zeros(gigabyte // 40)}))
+    yield (
+        "compressed pickle",
+        compressed(zipped(**{"data.pkl": b"\x80\x02X" + (10**8).to_bytes(4, "little") + bytes(10**8)})),
+    )
+    text = b"X\x04\0\0\0abcdX\x06\0\0\0latin1\x86R"
+    doubled = b"c_codecs\nencode\n" * 29 + text + b"X\x03\0\0\0hex\x86R" * 28 + b"."
+    filled = b"c__builtin__\nbytearray\nJ" + gigabyte.to_bytes(4, "little") + b"\x85R."
+    for name, calls in (("doubled", doubled), ("filled", filled)):
+        yield name, zipped(**{"data.pkl": b"\x80\x02" + calls})
+        yield f"{name}, legacy", b"\x80\x02" + calls
+    overlapping = bytearray(zipped(**{"data.pkl": b"\x80\x02}.", "data/0": bytes(1000)}))
+    entry = overlapping.rindex(b"PK\x01\x02")  # the last in the directory
+    overlapping[entry + 20 : entry + 28] = (gigabyte.to_bytes(4, "little")) * 2
+    yield "declared too large", bytes(overlapping)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_pickle_that_wants_memory(name: str, tmp_path: Path) -> None:
+    """`bounded_memory` looks on."""
+    folder = save("lstm", tmp_path / "lstm")
+    (folder / WEIGHTS).unlink()
+    made = list(bombs())
+    reset_peak()
+    for label, data in made:
+        assert len(data) < 200_000
+        (folder / name).write_bytes(data)
+        before = peak()
+        for load in (minhub_py.from_pretrained, lambda folder: raise_first(verify(folder)["problems"])):
+            with pytest.raises(ValueError, match=f"{name} (was refused|is damaged).*fetch it again") as caught:
+                load(str(folder))
+            assert not bad_message(caught.value, [name]), label
+        assert peak() - before < 50 * 2**20, label
+
+
+def raise_first(problems: list[str]) -> None:
+    if problems:
+        raise ValueError(problems[0])
+
+
+def test_pickle_of_a_view(tmp_path: Path) -> None:
+    """One value that says it is a terabyte: `verify` reads values."""
+    folder = save("lstm", tmp_path / "lstm")
+    state = state_dict(folder)
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(saved({**state, "x": torch.zeros(1).expand(10**12)}))
+    assert "something other than a state dict of plain tensors" in problems(folder)
+
+
 def test_damaged_pickle(tmp_path: Path) -> None:
     """Cut and flipped .bin files: refused, or whatever they hold fits the model."""
     folder = save("lstm", tmp_path / "lstm")

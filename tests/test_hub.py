@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from types import SimpleNamespace
 import pytest
 from hub_server import HubServer
 
+import minhub_py
 from minhub_py import hub as minhub
+from minhub_py import report, transfer
+from minhub_py.pretrained import read_config
 
 SLEEP = time.sleep
 REPO = "owner/model"
@@ -32,7 +36,7 @@ SHARDED = {**SMALL, **SHARDS, "model.safetensors.index.json": INDEX}
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the client would have waited; it waits no time at all."""
+    """What the client would have waited, in pieces; it waits no time at all."""
     asked: list[float] = []
     monkeypatch.setattr(time, "sleep", asked.append)
     return asked
@@ -168,9 +172,41 @@ def test_everything_comes_from_the_planned_commit(hub: HubServer) -> None:
     assert_right(folder, SINGLE)
 
 
-@pytest.mark.parametrize("revision", ["main", "v1", "refs/pr/1", "commit"])
+NO_REVISIONS = [
+    "", "/", "/etc/passwd", "../../../evil", "a/../../b", "..", ".", "a/.", ".hidden", "a/.b", "a..b", "a//b", "a/",
+    "-a", "a.lock", "a.lock/b", "a b", "a\nb", "\x1b[2J", "a\0", "a~1", "a^", "C:\\x", "a\\b", "a:b", "a?", "a*", "[a",
+    "@{1}", "@", "a.", "\udc80", "\u202e", "x" * 201, None, 1, b"main", Path("main"),
+]  # fmt: skip
+
+
+def test_no_revision_leads_out_of_the_cache(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    calls = (
+        minhub.fetch, minhub.plan, minhub.cached, minhub.locate, minhub_py.from_pretrained, minhub_py.gpt2_from_config,
+        minhub_py.tokenizer_from_pretrained, report.inspect, report.verify,
+    )  # fmt: skip
+    for call in calls:
+        for revision in NO_REVISIONS:
+            for identifier in (REPO, "minhub/shakespeare-gpt2"):
+                with pytest.raises(ValueError, match="revision cannot be .*: give a branch, a tag") as caught:
+                    call(identifier, revision)
+                assert str(caught.value).isprintable()
+    assert hub.requests == []
+    assert not hub.cache.exists()
+
+
+def test_a_ref_that_names_no_commit(hub: HubServer) -> None:
+    """What another program has written into the cache is no path either."""
+    hub.add(REPO, SINGLE)
+    folder = minhub.fetch(REPO)
+    (folder.parent.parent / "refs" / "main").write_text(f"../../../../{folder.parent.parent.parent.name}")
+    with pytest.raises(FileNotFoundError, match="neither a folder here nor in the local cache"):
+        minhub.cached(REPO)
+
+
+@pytest.mark.parametrize("revision", ["main", "v1", "refs/pr/1", "commit", "feature/ünï", "v1.0-rc.1", "a@b"])
 def test_revisions(hub: HubServer, revision: str) -> None:
-    first = hub.add(REPO, SINGLE, branch="refs/pr/1", tag="v1")
+    first = hub.add(REPO, SINGLE, branch="refs/pr/1", tag=revision)
     if revision == "main":
         hub.repositories[REPO].refs["main"] = first
     else:
@@ -422,7 +458,7 @@ def test_a_busy_hub_is_waited_for(hub: HubServer, status: int, where: str, waits
     hub.add(REPO, SINGLE)
     hub.answer(status, where=where, retry_after=20, times=1)
     assert_right(minhub.fetch(REPO), SINGLE)
-    assert waits == [21.0]
+    assert sum(waits) == 21
 
 
 @pytest.mark.parametrize(("status", "message"), [(429, "fewer requests"), (503, "status 503")])
@@ -434,7 +470,7 @@ def test_an_ever_busy_hub_is_given_up(
     hub.answer(status, where=where)
     with pytest.raises(ConnectionError, match=message):
         minhub.fetch(REPO)
-    assert waits == [1, 2, 4]
+    assert sum(waits) == 1 + 2 + 4
     assert sum(where in request.path for request in hub.requests) == 4
 
 
@@ -444,6 +480,135 @@ def test_an_ever_busy_hub_does_not_matter_when_all_is_cached(hub: HubServer) -> 
     hub.answer(503)
     with pytest.warns(UserWarning, match="status 503"):
         assert minhub.fetch(REPO) == folder
+
+
+def test_an_endless_wait_is_refused(hub: HubServer, waits: list[float]) -> None:
+    hub.add(REPO, SINGLE)
+    hub.answer(503, retry_after=99_999_999, times=1)
+    with pytest.raises(ConnectionError, match="asks to wait 100,000,000 seconds.*try again later"):
+        minhub.fetch(REPO)
+    hub.answer(429, headers={"RateLimit": '"api";r=0;t=' + "9" * 5000}, times=1)
+    with pytest.raises(ConnectionError, match="asks to wait"):
+        minhub.fetch(REPO)
+    assert waits == []
+    hub.answer(429, headers={"RateLimit": '"api";r=0;t=299'}, times=1)
+    assert_right(minhub.fetch(REPO), SINGLE)
+    assert sum(waits) == 300
+
+
+def test_waits_are_told(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.add(REPO, SINGLE)
+    hub.answer(503, retry_after=2, times=1)
+    minhub.plan(REPO)
+    assert capsys.readouterr().err == "The Hub answers with status 503: trying again in 3 s\n"
+    heard: list[tuple[str, int, int]] = []
+    before = transfer.listener.set(lambda *news: heard.append(news))
+    try:
+        hub.answer(429, times=1)
+        minhub.plan(REPO)
+    finally:
+        transfer.listener.reset(before)
+    assert heard[:2] == [("The Hub asks for fewer requests: trying again in 1 s", 0, 0), ("", 0, 0)]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_what_was_not_declared_is_not_read(hub: HubServer, name: str) -> None:
+    """The first bytes are the file's: they are kept, and what follows is not written, nor waited for."""
+    hub.add(REPO, SINGLE)
+    hub.flood(name)
+    assert_right(minhub.fetch(REPO), SINGLE)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "message"),
+    [
+        (200, "", ConnectionError, "not the Hub: its list of files is over"),
+        (404, "RevisionNotFound", FileNotFoundError, "no revision"),
+        (401, "", FileNotFoundError, "no repository"),
+        (403, "", PermissionError, "refuses access"),
+        (500, "", ConnectionError, "status 500"),
+        (418, "", ConnectionError, "status 418"),
+    ],
+)
+def test_an_answer_without_end(hub: HubServer, status: int, code: str, error: type[Exception], message: str) -> None:
+    hub.add(REPO, SINGLE)
+    hub.answer(
+        status, headers={"X-Error-Code": code, "X-Error-Message": "\x1b[2J", "X-HF-Warning": "a;\x1b[2J"}, flood=True
+    )
+    with pytest.raises(error, match=message) as caught:
+        minhub.plan(REPO)
+    assert str(caught.value).isprintable()
+
+
+def test_a_redirect_without_end(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    hub.answer(302, headers={"Location": f"{hub.url}/api/models/{REPO}/revision/main"}, flood=True)
+    with pytest.raises(ConnectionError, match="TooManyRedirects"):
+        minhub.plan(REPO)
+    assert len(hub.requests) == transfer.MAX_REDIRECTS
+
+
+@pytest.mark.parametrize(
+    ("part", "where", "message"),
+    [
+        ("headers", "/api/", "not answered within"),
+        ("headers", "/cdn/", "not answered within"),
+        ("body", "/api/", "bytes a second, fewer than"),
+        ("body", "/cdn/", "bytes a second, fewer than"),
+    ],
+)
+def test_a_byte_at_a_time(hub: HubServer, part: str, where: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", 0.2)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    monkeypatch.setattr(transfer, "RATE_SPAN", 0.3)
+    hub.add(REPO, SINGLE)
+    hub.drip(part, where=where)
+    with pytest.raises(ConnectionError, match=message):
+        minhub.fetch(REPO)
+
+
+def test_a_lock_is_waited_for_aloud(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    import filelock
+
+    monkeypatch.setattr(time, "sleep", SLEEP)
+    hub.add(REPO, SINGLE)
+    path = hub.cache / ".locks" / "models--owner--model" / f"{hashlib.sha256(WEIGHTS).hexdigest()}.lock"
+    path.parent.mkdir(parents=True)
+    lock = filelock.FileLock(path)
+    lock.acquire()
+    heard: list[str] = []
+
+    def hear(what: str, done: int, total: int) -> None:
+        heard.append(what)
+        if what.startswith("Another process"):
+            lock.release()
+
+    before = transfer.listener.set(hear)
+    try:
+        assert_right(minhub.fetch(REPO), SINGLE)
+    finally:
+        transfer.listener.reset(before)
+        lock.release()
+    assert "Another process is fetching model.safetensors: waiting for it" in heard
+
+
+def test_settings_of_no_sensible_size(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minhub, "MAX_SMALL", 20)
+    hub.add(REPO, SINGLE)
+    with pytest.raises(ValueError, match=r"config\.json of owner/model has 22 B, which no such file needs"):
+        minhub.fetch(REPO)
+    assert hub.fetched() == []
+
+
+@pytest.mark.parametrize("size", [-1, 2**60, 10**400, True, 1.5, "1", None])
+def test_an_evil_size_is_refused(hub: HubServer, size: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add(REPO, SINGLE)
+    entry = {"rfilename": "config.json", "size": size, "blobId": "0" * 40}
+    monkeypatch.setattr("hub_server.Handler.info", lambda *_: {"sha": "0" * 40, "siblings": [entry]})
+    with pytest.raises(ConnectionError, match="not the Hub") as caught:
+        minhub.plan(REPO)
+    assert len(str(caught.value)) < 200
 
 
 def test_something_else_answers(hub: HubServer) -> None:
@@ -551,6 +716,65 @@ def test_locate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("", "a/b/c", "owner/na me", "a--b", "https://host/owner/name", "owner/name?x"):
         with pytest.raises(ValueError, match="neither a folder nor"):
             minhub.locate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("shakespeare-gpt2", "minhub/shakespeare-gpt2"),
+        ("minhub/shakespear-gpt2", "minhub/shakespeare-gpt2"),
+        ("gpt2-medum", "openai-community/gpt2-medium"),
+        ("EleutherAI/gpt-neo-2.7b", "EleutherAI/gpt-neo-2.7B"),
+        ("gpt2-xl", ""),  # right as it is
+        ("nothing-like-it", ""),
+        ("runn", "run"),
+        ("./runn", "run"),
+        ("folder/runs/", "folder/run"),
+        ("owner/modell", "owner/model"),
+    ],
+)
+def test_a_name_that_is_nearly_right(
+    hub: HubServer, name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("run", "folder/run"):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "config.json").write_text("{}")
+    hub.add(REPO, SINGLE)
+    minhub.fetch(REPO)
+    question = f" Did you mean {meant}?" if meant else ""
+    for how in ("online", "offline", "alone"):
+        with pytest.raises((FileNotFoundError, ConnectionError)) as caught:
+            minhub.fetch(name, local_files_only=how == "offline")
+        message = str(caught.value)
+        assert question in message
+        assert ("Did you mean" in message) == bool(meant)
+        assert re.search("[Tt]here is no|neither a folder here", message)  # the network is not all there is to look at
+        if how == "offline":
+            hub.stop()
+
+
+def test_a_revision_of_what_has_none_is_said_to_be_ignored(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for identifier in ("minhub/shakespeare-gpt2", str(tmp_path), tmp_path):
+        with pytest.warns(UserWarning, match=r"revision 'v3' is ignored: .* is no repository") as caught:
+            minhub.fetch(identifier, "v3")
+        assert len(caught) == 1
+
+
+def test_published_sizes_need_no_network(hub: HubServer) -> None:
+    """Nor does the size of a model whose settings are in the cache; what is there wins."""
+    for name in ("gpt2-medium", "openai-community/gpt2-medium"):
+        _, config, folder = read_config(name)
+        assert (config.n_layer, config.n_embd, folder) == (24, 1024, None)
+    with pytest.raises(ValueError, match="gpt2-medium holds a gpt2 model: call gpt2_from_pretrained"):
+        minhub_py.gptneo_from_config("gpt2-medium")
+    assert minhub_py.gpt2_from_config("gpt2").config.n_layer == 12
+    assert hub.requests == []
+    hub.add("gpt2", {**SMALL, "config.json": '{"model_type": "gpt2", "n_layer": 2}'})
+    minhub.fetch("gpt2", weights=False)
+    hub.stop()
+    assert minhub_py.gpt2_from_config("gpt2").config.n_layer == 2
 
 
 def test_a_name_without_an_owner(hub: HubServer) -> None:

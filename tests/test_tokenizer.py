@@ -10,7 +10,7 @@ from real_data import real_data
 from tokenizers import Tokenizer
 
 from minhub_py import decode_stream, tokenizer_from_pretrained
-from minhub_py.tokenizer import characters, until
+from minhub_py.tokenizer import characters, encode, until
 
 SIZE = 600  # of the fixture bpe_folder
 
@@ -147,6 +147,39 @@ def test_damaged_files(tmp_path: Path, files, error, message: str) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(error, match=message):
+        tokenizer_from_pretrained(str(tmp_path))
+
+
+UNKNOWN = {
+    "WordPiece": {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9,
+                  "vocab": {"a": 0}},
+    "WordLevel": {"unk_token": "[UNK]", "vocab": {"a": 0}},
+    "Unigram": {"unk_id": None, "vocab": [["a", -1.0]], "byte_fallback": False},
+    "BPE": {"unk_token": "[UNK]", "vocab": {"a": 0}, "merges": []},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_damage_that_only_a_text_shows(tmp_path: Path, kind: str) -> None:
+    """The token for what is unknown is missing: each text of known tokens is right, another is one clear error."""
+    content = json.loads(characters("a").to_str()) | {"model": {"type": kind, **UNKNOWN[kind]}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = tokenizer_from_pretrained(str(tmp_path))
+    assert encode(tokenizer, "a") == [0]
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.json cannot take this text \(.*\): it is damaged, fetch it again"
+    ):
+        encode(tokenizer, "é")
+
+
+@pytest.mark.parametrize(
+    "single", [{"SpecialToken": {"id": "X", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]
+)
+def test_a_tokenizer_that_panics_is_refused(tmp_path: Path, single) -> None:
+    content = json.loads(characters("a").to_str())
+    content["post_processor"] = {"type": "TemplateProcessing", "single": [single], "pair": [], "special_tokens": {}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer \(.*damaged or cut: fetch it again"):
         tokenizer_from_pretrained(str(tmp_path))
 
 

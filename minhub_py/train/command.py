@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from minhub_py.console import bar_console, check_files, note, table
+from minhub_py.printable import displayed, printable
 from minhub_py.train import Listener, resume, train
 from minhub_py.train.loop import Trainer
 from minhub_py.train.report import Summary, draw, duration, family_title, read
@@ -88,7 +89,7 @@ class Screen(Listener):
 
     def _say(self, text: str) -> None:
         if self.live:
-            self.progress.console.print(text, markup=False, soft_wrap=True)
+            self.progress.console.print(displayed(text), markup=False, soft_wrap=True)
 
     def preparing(self, what: str, done: int, total: int) -> None:
         """The text is read."""
@@ -131,7 +132,7 @@ class Screen(Listener):
 
     def note(self, text: str) -> None:
         """A note, which is for --json too."""
-        self.progress.console.print(f"Note: {text}", markup=False, soft_wrap=True)
+        self.progress.console.print(f"Note: {printable(text)}", markup=False, soft_wrap=True)
 
 
 def compare(runs: Sequence[Path], plot: Path | None) -> list[Summary]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.storage import read_object
+from minhub_py.tokenizer import encode
 from minhub_py.train.checkpoint import write_text
 
 # Characters that are read and encoded at a time.
@@ -70,7 +71,7 @@ def prepare(text: "Text", tokenizer: Any, folder: Path) -> None:
     dtype = "<u2" if max(tokenizer.get_vocab().values()) < 2**16 else "<u4"
     folder.mkdir(parents=True, exist_ok=True)
     # Characters that no token stands for cost a model nothing, so they do not count when losses are compared.
-    lost = [char for char in text.alphabet if not tokenizer.encode(char, add_special_tokens=False).ids]
+    lost = [char for char in text.alphabet if not encode(tokenizer, char, add_special_tokens=False)]
     counts = {}
     for name, part in (("train", text.train), ("held_out", text.held_out)):
         counts[name], characters = _write(folder / f"{name}.bin", part("Encoding"), tokenizer, dtype, lost)
@@ -89,7 +90,7 @@ def _write(path: Path, pieces: Iterable[str], tokenizer: Any, dtype: str, lost: 
     try:
         with path.open("wb") as file:
             for piece in at_words(pieces):
-                ids = tokenizer.encode(piece, add_special_tokens=False).ids
+                ids = encode(tokenizer, piece, add_special_tokens=False)
                 if not ids and piece:
                     raise ValueError(
                         f"the tokenizer has no token for any of {piece[:20]!r} …: let the run make its own tokenizer"

@@ -19,7 +19,7 @@ from minhub_py.pretrained import describe, fit, native_tensors
 from minhub_py.registry import FAMILIES, Family
 from minhub_py.skeleton import skeleton
 from minhub_py.storage import Checkpoint
-from minhub_py.tokenizer import characters, parse, read_tokenizer, train_byte_level_bpe
+from minhub_py.tokenizer import characters, encode, parse, read_tokenizer, train_byte_level_bpe
 from minhub_py.train.checkpoint import RunFolder, write_text
 from minhub_py.train.data import Corpus, Text, at_words, prepare
 from minhub_py.train.loop import Listener, Trainer
@@ -129,7 +129,7 @@ def tokenizer_of(settings: Settings, text: Text) -> Any:
 def unknown(tokenizer: Any, alphabet: Sequence[str]) -> list[str]:
     """The characters that would be lost, or all become one id."""
     nothing: tuple[list[int], list[int]] = ([], [tokenizer.token_to_id("<unk>")])
-    return [char for char in alphabet if tokenizer.encode(char, add_special_tokens=False).ids in nothing]
+    return [char for char in alphabet if encode(tokenizer, char, add_special_tokens=False) in nothing]
 
 
 def check_model(settings: Settings, config: Any, tokenizer: Any) -> None:
@@ -140,7 +140,7 @@ def check_model(settings: Settings, config: Any, tokenizer: Any) -> None:
                          "or vocab_size out")  # fmt: skip
     if config.context_length is not None and (settings.context or 0) > config.context_length:
         raise ValueError(f"the model has {config.context_length} positions, fewer than --context {settings.context}")
-    if settings.sample is not None and not tokenizer.encode(settings.sample).ids:
+    if settings.sample is not None and not encode(tokenizer, settings.sample):
         raise ValueError(f"sample {settings.sample!r} has no token that the model knows: give a text to write on from")
 
 

@@ -2,7 +2,7 @@
 fail <- function(..., class = NULL, call = users_call()) {
   stop(structure(
     class = c(class, "minhubpy_error", "error", "condition"),
-    list(message = paste(c(...), collapse = ""), call = call)
+    list(message = printable(paste(c(...), collapse = "")), call = call)
   ))
 }
 
@@ -17,7 +17,20 @@ users_call <- function() {
 
 # For a person who waits; never in the way of a result.
 note <- function(...) {
-  if (!quiet()) message(...)
+  if (!quiet()) message(printable(paste0(...)))
+}
+
+# Text of strangers, such as names of files and tokens, as a terminal may show it: it obeys control characters, so
+# they are written out. Python has done so with its own messages.
+printable <- function(x) {
+  x <- enc2utf8(x)
+  x[!validUTF8(x)] <- iconv(x[!validUTF8(x)], "UTF-8", "UTF-8", sub = "byte")
+  odd <- function(text) grepl("[[:cntrl:]]", gsub("[\n\r\t]", "", text))
+  x[odd(x)] <- vapply(strsplit(x[odd(x)], ""), function(chars) {
+    chars[odd(chars)] <- encodeString(chars[odd(chars)])
+    paste(chars, collapse = "")
+  }, "")
+  x
 }
 
 `%||%` <- function(x, y) if (is.null(x)) y else x

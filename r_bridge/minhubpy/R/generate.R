@@ -45,10 +45,10 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
   one_text <- is.character(prompts) && length(prompts) == 1L
   if (is.function(stream) && !one_text) fail("stream can be a function for one prompt of text only")
   streaming <- (is.function(stream) || flag(stream)) && one_text
-  echo <- once(function() cat(prompts)) # not before the call has come to its text
+  echo <- once(function() cat(printable(prompts))) # not before the call has come to its text
   show <- if (is.function(stream)) stream else function(piece) {
     echo()
-    cat(piece)
+    cat(printable(piece))
     utils::flush.console()
   }
   settings <- list(
@@ -209,6 +209,10 @@ show_progress <- function() {
   bar <- NULL
   shown <- NULL
   function(news) {
+    if (news$total == 0) { # Python waits, and may say for what
+      if (nzchar(news$what)) note(news$what)
+      return(invisible())
+    }
     if (!identical(news$what, shown) && news$done < news$total) {
       if (nzchar(news$what)) message("Downloading ", news$what, " (", megabytes(news$total), ")")
       bar <<- utils::txtProgressBar(max = news$total, style = 3L)

@@ -291,3 +291,17 @@ test_that("text of every kind arrives whole and comes back marked as UTF-8", {
   # Nothing ends at a NUL.
   expect_identical(tok$decode(c(tok$encode("a")$ids, 188L, tok$encode("b")$ids)), "a\ufffdb")
 })
+
+test_that("no message makes a terminal obey what a file name or a token says", {
+  evil <- paste0("a\033]0;title\a\033[2J b", "\u009b1m \u007f")
+  error <- expect_error(minhubpy:::fail("there is no ", evil), class = "minhubpy_error")
+  expect_false(grepl("[[:cntrl:]]", conditionMessage(error)))
+  expect_match(conditionMessage(error), "\\033[2J b", fixed = TRUE)
+  before <- options(minhubpy.quiet = FALSE)
+  told <- tryCatch(minhubpy:::note(evil), message = conditionMessage, finally = options(before))
+  expect_match(told, "\\033[2J", fixed = TRUE)
+  plain <- c("caf\u00e9\n\ttwo", "C:\\folder", "", NA)
+  expect_identical(minhubpy:::printable(plain), plain)
+  expect_identical(minhubpy:::printable("bad \xff"), "bad <ff>")
+  expect_identical(minhubpy:::printable(character()), character())
+})

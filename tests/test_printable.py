@@ -1,0 +1,113 @@
+"""Names and messages of strangers on a terminal: nothing in them may be obeyed."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+from hub_server import HubServer
+
+from minhub_py import gpt2, save_pretrained
+from minhub_py.cli import main
+from minhub_py.console import Group, emit, note, say, table
+from minhub_py.printable import displayed, gist, printable
+from minhub_py.tokenizer import characters
+
+EVIL = "\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"
+SHOWN = r"\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"
+
+
+def test_what_is_written_out() -> None:
+    assert printable(EVIL) == SHOWN
+    readable = "naïve 漢字 🎉 C:\\folder 'x' a\u3000b"
+    assert printable(readable) == displayed(readable) == readable
+    assert displayed("a\n\tb\r\n👩‍👩‍👧\x1b[2J") == "a\n\tb\r\n👩‍👩‍👧\\x1b[2J"
+    assert gist(Exception(f"x{EVIL}")) == r"x\x1b]0;title\x07\x1b[2J"  # of its first line
+    assert gist(KeyError()) == "KeyError"
+
+
+def test_each_way_out_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    table(["A", EVIL], [(EVIL, 1)])
+    say(EVIL, EVIL)
+    note(EVIL)
+    said = capsys.readouterr()
+    assert (said.out.count(SHOWN), said.err) == (4, SHOWN + "\n")
+    emit({EVIL: EVIL, "漢字": 1})
+    text = capsys.readouterr().out
+    assert json.loads(text) == {EVIL: EVIL, "漢字": 1}
+    assert "漢字" in text
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, click.ClickException, click.UsageError, RuntimeError])
+def test_errors(error: type[Exception]) -> None:
+    @click.group(cls=Group)
+    def group() -> None: ...
+
+    @group.command()
+    def fail() -> None:
+        raise error(f"bad {EVIL}")
+
+    said = CliRunner().invoke(group, ["fail"]).stderr
+    assert "bad" in said
+    assert all(line.replace("\u202e", "").isprintable() for line in said.splitlines())
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    """A model whose folder has an escape sequence in its name, and its tokens have them too."""
+    torch.manual_seed(0)
+    folder = tmp_path / "evil\x1b[2J"
+    tokenizer = characters({"a": 0, "\x1b[2J": 1, "\x1b": 2, "\x9b": 3})
+    save_pretrained(gpt2(vocab_size=4, n_positions=16, n_embd=4, n_layer=1, n_head=2), folder, tokenizer)
+    return folder
+
+
+def test_commands(hub: HubServer, evil: Path) -> None:
+    files = {path.name: path.read_bytes() for path in evil.iterdir()}
+    hub.add("owner/model", files)
+    hub.add("owner/none", {"config.json": "{}", f"{EVIL[:-1]}.gguf": "x"})
+    runs = [
+        ["download", "owner/model", "--dry-run"],
+        ["download", "owner/none"],
+        ["verify", str(evil)],
+        ["inspect", str(evil)],
+        ["inspect", str(evil) + "x"],
+        ["generate", "owner/model", "\x1bb", "--revision", "\x1b[2J"],
+        ["convert", str(evil), str(evil.parent / "out\x1b[2J")],
+        ["list"],
+    ]
+    for run in runs:
+        said = CliRunner().invoke(main, run).output
+        assert said
+        assert all(line.isprintable() for line in said.splitlines()), run
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a pseudo-terminal")
+def test_text_on_a_terminal_and_in_a_pipe(evil: Path) -> None:
+    """A terminal is shown what a token is, a pipe gets it as it is."""
+    command = [sys.executable, "-m", "minhub_py.cli", "generate", str(evil), "a", "-n", "40", "--seed", "1"]
+    piped = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+    assert "\x1b" in piped
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 1 << 16)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert child.wait() == 0
+    assert shown.decode().strip() == displayed(piped).strip()
+    assert b"\x1b" not in shown
