@@ -1053,7 +1053,7 @@ def test_a_text_that_just_does(tmp_path: Path, text: Path) -> None:
 BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"layer": 2, "widht": 3}, "^unknown settings layer, widht; did you mean layers, width\\?$"),
     ({"layer": 3}, "^unknown setting layer; did you mean layers\\?$"),
-    ({"speed": 3}, "^unknown setting speed; the settings are family, start,"),
+    ({"epochs": 3}, "^unknown setting epochs; the settings are family, start,"),
     ({"family": "bert"}, "family must be one of gpt2, gptneo, lstm"),
     ({"steps": 0}, "steps must be at least 1, not 0"),
     ({"steps": 2.5}, "steps must be a whole number, not 2.5"),

@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, text: Path) -> None:
 
 def test_messages_name_options(tmp_path: Path, text: Path) -> None:
     cases: list[tuple[list[object], str]] = [
-        (["--context", 3000], "give more text, or --context 450"),
+        (["--context", 4000], "give more text, or --context 450"),
         (["--family", "lstm", "--batch", 300], "a smaller --batch or --context, or --no-carry"),
         (["--accumulate", 3], "--batch (4) must be a multiple of --accumulate (3)"),
         (["--from", "minhub/shakespeare-lstm", "--family", "gpt2"], "leave --family out"),
