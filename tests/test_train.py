@@ -610,7 +610,8 @@ def test_lines_that_were_cut_come_again(tmp_path: Path, text: Path) -> None:
     kept_rows = len(RunFolder(before).read_rows())
     for name in ("losses.csv", "samples.txt"):
         kept, full = (place.joinpath(name).read_bytes() for place in (before, whole))
-        full = kept + full[len(kept) :]  # the lines of an earlier session have times of their own
+        # The lines of an earlier session have times of their own, which may be longer or shorter.
+        full = kept + b"".join(full.splitlines(keepends=True)[len(kept.splitlines()) :])
         assert len(kept) < len(full)
         for length in range(len(kept), len(full)):
             folder.mkdir(parents=True, exist_ok=True)
