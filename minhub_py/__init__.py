@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time __getattr__
     from minhub_py.pretrained import save_pretrained as save_pretrained
     from minhub_py.tokenizer import decode_stream as decode_stream
     from minhub_py.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
+    from minhub_py.train import resume as resume
     from minhub_py.train import train as train
 
     # Each a function and a module of one name: without this line the module would be seen.
@@ -61,6 +62,7 @@ _HOMES = {
     "score": "generate",
     "devices": "device",
     "train": "train",
+    "resume": "train",
 }
 _ENTRY_POINTS = {
     name: family for family in FAMILIES.values() for name in (

@@ -3,18 +3,20 @@
 R says `from` where Python says `start`: there it is the name of an argument in many functions, here a keyword.
 """
 
-import re
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from minhub_py.train import Listener, Settings
-from minhub_py.train.checkpoint import COLUMNS
+from minhub_py.train.checkpoint import COLUMNS, LossRow
 from minhub_py.train.report import duration, family_title, read
+from minhub_py.train.words import Words, speaking, unknown
 from r_bridge.convert import Frame, setting
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class News(Listener):
 
     def evaluated(self, row: dict[str, Any], best: bool) -> None:
         """A row of the losses."""
-        values = {name: column[0] for name, column in columns([row]).items()}
+        values = {name: column[0] for name, column in columns([cast(LossRow, row)]).items()}
         self.service.emit({"event": "evaluated", **values, "time": duration(row["seconds"]), "best": best})
 
     def sampled(self, step: int, text: str) -> None:
@@ -74,8 +76,8 @@ def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
     """R's vectors by R's names as Python's values. ValueError: an unknown name, with those that there are."""
     python_names = {R_NAMES.get(item.name, item.name): item.name for item in fields(Settings)}
     values = values or {}
-    if unknown := sorted(set(values) - set(python_names)):
-        raise ValueError(f"there is no setting {', '.join(unknown)}; the settings are {', '.join(python_names)}")
+    if others := sorted(set(values) - set(python_names)):
+        raise ValueError(unknown(others, list(python_names)))
     return {
         python_names[name]: {key: setting(item) for key, item in value.items()} if name == "config" else setting(value)
         for name, value in values.items()
@@ -107,8 +109,8 @@ def about(folder: Path) -> dict[str, Any]:
     }
 
 
-def columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Rows of losses.csv as columns; what is not known is missing. Steps are whole numbers, for R too."""
+def columns(rows: Sequence[LossRow]) -> dict[str, Any]:
+    """Rows of losses.csv as columns; what is not known is missing. Steps are integers, for R too."""
     found: dict[str, Any] = {}
     for name in COLUMNS:
         values = np.array([row[name] for row in rows], np.float64)
@@ -116,26 +118,26 @@ def columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return found
 
 
-# An option of the shell, in the advice of an error; not a part of a path.
-OPTION = re.compile(r"(?<![\w/.-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9]*(?:-[a-z]+)*)(?: (?P<value>\d[\d.]*\d|\d))?")
+class RWords(Words):
+    """Settings are arguments, and calls are R's."""
+
+    train = "minhub_train()"
+
+    def setting(self, name: str, value: Any = None) -> str:
+        """An argument: batch = 8, carry = FALSE, from = "run"."""
+        name = R_NAMES.get(name, name)
+        if value is None:
+            return name
+        return f"{name} = {str(value).upper() if isinstance(value, bool) else json.dumps(value, ensure_ascii=False)}"
+
+    def resume(self, folder: str | PathLike[str], **changes: Any) -> str:
+        """The call of minhub_resume()."""
+        given = [self.setting(*change) for change in changes.items()]
+        return f"minhub_resume({', '.join([json.dumps(str(folder), ensure_ascii=False), *given])})"
 
 
 @contextmanager
 def in_words_of_r() -> Iterator[None]:
-    """An error's advice as R users follow it: `--batch 8` is batch = 8, `--resume` is minhub_resume()."""
-    try:
+    """Messages about settings and runs are as R users write them."""
+    with speaking(RWords()):
         yield
-    except (ValueError, OSError) as error:
-        if len(error.args) == 1 and isinstance(error.args[0], str):
-            error.args = (OPTION.sub(_argument, error.args[0]).replace("minhub train", "minhub_train()"),)
-        raise
-
-
-def _argument(option: re.Match[str]) -> str:
-    name = option["name"].replace("-", "_")
-    if name == "resume":
-        return "minhub_resume()"
-    if option["no"]:
-        return f"{name} = FALSE"
-    name = {"set": "config"}.get(name, name)
-    return name if option["value"] is None else f"{name} = {option['value']}"

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import shutil
 import socket
 import struct
@@ -19,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from minhub_py.train import Run
+from minhub_py.train import Run, words
 from r_bridge import convert, protocol
 from r_bridge.convert import Frame, dumps, id_rows, loads, one
 from r_bridge.service import METHODS, Cancelled, Service
@@ -566,11 +565,12 @@ def test_a_run_that_r_gives_up_makes_a_checkpoint_and_can_go_on(training: Traini
     ("settings", "message"),
     [
         ({"steps": 2.5}, "steps must be a whole number, not 2.5"),
-        ({"speed": 1.0, "start": "gpt2"}, "there is no setting speed, start; the settings are family, from, tokenizer"),
+        ({"speed": 1.0, "start": "gpt2"}, "unknown settings speed, start; the settings are family, from, tokenizer"),
+        ({"warmup": 3.0}, "unknown setting warmup; did you mean warm_up?"),
         ({"context": 5000.0}, "give more text, or context = "),
         ({"batch": 900.0}, "a smaller batch or context, or carry = FALSE"),
         ({"from": "minhub/shakespeare-gpt2"}, "leave family out"),
-        ({"config": {"x": np.array([1.0])}}, "lstm has no setting x; its settings are"),
+        ({"config": {"x": np.array([1.0])}}, "config: unknown setting x; those of lstm are"),
     ],
 )
 def test_what_is_wrong_with_a_run_is_said_in_words_of_r(training: Training, settings: Any, message: str) -> None:
@@ -588,21 +588,18 @@ def test_notes_are_passed_on_but_for_a_picture_that_r_draws_itself(training: Tra
     assert training.heard == [{"event": ["note"], "text": ["2 characters are not known"]}]
 
 
-def test_options_of_the_shell_are_arguments_in_r(training: Training) -> None:
+def test_messages_name_settings_and_calls_as_r_does(training: Training) -> None:
     assert training.train(steps=1.0)[0] == "done"
     _, failure = training.train(steps=1.0)
     assert failure["class"] == ["FileExistsError"]
-    assert "go on with it (minhub_resume())" in failure["message"][0]
+    assert f'go on with it, minhub_resume("{training.out}"), or' in failure["message"][0]
     assert "is no run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
-    for words, in_r in [
-        ("try --no-carry", "try carry = FALSE"),
-        ("--learning-rate or --warm-up", "learning_rate or warm_up"),
-        ("with --resume. So", "with minhub_resume(). So"),
-        ("--context 12, --floor 0.5.", "context = 12, floor = 0.5."),
-        ("/tmp/--batch and a--batch", "/tmp/--batch and a--batch"),
-    ]:
-        with pytest.raises(ValueError, match=re.escape(in_r)), in_words_of_r():
-            raise ValueError(words)
+    with in_words_of_r():
+        assert words.setting("start") == "from"
+        assert words.setting("start", 'a "run"') == r'from = "a \"run\""'
+        assert words.setting("carry", False) == "carry = FALSE"
+        assert words.resume_call("run", steps=20) == 'minhub_resume("run", steps = 20)'
+    assert words.resume_call("run", steps=20) == "resume('run', steps=20)"
 
 
 # The worker, spoken to as R does it

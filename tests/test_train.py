@@ -25,14 +25,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minhub_py import from_pretrained, generate, hub, save_pretrained, tokenizer_from_pretrained
+from minhub_py import from_pretrained, generate, hub, resume, save_pretrained, tokenizer_from_pretrained, train
 from minhub_py.registry import FAMILIES
 from minhub_py.report import verify
 from minhub_py.tokenizer import characters, read_tokenizer, train_byte_level_bpe
-from minhub_py.train import Listener, Run, Settings, resume, train
+from minhub_py.train import Listener, Run, Settings
 from minhub_py.train.checkpoint import RunFolder
 from minhub_py.train.data import Corpus, Streams, Tokens, Windows, at_words
 from minhub_py.train.faster import Faster, attention, dropout, linear
@@ -476,7 +476,7 @@ def go_on(folder: Path, listener: Listener | None = None) -> None:
     """In a child."""
     torch.set_num_threads(1)
     sys.modules["matplotlib"] = None  # type: ignore[assignment]
-    resume(folder, listener=listener)
+    resume(folder, listener=listener, progress=False)
 
 
 def until(last: int, work: Callable[[], object]) -> None:
@@ -524,7 +524,7 @@ def test_killed_at_every_change_of_a_file(tmp_path: Path, text: Path) -> None:
     for last in range(1, 500):
         folder = tmp_path / f"at{last}" / "run"
         shutil.copytree(before, folder)
-        status = in_a_child(until, last, partial(resume, folder))
+        status = in_a_child(until, last, partial(resume, folder, progress=False))
         if status == 0:
             break
         assert status == -signal.SIGKILL
@@ -585,7 +585,7 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path, text: Path) -> None:
     ways = []
     for last in range(1, 400, 3):
         folder = tmp_path / f"at{last}" / "run"
-        assert in_a_child(until, last, partial(train, text, folder, **SHORT)) == -signal.SIGKILL
+        assert in_a_child(until, last, partial(train, text, folder, progress=False, **SHORT)) == -signal.SIGKILL
         ways.append((folder / "settings.json").exists())
         if list(folder.glob("checkpoints/step-*")):
             break
@@ -609,7 +609,8 @@ def test_lines_that_were_cut_come_again(tmp_path: Path, text: Path) -> None:
     kept_rows = len(RunFolder(before).read_rows())
     for name in ("losses.csv", "samples.txt"):
         kept, full = (place.joinpath(name).read_bytes() for place in (before, whole))
-        full = kept + full[len(kept) :]  # the lines of an earlier session have times of their own
+        # The lines of an earlier session have times of their own, which may be longer or shorter.
+        full = kept + b"".join(full.splitlines(keepends=True)[len(kept.splitlines()) :])
         assert len(kept) < len(full)
         for length in range(len(kept), len(full)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -725,7 +726,8 @@ def test_what_cannot_change_any_more(tmp_path: Path, name: str) -> None:
     """It is refused before anything is read; `speed` is no setting at all."""
     tmp_path.joinpath("settings.json").write_text(Settings().to_json())
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=f"^{name} cannot change"):
+    message = f"^unknown setting {name}" if name == "speed" else f"^{name} cannot change"
+    with pytest.raises(ValueError, match=message):
         resume(tmp_path, **{name: 1})
     same(contents(tmp_path), before)
 
@@ -743,32 +745,130 @@ def test_a_resume_that_fails_changes_nothing(tmp_path: Path, text: Path) -> None
 
 def test_what_is_no_run_cannot_go_on(tmp_path: Path) -> None:
     for folder in (tmp_path / "nothing", tmp_path):
-        with pytest.raises(FileNotFoundError, match="no run of minhub train"):
+        with pytest.raises(FileNotFoundError, match=r"no run of train\(\)"):
             resume(folder)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, text: Path) -> None:
-    """Rather than gone on from; no file is a pickle, so none can run code."""
-    before = stopped(tmp_path, text, 5, **TINY)
-    damage: dict[str, Callable[[bytes], bytes]] = {
-        "checkpoints/step-00000005/model.safetensors": lambda data: data[:-7],
-        "checkpoints/step-00000005/optimizer.safetensors": lambda data: data[: len(data) // 2],
-        "checkpoints/step-00000005/progress.json": lambda data: b"{}",
-        "checkpoints/step-00000005/./optimizer.safetensors": lambda data: (before / "model.safetensors").read_bytes(),
-        "tokens/train.bin": lambda data: data[:-1],
-        "tokens/tokens.json": lambda data: data[:-3],
-        "settings.json": lambda data: data.replace(b'"seed"', b'"sead"'),
-        "losses.csv": lambda data: data.replace(b"0,0,", b"0,zero,"),
-    }
-    for number, (name, change) in enumerate(damage.items()):
-        folder = tmp_path / str(number)
-        shutil.copytree(before, folder)
-        (folder / name).write_bytes(change((folder / name).read_bytes()))
-        with pytest.raises(ValueError, match=re.escape(Path(name).name)):
-            resume(folder)
-        with suppress(ValueError):
-            assert Run(folder).files.newest().name == "step-00000005"
+NEWEST = "checkpoints/step-00000005"
+# Of each file of a run: what is advised where it is missing, cut or garbage; None: the run goes on without it.
+LOST = "the run cannot go on, but its best model is whole, in RUN; begin a new run from it with start='RUN'"
+COPY = f"the best model is lost; copy config.json, model.safetensors, tokenizer.json from RUN/{NEWEST} into RUN, and"
+FILES: dict[str, str | None] = {
+    "settings.json": LOST,
+    "tokens/train.bin": LOST,
+    "tokens/held_out.bin": LOST,
+    "tokens/tokens.json": LOST,
+    "tokens/tokenizer.json": "copy RUN/tokenizer.json there, and resume('RUN') goes on",
+    "config.json": f"copy RUN/{NEWEST}/config.json there, and resume('RUN') goes on",
+    "model.safetensors": f"{COPY} resume('RUN') goes on",
+    "tokenizer.json": f"copy RUN/{NEWEST}/tokenizer.json there, and resume('RUN') goes on",
+    "losses.csv": "remove it, and resume('RUN') goes on without the losses so far",
+    "samples.txt": None,
+    "README.md": None,
+    f"{NEWEST}/config.json": "copy RUN/config.json there, and resume('RUN') goes on",
+    f"{NEWEST}/model.safetensors": LOST,
+    f"{NEWEST}/optimizer.safetensors": LOST,
+    f"{NEWEST}/progress.json": LOST,
+    f"{NEWEST}/tokenizer.json": None,
+}
+WAYS: dict[str, Callable[[bytes], bytes] | None] = {
+    "is missing": None,
+    "is damaged": lambda data: data[: len(data) // 2],
+    "is damaged ": lambda data: b"\xff" * len(data),
+}
+
+
+@pytest.fixture(scope="module")
+def five_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after step 5, whose best model is of step 4."""
+    place = tmp_path_factory.mktemp("five")
+    (place / "text.txt").write_text(TEXT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        return stopped(place, place / "text.txt", 5, **TINY | {"layers": 1, "sample": "the", "sample_tokens": 1})
+
+
+def all_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_file_of_a_run_stands_in_the_table(five_steps: Path) -> None:
+    assert sorted(all_of(five_steps)) == sorted(FILES)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_a_run_that_is_missing_or_damaged(tmp_path: Path, five_steps: Path, name: str, way: str) -> None:
+    """One line names it and says what can be saved, and nothing is changed; what it says works."""
+    run = tmp_path / "run"
+    shutil.copytree(five_steps, run)
+    advice, change, path = FILES[name], WAYS[way], run / name
+    if change is None:
+        path.unlink()
+    else:
+        path.write_bytes(change(path.read_bytes()))
+    if name == "losses.csv" and way != "is damaged ":  # lines that are cut are none
+        advice = None
+    if advice is not None:
+        before = all_of(run)
+        with pytest.raises(ValueError, match=r".") as caught:
+            resume(run, progress=False)
+        assert str(caught.value) == f"{path} {way.strip()}: {advice.replace('RUN', str(run))}"
+        if not (path.suffix == ".bin" and way == "is damaged "):  # ids of no token are found when they are read
+            assert all_of(run) == before
+        if advice.startswith("remove it"):
+            path.unlink()
+        if source := re.match("copy RUN/(.*) there", advice):
+            shutil.copy(run / source[1], path)
+        if "into RUN" in advice:
+            for source in ("config.json", "model.safetensors", "tokenizer.json"):
+                shutil.copy(run / NEWEST / source, run)
+        if advice == LOST:
+            assert from_pretrained(run, device="cpu")(torch.tensor([[0]])).isfinite().all()
+            return
+    done = resume(run, steps=6, progress=False)
+    assert done.losses[-1]["step"] == 6
+    assert done.best_loss == json.loads((run / "checkpoints/step-00000006/progress.json").read_text())["best_loss"]
+    assert done.best["step"] in (4, 6)
+
+
+def test_an_earlier_checkpoint_is_named(tmp_path: Path, five_steps: Path) -> None:
+    """There are two where the process was killed before it removed the older one."""
+    run = tmp_path / "run"
+    shutil.copytree(five_steps, run)
+    shutil.copytree(run / NEWEST, run / "checkpoints" / "step-00000003")
+    (run / NEWEST / "progress.json").unlink()
+    with pytest.raises(ValueError, match=f"remove {run / NEWEST}, and .* goes on from step-00000003"):
+        resume(run, progress=False)
+    shutil.rmtree(run / NEWEST)
+    assert resume(run, progress=False).losses[-1]["step"] == 12
+
+
+def test_a_run_that_has_lost_its_checkpoints_does_not_begin_anew(tmp_path: Path, five_steps: Path) -> None:
+    """It would write over its best model, and over its losses. Before there was one, it does."""
+    run = tmp_path / "run"
+    shutil.copytree(five_steps, run)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(ValueError, match=f"{run / 'checkpoints'} is missing: the run cannot go on, but its best model"):
+        resume(run, progress=False)
+    (run / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="no model of it is whole; begin a new run from the text"):
+        resume(run, progress=False)
+
+
+def test_an_optimizer_of_another_model_is_refused(tmp_path: Path, five_steps: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(five_steps, run)
+    path = run / NEWEST / "optimizer.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}  # the file is mapped
+    path.write_bytes((run / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"optimizer\.safetensors is damaged"):
+        resume(run, progress=False)
+    name = next(iter(tensors))
+    save_file(tensors | {name: tensors[name][:1].clone()}, path)
+    with pytest.raises(ValueError, match=r"optimizer\.safetensors is damaged"):
+        resume(run, progress=False)
 
 
 def test_early_stopping(tmp_path: Path, text: Path) -> None:
@@ -821,7 +921,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, text: Path) -> None:
     for number, size in enumerate([int(1.5 * model), model // 2, 300]):
         folder = tmp_path / str(number) / "run"
         shutil.copytree(before, folder)
-        message = bounded(size, partial(resume, folder))
+        message = bounded(size, partial(resume, folder, progress=False))
         assert "cannot be written (File too large): make room" in message, message
         assert str(folder) in message
         for place in (folder, folder / "checkpoints" / "step-00000003"):
@@ -917,7 +1017,8 @@ BAD_TEXTS: dict[str, tuple[bytes | None, dict[str, Any], str]] = {
     "context": (TEXT.encode(), {"context": 4000}, r"context \(4000\) is longer than the text that trains \(3600 tok"),
     "held out": (TEXT.encode(), {"held_out": 0.0002}, "held-out text has 1 tokens, and needs 2"),
     "nothing held out": (TEXT.encode(), {"held_out": 1e-20}, "held-out text has 0 tokens, and needs 2"),
-    "streams": (TEXT.encode(), {"family": "lstm", "batch": 300}, "too short for 300 rows of 16 that follow.*--batch"),
+    "streams": (TEXT.encode(), {"family": "lstm", "batch": 300}, "too short for 300 rows of 16 that "
+     "follow.* a smaller batch or context, or carry=False$"),
     "other characters": ("漢字".encode() * 500, {"tokenizer": BUILT_IN["gpt2"]}, "no token"),
 }  # fmt: skip
 
@@ -950,7 +1051,9 @@ def test_a_text_that_just_does(tmp_path: Path, text: Path) -> None:
 
 
 BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"layer": 2, "widht": 3}, "no setting layer, widht; its settings are family, start,"),
+    ({"layer": 2, "widht": 3}, "^unknown settings layer, widht; did you mean layers, width\\?$"),
+    ({"layer": 3}, "^unknown setting layer; did you mean layers\\?$"),
+    ({"epochs": 3}, "^unknown setting epochs; the settings are family, start,"),
     ({"family": "bert"}, "family must be one of gpt2, gptneo, lstm"),
     ({"steps": 0}, "steps must be at least 1, not 0"),
     ({"steps": 2.5}, "steps must be a whole number, not 2.5"),
@@ -981,7 +1084,8 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "float16"}, "dtype must be auto or float32 or bfloat16, not 'float16'"),
     ({"parallel": "pipeline"}, "parallel must be ddp or fsdp"),
     ({"config": "window_size=3"}, "config must be a mapping"),
-    ({"config": {"windows": 3}}, "no setting windows; its settings are .*n_layer"),
+    ({"config": {"windows": 3}}, "^config: unknown setting windows; those of gpt2 are .*n_layer"),
+    ({"config": {"n_layers": 3}}, "^config: unknown setting n_layers; did you mean n_layer\\?$"),
     ({"config": {"n_positions": 8}}, "8 positions"),
     ({"config": {"vocab_size": 3}}, "3 ids"),
     ({"family": "lstm", "heads": 2}, "heads: .* lstm has none"),
@@ -1305,6 +1409,7 @@ def test_a_runs_folder(tmp_path: Path, text: Path, family: str) -> None:
 
     assert steps(run) == [0, 4, 8, 12]
     assert [row["tokens"] for row in run.losses] == [64 * step for step in steps(run)]
+    assert {type(row[name]) for row in run.losses for name in ("step", "tokens")} == {int}
     assert math.isnan(run.losses[0]["train_loss"])
     assert [row["held_out_loss"] for row in notes.rows] == held_out_losses(run)
     assert run.best_loss == min(held_out_losses(run))
@@ -1344,6 +1449,25 @@ def test_the_curves_are_a_picture(tmp_path: Path, text: Path, pictures: None) ->
     assert picture.shape[1] > 700
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50
     assert resume(run.folder, listener=Notes(0)).folder.joinpath("losses.png").exists()
+
+
+def test_a_training_loss_is_drawn_in_the_middle_of_its_steps(
+    tmp_path: Path, text: Path, pictures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the mean over the steps since the evaluation before; one on held-out text is of its very step."""
+    from matplotlib.axes import Axes
+
+    lines: dict[str, list[float]] = {}
+    plot = Axes.plot
+
+    def remembered(axes: Axes, x: list[float], y: list[float], *more: Any, **how: Any) -> Any:
+        lines[how.get("label", "").partition(":")[0]] = [float(place) for place in x]
+        return plot(axes, x, y, *more, **how)
+
+    monkeypatch.setattr(Axes, "plot", remembered)
+    train(text, tmp_path / "run", **TINY | {"steps": 10})
+    assert lines["held out"] == [0, 4, 8, 10]
+    assert lines["training"][1:] == [2, 6, 9]
 
 
 # --- Memory

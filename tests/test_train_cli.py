@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from test_train import TEXT, TINY, contents, held_out_losses, no_pictures, pictures, same, text, verses
 
 from minhub_py.cli import main
-from minhub_py.train import Listener, Run, train
+from minhub_py.train import Listener, Run, resume, train
 
 __all__ = ["no_pictures", "pictures", "text"]  # fixtures
 
@@ -131,14 +131,105 @@ def test_the_cards_command_makes_the_model_again(
             (tmp_path / place / name).write_text(verses(2000, seed=number))
     first = tmp_path / "first"
     train([first / name for name in names], first / "my run", **TINY | {"steps": 5} | settings)
-    card = (first / "my run" / "README.md").read_text()
-    [command] = re.findall(r"^```\n(.*?)\n```$", card, re.DOTALL | re.MULTILINE)
-    program, *arguments = shlex.split(command)
-    assert program == "minhub"
     monkeypatch.chdir(tmp_path / "second")
+    [arguments] = commands_of(first / "my run")
     done(*arguments)
     found, wanted = (contents(tmp_path / place / "my run") for place in ("second", "first"))
     same(found, wanted)
+
+
+def commands_of(run: Path) -> list[list[str]]:
+    """The arguments of the commands that the model card names."""
+    [block] = re.findall(r"^```\n(.*?)\n```$", (run / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert {line[0] for line in lines} == {"minhub"}
+    return [line[1:] for line in lines]
+
+
+def test_the_card_tells_what_was_changed_on_the_way(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another number of steps bends the cosine: the commands of both parts make the model again, and the change is
+    said. A stop alone changes nothing, and what nothing is left of is not told.
+    """
+    first, second = tmp_path / "first" / "run", tmp_path / "second" / "run"
+    done("train", text, "--out", first, *OPTIONS)
+    done("train", "--resume", first)
+    assert len(commands_of(first)) == 1
+    said = done("train", "--resume", first, "--steps", "10", "--checkpoint-every", "5").stderr
+    assert "Note: from step 6 the learning rate follows a cosine that ends at step 10, not at 6" in said
+    assert "Note" not in done("train", "--resume", first).stderr.replace("Note: the curves", "")
+    wanted = [{"step": 6, "before": {"steps": 6, "checkpoint_every": 2}}]
+    assert json.loads((first / "settings.json").read_text())["history"] == wanted
+    assert [(change.step, change.before) for change in Run(first).history] == [(6, wanted[0]["before"])]
+    found = json.loads(done("compare", first, "--json").stdout)
+    assert found[0]["history"] == wanted
+
+    commands = commands_of(first)
+    assert commands[1] == ["train", "--resume", "run", "--steps", "10", "--checkpoint-every", "5"]
+    second.parent.mkdir()
+    (second.parent / text.name).write_text(text.read_text())
+    monkeypatch.chdir(second.parent)
+    for command in commands:
+        done(*command)
+    same(contents(second), contents(first))
+
+
+def test_a_card_says_where_a_run_was_stopped(tmp_path: Path, text: Path) -> None:
+    """Before its end, with other settings from there on; a change at the same step takes the place of the first."""
+    settings = TINY | {"steps": 12, "checkpoint_every": 12}
+    run = tmp_path / "run"
+    train(text, run, listener=Stop(), **settings)
+    for steps in (20, 16):
+        resume(run, listener=Stop(), steps=steps)
+    resume(run, patience=5)
+    assert [(change.step, change.before) for change in Run(run).history] == [(3, {"steps": 12, "patience": None})]
+    resume(run, steps=18, patience=None)
+    card = (run / "README.md").read_text()
+    assert "--steps 12 " in card or "--steps 12\n" in card
+    assert "  # stopped after step 3\n" in card
+    assert "\nminhub train --resume run --steps 16 --patience 5\n" in card
+    assert "\nminhub train --resume run --steps 18  # without --patience\n" in card
+    # Of a run of an earlier version, which has no history.
+    values = json.loads((run / "settings.json").read_text())
+    del values["history"]
+    (run / "settings.json").write_text(json.dumps(values))
+    assert resume(run).history == []
+
+
+def test_standard_input(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that comes by a pipe; the run can go on without it, and no copy stays."""
+    done("train", text, "--out", tmp_path / "file" / "run", *OPTIONS)
+    run = tmp_path / "pipe" / "run"
+    result = CliRunner().invoke(main, ["train", "-", "--out", str(run), *OPTIONS], input=TEXT)
+    assert result.exit_code == 0, result.output
+    found, wanted = contents(run), contents(tmp_path / "file" / "run")
+    assert (found.pop("tokens/tokens.json"), wanted.pop("tokens/tokens.json")) != (None, None)
+    assert commands_of(run)[0][:2] == ["train", "-"]
+    assert (found.pop("README.md"), wanted.pop("README.md")) != (None, None)
+    same(found, wanted)
+    done("train", "--resume", run, "--steps", "7")
+    for given, message in (("", "-: the text is empty"), (b"\xff" * 99, "- is not UTF-8 text")):
+        result = CliRunner().invoke(main, ["train", "-", "--out", str(tmp_path / "new" / "run"), *OPTIONS], input=given)
+        assert message in result.stderr
+        assert not (tmp_path / "new").exists()
+    assert "Give - once" in failed("train", "-", "-", "--out", tmp_path / "new", status=2)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, text: Path) -> None:
+    message = failed("train", text, "--out", "/proc/x", *OPTIONS)
+    assert "/proc/x cannot be written (No such file or directory): choose another folder (--out)" in message
+
+
+def test_messages_name_options(tmp_path: Path, text: Path) -> None:
+    cases: list[tuple[list[object], str]] = [
+        (["--context", 4000], "give more text, or --context 450"),
+        (["--family", "lstm", "--batch", 300], "a smaller --batch or --context, or --no-carry"),
+        (["--accumulate", 3], "--batch (4) must be a multiple of --accumulate (3)"),
+        (["--from", "minhub/shakespeare-lstm", "--family", "gpt2"], "leave --family out"),
+    ]
+    for arguments, message in cases:
+        assert message in failed("train", text, "--out", tmp_path / "run", *OPTIONS, *arguments)
 
 
 def test_the_other_commands_read_a_run(tmp_path: Path, text: Path) -> None:
@@ -183,14 +274,17 @@ def test_failures(tmp_path: Path, text: Path) -> None:
     missing = tmp_path / "missing"
     cases: list[tuple[list[object], str]] = [
         (["train", missing, "--out", tmp_path / "new", *OPTIONS], "There is no text file"),
-        (["train", text, "--out", run], "holds a run already: go on with it (--resume)"),
-        (["train", text, "--out", tmp_path / "new", "--dropout", "1"], "dropout must be 0 to 0.99"),
-        (["train", text, "--out", tmp_path / "new", "--set", "speed=3"], "gpt2 has no setting speed"),
+        (["train", text, "--out", run], f"holds a run already: go on with it, minhub train --resume {run}, or"),
+        (["train", text, "--out", tmp_path / "new", "--dropout", "1"], "--dropout must be 0 to 0.99"),
+        (
+            ["train", text, "--out", tmp_path / "new", "--set", "speed=3"],
+            "--set: unknown setting speed; those of gpt2 are",
+        ),
         (["train", text, "--out", tmp_path / "new", "--context", "5000"], "longer than the text that trains"),
         (["train", text, "--out", tmp_path / "new", "--device", "abacus"], "device 'abacus' is unknown"),
         (["train", "--resume", missing], "is no run of minhub train"),
-        (["train", "--resume", run, "--width", "32"], "width cannot change"),
-        (["train", "--resume", run, "--set", "n_inner=3"], "config cannot change"),
+        (["train", "--resume", run, "--width", "32"], "--width cannot change"),
+        (["train", "--resume", run, "--set", "n_inner=3"], "--set cannot change"),
         (["compare", missing], "is no run of minhub train"),
         (["compare", run, "--plot", tmp_path / "plot.pdf"], "ends in .png"),
         (["compare", run, "--plot", tmp_path / "plot.png"], "needs matplotlib"),
@@ -235,9 +329,11 @@ def test_going_on(tmp_path: Path, text: Path) -> None:
     assert (found["steps"], found["settings"]["steps"]) == (8, 8)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 128 + signal.SIGTERM)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
 def test_a_signal_says_how_to_go_on(tmp_path: Path, text: Path, number: int, status: int) -> None:
-    """A process of its own, which gets it when it has shown an evaluation."""
+    """A process of its own, which gets it when it has shown an evaluation. Ctrl-C ends it by the signal itself: a
+    shell calls that 130, and ends its loop.
+    """
     run = tmp_path / "my run"
     words = [sys.executable, "-m", "minhub_py.train", text, "--out", run, *OPTIONS, "--steps", "1000000"]
     with subprocess.Popen(

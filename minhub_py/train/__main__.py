@@ -4,4 +4,5 @@ import sys
 
 from minhub_py.cli import main
 
-main(["train", *sys.argv[1:]], prog_name="minhub")
+sys.argv[1:1] = ["train"]
+main(prog_name="minhub")

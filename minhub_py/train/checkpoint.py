@@ -12,6 +12,7 @@ it goes: at any moment there is one to go on from. No pickle is written or read.
 """
 
 import csv
+import errno
 import json
 import math
 import os
@@ -21,15 +22,36 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, cast, get_args
 
-from safetensors import SafetensorError
 from torch import Tensor
 
-from minhub_py.storage import open_safetensors, read_object, write_safetensors
+from minhub_py.storage import open_safetensors, write_safetensors
+from minhub_py.train.damage import DamagedError, read_object, reading
+from minhub_py.train.settings import checked
+from minhub_py.train.words import resume_call, setting, train_call
 
-COLUMNS = ("step", "tokens", "train_loss", "held_out_loss", "learning_rate", "gradient_norm", "tokens_per_second",
-           "seconds")  # fmt: skip
+LossColumn = Literal["step", "tokens", "train_loss", "held_out_loss", "learning_rate", "gradient_norm",
+                     "tokens_per_second", "seconds"]  # fmt: skip
+
+
+class LossRow(TypedDict):
+    """A row of losses.csv: one evaluation. What is not known is NaN.
+
+    train_loss and gradient_norm are means over the steps since the row before; losses are in nats per token.
+    """
+
+    step: int
+    tokens: int  # that the model has learnt from until then
+    train_loss: float
+    held_out_loss: float
+    learning_rate: float
+    gradient_norm: float
+    tokens_per_second: float
+    seconds: float
+
+
+COLUMNS: tuple[LossColumn, ...] = get_args(LossColumn)
 
 
 @dataclass
@@ -59,11 +81,14 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     def check(self) -> None:
-        """FileNotFoundError: it is no run's folder."""
-        if not self.settings.exists():
-            raise FileNotFoundError(f"{self.path} is no run of minhub train: it has no settings.json")
+        """FileNotFoundError: it is no run's folder.    DamagedError: it is one without its settings."""
+        if self.settings.exists():
+            return
+        if self.losses.exists() or self.checkpoints.exists():
+            raise DamagedError(self.settings, "is missing")
+        raise FileNotFoundError(f"{self.path} is no run of {train_call()}: it has no settings.json")
 
-    def best_row(self) -> dict[str, float]:
+    def best_row(self) -> LossRow:
         """The line of losses.csv with the lowest loss on the held-out text. ValueError: there is none yet."""
         rows = self.read_rows()
         if not rows:
@@ -72,8 +97,29 @@ class RunFolder:
 
     def newest(self) -> Path | None:
         """The last whole checkpoint; None: there is none yet."""
-        found = sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
+        found = self.all_checkpoints()
         return found[-1] if found else None
+
+    def all_checkpoints(self) -> list[Path]:
+        """The whole ones by their steps: one, or two where the process was killed before the older was removed."""
+        return sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """OSError: the disk is full, or the path may not be written; with what to do."""
+        try:
+            yield
+        except OSError as error:
+            first = error.__cause__ if error.strerror is None and isinstance(error.__cause__, OSError) else error
+            full = first.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            if self.settings.exists():
+                kept = "; the last checkpoint is intact" if self.newest() else ""
+                advice = (
+                    f"{'make room' if full else 'see to its permissions'}, then {resume_call(self.path)} goes on{kept}"
+                )
+            else:
+                advice = f"{'make room, or ' if full else ''}choose another folder ({setting('out')})"
+            raise type(error)(f"{path} cannot be written ({first.strerror or error}): {advice}") from error
 
     @contextmanager
     def new_checkpoint(self, step: int, *, really: bool) -> Iterator[Path]:
@@ -86,7 +132,7 @@ class RunFolder:
             yield partial
             return
         try:
-            with writing(self.checkpoints):
+            with self.writing(self.checkpoints):
                 if partial.exists():  # what an interrupted one has left
                     shutil.rmtree(partial)
                 partial.mkdir(parents=True)
@@ -103,70 +149,66 @@ class RunFolder:
 
     def forget_older(self) -> None:
         """Checkpoints before the newest go."""
-        for older in sorted(self.checkpoints.glob("step-*"))[:-1]:
+        for older in self.all_checkpoints()[:-1]:
             shutil.rmtree(older)
 
     def write_row(self, row: Mapping[str, Any]) -> None:
         """Add a line to losses.csv."""
         new = not self.losses.exists()
-        with writing(self.losses), self.losses.open("a", encoding="utf-8", newline="") as file:
+        with self.writing(self.losses), self.losses.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             if new:
                 writer.writeheader()
             writer.writerow({name: _number(row[name]) for name in COLUMNS})
 
-    def read_rows(self) -> list[dict[str, float]]:
-        """losses.csv as numbers; a line that was cut when the process was killed is no line."""
+    def read_rows(self) -> list[LossRow]:
+        """losses.csv as numbers; a line that was cut when the process was killed is no line.
+
+        DamagedError: it holds something else.
+        """
         if not self.losses.exists():
             return []
         rows = []
-        with self.losses.open(encoding="utf-8", newline="") as file:
-            lines = [line for line in file if line.endswith("\n")]
-        for row in csv.DictReader(lines):
-            try:
-                rows.append({name: float(row[name] or "nan") for name in COLUMNS})
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{self.losses} is damaged at {row}: delete its last lines") from error
+        with reading(self.losses):
+            with self.losses.open(encoding="utf-8", newline="") as file:
+                lines = [line for line in file if line.endswith("\n")]
+            for row in csv.DictReader(lines):
+                if not row["held_out_loss"] or None in row.values():
+                    raise ValueError(row)
+                values: dict[str, Any] = {name: float(row[name] or "nan") for name in COLUMNS}
+                rows.append(cast(LossRow, values | {name: int(values[name]) for name in ("step", "tokens")}))
         return rows
 
     def forget_after(self, step: int) -> None:
         """Leave out the lines, and the samples, of steps that a run which goes on takes once more."""
         if self.losses.exists():
             kept = [row for row in self.read_rows() if row["step"] <= step]
-            lines = [",".join(COLUMNS), *(",".join(_number(row[name]) for name in COLUMNS) for row in kept)]
-            write_text(self.losses, "\n".join(lines) + "\n")
+            lines = [",".join(COLUMNS), *(",".join(map(_number, row.values())) for row in kept)]  # type: ignore[arg-type]
+            self.write(self.losses, "\n".join(lines) + "\n")
         if self.samples.exists():
             text = self.samples.read_bytes()
             heads = re.finditer(rb"^==== step (\d+)\n", text, re.MULTILINE)
             text = text[: next((head.start() for head in heads if int(head[1]) > step), len(text))]
             whole = text.rfind(b"\n\n") + 2 if b"\n\n" in text else 0  # after it: a head that was cut
-            write_text(self.samples, text[:whole].decode())
+            self.write(self.samples, text[:whole])
+
+    def write(self, path: Path, content: str | bytes) -> None:
+        """As `write_whole`; an OSError says what to do."""
+        with self.writing(path):
+            write_whole(path, content)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """A small file, whole or as it was before, whatever happens to the machine."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(text.encode())
-            _sync(partial)
-            os.replace(partial, path)
-            _sync(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        _sync(partial)
+        os.replace(partial, path)
+        _sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """OSError: the disk is full, or may not be written; with what to do."""
-    try:
-        yield
-    except OSError as error:
-        first = error.__cause__ if error.strerror is None and isinstance(error.__cause__, OSError) else error
-        reason = first.strerror or str(error)
-        raise type(error)(f"{path} cannot be written ({reason}): make room, or see to its permissions, then go on with "
-                          "--resume; the last checkpoint is intact") from error  # fmt: skip
 
 
 def write_state(folder: Path, tensors: Mapping[str, Tensor], progress: Progress) -> None:
@@ -176,16 +218,20 @@ def write_state(folder: Path, tensors: Mapping[str, Tensor], progress: Progress)
 
 
 def read_state(folder: Path) -> tuple[dict[str, Tensor], Progress]:
-    """What `write_state` has written. ValueError: it is damaged."""
-    handle = open_safetensors(folder / "optimizer.safetensors")
-    try:
+    """What `write_state` has written. DamagedError: a file is missing or damaged."""
+    with reading(folder / "optimizer.safetensors"):
+        handle = open_safetensors(folder / "optimizer.safetensors")
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  # no mapping
-    except SafetensorError as error:
-        raise ValueError(f"{folder / 'optimizer.safetensors'} is damaged: {error}") from error
     values = read_object(folder / "progress.json")
-    if set(values) != {item.name for item in fields(Progress)}:
-        raise ValueError(f"{folder / 'progress.json'} is damaged, or of another version of minhub_py")
-    return tensors, Progress(**values)
+    with reading(folder / "progress.json"):
+        if set(values) != {item.name for item in fields(Progress)}:
+            raise ValueError("it has other names")
+        loss, norm = values["sums"]
+        checked("sums", loss, float), checked("sums", norm, float)
+        return tensors, Progress(**values | {
+            item.name: checked(item.name, values[item.name], item.type) for item in fields(Progress)
+            if item.name != "sums"
+        })  # fmt: skip
 
 
 def _number(value: float) -> str:

@@ -6,7 +6,7 @@ depends on the seed and the step alone: a run that goes on needs to remember not
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minhub_py.storage import read_object
 from minhub_py.tokenizer import encode
-from minhub_py.train.checkpoint import write_text
+from minhub_py.train.checkpoint import write_whole
+from minhub_py.train.damage import DamagedError, read_object, reading
+from minhub_py.train.words import setting
 
 # Characters that are read and encoded at a time.
 PIECE = 2**14
@@ -31,12 +32,16 @@ class Tokens:
     path: Path
     dtype: str
     count: int
+    below: int = 2**32  # what all ids are below
 
     def rows(self, starts: Sequence[int], length: int) -> Tensor:
-        """The ids from each of `starts` on: (B, length), int64."""
+        """The ids from each of `starts` on: (B, length), int64. DamagedError: they are ids of no token."""
         # A mapping of each step's own: pages that were read once do not stay in memory, however large the file.
         ids = np.memmap(self.path, self.dtype, "r", shape=(self.count,))
-        return torch.from_numpy(np.stack([ids[start : start + length] for start in starts]).astype(np.int64))
+        rows = np.stack([ids[start : start + length] for start in starts]).astype(np.int64)
+        if rows.max() >= self.below:
+            raise DamagedError(self.path, "is damaged")
+        return torch.from_numpy(rows)
 
 
 @dataclass(frozen=True)
@@ -50,16 +55,21 @@ class Corpus:
 
     @classmethod
     def read(cls, folder: Path) -> "Corpus":
-        """What `prepare` has written. FileNotFoundError, ValueError: a file is missing or damaged."""
+        """What `prepare` has written. DamagedError: a file is missing or damaged."""
         about = read_object(folder / "tokens.json")
-        train, held_out = (
-            Tokens(folder / f"{name}.bin", about["dtype"], about[name]) for name in ("train", "held_out")
-        )
+        with reading(folder / "tokens.json"):
+            below = about.get("below", 2**32)  # which older runs do not say
+            train, held_out = (
+                Tokens(folder / f"{name}.bin", about["dtype"], about[name], below) for name in ("train", "held_out")
+            )
+            size = np.dtype(train.dtype).itemsize
+            texts = [str(text) for text in about["texts"]]
+            characters = int(about["characters"])
         for part in (train, held_out):
-            size = part.count * np.dtype(part.dtype).itemsize
-            if part.path.stat().st_size != size:
-                raise ValueError(f"{part.path} is damaged: it should have {size} bytes. Start a new run from the text")
-        return cls(train, held_out, about["characters"], about["texts"])
+            with reading(part.path):
+                if part.path.stat().st_size != part.count * size:
+                    raise ValueError(f"it should have {part.count * size} bytes")
+        return cls(train, held_out, characters, texts)
 
 
 def prepare(text: "Text", tokenizer: Any, folder: Path) -> None:
@@ -68,7 +78,8 @@ def prepare(text: "Text", tokenizer: Any, folder: Path) -> None:
     ValueError: the text is not UTF-8, or not in the tokenizer's vocabulary.
     """
     # Ids beyond the largest token's do not occur, whatever a checkpoint's padded vocabulary says.
-    dtype = "<u2" if max(tokenizer.get_vocab().values()) < 2**16 else "<u4"
+    below = max(tokenizer.get_vocab().values()) + 1
+    dtype = "<u2" if below <= 2**16 else "<u4"
     folder.mkdir(parents=True, exist_ok=True)
     # Characters that no token stands for cost a model nothing, so they do not count when losses are compared.
     lost = [char for char in text.alphabet if not encode(tokenizer, char, add_special_tokens=False)]
@@ -77,11 +88,12 @@ def prepare(text: "Text", tokenizer: Any, folder: Path) -> None:
         counts[name], characters = _write(folder / f"{name}.bin", part("Encoding"), tokenizer, dtype, lost)
     about = {
         "dtype": dtype,
+        "below": below,
         **counts,
         "characters": characters,
-        "texts": [path.name for path in text.paths],
+        "texts": [text.names.get(path, path.name) for path in text.paths],
     }
-    write_text(folder / "tokens.json", json.dumps(about, indent=2) + "\n")  # last: where it is, the others are whole
+    write_whole(folder / "tokens.json", json.dumps(about, indent=2) + "\n")  # last: where it is, the others are whole
 
 
 def _write(path: Path, pieces: Iterable[str], tokenizer: Any, dtype: str, lost: Sequence[str]) -> tuple[int, int]:
@@ -135,8 +147,12 @@ def is_white(character: str) -> bool:
 class Text:
     """The texts, one after the other, as they stand. It is read three times: counted, learnt from, and encoded."""
 
-    def __init__(self, paths: Sequence[Path], held_out: float, progress: Callable[[str, int, int], object]) -> None:
-        self.paths = paths
+    def __init__(
+        self, paths: Sequence[Path], held_out: float, progress: Callable[[str, int, int], object],
+        names: Mapping[Path, str] | None = None,
+    ) -> None:  # fmt: skip
+        """names: what to call files that are not the user's own."""
+        self.paths, self.names = paths, names or {}
         self.progress = progress
         for path in paths:
             if not path.is_file():
@@ -148,7 +164,8 @@ class Text:
             found.update(piece)
             self.length += len(piece)
         if not self.length:
-            raise ValueError(f"{', '.join(map(str, paths))}: the text is empty, there is nothing to learn")
+            shown = ", ".join(self.names.get(path, str(path)) for path in paths)
+            raise ValueError(f"{shown}: the text is empty, there is nothing to learn")
         self.alphabet = sorted(found)
         self.cut = int(self.length * (1 - held_out))
 
@@ -163,7 +180,8 @@ class Text:
                         done += len(piece.encode())
                         self.progress(what, done, self.bytes)
             except UnicodeDecodeError as error:
-                raise ValueError(f"{path} is not UTF-8 text ({error.reason}): convert it first") from error
+                name = self.names.get(path, path)
+                raise ValueError(f"{name} is not UTF-8 text ({error.reason}): convert it first") from error
 
     def train(self, what: str) -> Iterator[str]:
         """The first part."""
@@ -229,14 +247,14 @@ def source_of(tokens: Tokens, batch: int, context: int, seed: int, *, carry: boo
     if tokens.count <= context:
         raise ValueError(
             f"the context ({context}) is longer than the text that trains ({tokens.count} tokens): give more text, or "
-            f"--context {max(1, tokens.count // 8)}"
+            f"{setting('context', max(1, tokens.count // 8))}"
         )
     if not carry:
         return Windows(tokens, batch, context, seed)
     if (tokens.count - context) // batch <= context:
         raise ValueError(
             f"the text that trains ({tokens.count} tokens) is too short for {batch} rows of {context} that follow on: "
-            f"give more text, a smaller --batch or --context, or --no-carry"
+            f"give more text, a smaller {setting('batch')} or {setting('context')}, or {setting('carry', False)}"
         )
     return Streams(tokens, batch, context, seed)
 
@@ -276,5 +294,5 @@ def row_length(tokens: Tokens, context: int) -> int:
     """A context, or as much as there is. ValueError: nothing that could be predicted."""
     if tokens.count < 2:
         raise ValueError(f"the held-out text has {tokens.count} tokens, and needs 2 at least: give more text, or a "
-                         "larger --held-out")  # fmt: skip
+                         f"larger {setting('held_out')}")  # fmt: skip
     return min(context, tokens.count - 1)

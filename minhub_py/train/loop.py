@@ -25,11 +25,13 @@ from minhub_py.generate import generate
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
 from minhub_py.storage import write_checkpoint
-from minhub_py.train.checkpoint import Progress, RunFolder, read_state, write_state, writing
+from minhub_py.train.checkpoint import Progress, RunFolder, read_state, write_state
+from minhub_py.train.damage import reading
 from minhub_py.train.data import Corpus, held_out_streams, held_out_windows, source_of
 from minhub_py.train.faster import Faster
 from minhub_py.train.parallel import Processes, gathered, like, whole
 from minhub_py.train.settings import CONTEXT, Settings
+from minhub_py.train.words import setting
 
 # Seconds between two looks of the progress line at the loss: on a GPU each waits for the device.
 LOOK = 0.5
@@ -208,7 +210,7 @@ class Trainer:
         progress.waited = 0 if best else progress.waited + 1
         if best:
             progress.best_loss, progress.best_step = found, progress.step
-            with writing(self.folder.path):
+            with self.folder.writing(self.folder.path):
                 self.write_model(self.folder.path)
         tokens = settings.batch * self.context
         row = {
@@ -240,7 +242,7 @@ class Trainer:
         newest = self.folder.newest()
         kept = f"the checkpoint {newest.name} is intact" if newest else "no checkpoint was made yet"
         return (f"the loss is no number any more, at step {self.progress.step} or shortly before; {kept}. A lower "
-                "--learning-rate or a longer --warm-up helps, in a new run")  # fmt: skip
+                f"{setting('learning_rate')} or a longer {setting('warm_up')} helps, in a new run")  # fmt: skip
 
     def begin_timing(self) -> None:
         """Speeds are counted from here: neither evaluations nor earlier sessions belong to them."""
@@ -280,7 +282,8 @@ class Trainer:
         [new] = generate(model, [ids], self.settings.sample_tokens, seed=self.settings.seed, temperature=0.8)
         self.model.train()
         text = prompt + self.tokenizer.decode(new)
-        with writing(self.folder.samples), self.folder.samples.open("a", encoding="utf-8", newline="") as file:
+        samples = self.folder.samples
+        with self.folder.writing(samples), samples.open("a", encoding="utf-8", newline="") as file:
             file.write(f"==== step {self.progress.step}\n{text}\n\n")
         self.listener.sampled(self.progress.step, text)
 
@@ -332,15 +335,25 @@ class Trainer:
         return found
 
     def resume(self, checkpoint: Any) -> None:
-        """Go on from a checkpoint, whose model this one has already. ValueError: it is damaged or of another model."""
+        """Go on from a checkpoint, whose model this one has already. DamagedError: it is damaged, or of another model.
+
+        ValueError: it has made more steps than there are to be.
+        """
         tensors, self.progress = read_state(checkpoint)
         if self.settings.steps < self.progress.step:
-            raise ValueError(f"this run has made {self.progress.step} steps: give --steps of at least so many")
+            raise ValueError(f"this run has made {self.progress.step} steps: give {setting('steps')} of at least so "
+                             "many")  # fmt: skip
         self.saved = self.progress.step
-        wanted = {f"{moment}.{name}" for name, _ in self.model.named_parameters() for moment in MOMENTS}
-        wanted |= {"state.h", "state.c"} if self.carry else set()
-        if self.progress.step and set(tensors) != wanted:
-            raise ValueError(f"{checkpoint} is damaged: optimizer.safetensors does not fit the model")
+        wanted = {
+            f"{moment}.{name}": parameter.shape for name, parameter in self.model.named_parameters()
+            for moment in MOMENTS if self.progress.step
+        }  # fmt: skip
+        if self.carry:
+            layers, _, width = self.states[0].h.shape
+            wanted |= dict.fromkeys(("state.h", "state.c"), torch.Size((layers, self.settings.batch, width)))
+        with reading(checkpoint / "optimizer.safetensors"):
+            if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
+                raise ValueError("it does not fit the model")
         for name, parameter in self.model.named_parameters() if self.progress.step else ():
             place = parameter.device if is_fused(parameter.device) else "cpu"
             step = torch.tensor(float(self.progress.step), device=place)

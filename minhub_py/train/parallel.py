@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minhub_py.device import choose_device
+from minhub_py.train.words import setting
 
 # Others wait while the first one reads a long text.
 LONG = timedelta(days=1)
@@ -38,8 +39,9 @@ class Processes:
     def share(self, rows: int) -> slice:
         """The part of so many rows that is this process's. ValueError: they cannot be shared evenly."""
         if rows % self.count:
-            raise ValueError(f"{rows} rows at a time cannot be shared among {self.count} processes: choose a --batch "
-                             f"whose pieces (--accumulate) are a multiple of {self.count}")  # fmt: skip
+            raise ValueError(f"{rows} rows at a time cannot be shared among {self.count} processes: choose a "
+                             f"{setting('batch')} whose pieces ({setting('accumulate')}) are a multiple of "
+                             f"{self.count}")  # fmt: skip
         part = rows // self.count
         return slice(self.rank * part, (self.rank + 1) * part)
 
@@ -56,7 +58,9 @@ class Processes:
         try:
             from torch.distributed.fsdp import fully_shard
         except ImportError as error:
-            raise ValueError("--parallel fsdp needs PyTorch 2.6 or newer: update it, or take ddp") from error
+            raise ValueError(
+                f"{setting('parallel', 'fsdp')} needs PyTorch 2.6 or newer: update it, or take ddp"
+            ) from error
         mesh = init_device_mesh(device.type, (self.count,))
         for block in (block for blocks in model.children() if isinstance(blocks, nn.ModuleList) for block in blocks):
             fully_shard(block, mesh=mesh)

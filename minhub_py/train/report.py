@@ -3,16 +3,17 @@
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from minhub_py.registry import family_of
 from minhub_py.storage import Checkpoint
-from minhub_py.train.checkpoint import RunFolder
+from minhub_py.train.checkpoint import COLUMNS, LossRow, RunFolder
 from minhub_py.train.data import Corpus
-from minhub_py.train.settings import Settings
+from minhub_py.train.rescue import check_best, rescued
+from minhub_py.train.settings import Change, Settings, parts, read_settings
 
 COLOURS = ("#1f6f8b", "#e0a030", "#b05a6a", "#5b8c5a", "#7a5c99", "#8c8c94")
 INK, GREY = "#30343b", "#70757d"
@@ -34,8 +35,9 @@ class Summary:
     tokens_per_character: float
     tokens_per_second: float
     seconds: float
-    rows: list[dict[str, float]]
+    rows: list[LossRow]
     settings: Settings
+    history: list[Change]  # of the settings
     texts: list[str]
 
     @property
@@ -45,18 +47,23 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """As a mapping that JSON can hold."""
-        rows = [{name: None if math.isnan(value) else value for name, value in row.items()} for row in self.rows]
+        rows = [{name: None if math.isnan(row[name]) else row[name] for name in COLUMNS} for row in self.rows]
         return {**asdict(self), "nats_per_character": self.nats_per_character, "rows": rows}
 
 
 def read(path: Path) -> Summary:
-    """The summary of a run's folder. FileNotFoundError: it is none.    ValueError: nothing was measured in it yet."""
+    """The summary of a run's folder.
+
+    FileNotFoundError: it is none.    ValueError: it is damaged, or nothing was measured in it yet.
+    """
     folder = RunFolder(path)
-    folder.check()
-    best, rows = folder.best_row(), folder.read_rows()
-    settings = Settings.read(folder.settings)
+    with rescued(folder):
+        folder.check()
+        best, rows = folder.best_row(), folder.read_rows()
+        settings, history = read_settings(folder.settings)
+        check_best(folder)
+        corpus = Corpus.read(folder.tokens)
     checkpoint = Checkpoint(path)
-    corpus = Corpus.read(folder.tokens)
     speeds = sorted(row["tokens_per_second"] for row in rows[1:]) or [0.0]
     config = checkpoint.config or {}
     return Summary(
@@ -66,34 +73,49 @@ def read(path: Path) -> Summary:
         parameters=sum(tensor.numel() for tensor in checkpoint.meta().values()),
         vocab_size=config["vocab_size"],
         tokenizer=settings.tokenizer or "",
-        steps=int(rows[-1]["step"]),
-        best_step=int(best["step"]),
+        steps=rows[-1]["step"],
+        best_step=best["step"],
         nats_per_token=best["held_out_loss"],
         tokens_per_character=corpus.held_out.count / max(corpus.characters, 1),
         tokens_per_second=speeds[len(speeds) // 2],
         seconds=rows[-1]["seconds"],
         rows=rows,
         settings=settings,
+        history=history,
         texts=corpus.texts,
     )
 
 
-def command(settings: Settings, texts: Sequence[str], out: str) -> str:
-    """The shell command that makes such a run again."""
-    words = ["minhub", "train", *texts, "--out", out]
-    for item in fields(Settings):
-        value = getattr(settings, item.name)
-        default = item.default if item.default is not MISSING else {}
-        if value == default or value is None:
-            continue
-        option = "--" + {"start": "from"}.get(item.name, item.name.replace("_", "-"))
-        if item.name == "config":
-            words += [word for name, setting in value.items() for word in ("--set", f"{name}={json.dumps(setting)}")]
-        elif isinstance(value, bool):
-            words.append(option if value else f"--no-{item.name}")
-        else:
-            words += [option, str(value)]
-    return shlex.join(words)
+def option(name: str, value: Any = None) -> list[str]:
+    """A setting as the shell's option, with its value where there is one."""
+    word = "--" + {"start": "from", "config": "set"}.get(name, name.replace("_", "-"))
+    if isinstance(value, Mapping):
+        return [part for key, item in value.items() for part in (word, f"{key}={json.dumps(item)}")]
+    if isinstance(value, bool):
+        return [word if value else f"--no-{word[2:]}"]
+    return [word] if value is None else [word, str(value)]
+
+
+def commands(summary: Summary, out: str) -> list[str]:
+    """The shell commands that make such a run again: that which began it, and those that changed its settings.
+
+    Where it has to be stopped by hand in between, a comment says so.
+    """
+    lines: list[str] = []
+    before: dict[str, Any] = {
+        item.name: item.default if item.default is not MISSING else {} for item in fields(Settings)
+    }
+    for settings, end in parts(summary.settings, summary.history):
+        words = ["minhub", "train", *(["--resume", out] if lines else [*summary.texts, "--out", out])]
+        now = {item.name: getattr(settings, item.name) for item in fields(settings)}
+        changed = {name: value for name, value in now.items() if value != before[name]}
+        for name, value in changed.items():
+            words += option(name, value) if value is not None else []
+        remarks = [f"without {' '.join(option(name))}" for name, value in changed.items() if value is None]
+        remarks += [f"stopped after step {end:,}"] if end is not None and end < settings.steps else []
+        lines.append(shlex.join(words) + (f"  # {', '.join(remarks)}" if remarks else ""))
+        before = now
+    return lines
 
 
 def card(summary: Summary) -> str:
@@ -106,6 +128,7 @@ def card(summary: Summary) -> str:
     per_character = f", {summary.nats_per_character:.4f} per character" if summary.tokenizer != "characters" else ""
     size = f"{summary.parameters:,} parameters, float32; {tokenizer} ({summary.vocab_size:,})"
     step = f"at step {summary.best_step:,} of {summary.steps:,}"
+    steps = "\n".join(commands(summary, summary.name))
     rows = f"in rows of {settings.context}, {settings.batch} a step; {settings.dtype} products"
     return f"""# {summary.name}
 
@@ -115,11 +138,11 @@ def card(summary: Summary) -> str:
 | --- | --- |
 | held-out loss | {summary.nats_per_token:.4f} nats per token{per_character}, {step} |
 | held out | the last {100 * settings.held_out:g} % of the text, which also chose the step |
-| trained on | {int(summary.rows[-1]["tokens"]):,} tokens, {rows} |
+| trained on | {summary.rows[-1]["tokens"]:,} tokens, {rows} |
 | took | {duration(summary.seconds)} at {summary.tokens_per_second:,.0f} tokens/s |
 
 ```
-{command(settings, summary.texts, summary.name)}
+{steps}
 ```
 
 ![losses](losses.png)
@@ -137,6 +160,11 @@ def duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02} min"
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def middles(steps: Sequence[float]) -> list[float]:
+    """The middle of the steps that each row's training loss is the mean of: those since the row before."""
+    return [(before + step) / 2 for before, step in zip([steps[0], *steps], steps, strict=False)]
 
 
 def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) -> None:
@@ -161,9 +189,10 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
             steps = [row["step"] for row in run.rows]
             held_out = [row["held_out_loss"] * scale for row in run.rows]
             train = [row["train_loss"] * scale for row in run.rows]
+            between = middles(steps)  # the mean over these steps belongs in the middle of them
             name = run.name.replace("$", r"\$")  # or else it is mathematics; after a "_" the legend would leave it out
             axes.plot(steps, held_out, color=colour, linewidth=1.8, label=f"held out: {name}")
-            axes.plot(steps, train, color=colour, linewidth=1, linestyle=":", label=f"training: {name}")
+            axes.plot(between, train, color=colour, linewidth=1, linestyle=":", label=f"training: {name}")
             best = run.nats_per_token * scale
             axes.plot([run.best_step], [best], "o", color=colour, markersize=5)
             axes.annotate(f"{best:.3f}", (run.best_step, best), (0, 7), textcoords="offset points", color=colour,

@@ -6,13 +6,14 @@ Defaults are those of a small model that a CPU trains in minutes.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from minhub_py.registry import FAMILIES, Family
-from minhub_py.storage import read_object
+from minhub_py.train.damage import read_object, reading
+from minhub_py.train.words import setting, unknown
 
 # The names that a family's config gives to what all of them have. Attention weights are not dropped unless
 # `config` says so (attn_pdrop, attention_dropout): PyTorch's fused attention for CPUs cannot.
@@ -96,32 +97,35 @@ class Settings:
         for item in fields(self):
             object.__setattr__(self, item.name, checked(item.name, getattr(self, item.name), item.type))
         if self.family not in (None, *FAMILIES):
-            raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {self.family!r}")
+            raise ValueError(f"{setting('family')} must be one of {', '.join(FAMILIES)}, not {self.family!r}")
         least = {"steps": 1, "batch": 1, "accumulate": 1, "warm_up": 0, "evaluate_every": 1, "evaluate_tokens": 1,
                  "checkpoint_every": 1, "vocab_size": 257, "sample_tokens": 1, "seed": 0, "layers": 1, "width": 1,
                  "heads": 1, "context": 1, "patience": 1, "threads": 1}  # fmt: skip
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}, not {value}")
+                raise ValueError(f"{setting(name)} must be at least {smallest}, not {value}")
         if self.threads is not None and self.threads > 1024:  # PyTorch crashes with far too many
-            raise ValueError(f"threads must be at most 1024, not {self.threads}")
+            raise ValueError(f"{setting('threads')} must be at most 1024, not {self.threads}")
         if self.seed >= 2**63:
-            raise ValueError(f"seed must be below 2**63, not {self.seed}")
+            raise ValueError(f"{setting('seed')} must be below 2**63, not {self.seed}")
         ranges = {"held_out": (0.0, 0.9), "dropout": (0.0, 0.99), "floor": (0.0, 1.0), "beta2": (0.0, 0.99999),
                   "weight_decay": (0.0, 10.0), "clip": (0.0, math.inf), "learning_rate": (0.0, 100.0)}  # fmt: skip
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ValueError(f"{name} must be {low:g} to {high:g}, not {value}")
+                raise ValueError(f"{setting(name)} must be {low:g} to {high:g}, not {value}")
         if self.held_out == 0:
-            raise ValueError("held_out must be above 0: a run is judged by text that it has not learnt from")
+            raise ValueError(
+                f"{setting('held_out')} must be above 0: a run is judged by text that it has not learnt from"
+            )
         if self.batch % self.accumulate:
-            raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
+            raise ValueError(f"{setting('batch')} ({self.batch}) must be a multiple of {setting('accumulate')} "
+                             f"({self.accumulate})")  # fmt: skip
         choices = {"dtype": ("auto", "float32", "bfloat16"), "parallel": ("ddp", "fsdp")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(allowed)}, not {getattr(self, name)!r}")
+                raise ValueError(f"{setting(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}")
 
     def fresh_config(self, family: Family, vocab_size: int, end: int | None = None) -> Any:
         """The config of a fresh model, for which `end` is the id that ends a text.
@@ -139,15 +143,16 @@ class Settings:
             "dropout": 0.1 if self.dropout is None else self.dropout,
         }
         if self.heads is not None and "heads" not in common:
-            raise ValueError(f"heads: a model of the family {family.name} has none; leave it out")
+            raise ValueError(f"{setting('heads')}: a model of the family {family.name} has none; leave it out")
         width, heads = sizes["width"], sizes["heads"]
         if "heads" in common and width % heads:
-            raise ValueError(f"width {width} must be a multiple of heads, which is {heads}: give both")
+            raise ValueError(f"{setting('width')} {width} must be a multiple of {setting('heads')}, which is {heads}: "
+                             "give both")  # fmt: skip
         for name, value in sizes.items():
             values |= dict.fromkeys(common.get(name, ()), value)
         known = [item.name for item in fields(family.Config)]
-        if unknown := sorted(set(self.config) - set(known)):
-            raise ValueError(f"{family.name} has no setting {', '.join(unknown)}; its settings are {', '.join(known)}")
+        if others := sorted(set(self.config) - set(known)):
+            raise ValueError(f"{setting('config')}: {unknown(others, known, f'those of {family.name}')}")
         return family.Config(**values | dict(self.config))
 
     def tuned_config(self, family: Family, config: Any) -> Any:
@@ -157,7 +162,7 @@ class Settings:
         """
         for name in ("layers", "width", "heads"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name}: {self.start} has its own sizes; leave it out")
+                raise ValueError(f"{setting(name)}: {self.start} has its own sizes; leave it out")
         names = COMMON[family.name]["dropout"]
         changes = dict.fromkeys(names, self.dropout) if self.dropout is not None else {}
         droppable = {item.name for item in fields(config) if "drop" in item.name}
@@ -166,27 +171,78 @@ class Settings:
                              + ", ".join(sorted(droppable)))  # fmt: skip
         limit = config.context_length
         if self.context is not None and limit is not None and self.context > limit:
-            raise ValueError(f"context is {self.context}; {self.start} has {limit} positions: give at most so many")
+            raise ValueError(
+                f"{setting('context')} is {self.context}; {self.start} has {limit} positions: give at most so many"
+            )
         return dataclasses.replace(config, **changes | dict(self.config))
 
     def changed(self, changes: Mapping[str, Any]) -> "Settings":
         """For a run that goes on. ValueError: something that cannot change any more."""
+        names = [item.name for item in fields(self)]
         if fixed := sorted(set(changes) - CHANGEABLE):
-            raise ValueError(f"{', '.join(fixed)} cannot change when a run goes on: start a new one, from this one "
-                             "if you like; what can change is " + ", ".join(sorted(CHANGEABLE)))  # fmt: skip
+            if no_settings := sorted(set(fixed) - set(names)):
+                raise ValueError(unknown(no_settings, names))
+            raise ValueError(f"{', '.join(map(setting, fixed))} cannot change when a run goes on: start a new one, "
+                             "from this one if you like; what can change is "
+                             + ", ".join(map(setting, sorted(CHANGEABLE))))  # fmt: skip
         return dataclasses.replace(self, **changes)
 
-    def to_json(self) -> str:
+    def to_json(self, history: Sequence["Change"] = ()) -> str:
         """All of it, for settings.json."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        values = asdict(self) | ({"history": [asdict(change) for change in history]} if history else {})
+        return json.dumps(values, indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> "Settings":
         """From settings.json. ValueError: it is damaged, or of another version."""
-        values = read_object(path)
-        if unknown := sorted(set(values) - {item.name for item in fields(cls)}):
-            raise ValueError(f"{path} has settings that this version does not know: {', '.join(unknown)}")
-        return cls(**values)
+        return read_settings(path)[0]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was changed when a run went on after `step`: the settings that are others since, as they were before."""
+
+    step: int
+    before: Mapping[str, Any]
+
+
+def read_settings(path: Path) -> tuple[Settings, list[Change]]:
+    """settings.json: what holds now, and what was changed on the way (older runs do not say).
+
+    ValueError: it is damaged, or of another version.
+    """
+    values = read_object(path)
+    history = values.pop("history", [])
+    if others := sorted(set(values) - {item.name for item in fields(Settings)}):
+        raise ValueError(f"{path} has settings that this version does not know: {', '.join(others)}")
+    with reading(path):
+        settings, changes = Settings(**values), [Change(int(item["step"]), dict(item["before"])) for item in history]
+        parts(settings, changes)
+        return settings, changes
+
+
+def parts(settings: Settings, history: Sequence[Change]) -> list[tuple[Settings, int | None]]:
+    """The settings of each part of a run, and the step after which it ended; None: the last part."""
+    found: list[tuple[Settings, int | None]] = [(settings, None)]
+    for change in reversed(history):
+        settings = dataclasses.replace(settings, **change.before)
+        found.insert(0, (settings, change.step))
+    return found
+
+
+def with_change(history: Sequence[Change], old: Settings, new: Settings, step: int) -> tuple[Settings, list[Change]]:
+    """The settings that made the steps until `step`, and the history of a run that goes on from there with `new`.
+
+    old: the settings until now. Changes at later steps, or at this one, count no more: nothing is left of them.
+    """
+    kept = list(history)
+    while kept and kept[-1].step >= step:
+        old = dataclasses.replace(old, **kept.pop().before)
+    before = {item.name: getattr(old, item.name) for item in fields(old)
+              if getattr(old, item.name) != getattr(new, item.name)}  # fmt: skip
+    if before and step:
+        kept.append(Change(step, before))
+    return old, kept
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:
@@ -199,5 +255,5 @@ def checked(name: str, value: Any, kind: Any) -> Any:
         value = float(value)
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         what = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a mapping")
-        raise ValueError(f"{name} must be {what}, not {value!r}")
+        raise ValueError(f"{setting(name)} must be {what}, not {value!r}")
     return value

@@ -1,6 +1,7 @@
 """From settings to a trainer: the model that a run starts from, its tokenizer, its text as ids; and to its end."""
 
 import dataclasses
+import math
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -20,20 +21,25 @@ from minhub_py.registry import FAMILIES, Family
 from minhub_py.skeleton import skeleton
 from minhub_py.storage import Checkpoint
 from minhub_py.tokenizer import characters, encode, parse, read_tokenizer, train_byte_level_bpe
-from minhub_py.train.checkpoint import RunFolder, write_text
+from minhub_py.train.checkpoint import COLUMNS, RunFolder, write_whole
+from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.data import Corpus, Text, at_words, prepare
-from minhub_py.train.loop import Listener, Trainer
+from minhub_py.train.loop import Listener, Trainer, learning_rate
 from minhub_py.train.parallel import Processes, processes
-from minhub_py.train.settings import CONTEXT, LEARNING_RATE, Settings
+from minhub_py.train.rescue import check_best, rescued
+from minhub_py.train.settings import CONTEXT, LEARNING_RATE, Settings, read_settings, with_change
+from minhub_py.train.words import resume_call, setting
 
 # Positions of a row, at most, where the settings do not say and the model to start from has more.
 LONG_CONTEXT = 1024
+# Where a text is kept that can be read only once, until it has become ids.
+SPOOL = "text.txt"
 # What a run that was killed before it began may have left.
 PREPARED = {"train.bin", "held_out.bin", ".tokens.json.partial", "tokens.json", ".tokenizer.json.partial",
-            "tokenizer.json"}  # fmt: skip
+            "tokenizer.json", SPOOL}  # fmt: skip
 
 
-def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path], listener: Listener) -> None:
+def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO], listener: Listener) -> None:
     """A new run, to its end. A run exists from when it has its settings.json: what fails before leaves nothing."""
     if not texts:
         raise ValueError("there is no text to learn from: give a file, or several")
@@ -43,35 +49,62 @@ def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path], listener
             group.wait()
             return run(folder, settings, group, listener)
         check_new(folder)
-        made = not folder.path.exists()
+        made = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
         try:
-            text = Text(texts, settings.held_out, listener.preparing)
+            with folder.writing(folder.path):
+                folder.tokens.mkdir(parents=True, exist_ok=True)
+            paths = [text if isinstance(text, Path) else spooled(text, folder, listener) for text in texts]
+            names = {folder.tokens / SPOOL: "-"}
+            text = Text(paths, settings.held_out, listener.preparing, names)
             tokenizer = tokenizer_of(settings, text)
             if lost := unknown(tokenizer, text.alphabet):
                 shown = " ".join(map(repr, lost[:10])) + (" …" if len(lost) > 10 else "")
                 listener.note(f"{len(lost)} characters of the text are not in the tokenizer's vocabulary: {shown}")
-            prepare(text, tokenizer, folder.tokens)
-            write_text(folder.tokens / "tokenizer.json", tokenizer.to_str(pretty=True))
+            with folder.writing(folder.tokens):
+                prepare(text, tokenizer, folder.tokens)
+                write_whole(folder.tokens / "tokenizer.json", tokenizer.to_str(pretty=True))
+                (folder.tokens / SPOOL).unlink(missing_ok=True)
             group.wait()
             run(folder, settings, group, listener)
         finally:
             if not folder.settings.exists():
                 shutil.rmtree(folder.tokens, ignore_errors=True)
-                if made:
-                    with suppress(OSError):
-                        folder.path.rmdir()
+                with suppress(OSError):
+                    for path in made:
+                        path.rmdir()
+
+
+def spooled(text: BinaryIO, folder: RunFolder, listener: Listener) -> Path:
+    """A copy of a stream, which is read several times as a file. It is in the run's folder: /tmp may be memory."""
+    path, done = folder.tokens / SPOOL, 0
+    with folder.writing(path), path.open("wb") as file:
+        while piece := text.read(2**20):
+            file.write(piece)
+            done += len(piece)
+            listener.preparing("Reading", done, 0)
+    return path
 
 
 def go_on(folder: RunFolder, settings: Settings, listener: Listener) -> None:
-    """A run from its last checkpoint to its end; from its beginning, where it has not come to one."""
-    with processes(settings.parallel, settings.device) as group:
+    """A run from its last checkpoint to its end; from its beginning, where it has not come to one.
+
+    DamagedError: a file of it is missing or damaged.
+    """
+    with processes(settings.parallel, settings.device) as group, rescued(folder):
+        if folder.newest() is not None:
+            check_best(folder)
+        elif any(row["step"] > Settings.read(folder.settings).checkpoint_every for row in folder.read_rows()):
+            raise DamagedError(
+                folder.checkpoints, "has no checkpoint any more" if folder.checkpoints.exists() else "is missing"
+            )
         run(folder, settings, group, listener)
 
 
 def check_new(folder: RunFolder) -> None:
     """FileExistsError: there is something that a new run would spoil."""
     if folder.settings.exists():
-        raise FileExistsError(f"{folder.path} holds a run already: go on with it (--resume), or name another folder")
+        raise FileExistsError(f"{folder.path} holds a run already: go on with it, {resume_call(folder.path)}, or name "
+                              "another folder")  # fmt: skip
     if folder.path.is_file():
         raise FileExistsError(f"{folder.path} is a file: name a folder")
     held = {path.name for path in folder.path.iterdir()} if folder.path.is_dir() else set()
@@ -96,7 +129,8 @@ def completed(settings: Settings) -> Settings:
     else:
         family, config = describe(start)
         if settings.family not in (None, family.name):
-            raise ValueError(f"{settings.start} holds a {family.name} model, not {settings.family}: leave --family out")
+            raise ValueError(f"{settings.start} holds a {family.name} model, not {settings.family}: leave "
+                             f"{setting('family')} out")  # fmt: skip
         context = settings.context or min(settings.tuned_config(family, config).context_length or CONTEXT, LONG_CONTEXT)
     device = choose_device(settings.device)
     dtype = settings.dtype
@@ -136,18 +170,22 @@ def check_model(settings: Settings, config: Any, tokenizer: Any) -> None:
     """ValueError: the model does not know all ids, or has fewer positions than a row."""
     ids = max(tokenizer.get_vocab().values()) + 1
     if ids > config.vocab_size:
-        raise ValueError(f"the model knows {config.vocab_size} ids, and the tokenizer has {ids}: leave --tokenizer "
-                         "or vocab_size out")  # fmt: skip
+        raise ValueError(f"the model knows {config.vocab_size} ids, and the tokenizer has {ids}: leave "
+                         f"{setting('tokenizer')} or vocab_size out")  # fmt: skip
     if config.context_length is not None and (settings.context or 0) > config.context_length:
-        raise ValueError(f"the model has {config.context_length} positions, fewer than --context {settings.context}")
+        raise ValueError(f"the model has {config.context_length} positions, fewer than "
+                         f"{setting('context', settings.context)}")  # fmt: skip
     if settings.sample is not None and not encode(tokenizer, settings.sample):
-        raise ValueError(f"sample {settings.sample!r} has no token that the model knows: give a text to write on from")
+        raise ValueError(
+            f"{setting('sample')} {settings.sample!r} has no token that the model knows: give a text to write on from"
+        )
 
 
 def run(folder: RunFolder, settings: Settings, group: Processes, listener: Listener) -> None:
     """Train from where the folder is. KeyboardInterrupt, SystemExit: a signal stopped it, after a checkpoint."""
     corpus = Corpus.read(folder.tokens)
-    tokenizer = parse(folder.tokens / "tokenizer.json")
+    with reading(folder.tokens / "tokenizer.json"):
+        tokenizer = parse(folder.tokens / "tokenizer.json")
     device = device_of(settings, group)
     newest = folder.newest()
     with undisturbed(device, settings.threads):
@@ -157,10 +195,18 @@ def run(folder: RunFolder, settings: Settings, group: Processes, listener: Liste
         if newest is not None:
             trainer.resume(newest)
         if group.first:
-            write_text(folder.settings, settings.to_json())  # what cannot be trained so was refused before
-            folder.forget_after(trainer.progress.step if newest else -1)
+            step = trainer.progress.step if newest else 0
+            folder.read_rows()  # nothing is changed where they are damaged
+            old, history = read_settings(folder.settings) if folder.settings.exists() else (settings, [])
+            old, history = with_change(history, old, settings, step)
+            folder.write(folder.settings, settings.to_json(history))  # what cannot be trained so was refused before
+            folder.forget_after(step if newest else -1)
             folder.forget_older()
             listener.begins(trainer)
+            if newest is not None and restore_best_row(folder, trainer):
+                listener.note("losses.csv was missing; of the losses before, it has that of the best model")
+            if step and settings.steps != old.steps:
+                listener.note(bend(old, settings, step))
         with signals() as caught, enough_memory():
             try:
                 finished = trainer.run(lambda: bool(caught))
@@ -168,7 +214,32 @@ def run(folder: RunFolder, settings: Settings, group: Processes, listener: Liste
                 if group.first:
                     report(folder, listener)
         if caught and not finished:
-            raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
+            if caught[0] != signal.SIGINT:
+                raise SystemExit(128 + caught[0])
+            raise KeyboardInterrupt(f"stopped after step {trainer.progress.step}; {resume_call(folder.path)} goes on")
+
+
+def bend(old: Settings, new: Settings, step: int) -> str:
+    """A note: another number of steps is another cosine, so the run is not one of the new number from its beginning."""
+    return (f"from step {step:,} the learning rate follows a cosine that ends at step {new.steps:,}, not at "
+            f"{old.steps:,}: it goes from {learning_rate(old, step):.3g} to {learning_rate(new, step):.3g}. A new run "
+            f"of {new.steps:,} steps would give another model")  # fmt: skip
+
+
+def restore_best_row(folder: RunFolder, trainer: Trainer) -> bool:
+    """Write the row of the best model, where losses.csv lacks it: what a checkpoint knows of it."""
+    progress, settings = trainer.progress, trainer.settings
+    if progress.best_loss is None or any(row["step"] == progress.best_step for row in folder.read_rows()):
+        return False
+    tokens = progress.best_step * settings.batch * trainer.context
+    known = {
+        "step": progress.best_step,
+        "tokens": tokens,
+        "held_out_loss": progress.best_loss,
+        "seconds": progress.seconds,
+    }
+    folder.write_row(dict.fromkeys(COLUMNS, math.nan) | known)
+    return True
 
 
 @contextmanager
@@ -196,14 +267,23 @@ def model_of(settings: Settings, checkpoint: Path | None, tokenizer: Any) -> tup
         torch.manual_seed(settings.seed)
         size = max(tokenizer.get_vocab().values()) + 1
         return family, family.Model(settings.fresh_config(family, size, tokenizer.token_to_id("<|endoftext|>")))
-    family, like, _ = fit(start)
-    config = like.config
-    model = skeleton(family, settings.tuned_config(family, config) if checkpoint is None else config)
-    # Copies, in the layout that is faster to train: what is in the file stays as it is.
-    tensors = native_tensors(start, family, start)
+    if checkpoint is None:
+        family, like, _ = fit(start)
+        model = skeleton(family, settings.tuned_config(family, like.config))
+        load(start, family, model)
+        return family, model
+    read_object(checkpoint / "config.json")
+    with reading(checkpoint / "model.safetensors"):
+        family, model, _ = fit(start)
+        load(start, family, model)
+    return family, model
+
+
+def load(checkpoint: Checkpoint, family: Family, model: Any) -> None:
+    """Give a model without weights copies, in the layout that is faster to train: the file stays as it is."""
+    tensors = native_tensors(checkpoint, family, checkpoint)
     state = {name: tensors[name].to(torch.float32, copy=True).contiguous() for name in model.state_dict()}
     model.load_state_dict(state, assign=True)
-    return family, model
 
 
 def device_of(settings: Settings, group: Processes) -> torch.device:
@@ -222,8 +302,8 @@ def enough_memory() -> Iterator[None]:
     except RuntimeError as error:
         if not re.search("out of memory|can't allocate memory", str(error)):
             raise
-        raise MemoryError("there is not enough memory: choose a smaller --batch or --context, or read a step's rows "
-                          "in pieces (--accumulate)") from error  # fmt: skip
+        raise MemoryError(f"there is not enough memory: choose a smaller {setting('batch')} or {setting('context')}, "
+                          f"or read a step's rows in pieces ({setting('accumulate')})") from error  # fmt: skip
 
 
 def report(folder: RunFolder, listener: Listener) -> None:
@@ -234,7 +314,7 @@ def report(folder: RunFolder, listener: Listener) -> None:
         if not folder.read_rows():
             return
         summary = read(folder.path)
-        write_text(folder.card, card(summary))
+        folder.write(folder.card, card(summary))
         draw([summary], folder.curves)
     except ImportError:
         listener.note("the curves are not drawn without matplotlib: pip install matplotlib")

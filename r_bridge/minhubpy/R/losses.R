@@ -75,7 +75,8 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 #'
 #' The losses of a run along its steps: of the text that was held out as a
 #' line, with a point at the best model, and of the text that trains as a
-#' dotted one. What [minhub_compare()] returns is drawn as a line for each run,
+#' dotted one. A training loss is the mean of the steps since the evaluation
+#' before, so it is drawn in the middle of them. What [minhub_compare()] returns is drawn as a line for each run,
 #' in nats per character.
 #'
 #' The first tenth of a long run may leave the picture at the top: it would
@@ -185,8 +186,15 @@ draw_losses <- function(all, against, unit) {
   graphics::title(xlab = against, line = 1.7)
 }
 
+# Where training losses belong: each is the mean since the evaluation before. Where the first rows were left out, the
+# one before the first is taken to be as far away as the next one.
+middles <- function(x) {
+  gaps <- diff(x)
+  x - c(if (length(gaps)) gaps[[1L]] else 0, gaps) / 2
+}
+
 draw_curves <- function(x, against, col) {
-  graphics::lines(x[[against]], x$train_loss, col = col, lwd = 1.2, lty = 3L)
+  graphics::lines(middles(x[[against]]), x$train_loss, col = col, lwd = 1.2, lty = 3L)
   graphics::lines(x[[against]], x$held_out_loss, col = col, lwd = 2)
   best <- which.min(x$held_out_loss)
   graphics::points(x[[against]][[best]], x$held_out_loss[[best]], col = col, pch = 16L, cex = 1.2)

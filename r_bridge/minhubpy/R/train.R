@@ -17,6 +17,10 @@
 #' not stopped. So it does after a crash, from the last checkpoint. With
 #' `out = NULL` the folder goes away with the R session.
 #'
+#' With other `steps` the learning rate follows another cosine from there on:
+#' the run comes to another model than a new one of so many steps. A message
+#' and the model card (README.md in the folder) say so.
+#'
 #' @section Further settings:
 #' All are those of Python's `minhub_py.train`, and what is not given is as
 #' there: `vocab_size` (of a tokenizer that is `"bpe"`), `held_out` (0.1, the
@@ -57,7 +61,8 @@
 #' @param config Further settings of the model, a list by the names of
 #'   config.json, such as `list(window_size = 64)`.
 #' @param progress `TRUE`: show the losses as they come, and in an interactive
-#'   console a line that moves. Or a function that is called with each piece of
+#'   console a line that moves; elsewhere a line comes at least once a minute.
+#'   Or a function that is called with each piece of
 #'   news: a list with `event`, which is `"preparing"`, `"begins"`,
 #'   `"stepped"`, `"evaluated"`, `"sampled"` or `"note"`, and what belongs to
 #'   it.
@@ -69,7 +74,8 @@
 #'     `tokenizer`, its tokenizer;
 #'   * `losses`: a data frame with a row for each evaluation, and the columns
 #'     `step`, `tokens`, `train_loss`, `held_out_loss`, `learning_rate`,
-#'     `gradient_norm`, `tokens_per_second` and `seconds`;
+#'     `gradient_norm`, `tokens_per_second` and `seconds`; `train_loss` is the
+#'     mean of the steps since the row before;
 #'   * `best_loss` and `best_step`, `folder`, and `settings`.
 #'
 #'   [plot()][plot.minhub_losses] draws the losses of a run, and
@@ -301,6 +307,7 @@ training_news <- function(progress) {
   screen <- new.env(parent = emptyenv())
   screen$moves <- interactive() && !isTRUE(getOption("knitr.in.progress"))
   screen$shown <- 0L
+  screen$said <- seconds_now()
   screen$download <- show_progress()
   structure(function(news) show_news(screen, news), screen = screen)
 }
@@ -323,10 +330,13 @@ show_news <- function(screen, news) {
       if (news$step > 0L) say_line(screen, "goes on after step ", counted(news$step))
       say_line(screen, sprintf("%8s  %8s  %8s  %10s  %12s", "STEP", "TRAINING", "HELD OUT", "TOKENS/S", "TIME"))
     },
-    stepped = move_line(
-      screen, "step ", counted(news$step), " of ", counted(news$steps), sprintf("  loss %.4f  ", news$loss),
-      counted(news$tokens_per_second), " tokens/s  ", news$time_left, " left"
-    ),
+    stepped = {
+      show <- if (screen$moves) move_line else if (seconds_now() - screen$said >= 60) say_line else function(...) NULL
+      show(
+        screen, "step ", counted(news$step), " of ", counted(news$steps), sprintf("  loss %.4f  ", news$loss),
+        counted(news$tokens_per_second), " tokens/s  ", news$time_left, " left"
+      )
+    },
     evaluated = say_line(
       screen,
       sprintf(
@@ -344,7 +354,10 @@ show_news <- function(screen, news) {
 say_line <- function(screen, ...) {
   move_line(screen, "")
   message(...)
+  screen$said <- seconds_now()
 }
+
+seconds_now <- function() proc.time()[["elapsed"]]
 
 # The line that moves: it is written over, so it must not be wider than the console.
 move_line <- function(screen, ...) {

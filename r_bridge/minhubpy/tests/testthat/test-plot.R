@@ -159,6 +159,8 @@ test_that("losses are a line each, with the best one's number on the free side o
   expect_length(both, 2L)
   expect_identical(vapply(both, nrow, 0L), c(4L, 5L)) # nothing was trained before the first
   held_out <- both[[2L]]
+  # A training loss is a mean over the steps between two evaluations.
+  expect_equal(both[[1L]]$V1, held_out$V1[-1L] - diff(held_out$V1) / 2, tolerance = 1e-3)
   expect_equal(diff(held_out$V1), rep(diff(held_out$V1)[[1L]], 4L), tolerance = 1e-2)
   expect_equal(diff(held_out$V2) / diff(held_out$V2)[[1L]], c(1, 1, 0.5, -0.25), tolerance = 1e-2)
   number_at <- function(lines) as.numeric(strsplit(grep("(1.500) Tj", lines, fixed = TRUE, value = TRUE), " ")[[1L]][[9L]])

@@ -185,15 +185,16 @@ test_that("what cannot be trained is refused, and says what to do", {
   expect_refused(minhub_train(VERSE, seed = -1), "seed must be at least 0, not -1")
   expect_refused(minhub_train(VERSE, family = "gpt3"), "family must be one of gpt2, gptneo, lstm, not 'gpt3'")
   expect_refused(minhub_train(VERSE, heads = 2), "heads: a model of the family lstm has none; leave it out")
-  expect_refused(minhub_train(VERSE, speed = 9), "there is no setting speed; the settings are family, from, tokenizer")
-  expect_refused(minhub_train(VERSE, start = "gpt2"), "there is no setting start; the settings are family, from")
-  expect_refused(minhub_train(VERSE, config = list(n_embd = 8)), "lstm has no setting n_embd; its settings are vocab_size")
+  expect_refused(minhub_train(VERSE, epochs = 9), "unknown setting epochs; the settings are family, from, tokenizer")
+  expect_refused(minhub_train(VERSE, warmup = 3), "unknown setting warmup; did you mean warm_up?")
+  expect_refused(minhub_train(VERSE, start = "gpt2"), "unknown setting start; the settings are family, from")
+  expect_refused(minhub_train(VERSE, config = list(n_embd = 8)), "config: unknown setting n_embd; those of lstm are vocab_size")
   expect_refused(minhub_train(VERSE, config = list(8)), "settings need names, such as config = list(window_size = 64)")
   expect_refused(minhub_train(VERSE, config = list(a = NA)), "the setting a cannot be NA")
   expect_refused(minhub_train(VERSE, progress = NA), "progress must be TRUE or FALSE, not NA")
   expect_refused(minhub_train(VERSE, out = ""), "out is empty: give a path")
   run <- a_run()
-  expect_refused(minhub_train(VERSE, out = run$folder), "go on with it (minhub_resume())", class = "FileExistsError")
+  expect_refused(minhub_train(VERSE, out = run$folder), "go on with it, minhub_resume(\"", class = "FileExistsError")
   expect_refused(minhub_resume(run, width = 3), "width cannot change when a run goes on", class = "ValueError")
   expect_refused(minhub_resume(run, 30, FALSE, 3), "settings need names, such as warm_up = 20")
   expect_refused(minhub_resume(tempfile()), "is no run of minhub_train(): it has no settings.json", class = "FileNotFoundError")
@@ -210,6 +211,8 @@ test_that("a run that was finished takes more steps, and is read from its folder
   expect_identical(more$losses$step, c(0L, 10L, 20L, 30L))
   expect_identical(more$losses[1:3, ], run$losses)
   expect_identical(more$settings$steps, 30L)
+  card <- readLines(file.path(more$folder, "README.md"))
+  expect_match(card, "^minhub train --resume 'more steps' --steps 30$", all = FALSE)
   expect_identical(minhub_resume(more$folder)$losses, more$losses) # nothing is left to do
 })
 
@@ -323,6 +326,34 @@ test_that("a run is silent, unless it is told to speak: then in lines, with its 
   }
   said <- testthat::capture_messages(minhub_resume(run, steps = 22, progress = TRUE))
   expect_match(said, "^goes on after step 20\n$", all = FALSE)
+  said <- testthat::capture_messages(minhub_resume(run, steps = 24))
+  expect_match(said, "^Note: from step 22 the learning rate follows a cosine that ends at step 24, not at 22")
+})
+
+test_that("without a console to move a line in, one comes when there was none for a minute", {
+  screen <- new.env()
+  screen$moves <- FALSE
+  screen$said <- minhubpy:::seconds_now()
+  news <- list(
+    event = "stepped", step = 2L, steps = 10L, loss = 1.5, tokens_per_second = 1234.5, seconds_left = 90, time_left = "9 s"
+  )
+  expect_silent(minhubpy:::show_news(screen, news))
+  screen$said <- screen$said - 60
+  expect_message(minhubpy:::show_news(screen, news), "^step 2 of 10  loss 1.5000  1,234 tokens/s  9 s left\n$")
+  expect_silent(minhubpy:::show_news(screen, news))
+})
+
+test_that("what can be saved of a damaged run is said", {
+  run <- small(out = tempfile("damaged-"))
+  file.remove(file.path(run$folder, "checkpoints", "step-00000020", "progress.json"))
+  message <- sprintf(
+    'progress.json is missing: the run cannot go on, but its best model is whole, in %s; begin a new run from it with from = "%s"',
+    run$folder, run$folder
+  )
+  expect_refused(minhub_resume(run, steps = 30), message, class = "DamagedError")
+  expect_identical(small(from = run$folder, family = NULL, steps = 2, layers = NULL, width = NULL)$model$family, "lstm")
+  unlink(file.path(run$folder, "tokens"), recursive = TRUE)
+  expect_refused(minhub_run(run$folder), "tokens.json is missing: the run cannot go on, but its best model is whole")
 })
 
 test_that("in a console a line moves, is never wider than that, and leaves nothing behind", {
