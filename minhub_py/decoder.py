@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from minhub_py.eval_mode import has_hooks, in_eval_mode
 from minhub_py.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
 from minhub_py.registry import family_of
 from minhub_py.skeleton import skeleton
@@ -132,7 +133,7 @@ class Plain:
     guesses = False  # whether several ids at once give the bits that they give one by one
 
     def __init__(self, model: Any) -> None:
-        self.model = model
+        self.model, self._without_dropout = in_eval_mode(model)
 
     def new_cache(self, rows: int, size: int) -> Any:
         """A cache for the other methods."""
@@ -172,14 +173,8 @@ class Plain:
         return self.model.logits(self.model.hidden(idx, cache)[:, -1:])
 
     def _run(self, work: Callable[[], Tensor]) -> Tensor:
-        """Without dropout: a fresh model is in training mode, and is left in it."""
-        if not self.model.training:
+        with self._without_dropout():
             return work()
-        self.model.eval()
-        try:
-            return work()
-        finally:
-            self.model.train()
 
 
 class Native(Plain):
@@ -200,11 +195,12 @@ class Native(Plain):
         self.operations = (Operation * len(operations))(*operations)
         self.vocab_size = operations[-1].weight.rows
         self.recurrent = any(operation.kind == KINDS["recur"] for operation in operations)
-        self.guesses = not self.recurrent
-        # From how many ids on `forward` is the faster one. An LSTM's reads a whole text between two calls of a kernel,
-        # and products in bfloat16 use instructions of their own, though they round activations to it.
+        self.guesses = not self.recurrent  # a state cannot take ids back
+        # From how many ids on `forward` is the faster one: its products in bfloat16 use instructions of their own,
+        # though they round activations to it, and their sums differ between numbers of threads. An LSTM takes its ids
+        # one by one either way.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16]
-        self.long = 2 if self.recurrent else LONG if is_bfloat16 else None
+        self.long = LONG if is_bfloat16 and not self.recurrent else None
         self.width = -(-self.width // 128) * 128
         self.threads = min(torch.get_num_threads(), 64)
         if model.new_cache(1, 1).buffers()[0][0].dtype not in CACHES:
@@ -378,14 +374,6 @@ def check_memory(tensor: Tensor) -> None:
 def is_of_this_package(model: Any) -> bool:
     """Whether a model's class is one of our families' own, and not what somebody has made of it."""
     return type(model).__module__.startswith("minhub_py.") and hasattr(model, "steps")
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody listens to a module's calls, or has given it a method of its own."""
-    everywhere = nn.modules.module
-    hooks = [module._forward_hooks, module._forward_pre_hooks]
-    hooks += [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
-    return any(hooks) or any(callable(getattr(type(module), name, None)) for name in vars(module))
 
 
 _made: dict[tuple[type, str], dict[str, nn.Module]] = {}  # the modules of models without weights, by class and config
