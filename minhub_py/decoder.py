@@ -91,7 +91,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 1 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 2 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 class UnsupportedError(Exception):
@@ -133,7 +133,8 @@ class Plain:
     guesses = False  # whether several ids at once give the bits that they give one by one
 
     def __init__(self, model: Any) -> None:
-        self.model, self._without_dropout = in_eval_mode(model)
+        self.model = model
+        self._mode: bool | None = None  # that of the model when `_in_eval_mode` was made
 
     def new_cache(self, rows: int, size: int) -> Any:
         """A cache for the other methods."""
@@ -142,7 +143,7 @@ class Plain:
     def read(self, ids: Sequence[int], cache: Any, every: bool = False) -> Tensor:
         """Read `ids` into a cache of one row; the logits (1, V) after the last, or after every one, (T, V)."""
         idx = torch.tensor([list(ids)], device=self._device())
-        return self._run(lambda: self.model(idx, cache) if every else self._last(idx, cache))[0]
+        return self._run(lambda model: model(idx, cache) if every else last(model, idx, cache))[0]
 
     def fill(self, texts: Mapping[int, Sequence[int]], cache: Any, size: int) -> Tensor:
         """Begin rows of a cache of `size` positions with these ids; the logits (texts, V) after each of them.
@@ -161,20 +162,18 @@ class Plain:
     def extend(self, rows: Sequence[Sequence[int]], cache: Any) -> Tensor:
         """Read one more id in each row of a cache; the logits (B, V)."""
         idx = torch.tensor([list(row) for row in rows], device=self._device())
-        return self._run(lambda: self.model(idx, cache))[:, -1]
+        return self._run(lambda model: model(idx, cache))[:, -1]
 
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def _last(self, idx: Tensor, cache: Any) -> Tensor:
-        """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
-        if not is_of_this_package(self.model) or has_hooks(self.model):
-            return self.model(idx, cache)[:, -1:]
-        return self.model.logits(self.model.hidden(idx, cache)[:, -1:])
-
-    def _run(self, work: Callable[[], Tensor]) -> Tensor:
-        with self._without_dropout():
-            return work()
+    def _run(self, work: Callable[[Any], Tensor]) -> Tensor:
+        """What `work` makes with the model in eval mode. It may be switched while a text comes."""
+        if self._mode != self.model.training:
+            self._mode, self._in_eval_mode = self.model.training, in_eval_mode(self.model)
+        model, context = self._in_eval_mode
+        with context():
+            return work(model)
 
 
 class Native(Plain):
@@ -369,6 +368,13 @@ def check_memory(tensor: Tensor) -> None:
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not plain or tensor.device.type != "cpu":
         raise UnsupportedError(f"a {type(tensor).__name__} ({tensor.layout}) on {tensor.device.type}")
+
+
+def last(model: Any, idx: Tensor, cache: Any) -> Tensor:
+    """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
+    if not is_of_this_package(model) or has_hooks(model):
+        return model(idx, cache)[:, -1:]
+    return model.logits(model.hidden(idx, cache)[:, -1:])
 
 
 def is_of_this_package(model: Any) -> bool:

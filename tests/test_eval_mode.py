@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.overrides import _get_current_function_mode_stack
 
-from minhub_py import generate, gpt2, gptneo, lstm, score
+from minhub_py import generate, gpt2, gptneo, lstm, score, stream
 from minhub_py.decoder import Native, reader_of
 from minhub_py.eval_mode import in_eval_mode
 
@@ -154,6 +154,20 @@ def test_a_part_in_training_mode_is_read_in_eval_mode() -> None:
     assert generate(model, PROMPTS, 12, seed=1) == wanted
     assert model.h[1].mlp.training
     assert not model.training
+
+
+@pytest.mark.parametrize("change", [double, hook])
+def test_a_model_that_is_switched_while_its_text_comes(change) -> None:
+    model = new("gpt2")
+    change(model)
+    wanted = generate(model, PROMPTS[:1], 12, seed=1)[0]
+    for mode in (True, False):
+        model.train(mode)
+        ids = stream(model, PROMPTS[0], 12, seed=1)
+        begun = [next(ids), next(ids)]
+        model.train(not mode)
+        assert begun + list(ids) == wanted
+        assert model.training is not mode
 
 
 def test_nobody_sees_eval_mode_while_a_text_is_read() -> None:
