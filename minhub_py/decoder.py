@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from minhub_py.eval_mode import has_hooks, in_eval_mode
 from minhub_py.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
 from minhub_py.registry import family_of
 from minhub_py.skeleton import skeleton
@@ -90,7 +91,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 1 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 2 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 class UnsupportedError(Exception):
@@ -133,6 +134,7 @@ class Plain:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self._mode: bool | None = None  # that of the model when `_in_eval_mode` was made
 
     def new_cache(self, rows: int, size: int) -> Any:
         """A cache for the other methods."""
@@ -141,7 +143,7 @@ class Plain:
     def read(self, ids: Sequence[int], cache: Any, every: bool = False) -> Tensor:
         """Read `ids` into a cache of one row; the logits (1, V) after the last, or after every one, (T, V)."""
         idx = torch.tensor([list(ids)], device=self._device())
-        return self._run(lambda: self.model(idx, cache) if every else self._last(idx, cache))[0]
+        return self._run(lambda model: model(idx, cache) if every else last(model, idx, cache))[0]
 
     def fill(self, texts: Mapping[int, Sequence[int]], cache: Any, size: int) -> Tensor:
         """Begin rows of a cache of `size` positions with these ids; the logits (texts, V) after each of them.
@@ -160,26 +162,18 @@ class Plain:
     def extend(self, rows: Sequence[Sequence[int]], cache: Any) -> Tensor:
         """Read one more id in each row of a cache; the logits (B, V)."""
         idx = torch.tensor([list(row) for row in rows], device=self._device())
-        return self._run(lambda: self.model(idx, cache))[:, -1]
+        return self._run(lambda model: model(idx, cache))[:, -1]
 
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def _last(self, idx: Tensor, cache: Any) -> Tensor:
-        """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
-        if not is_of_this_package(self.model) or has_hooks(self.model):
-            return self.model(idx, cache)[:, -1:]
-        return self.model.logits(self.model.hidden(idx, cache)[:, -1:])
-
-    def _run(self, work: Callable[[], Tensor]) -> Tensor:
-        """Without dropout: a fresh model is in training mode, and is left in it."""
-        if not self.model.training:
-            return work()
-        self.model.eval()
-        try:
-            return work()
-        finally:
-            self.model.train()
+    def _run(self, work: Callable[[Any], Tensor]) -> Tensor:
+        """What `work` makes with the model in eval mode. It may be switched while a text comes."""
+        if self._mode != self.model.training:
+            self._mode, self._in_eval_mode = self.model.training, in_eval_mode(self.model)
+        model, context = self._in_eval_mode
+        with context():
+            return work(model)
 
 
 class Native(Plain):
@@ -200,11 +194,12 @@ class Native(Plain):
         self.operations = (Operation * len(operations))(*operations)
         self.vocab_size = operations[-1].weight.rows
         self.recurrent = any(operation.kind == KINDS["recur"] for operation in operations)
-        self.guesses = not self.recurrent
-        # From how many ids on `forward` is the faster one. An LSTM's reads a whole text between two calls of a kernel,
-        # and products in bfloat16 use instructions of their own, though they round activations to it.
+        self.guesses = not self.recurrent  # a state cannot take ids back
+        # From how many ids on `forward` is the faster one: its products in bfloat16 use instructions of their own,
+        # though they round activations to it, and their sums differ between numbers of threads. An LSTM takes its ids
+        # one by one either way.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16]
-        self.long = 2 if self.recurrent else LONG if is_bfloat16 else None
+        self.long = LONG if is_bfloat16 and not self.recurrent else None
         self.width = -(-self.width // 128) * 128
         self.threads = min(torch.get_num_threads(), 64)
         if model.new_cache(1, 1).buffers()[0][0].dtype not in CACHES:
@@ -375,17 +370,16 @@ def check_memory(tensor: Tensor) -> None:
         raise UnsupportedError(f"a {type(tensor).__name__} ({tensor.layout}) on {tensor.device.type}")
 
 
+def last(model: Any, idx: Tensor, cache: Any) -> Tensor:
+    """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
+    if not is_of_this_package(model) or has_hooks(model):
+        return model(idx, cache)[:, -1:]
+    return model.logits(model.hidden(idx, cache)[:, -1:])
+
+
 def is_of_this_package(model: Any) -> bool:
     """Whether a model's class is one of our families' own, and not what somebody has made of it."""
     return type(model).__module__.startswith("minhub_py.") and hasattr(model, "steps")
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody listens to a module's calls, or has given it a method of its own."""
-    everywhere = nn.modules.module
-    hooks = [module._forward_hooks, module._forward_pre_hooks]
-    hooks += [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
-    return any(hooks) or any(callable(getattr(type(module), name, None)) for name in vars(module))
 
 
 _made: dict[tuple[type, str], dict[str, nn.Module]] = {}  # the modules of models without weights, by class and config

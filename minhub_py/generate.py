@@ -11,18 +11,24 @@ where the prompt ended, and a full context costs one re-reading of half of it ev
 The rule for randomness: the i-th new id of a row is drawn with the i-th number of the row's own generator, which
 starts from `seed`. So a row of a batch gets the ids that it gets alone, on every device (up to the rounding of its
 matrix products, which matters where two ids are equally likely to the last bits).
+
+The rule for threads: what the native decoder reads has the same bits however many there are. What a model's `forward`
+reads has not, as PyTorch's products are summed in another order: prompts of decoder.LONG ids and more of a transformer
+in bfloat16, and whatever native code cannot do (decoder.py).
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from reprlib import repr as brief
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from minhub_py.arguments import all_of, check_tokenizer, is_number, is_text, is_whole, model_of, whole
 from minhub_py.decoder import CHUNK, MOST_TOKENS, reader_of
 from minhub_py.speculate import Guesser
 
@@ -51,10 +57,14 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            value = getattr(self, name)
+            if not is_number(value) and not (name == "top_p" and value is None):
+                raise ValueError(f"{name} must be a number, not {brief(value)}")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
-        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
-            raise ValueError(f"top_k must be a whole number of at least 1, not {self.top_k}")
+        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 1):
+            raise ValueError(f"top_k must be a whole number of at least 1, not {brief(self.top_k)}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
         if not 0 < self.repetition_penalty < float("inf"):
@@ -127,18 +137,22 @@ class Ends:
 
     @classmethod
     def of(cls, model: Any, eos_id: Any, stop: str | Sequence[str], tokenizer: Any) -> "Ends":
-        """From the arguments of `stream`. ValueError: stop strings without a tokenizer, or empty ones."""
-        if isinstance(eos_id, str):
-            if eos_id != "auto":
-                raise ValueError(f'eos_id must be "auto", None, an id or several, not {eos_id!r}')
+        """From the arguments of `stream`. ValueError: one is of a wrong type, or stop strings without a tokenizer."""
+        if isinstance(eos_id, str) and eos_id == "auto":
             eos_id = model.config.eos_token_id
-        ids = [] if eos_id is None else [eos_id] if isinstance(eos_id, int) else eos_id
-        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        ids = all_of(() if eos_id is None else (eos_id,) if is_whole(eos_id) else eos_id, is_whole)
+        if ids is None:
+            raise ValueError(f'eos_id must be "auto", None, an id or several, not {brief(eos_id)}')
+        strings = all_of((stop,) if isinstance(stop, str) else stop, is_text)
+        if strings is None:
+            raise ValueError(f"stop must be a string or several, not {brief(stop)}")
         if strings and tokenizer is None:
             raise ValueError("stop strings are looked for in the decoded text: give tokenizer= too")
         if "" in strings:
             raise ValueError("a stop string cannot be empty")
-        return cls(frozenset(ids), strings, tokenizer)
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, "decode")
+        return cls(frozenset(map(int, ids)), strings, tokenizer)
 
     def reached(self, ids: Sequence[int], start: int) -> bool:
         """Whether the last of the ids, which are new from `start` on, ends the text."""
@@ -171,10 +185,12 @@ def generate(
 
     seed: one for all rows (equal prompts then get equal ids), or a list with one for each.
     """
-    results: list[list[int]] = [[] for _ in prompts]
+    model = model_of(model, "generate()")
+    texts = check_prompts(model, prompts)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ends = Ends.of(model, eos_id, stop, tokenizer)
-    for row, id in start(model, prompts, max_new_tokens, sampling, seed, ends, speculate):
+    results: list[list[int]] = [[] for _ in texts]
+    for row, id in _start(model, texts, max_new_tokens, sampling, seed, ends, speculate):
         results[row].append(id)
     return results
 
@@ -205,11 +221,14 @@ def stream(
     comes faster. None are made where they cannot be checked to the last bit, as without the native decoder (a GPU, a
     changed model, no compiler), nor for an LSTM, which would gain nothing.
 
-    ValueError, at the call: an empty prompt, an id outside the vocabulary, a setting out of its range.
+    ValueError, at the call: an empty prompt, an id outside the vocabulary, a setting out of its range or of a wrong
+    type, no model of this package.
     """
+    model = model_of(model, "stream()")
+    text = check_ids(model, prompt, None)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ends = Ends.of(model, eos_id, stop, tokenizer)
-    return (id for _, id in start(model, [prompt], max_new_tokens, sampling, seed, ends, speculate))
+    return (id for _, id in _start(model, [text], max_new_tokens, sampling, seed, ends, speculate))
 
 
 def score(
@@ -218,9 +237,11 @@ def score(
     """For each prompt the log-probability (nats) of each id after the first, given those before it.
 
     A list of 1-D float32 tensors on the CPU, each one shorter than its prompt: `(-scores.mean()).exp()` is the
-    perplexity. `progress(done, total)` hears of ids. ValueError: an empty prompt, or an id outside the vocabulary.
+    perplexity. `progress(done, total)` hears of ids. ValueError: an empty prompt, an id outside the vocabulary, or no
+    model of this package.
     """
-    texts = [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
+    model = model_of(model, "score()")
+    texts = check_prompts(model, prompts)
     done, total = 0, sum(len(text) - 1 for text in texts)
     reader, results = reader_of(model), []
     for text in texts:
@@ -252,20 +273,47 @@ def _score(reader: Any, context: int | None, text: list[int]) -> Iterator[Tensor
         known = end + 1
 
 
-def check_ids(model: Any, prompt: Sequence[int], row: int) -> list[int]:
-    """A prompt as a list of ints. ValueError: it is empty, or has something else than ids of the vocabulary."""
-    if isinstance(prompt, str):
-        raise ValueError("a prompt is a list of ids, not text: tokenizer.encode(text).ids gives them")
+def check_prompts(model: Any, prompts: Any) -> list[list[int]]:
+    """Prompts as lists of ints. ValueError: they are no list of lists of ids of the vocabulary, or one is empty."""
+    check_kind(prompts)
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts must be a list of lists of ids, not {brief(prompts)}")
+    return [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
+
+
+def check_ids(model: Any, prompt: Any, row: int | None) -> list[int]:
+    """A prompt as a list of ints. row: its place among several; None, where there is but one.
+
+    ValueError: it is empty, or has something else than ids of the vocabulary.
+    """
+    name = "the prompt" if row is None else f"prompt {row}"
+    check_kind(prompt)
     try:
-        ids = [int(id) for id in prompt]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"prompts must be a list of lists of ids; prompt {row} is {prompt!r}") from error
+        given = list(prompt)
+        ids = [int(id) for id in given]
+    except (TypeError, ValueError, OverflowError) as error:
+        if row is None:
+            raise ValueError(f"stream() takes one prompt, a list of ids, not {brief(prompt)}") from error
+        raise ValueError(f"prompts must be a list of lists of ids; prompt {row} is {brief(prompt)}") from error
     if not ids:
-        raise ValueError(f"prompt {row} is empty: give at least one id to go on from")
+        raise ValueError(f"{name} is empty: give at least one id to go on from")
     size = model.config.vocab_size
-    if min(ids) < 0 or max(ids) >= size or any(id != given for id, given in zip(ids, prompt, strict=True)):
-        raise ValueError(f"prompt {row} must hold whole ids from 0 to {size - 1}; it has {min(ids)} to {max(ids)}")
+    for id, each in zip(ids, given, strict=True):
+        if not 0 <= id < size or id != each:
+            raise ValueError(f"{name} must hold whole ids from 0 to {size - 1}; {brief(each)} is none")
     return ids
+
+
+def check_kind(prompt: Any) -> None:
+    """ValueError: text, a tokenizer, or what one gives, instead of ids."""
+    if isinstance(prompt, str | bytes):
+        raise ValueError("a prompt is a list of ids, not text: tokenizer.encode(text).ids gives them")
+    if callable(getattr(prompt, "encode", None)):
+        raise ValueError("a prompt is a list of ids, not a tokenizer: tokenizer.encode(text).ids gives them")
+    if hasattr(prompt, "ids"):
+        raise ValueError("a prompt is a list of ids: tokenizer.encode(text).ids has them, not the encoding itself")
+    if isinstance(prompt, Mapping) or hasattr(prompt, "input_ids"):
+        raise ValueError('a prompt is a list of ids, not a mapping: of what transformers gives, take ["input_ids"]')
 
 
 NOT_FINITE = "the model's logits are NaN or infinite: its weights are damaged (minhub verify) or overflow in this dtype"
@@ -281,13 +329,13 @@ def generators(rows: int, seed: int | Sequence[int] | None) -> list[torch.Genera
     """A generator for each row. ValueError: seeds that do not fit."""
     if seed is None:  # fresh, yet repeatable by torch.manual_seed()
         seed = torch.randint(2**62, (rows,)).tolist()
-    seeds = [seed] * rows if isinstance(seed, int) else list(seed)
+    seeds = list(seed) if isinstance(seed, Iterable) and not isinstance(seed, str) else [seed] * rows
+    for each in seeds:
+        if not is_whole(each) or not -(2**63) <= each < 2**64:
+            raise ValueError(f"a seed must be a whole number of 64 bits, not {brief(each)}")
     if len(seeds) != rows:
         raise ValueError(f"{len(seeds)} seeds for {rows} prompts: give one for all, or one for each")
-    for each in seeds:
-        if not isinstance(each, int) or not -(2**63) <= each < 2**64:
-            raise ValueError(f"a seed must be a whole number of 64 bits, not {each!r}")
-    return [torch.Generator().manual_seed(each) for each in seeds]
+    return [torch.Generator().manual_seed(int(each)) for each in seeds]
 
 
 def start(
@@ -299,12 +347,21 @@ def start(
     ends: Ends,
     speculate: int = 0,
 ) -> Iterator[tuple[int, int]]:
-    """What `generate` and `stream` iterate: arguments are checked now, (row, new id) pairs come as they are known."""
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be a whole number of 0 or more, not {max_new_tokens}")
-    if not isinstance(speculate, int) or speculate < 0:
-        raise ValueError(f"speculate must be a whole number of 0 (no guesses) or more, not {speculate}")
-    texts = [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
+    """As `generate`, but an iterator of (row, new id) as they are known. Arguments are checked at the call."""
+    return _start(model, check_prompts(model, prompts), max_new_tokens, sampling, seed, ends, speculate)
+
+
+def _start(
+    model: Any,
+    texts: list[list[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int | Sequence[int] | None,
+    ends: Ends,
+    speculate: int,
+) -> Iterator[tuple[int, int]]:
+    max_new_tokens = whole("max_new_tokens", max_new_tokens, 0)
+    speculate = whole("speculate", speculate, 0, " (no guesses)")
     return _run(model, texts, max_new_tokens, sampling, generators(len(texts), seed), ends, speculate)
 
 

@@ -409,12 +409,16 @@ class GPTNeo(nn.Module):
         """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
 
         With a cache the positions follow those it holds, and it is updated in place.
+        TypeError: `idx` is no tensor of whole numbers.
         ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
         """
         return self.logits(self.hidden(idx, cache))
 
     def hidden(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
         """The first part of `forward`: (B, T, C), what the head makes logits of."""
+        if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
+            kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
+            raise TypeError(f"GPT-Neo: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
         if idx.dim() != 2 or not idx.numel():
             raise ValueError(f"GPT-Neo: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
         B, T = idx.shape

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import weights_map
 from minhub_py import hub
+from minhub_py.arguments import check_tokenizer, model_of
 from minhub_py.device import choose_device, choose_dtype
 from minhub_py.quantize import check_kind, refuse_quantized
 from minhub_py.quantize import quantize as quantize_layers
@@ -204,11 +205,11 @@ def save_pretrained(
     ValueError: not a model of this package, or a quantized one, or not a `tokenizers.Tokenizer`.
     OSError: the disk is full or may not be written; what was in the folder is then still there.
     """
-    if not hasattr(model, "config") or not hasattr(model.config, "to_hub"):
-        raise ValueError(f"save_pretrained saves models of this package, not {type(model).__name__}")
+    model = model_of(model, "save_pretrained()")
+    model = getattr(model, "_orig_mod", model)  # torch.compile() puts its own before every name
     refuse_quantized(model, "saved")
-    if tokenizer is not None and not hasattr(tokenizer, "to_str"):
-        raise ValueError(f"tokenizer must be a tokenizers.Tokenizer, not {type(tokenizer).__name__}")
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, "to_str")
     config: Any = model.config
     family = family_of(config.to_hub()["model_type"])
     tensors = weights_map.to_hub(family.model_type, model.state_dict())

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.arguments import model_of
 from minhub_py.gptneo import local_attention
 from minhub_py.quantize import refuse_quantized
 from minhub_py.registry import family_of
@@ -178,8 +179,7 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
     ValueError: not a model of this package, or a quantized one. OSError: the disk is full or may not be written;
     nothing has changed then.
     """
-    if not hasattr(model, "config") or not hasattr(model.config, "to_hub"):
-        raise ValueError(f"save_torchscript saves models of this package, not {type(model).__name__}")
+    model = model_of(model, "save_torchscript()")
     refuse_quantized(model, "written as TorchScript")
     config: Any = model.config
     settings = {**config.to_hub(), "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}

@@ -166,16 +166,13 @@ def test_logits_are_those_of_forward(kernel, name, layout) -> None:
     ids = some_ids(model, 145)
     wanted = forward(model, ids)
     assert wanted.abs().max() > 1
-    recurrent = name.startswith("lstm")
     assert_close(read(model, ids, [1]), wanted)
-    if not recurrent:
-        assert_close(read(model, ids, [3, 1, 64, 9, 2, 5]), wanted)
+    assert_close(read(model, ids, [3, 1, 64, 9, 2, 5]), wanted)
     # Prompts in one call, longer than what is read at once.
     assert_close(Native(model).read(ids, new_cache(model), every=True), wanted)
     cache = new_cache(model)
     assert_close(Native(model).read(ids[:140], cache), wanted[139:140])
-    if not recurrent:
-        assert cache.lengths == [140]
+    assert cache.lengths == [140]
     assert_close(Native(model).extend([ids[140:141]], cache), wanted[140:141])
 
 
@@ -193,7 +190,7 @@ def test_rows_at_different_positions(kernel, name, layout) -> None:
         cache.set_row(row, one)
     rows = [0, 1, 2, 3]
     for step in range(12):
-        sizes = [1] * 4 if name.startswith("lstm") else [1 + (step + row) % 6 for row in range(4)]
+        sizes = [1 + (step + row) % 6 for row in range(4)]
         now = [slice(lengths[row], lengths[row] + sizes[row]) for row in rows]
         found = reader.extend([texts[row][part] for row, part in zip(rows, now, strict=True)], cache)
         assert_close(found, torch.cat([wanted[row][part] for row, part in zip(rows, now, strict=True)]))
@@ -219,7 +216,7 @@ def test_ids_that_are_taken_back_leave_a_ring_as_it_was(kernel, window) -> None:
 
 
 def test_a_prompt_in_pieces_of_forward_and_of_native_code() -> None:
-    """16 bits read long pieces by forward, the rest natively: in one cache, rings with ids to spare among them."""
+    """bfloat16 reads long pieces by forward, the rest natively: in one cache, rings with ids to spare among them."""
     for name, dtype in itertools.product(("gpt2", "gptneo-all-local", "lstm-three-layers"), ("float32", "bfloat16")):
         model = new(name, dtype)
         ids = some_ids(model, 145)
@@ -240,7 +237,7 @@ def test_16_bits_give_the_logits_of_the_rounded_weights_in_float32(kernel, name)
         model = new(name, dtype)
         twin = copy.deepcopy(model).float()
         ids = some_ids(model, 145)
-        sizes = [1] if name.startswith("lstm") else [1, 5, 64]
+        sizes = [1, 5, 64]
         exact = read(model, ids, sizes, new_cache(twin))  # keys and values in float32: to the last bit
         assert torch.equal(exact, read(twin, ids, sizes))
         assert_close(exact, forward(twin, ids))
@@ -267,21 +264,35 @@ def test_a_cache_of_16_bits_is_rounded_to_the_nearest(kernel) -> None:
 def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel, name, dtype) -> None:
     model = new(name, dtype)
     texts = some_ids(model, 80, rows=5)
-    recurrent = name.startswith("lstm")
     torch.set_num_threads(1)
     wanted = [read(model, text, [1]) for text in texts]
     for count in (1, 2, 3, 4):
         torch.set_num_threads(count)
         assert torch.equal(read(model, texts[0], [1]), wanted[0])
-        if not recurrent:
-            assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), wanted[0])
+        assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), wanted[0])
         cache, reader = new_cache(model, 5), Native(model)
         place = 0
         while place < 80:
-            size = 1 if recurrent else min(1 + place % 7, 80 - place)
+            size = min(1 + place % 7, 80 - place)
             found = reader.extend([text[place : place + size] for text in texts], cache)
             assert torch.equal(found, torch.cat([logits[place : place + size] for logits in wanted]))
             place += size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "nf4"])
+def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
+    """Nor on what reads: PyTorch's products, which do, have no part in them."""
+    for name, sizes in (("gpt2", {"n_embd": 120, "n_inner": 301}), ("gptneo", {"hidden_size": 120}),
+                        ("lstm", {"embedding_size": 122, "hidden_size": 246, "num_layers": 3})):  # fmt: skip
+        model = new(name, dtype, vocab_size=1000, **sizes)
+        prompts = [some_ids(model, length) for length in (10, 2, 100, 149)]
+        torch.set_num_threads(1)
+        wanted = score(model, prompts)
+        assert Native(model).long is None
+        for count in (2, 3, 4):
+            torch.set_num_threads(count)
+            found = score(model, prompts)
+            assert all(torch.equal(scores, expected) for scores, expected in zip(found, wanted, strict=True))
 
 
 def test_more_rows_than_are_read_at_once(plain) -> None:
@@ -738,7 +749,7 @@ def at_the_end_of_memory(tensor):
 def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None:
     """It may be the end of a mapped file. Where it is not so this ends the process."""
     model = new(name, dtype)
-    sizes = [1] if name.startswith("lstm") else [1, 7, 2, 64]
+    sizes = [1, 7, 2, 64]
     ids = some_ids(model, 145)
     wanted = read(model, ids, sizes)
     for parameter in model.parameters():

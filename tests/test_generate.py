@@ -1,12 +1,15 @@
 """Generation and scores, against the plainest way to say the same: the whole text through the model for every id."""
 
 import itertools
+import math
 
+import numpy as np
 import pytest
 import torch
 
-from minhub_py import generate, gpt2, gptneo, lstm, score, stream
+from minhub_py import generate, gpt2, gptneo, lstm, save_pretrained, score, stream
 from minhub_py.generate import Sampling, context_start
+from minhub_py.tokenizer import characters
 
 V, CONTEXT = 61, 16
 
@@ -150,9 +153,7 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
 
 
 def test_stop_strings(model) -> None:
-    from minhub_py.tokenizer import characters
-
-    tokenizer = characters([chr(40 + i) for i in range(V)])
+    tokenizer = TOKENIZER
     [plain] = generate(model, [[1, 2]], 40, seed=2)
     text = tokenizer.decode(plain)
     stop = text[10:12]
@@ -215,7 +216,7 @@ def test_nothing_to_do(model) -> None:
         (lambda m: generate(m, [[1]], 5, eos_id="end"), 'eos_id must be "auto"'),
         (lambda m: generate(m, [[1]], 5, stop="x"), "give tokenizer="),
         (lambda m: generate(m, [[1]], 5, stop="", tokenizer=object()), "a stop string cannot be empty"),
-        (lambda m: stream(m, [], 5), "prompt 0 is empty"),  # at the call, not at the first id
+        (lambda m: stream(m, [], 5), "the prompt is empty"),  # at the call, not at the first id
         (lambda m: score(m, [[V]]), "prompt 0 must hold whole ids"),
         (lambda m: m(torch.tensor([[0, V]])), f"ids must be 0 to {V - 1}, not 0 to {V}"),
         (lambda m: m(torch.tensor([0, 1])), r"idx must be \(B, T\)"),
@@ -226,6 +227,113 @@ def test_nothing_to_do(model) -> None:
 def test_what_callers_get_wrong(model, call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(model)
+
+
+class OfTransformers:
+    backend_tokenizer = None
+
+    def encode(self, text):
+        return [1]
+
+    decode = to_str = encode
+
+
+class Around(torch.nn.Module):
+    def __init__(self, module) -> None:
+        super().__init__()
+        self.module = module
+
+
+TOKENIZER = characters([chr(40 + i) for i in range(V)])
+NAMES_THE_BACKEND = r"tokenizers\.Tokenizer, not the OfTransformers of transformers: give tokenizer\.backend_tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: stream(m, [[1, 2]]), r"stream\(\) takes one prompt, a list of ids, not \[\[1, 2\]\]"),
+        (lambda m: stream(m, 3), r"stream\(\) takes one prompt, a list of ids, not 3"),
+        (lambda m: stream(m, [V]), f"the prompt must hold whole ids from 0 to {V - 1}; {V} is none"),
+        (lambda m: generate(m, None), "prompts must be a list of lists of ids, not None"),
+        (lambda m: generate(m, TOKENIZER), "not a tokenizer"),
+        (lambda m: generate(m, [TOKENIZER.encode("1")]), "not the encoding itself"),
+        (lambda m: generate(m, {"input_ids": [[1]]}), "not a mapping"),
+        (lambda m: generate(m, [b"1"]), "not text"),
+        (lambda m: generate(m, [[math.inf]]), "a list of lists of ids"),
+        (lambda m: generate(m, [[math.nan]]), "a list of lists of ids"),
+        (lambda m: score(m, [1, 2]), "prompts must be a list of lists of ids; prompt 0 is 1"),
+        (lambda m: score(m, 5), "prompts must be a list of lists of ids, not 5"),
+        (lambda m: generate(m, [[1]], temperature="0.8"), "temperature must be a number, not '0.8'"),
+        (lambda m: generate(m, [[1]], temperature=True), "temperature must be a number, not True"),
+        (lambda m: generate(m, [[1]], temperature=None), "temperature must be a number, not None"),
+        (lambda m: generate(m, [[1]], top_p="1"), "top_p must be a number"),
+        (lambda m: generate(m, [[1]], top_p=True), "top_p must be a number"),
+        (lambda m: generate(m, [[1]], repetition_penalty="1"), "repetition_penalty must be a number"),
+        (lambda m: generate(m, [[1]], top_k="5"), "top_k must be a whole number"),
+        (lambda m: generate(m, [[1]], top_k=True), "top_k must be a whole number"),
+        (lambda m: generate(m, [[1]], "5"), "max_new_tokens must be a whole number"),
+        (lambda m: generate(m, [[1]], True), "max_new_tokens must be a whole number"),
+        (lambda m: generate(m, [[1]], speculate="5"), "speculate must be a whole number"),
+        (lambda m: generate(m, [[1]], seed="1"), "a seed must be a whole number"),
+        (lambda m: generate(m, [[1]], seed=1.5), "a seed must be a whole number"),
+        (lambda m: generate(m, [[1]], seed=True), "a seed must be a whole number"),
+        (lambda m: generate(m, [[1]], eos_id=1.5), 'eos_id must be "auto", None, an id or several'),
+        (lambda m: generate(m, [[1]], eos_id=["a"]), 'eos_id must be "auto", None, an id or several'),
+        (lambda m: generate(m, [[1]], stop=5), "stop must be a string or several, not 5"),
+        (lambda m: generate(m, [[1]], stop=["a", 5]), "stop must be a string or several"),
+        (lambda m: generate(m, [[1]], stop="a", tokenizer=OfTransformers()), NAMES_THE_BACKEND),
+        (lambda m: generate(m, [[1]], stop="a", tokenizer=5), r"tokenizers\.Tokenizer, not int"),
+        (lambda m: save_pretrained(m, "never", OfTransformers()), NAMES_THE_BACKEND),
+        (lambda m: generate(None, [[1]]), r"generate\(\) takes models of this package, not NoneType"),
+        (lambda m: stream("gpt2", [1]), r"stream\(\) takes a model, not its name: from_pretrained\('gpt2'\)"),
+        (lambda m: score(TOKENIZER, [[1]]), r"score\(\) takes models of this package, not Tokenizer"),
+        (lambda m: save_pretrained(None, "never"), r"save_pretrained\(\) takes models of this package, not NoneType"),
+        (lambda m: generate(Around(m), [[1]]), r"not a Around around one: give model\.module"),
+    ],
+)
+def test_what_is_of_a_wrong_type(model, call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(model)
+
+
+@pytest.mark.parametrize("idx", [[[1]], np.array([[1]]), "text", None, torch.ones(1, 1), torch.ones(1, 1) > 0], ids=str)
+def test_a_model_takes_a_tensor_of_whole_numbers(model, idx) -> None:
+    with pytest.raises(
+        TypeError, match=r"idx must be a LongTensor \(B, T\), as torch\.tensor\(\[ids\]\) gives it, not"
+    ):
+        model(idx)
+    assert torch.equal(model(torch.ones(1, 2, dtype=torch.int32)), model(torch.ones(1, 2, dtype=torch.int64)))
+
+
+def test_numbers_of_numpy(model) -> None:
+    settings = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "repetition_penalty": 1.5, "seed": 3, "eos_id": 7}
+    wanted = generate(model, [[1, 2]], 9, **settings)
+    theirs = {name: (np.float32 if type(value) is float else np.int64)(value) for name, value in settings.items()}
+    for prompts in (np.array([[1, 2]]), np.array([[1.0, 2.0]]), [torch.tensor([1, 2])]):
+        assert generate(model, prompts, np.int64(9), **theirs) == wanted
+    assert generate(model, [[1, 2]], 9, **{**settings, "seed": np.array([3]), "eos_id": np.array([7])}) == wanted
+
+
+def test_what_data_parallelism_and_compiling_wrap_around(model, tmp_path) -> None:
+    wrapped = torch.nn.DataParallel(model)
+    wanted = generate(model, [[1, 2]], 9, seed=1)
+    assert generate(wrapped, [[1, 2]], 9, seed=1) == wanted
+    assert list(stream(wrapped, [1, 2], 9, seed=1)) == wanted[0]
+    assert torch.equal(score(wrapped, [[1, 2]])[0], score(model, [[1, 2]])[0])
+    for name, each in (("plain", model), ("wrapped", wrapped), ("compiled", torch.compile(model))):
+        save_pretrained(each, tmp_path / name)
+    saved = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "wrapped", "compiled")]
+    assert saved[0] == saved[1] == saved[2]
+
+
+def test_a_model_of_transformers_is_named() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1))
+    with pytest.raises(ValueError, match=r"a GPT2LMHeadModel of transformers: .* from_pretrained\(folder\) opens it"):
+        generate(theirs, [[1]])
+    with pytest.raises(ValueError, match="GPT2LMHeadModel of transformers"):
+        save_pretrained(theirs, "never")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo"])

@@ -291,7 +291,7 @@ def test_the_model_that_is_saved_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def test_only_models_of_this_package(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="saves models of this package, not Linear"):
+    with pytest.raises(ValueError, match="takes models of this package, not Linear"):
         save_torchscript(nn.Linear(2, 2), tmp_path / "model.pt")
     assert list(tmp_path.iterdir()) == []
 

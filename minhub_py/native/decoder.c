@@ -185,7 +185,7 @@ API const char *choose(const char *name) {
 
 /* What decoder.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 1 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 1: the count of changes of meaning */
+    return 2 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 2: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -445,21 +445,26 @@ static void attend(const operation *op, const call *c, const float *in, float *o
     parallel(c->tokens * H, attend_chunk, &t, alone);
 }
 
-/* One step of an LSTM layer, of one token in each row. The state is (B, H); gates (tokens, 4H) are made for it. */
+/* An LSTM layer. Tokens of one row come one after another, as each needs the state that the one before it leaves; so
+ * `rows` is cut where it does not ascend, and the tokens of a part take their step together. The products with the
+ * inputs do not wait for a state. The state is (B, H); gates (tokens, 4H) are made for it. */
 static void recur(const operation *op, const call *c, float *in, float *out, float *gates, int alone) {
     const int64_t H = op->second.columns, width = c->width;
     operation part = {.kind = LINEAR, .weight = op->weight, .bias = op->bias};
     linear(&part, c, in, gates, c->tokens, alone);
-    for (int64_t m = 0; m < c->tokens; m++)
-        fetch(c->keys[op->layer], c->rows[m] * H, out + m * width, H, c->cache_dtype);
     part = (operation){.kind = ADD, .weight = op->second};
-    linear(&part, c, out, gates, c->tokens, alone);
-    for (int64_t m = 0; m < c->tokens; m++) {
-        float *cell = c->scratch;
-        fetch(c->values[op->layer], c->rows[m] * H, cell, H, c->cache_dtype);
-        chosen->recur(gates + m * width, out + m * width, cell, H);
-        store(c->keys[op->layer], c->rows[m] * H, out + m * width, H, c->cache_dtype);
-        store(c->values[op->layer], c->rows[m] * H, cell, H, c->cache_dtype);
+    for (int64_t first = 0, end; first < c->tokens; first = end) {
+        for (end = first + 1; end < c->tokens && c->rows[end] > c->rows[end - 1];) end++;
+        for (int64_t m = first; m < end; m++)
+            fetch(c->keys[op->layer], c->rows[m] * H, out + m * width, H, c->cache_dtype);
+        linear(&part, c, out + first * width, gates + first * width, end - first, alone);
+        for (int64_t m = first; m < end; m++) {
+            float *cell = c->scratch;
+            fetch(c->values[op->layer], c->rows[m] * H, cell, H, c->cache_dtype);
+            chosen->recur(gates + m * width, out + m * width, cell, H);
+            store(c->keys[op->layer], c->rows[m] * H, out + m * width, H, c->cache_dtype);
+            store(c->values[op->layer], c->rows[m] * H, cell, H, c->cache_dtype);
+        }
     }
 }
 
