@@ -194,8 +194,9 @@ def environment(library: Path, **more: str | None) -> dict[str, str]:
 # The R tests
 
 RUN_TESTS = """
+arguments <- commandArgs(TRUE)
 results <- testthat::test_dir(
-  commandArgs(TRUE)[[1]], package = "minhubpy", load_package = "installed", reporter = "check", stop_on_failure = FALSE
+  arguments[[1]], filter = if (nzchar(arguments[[2]])) arguments[[2]], package = "minhubpy", load_package = "installed", reporter = "check", stop_on_failure = FALSE
 )
 line <- function(file, test, result) {
   kind <- sub("expectation_", "", class(result)[[1]])
@@ -210,12 +211,14 @@ for (test in results) for (result in test$results) line(test$file, test$test, re
 WAYS = {"worker": [str(RSCRIPT), "--no-init-file"], "hosted": [sys.executable, "-m", "minhub_py.cli", "r"]}
 
 
-def run_r_tests(way: str, library: Path, reference_folder: Path) -> dict[str, list[tuple[str, str, str]]]:
-    """(kind, test, message) of each expectation, by file."""
+def run_r_tests(
+    way: str, library: Path, reference_folder: Path, only: str = "", **more: str
+) -> dict[str, list[tuple[str, str, str]]]:
+    """(kind, test, message) of each expectation, by file; `only` is a regular expression of files' names."""
     done = subprocess.run(
-        [*WAYS[way], "-e", RUN_TESTS, str(R_TESTS)],
-        env=environment(library, MINHUBPY_REFERENCE=str(reference_folder)),
-        capture_output=True, check=False, timeout=280,
+        [*WAYS[way], "-e", RUN_TESTS, str(R_TESTS), only],
+        env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **more),
+        capture_output=True, check=False, timeout=280 if not only else 800,
     )  # fmt: skip
     said = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
     assert done.returncode == 0, said[-5000:]
