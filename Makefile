@@ -18,7 +18,7 @@ test: .venv/.installed-rpy2 lint
 	$(BIN)/python -m pytest
 
 test-rtorch: .venv/.installed-rpy2
-	$(BIN)/python -m pytest tests/test_rtorch.py -m rtorch -rP
+	$(BIN)/python -m pytest tests/test_r_package.py -m rtorch -rP
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .
