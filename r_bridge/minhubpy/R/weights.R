@@ -67,6 +67,14 @@ new_parameter <- function(model, name, shape, dtype) {
 #' @export
 as.array.minhub_parameter <- function(x, ...) ask("parameter", model = x$model, name = x$name)
 
+#' @export
+`$.minhub_parameter` <- function(x, name) {
+  fields <- names(unclass(x))
+  if (name %in% fields) return(.subset2(x, name))
+  refuse_optimizer(parent.frame(), "model$parameters describes weights that Python holds")
+  fail("a weight has no ", name, "; it has ", toString(setdiff(fields, "model")), "; as.array() has its values")
+}
+
 # What is done with a weight's numbers is done with those of its array.
 
 #' @export

@@ -340,6 +340,7 @@ test_that("a module can be cloned, and the clone has weights and a mode of its o
     learn(twin, idx)
     expect_true(torch_allclose(module(idx), expected), info = name)
     expect_false(torch_allclose(twin(idx)$float(), expected), info = name)
+    expect_identical(as.character(twin$clone(deep = TRUE)(idx)$dtype), "Double")
     whole <- nn_sequential(module, nn_linear(65, 2))
     both <- whole$clone(deep = TRUE)
     expect_true(torch_allclose(both(idx), whole(idx)), info = name)
@@ -518,7 +519,7 @@ test_that("what takes a module, or its parameters, says so", {
   model <- a_random_model()
   module <- as_torch_module(model)
   for (optimizer in list(optim_adamw, optim_sgd, optim_ignite_adamw)) {
-    for (weights in list(model$parameters, model$state_dict())) {
+    for (weights in list(model$parameters, as.list(model$parameters), model$state_dict())) {
       expect_error(optimizer(weights, lr = 0.1), "as_torch_module", class = "minhubpy_error")
     }
   }

@@ -63,11 +63,12 @@ test_that("a weight is like the array of its values", {
   expect_identical(weight[2L, ], values[2L, ])
   expect_identical(weight[[2L, 3L]], values[[2L, 3L]])
   expect_identical(c(mean(weight), sum(weight), range(weight)), c(mean(values), sum(values), range(values)))
-  expect_identical(c(length(weight), weight$numel()), c(160, 160))
+  expect_identical(c(length(weight), weight$numel()), c(160L, 160L))
   expect_identical(-weight * 2 + weight, -values * 2 + values)
   expect_identical(abs(weight), abs(values))
   expect_identical(as.numeric(weight), as.numeric(values))
   expect_identical(weight[["shape"]], c(20L, 8L))
+  expect_error(weight$grad, "a weight has no grad; it has name, shape, dtype", class = "minhubpy_error")
   expect_output(str(weight), "<wte.weight: 20 x 8, float32>", fixed = TRUE)
 })
 
