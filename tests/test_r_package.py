@@ -219,7 +219,7 @@ def run_r_tests(
     done = subprocess.run(
         [*WAYS[way], "-e", RUN_TESTS, str(R_TESTS), only],
         env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **more),
-        capture_output=True, check=False, timeout=280 if only == "." else 800,
+        capture_output=True, check=False, timeout=280 if only == "." else 1700,
     )  # fmt: skip
     said = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
     assert done.returncode == 0, said[-5000:]
@@ -273,7 +273,7 @@ def with_r_torch(library: Path) -> str:
 
 
 @pytest.mark.rtorch
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", WAYS)
 def test_r_tests_pass_with_r_torch(way: str, library: Path, with_r_torch: str, tmp_path: Path) -> None:
     results = run_r_tests(way, library, tmp_path, only="torch|weights", R_LIBS=with_r_torch)
