@@ -1,4 +1,5 @@
-# make demo: text from a model that ships with the package.   make test: the whole suite.   make clean: start afresh.
+# make demo: text from a model that ships with the package.   make test: the whole suite.
+# make test-rtorch: the R tests that need R torch.   make clean: start afresh.
 PYTHON ?= python3
 BIN := .venv/bin
 BUILT_FROM := pyproject.toml setup.py constraints.txt minhub_py/native/decoder.c minhub_py/native/kernels.h
@@ -8,7 +9,7 @@ R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-r
 HAS_R := command -v R && command -v pandoc && \
 	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2")) loadNamespace(p)'
 
-.PHONY: demo test lint bench r clean
+.PHONY: demo test test-rtorch lint bench r clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -17,6 +18,9 @@ demo: .venv/.installed
 
 test: .venv/.installed-rpy2 lint
 	$(BIN)/python -m pytest
+
+test-rtorch: .venv/.installed-rpy2
+	$(BIN)/python -m pytest tests/test_r_package.py -m rtorch -rP
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

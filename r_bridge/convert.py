@@ -424,7 +424,9 @@ def _id_row(row: Any, where: str, size: int, first: int) -> list[int]:
         return []
     if not isinstance(row, np.ndarray) or row.dtype.kind not in "if" or row.ndim != 1:
         raise ValueError(f"{where}: ids are whole numbers, not {_described(row)}; tok$encode() makes them from text")
-    if np.ma.is_masked(row) or (row.dtype.kind == "f" and np.isnan(row).any()):
+    # R torch has no NA: it makes the smallest 32-bit integer of R's.
+    missing = np.isnan(row).any() if row.dtype.kind == "f" else False
+    if np.ma.is_masked(row) or missing or (first and (row == NA_INTEGER).any()):
         raise ValueError(f"{where}: an id is NA; drop or replace it first")
     wrong = row[row != np.floor(row)] if row.dtype.kind == "f" else row[:0]
     if wrong.size:

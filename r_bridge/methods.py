@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from r_bridge.convert import Frame, as_array, character, id_rows, one, setting
+from r_bridge.state_dict import StateDict, as_native
 
 if TYPE_CHECKING:
     from r_bridge.service import Service
@@ -256,15 +257,55 @@ def parameter(service: "Service", model: Model, name: str) -> Any:
 
 
 @method
-def set_parameter(service: "Service", model: Model, name: str, value: Any) -> None:
-    """Give a weight the values of an array, or of an R torch tensor as {"shape", "data"}: float32 in row order."""
+def check_state_dict(service: "Service", model: Model, names: Any, shapes: Any) -> None:
+    """Whether weights of these names and shapes are all that a model has, before they are sent. ValueError: not so."""
+    import torch
+
+    from minhub_py.quantize import refuse_quantized
+
+    refuse_quantized(model.module, "given other weights")
+    shapes = [tuple(as_array(shape).tolist()) for shape in shapes]
+    as_native(model.module, {
+        name: torch.empty(shape, device="meta") for name, shape in zip(names, shapes, strict=True)
+    })  # fmt: skip
+
+
+@method
+def new_state_dict(service: "Service") -> int:
+    """Room for weights that R is going to send."""
+    return service.keep(StateDict({}))
+
+
+@method
+def add_weight(service: "Service", state: StateDict, name: str, value: Any) -> None:
+    """One weight: an array, or an R torch tensor as {"shape", "dtype", "data"} in row order. ValueError: it has NaN."""
     import torch
 
     if isinstance(value, dict):
-        value = np.frombuffer(value["data"], np.float32).reshape(value["shape"])
-    weight = model.module.get_parameter(name)
-    # Not in place: what is there may be the file's own bytes. In the same layout, which was chosen for its speed.
-    weight.data = torch.empty_like(weight).copy_(torch.tensor(value).view(weight.shape))
+        value = np.frombuffer(value["data"], one(value["dtype"], str)).reshape(value["shape"])
+    tensor = torch.tensor(as_array(value))
+    if tensor.isnan().any():
+        raise ValueError(f"state_dict has NA or NaN in {name}")
+    state.tensors[name] = tensor
+
+
+@method
+def prepare_state_dict(service: "Service", model: Model, state: StateDict) -> None:
+    """Make of what was sent the model's own weights, in its dtypes and on its device. ValueError: they do not fit."""
+    import torch
+
+    weights = dict(model.module.named_parameters())
+    tensors = as_native(model.module, state.tensors)
+    # In the same memory layout, which was chosen for its speed.
+    state.tensors = {name: torch.empty_like(weights[name]).detach().copy_(tensors[name]) for name in weights}
+
+
+@method
+def load_state_dict(service: "Service", model: Model, state: StateDict) -> None:
+    """Give a model the weights that were prepared."""
+    for name, weight in model.module.named_parameters():
+        weight.data = state.tensors[name]  # not in place: what is there may be the file's own bytes
+    state.tensors = {}
 
 
 @method

@@ -16,6 +16,7 @@ from typing import Any
 from minhub_py.printable import printable
 from r_bridge.convert import as_array, one
 from r_bridge.methods import METHODS, Model, Tokenizer
+from r_bridge.state_dict import StateDict
 
 # News for a person to look at: more often than this, in seconds, is of no use.
 NEWS_INTERVAL = 0.1
@@ -88,7 +89,7 @@ class Service:
         values = {}
         for name, parameter in wanted.items():
             kind, value = parameter.annotation, arguments.get(name)
-            if kind in (Model, Tokenizer):
+            if kind in (Model, Tokenizer, StateDict):
                 value = self.object(name, value, kind)
             elif kind == Tokenizer | None:
                 value = None if value is None else self.object(name, value, Tokenizer)

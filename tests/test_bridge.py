@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+import weights_map
 from minhub_py.train import Run, words
 from r_bridge import convert, protocol
 from r_bridge.convert import Frame, dumps, id_rows, loads, one
@@ -379,6 +380,8 @@ def test_a_zero_in_an_r_torch_tensor_is_told_apart() -> None:
         id_rows(ids(0, 1), 10, first=1)
     with pytest.raises(ValueError, match="an id is 11; this model's go from 1 to 10"):
         id_rows(ids(11), 10, first=1)
+    with pytest.raises(ValueError, match="an id is NA"):  # which R torch has as a number
+        id_rows(ids(1.0, -(2.0**31)), 10, first=1)
 
 
 # The service
@@ -424,6 +427,83 @@ def a_model(service: Service, **more: Any) -> int:
     number = one(about["number"], int)
     run(service, "train", model=number, mode=False)
     return number
+
+
+def give(service: Service, number: int, state: dict[str, Any]) -> str | None:
+    """Give a model weights as R does; the message of what is refused."""
+    shapes = [value["shape"] for value in state.values()]
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("check_state_dict", {"model": number, "names": list(state), "shapes": shapes})
+    ]
+    room = one(run(service, "new_state_dict")[1], int)
+    calls += [("add_weight", {"state": room, "name": name, "value": value}) for name, value in state.items()]
+    calls += [(method, {"model": number, "state": room}) for method in ("prepare_state_dict", "load_state_dict")]
+    for method, arguments in calls:
+        kind, answer = run(service, method, **arguments)
+        if kind == "failed":
+            return str(answer["message"][0])
+    return None
+
+
+def as_buffer(tensor: torch.Tensor) -> dict[str, Any]:
+    """A tensor as R sends one of R torch's."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"shape": np.array(tensor.shape), "dtype": dtype, "data": tensor.contiguous().numpy().tobytes()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_are_taken_under_our_names_and_the_hubs(tied: bool) -> None:
+    """The Hub's in its layout, as a checkpoint has it, and in ours, as modules of the R package minhub have it."""
+    service = Service()
+    number = a_model(service, tie_word_embeddings=tied)
+    module = service.objects[number].module
+    torch.manual_seed(0)
+    ours = {name: torch.randn(weight.shape) for name, weight in module.named_parameters()}
+    hub = dict(weights_map.to_hub("gpt2", ours))
+    named = {("" if name == "lm_head.weight" else "transformer.") + name: tensor for name, tensor in ours.items()}
+    head = {} if not tied else {"lm_head.weight": ours["wte.weight"]}
+    buffers = {"transformer.h.0.attn.bias": torch.ones(1, 1, 16, 16)}
+    unprefixed = {name.removeprefix("transformer."): tensor for name, tensor in hub.items()}
+    for state in (ours, hub, hub | buffers | head, named, named | head, unprefixed):
+        module.load_state_dict({name: torch.zeros_like(w) for name, w in module.state_dict().items()})
+        assert give(service, number, {name: as_buffer(tensor) for name, tensor in state.items()}) is None
+        for name, weight in module.named_parameters():
+            assert torch.equal(weight, ours[name]), name
+
+
+def test_weights_that_do_not_fit_change_nothing() -> None:
+    service = Service()
+    number = a_model(service)
+    module = service.objects[number].module
+    before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    good = {name: as_buffer(torch.ones(weight.shape)) for name, weight in before.items()}
+    hub = {f"transformer.{name}": value for name, value in good.items()}
+    nan = as_buffer(torch.tensor([1.0, 2, 3, 4, 5, 6, 7, float("nan")]))
+    for state, message in [
+        (good | {"ln_f.bias": nan}, "state_dict has NA or NaN in ln_f.bias"),
+        (good | {"ln_f.bias": as_buffer(torch.ones(9))}, "ln_f.bias is 9, the model's is 8"),
+        (hub | {"transformer.wte.weight": as_buffer(torch.ones(8, 10))}, "wte.weight is 8 x 10, the model's is 10 x 8"),
+        (good | {"more": nan}, "the model has no weight more"),
+        (dict(list(hub.items())[1:]), "state_dict lacks wte.weight"),
+        (good | hub, "state_dict has wte.weight twice, as wte.weight and as transformer.wte.weight"),
+        (
+            hub | {"lm_head.weight": as_buffer(torch.zeros(10, 8))},
+            "lm_head.weight differs from transformer.wte.weight, but this model has one weight for both",
+        ),
+    ]:
+        assert give(service, number, state) == message
+        assert all(torch.equal(weight, before[name]) for name, weight in module.named_parameters())
+    assert give(service, number, good) is None
+
+
+def test_float64_stays_float64() -> None:
+    service = Service()
+    number = a_model(service)
+    run(service, "to", model=number, device=None, dtype="float64")
+    weights = service.objects[number].module
+    third = {n: as_buffer(torch.full(w.shape, 1 / 3, dtype=torch.float64)) for n, w in weights.named_parameters()}
+    assert give(service, number, third) is None
+    assert all(bool((weight == 1 / 3).all()) for weight in weights.parameters())
 
 
 def test_objects_live_until_r_releases_them() -> None:

@@ -194,8 +194,10 @@ def environment(library: Path, **more: str | None) -> dict[str, str]:
 # The R tests
 
 RUN_TESTS = """
+arguments <- commandArgs(TRUE)
 results <- testthat::test_dir(
-  commandArgs(TRUE)[[1]], package = "minhubpy", load_package = "installed", reporter = "check", stop_on_failure = FALSE
+  arguments[[1]], filter = arguments[[2]], package = "minhubpy", load_package = "installed", reporter = "check",
+  stop_on_failure = FALSE
 )
 line <- function(file, test, result) {
   kind <- sub("expectation_", "", class(result)[[1]])
@@ -210,12 +212,14 @@ for (test in results) for (result in test$results) line(test$file, test$test, re
 WAYS = {"worker": [str(RSCRIPT), "--no-init-file"], "hosted": [sys.executable, "-m", "minhub_py.cli", "r"]}
 
 
-def run_r_tests(way: str, library: Path, reference_folder: Path) -> dict[str, list[tuple[str, str, str]]]:
-    """(kind, test, message) of each expectation, by file."""
+def run_r_tests(
+    way: str, library: Path, reference_folder: Path, only: str = ".", **more: str
+) -> dict[str, list[tuple[str, str, str]]]:
+    """(kind, test, message) of each expectation, by file; `only` is a regular expression of files' names."""
     done = subprocess.run(
-        [*WAYS[way], "-e", RUN_TESTS, str(R_TESTS)],
-        env=environment(library, MINHUBPY_REFERENCE=str(reference_folder)),
-        capture_output=True, check=False, timeout=280,
+        [*WAYS[way], "-e", RUN_TESTS, str(R_TESTS), only],
+        env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **more),
+        capture_output=True, check=False, timeout=280 if only == "." else 1700,
     )  # fmt: skip
     said = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
     assert done.returncode == 0, said[-5000:]
@@ -246,6 +250,41 @@ def test_r_tests_pass(r_results: tuple[str, dict[str, list[tuple[str, str, str]]
     assert all(any(reason in message for reason in missing) for message in skipped), skipped
     needs = {"worker": ["test-torch.R"], "hosted": ["test-torch.R", "test-worker.R"]}[way]
     assert file in needs or any(kind == "success" for kind, _, _ in results)
+
+
+# R torch is not in Debian, and its LibTorch is another than Python's: these are run by `make test-rtorch` alone.
+
+NEEDS_R_TORCH = """this needs the R package torch and its LibTorch: install.packages("torch") and torch::install_torch()
+in R, in a library that Rscript looks into (the environment variable R_LIBS adds one). R says: """
+
+
+@pytest.fixture(scope="module")
+def with_r_torch(library: Path) -> str:
+    """R_LIBS of the package as it is now and of the user's own libraries, one of which has R torch."""
+    libraries = os.pathsep.join([str(library), *filter(None, [os.environ.get("R_LIBS")])])
+    code = "cat(as.numeric(torch::torch_tensor(41) + 1))"
+    done = subprocess.run(
+        [str(RSCRIPT), "--no-init-file", "-e", code],
+        env=environment(library, R_LIBS=libraries), capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    if done.stdout != "42":
+        pytest.exit(NEEDS_R_TORCH + " ".join(done.stderr.split())[:300], returncode=1)
+    return libraries
+
+
+@pytest.mark.rtorch
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", WAYS)
+def test_r_tests_pass_with_r_torch(way: str, library: Path, with_r_torch: str, tmp_path: Path) -> None:
+    results = run_r_tests(way, library, tmp_path, only="torch|weights", R_LIBS=with_r_torch)
+    found = [(kind, f"{file}: {test}: {message}") for file, each in results.items() for kind, test, message in each]
+    bad = [what for kind, what in found if kind not in ("success", "skip")]
+    assert not bad, "\n".join(bad)
+    passed = [what for kind, what in found if kind == "success"]
+    skipped = [what for kind, what in found if kind == "skip"]
+    assert passed
+    assert way == "hosted" or all("R torch works here" in what for what in skipped), skipped
+    print(f"{way}: {len(passed)} expectations passed, {len(skipped)} tests skipped")
 
 
 # R with a hand from outside

@@ -119,7 +119,10 @@ reference <- function(x) {
   self <- attr(x, "self")
   if (!identical(self$handle$epoch, session$link$epoch)) {
     if (isTRUE(self$changed)) {
-      fail("the weights that this model was given are gone with the Python worker that had them; save_pretrained() keeps such")
+      fail(
+        "the weights that this model was given are gone with the Python worker that had them: ",
+        "model$load_state_dict() gives them again; save_pretrained() would have kept them"
+      )
     }
     note("The Python worker is new: loading ", self$title, " again")
     load_again(self)

@@ -10,9 +10,11 @@
 #'   `"minhub/shakespeare-gptneo"` or `"minhub/shakespeare-lstm"`.
 #' @param revision A branch, tag or commit of the repository.
 #' @param device `"auto"` (see [minhub_devices()]), `"cpu"`, `"cuda"`,
-#'   `"cuda:1"`, `"mps"` or `"xpu"`. Devices count from 0.
+#'   `"cuda:1"`, `"mps"` or `"xpu"`, or a `torch_device()` of R torch. Devices
+#'   count from 0.
 #' @param dtype `"auto"` (as stored, where the device computes in it),
-#'   `"float32"`, `"bfloat16"` or `"float16"`.
+#'   `"float32"`, `"bfloat16"` or `"float16"`, or a dtype of R torch, such as
+#'   `torch_float16()`.
 #' @param token A token for gated and private repositories; if not given, the
 #'   environment variable `HF_TOKEN` or what `hf auth login` stored.
 #' @param local_files_only `TRUE`: use the cache alone, open no connection.
@@ -55,7 +57,7 @@ lstm_from_pretrained <- function(identifier, revision = "main", device = "auto",
 load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
-    device = string(device), dtype = string(dtype), token = optional(token, string, what = "token"),
+    device = device_name(device), dtype = dtype_name(dtype), token = optional(token, string, what = "token"),
     local_files_only = flag(local_files_only), quantize = optional(quantize, string, what = "quantize")
   )
   new_model("from_pretrained", arguments)
@@ -167,7 +169,8 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #' the dimensions batch, time and vocabulary. With an R torch tensor of ids,
 #' which count from 1, it returns an R torch tensor, on the device of the ids
 #' and in the dtype of the model, without gradients: [as_torch_module()] is for
-#' training.
+#' training. `model(x = idx)` is the same: `x` is the name in the package
+#' minhub.
 #'
 #' @section Fields:
 #' * `model$config`: the settings, by the names of config.json.
@@ -180,18 +183,23 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #'   elements and dtype of each weight. `model$parameters` is also like a list
 #'   of the weights, for `lapply()`, `names()` and `[[`.
 #' * `model$parameter(name)`: one weight as an array.
-#' * `model$state_dict()`: all weights, a list with names: of arrays, or after
-#'   `library(torch)` of R torch tensors. `model$load_state_dict(state_dict)`
-#'   takes such a list, also that of a module that was trained in R torch.
+#' * `model$state_dict()`: copies of all weights, a list with names: of arrays,
+#'   or after `library(torch)` of R torch tensors.
+#' * `model$load_state_dict(state_dict)`: takes such a list, also that of a
+#'   module that was trained in R torch, or of a checkpoint with the Hub's
+#'   names (`transformer.wte.weight`, `lm_head.weight`) and layout. All weights
+#'   must be there, of the right shapes and without NaN; otherwise the model
+#'   stays as it is.
 #' * `model$wte$weight` and the like: a weight by its path, with `$shape`,
-#'   `$dtype`, `$numel()`, and `as.array()` for its values. After
-#'   `library(torch)` it is an R torch tensor, a copy. The Hub's names,
+#'   `$dtype` and `$numel()`. `as.array()` has its values, and `[`, `mean()`
+#'   and arithmetic work on them. After `library(torch)` it is an R torch
+#'   tensor, a copy. The Hub's names,
 #'   `model$transformer$wte$weight` and `model$lm_head$weight`, are good too.
 #'
 #' Models survive `saveRDS()` and the end of the Python worker: a pretrained
 #' one is loaded again, from the same commit, and a random one is made again
-#' from its seed. One whose weights came by `load_state_dict()` does not:
-#' [save_pretrained()] keeps it.
+#' from its seed. Weights that came by `load_state_dict()` do not:
+#' [save_pretrained()] keeps them, and `load_state_dict()` can give them again.
 #'
 #' @param x,object A model.
 #' @param ... Not used.
@@ -213,14 +221,18 @@ new_model <- function(method, arguments) {
 # was, may be another.
 as_model <- function(self) {
   model <- structure(
-    function(idx) getNamespace("minhubpy")$forward(model, idx),
+    function(idx, x) getNamespace("minhubpy")$forward(model, idx, x),
     class = c(paste0("minhub_", self$about$family), "minhub_model"), self = self
   )
   model
 }
 
-forward <- function(model, idx) {
-  if (missing(idx)) fail("idx is missing: give the model token ids, such as tok$encode(\"ROMEO:\")$ids")
+forward <- function(model, idx, x) {
+  if (missing(idx) && missing(x)) {
+    fail("idx is missing: give the model token ids, such as tok$encode(\"ROMEO:\")$ids")
+  }
+  if (!missing(idx) && !missing(x)) fail("idx and x are two names of one argument: give one of them")
+  if (missing(idx)) idx <- x
   if (inherits(idx, "torch_tensor")) return(forward_torch(model, idx))
   ask("forward", model = model, ids = token_ids(idx), first = 0L, as_torch = FALSE)
 }
@@ -394,6 +406,12 @@ absolute <- function(path) {
 # A run stands for its model.
 check_model <- function(model) {
   if (inherits(model, "minhub_run")) model <- model$model
+  if (inherits(model, "nn_module")) {
+    fail(
+      "model must be a model of this package, not an R torch module: ",
+      "model$load_state_dict(module$state_dict()) brings a module's weights back to its model"
+    )
+  }
   if (!inherits(model, "minhub_model")) {
     fail("model must be a model, such as from_pretrained() returns, not ", describe(model))
   }

@@ -17,12 +17,27 @@
 #' `module$to()` do what they do elsewhere, also where the module is a part of
 #' another. Dropout follows the mode.
 #'
-#' To keep what was trained, save the weights: `torch_save(module$state_dict(),
-#' path)`, and `module$load_state_dict(torch_load(path))` in a new module. The
-#' module itself cannot be saved or cloned, since its code is not R's.
+#' `module$state_dict()` has the trained weights: `torch_save()` keeps them,
+#' `module$load_state_dict(torch_load(path))` puts them in another module, and
+#' `model$load_state_dict(module$state_dict())` brings them back to the model,
+#' for [generate()] and [save_pretrained()]. The whole module can also be
+#' saved with `torch_save()`, and copied with `module$clone(deep = TRUE)`: each
+#' copy has weights and a mode of its own.
 #'
 #' `model(idx)`, with the same tensors, needs no module; its logits carry no
 #' gradients.
+#'
+#' @section Limits of R torch:
+#' These are R torch's own, as of version 0.17:
+#' * The processes of a `dataloader()` with `num_workers` have no package
+#'   loaded. Where the dataset uses this one, such as a tokenizer, it needs
+#'   `worker_packages = "minhubpy"`.
+#' * `jit_trace(module)` cannot trace this module, which is compiled already.
+#'   `minhub convert MODEL model.pt --to torchscript` in a shell writes the
+#'   file that `jit_load()` reads.
+#' * `train()` and `eval()` fail on what `jit_load()` returns:
+#'   `loaded$..ptr..()$train(FALSE)` works.
+#' * `clone()` without `deep = TRUE` shares the weights, so `to()` moves both.
 #'
 #' @param model A model, see [from_pretrained()].
 #' @returns An `nn_module`.
@@ -51,11 +66,22 @@ as_torch_module <- function(model) {
 
 # What R torch loads is a TorchScript module: its ids count from 0, its own train() fails (it sets a read-only field),
 # and its to() makes new parameters, which TorchScript's LSTM does not follow. So it is a private field of a module that
-# has the same tensors as parameters, and whose methods change these in place.
+# has the same tensors as parameters. Where others take their place, as in a clone or after torch_load(), the module
+# makes another TorchScript module for them, from `code`, which has no weights.
 script_as_module <- function() {
   torch::nn_module(
     "minhub_module",
-    private = list(script = NULL, weights = NULL),
+    private = list(
+      script = NULL, weights = NULL, code = NULL,
+      # Take the parameters, if they are not the script's already.
+      follow = function() {
+        given <- private$parameters_[names(private$weights)]
+        if (identical(given, private$weights)) return(invisible())
+        private$script <- torch::jit_unserialize(private$code)
+        private$weights <- Map(adopt, private$script$parameters[names(given)], given)
+        private$parameters_[names(given)] <- private$weights
+      }
+    ),
     initialize = function(script, vocab_size, context) {
       self$vocab_size <- vocab_size
       self$context <- context
@@ -63,21 +89,17 @@ script_as_module <- function() {
       private$weights <- lapply(script$parameters, torch::nn_parameter)
       # torch_save() takes elements as they lie in memory, which for a transposed weight is the wrong order.
       for (weight in private$weights) torch::with_no_grad(weight$set_data(weight$contiguous()))
-      for (name in names(private$weights)) self$register_parameter(name, private$weights[[name]])
+      private$parameters_ <- private$weights
+      private$code <- code_of(script)
     },
-    forward = function(idx) {
-      # clone() and load_state_dict(.refer_to_state_dict = TRUE) put other tensors in their place.
-      if (!identical(self$named_parameters(recursive = FALSE), private$weights)) {
-        fail(
-          "this module's parameters were replaced (by clone() or torch_load()), which its code does not follow: ",
-          "as_torch_module() makes another, and load_state_dict() takes the weights of a state_dict()"
-        )
-      }
+    forward = function(idx, x) {
+      if (missing(idx) && missing(x)) fail("idx is missing: give the module an R torch tensor of ids, which count from 1")
+      if (!missing(idx) && !missing(x)) fail("idx and x are two names of one argument: give one of them")
+      if (missing(idx)) idx <- x
+      private$follow()
+      script <- private$script$..ptr..()
+      if (script$is_training != self$training) script$train(self$training)
       private$script(zero_based(idx, self$vocab_size, self$context))
-    },
-    train = function(mode = TRUE) {
-      private$script$..ptr..()$train(mode)
-      super$train(mode)
     },
     # Where to(), cuda() and cpu() arrive, and those of a module that has this one as a part.
     .apply = function(fn) {
@@ -89,15 +111,47 @@ script_as_module <- function() {
         })
       }
       self$train(self$training) # for what it returns: the module as a function
+    },
+    # The ways by which other tensors become the parameters: module$name <- value, torch_load(), and clone(deep = TRUE).
+    register_parameter = function(name, param) {
+      super$register_parameter(name, param)
+      private$follow()
+    },
+    .load_from_state_dict = function(state_dict, prefix) {
+      super$.load_from_state_dict(state_dict, prefix)
+      private$follow()
+    },
+    .replace_values_from_table = function(table) {
+      super$.replace_values_from_table(table)
+      private$follow()
     }
   )
 }
 
 utils::globalVariables(c("private", "self", "super"))
 
+# A TorchScript module without its weights: in their place one zero of each, stretched to its shape.
+code_of <- function(script) {
+  weights <- script$parameters
+  values <- lapply(weights, function(weight) weight$detach())
+  on.exit(for (name in names(weights)) torch::with_no_grad(weights[[name]]$set_data(values[[name]])))
+  for (weight in weights) {
+    torch::with_no_grad(weight$set_data(torch::torch_zeros(1L, dtype = weight$dtype)$expand(weight$shape)))
+  }
+  torch::jit_serialize(script)
+}
+
+# A script's own tensor with the values and the gradient of another.
+adopt <- function(weight, given) {
+  torch::with_no_grad(weight$set_data(given$detach()$contiguous()))
+  if (!torch::is_undefined_tensor(given$grad)) weight$set_grad_(given$grad)
+  torch::nn_parameter(weight, given$requires_grad)
+}
+
 # R torch's ids -> TorchScript's, (B, T). R torch's own modules refuse a 0 too.
 zero_based <- function(idx, size, context) {
   check_tensor(idx)
+  if (as.logical(torch::torch_isnan(idx)$any())) fail("an id is NA; drop or replace it first")
   ids <- idx$to(dtype = torch::torch_long())
   if (!torch::torch_equal(ids$to(dtype = idx$dtype), idx)) fail("an id is not a whole number")
   if (length(ids$shape) == 1L) ids <- ids$unsqueeze(1L)
@@ -105,6 +159,7 @@ zero_based <- function(idx, size, context) {
   if (!is.null(context) && length > context) fail(length, " positions; this model has ", context)
   # In one step from the device, and not as R integers, which a large id would not fit.
   range <- as.numeric(torch::torch_stack(list(ids$min(), ids$max()))$to(dtype = torch::torch_double()))
+  if (range[[1L]] == NA_INTEGER) fail("an id is NA; drop or replace it first")
   if (range[[1L]] == 0) fail("an id is 0, but the ids in an R torch tensor count from 1; add 1L to 0-based ids")
   outside <- range[range < 1 | range > size]
   if (length(outside)) {
@@ -112,6 +167,9 @@ zero_based <- function(idx, size, context) {
   }
   ids - 1L
 }
+
+# What R torch makes of R's integer NA.
+NA_INTEGER <- -2^31
 
 # Half and BFloat16 are no ids: they have no 2049, or no 257.
 check_tensor <- function(idx) {
@@ -153,8 +211,10 @@ weight_tensor <- function(model, name, dtype) {
 # What Python makes a tensor of. R torch copies from where a tensor's storage begins, whatever part of it the tensor is:
 # hence the clone.
 tensor_parts <- function(tensor) {
-  tensor <- tensor$detach()$cpu()$to(dtype = torch::torch_float())$contiguous()$clone()
-  list(shape = tensor$shape, data = torch::buffer_from_torch_tensor(tensor))
+  wide <- as.character(tensor$dtype) == "Double"
+  dtype <- if (wide) torch::torch_double() else torch::torch_float()
+  tensor <- tensor$detach()$cpu()$to(dtype = dtype)$contiguous()$clone()
+  list(shape = tensor$shape, dtype = if (wide) "float64" else "float32", data = torch::buffer_from_torch_tensor(tensor))
 }
 
 # torch_is_installed() says TRUE also where no operation works.

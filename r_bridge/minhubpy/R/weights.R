@@ -29,10 +29,28 @@ names.minhub_parameters <- function(x) x()$name
 length.minhub_parameters <- function(x) nrow(x())
 
 #' @export
-`[[.minhub_parameters` <- function(x, i) as.list(x)[[i]]
+`[[.minhub_parameters` <- function(x, i) {
+  refuse_optimizer(parent.frame(), "model$parameters describes weights that Python holds")
+  as.list(x)[[i]]
+}
 
 #' @export
-`$.minhub_parameters` <- function(x, name) as.list(x)[[name]]
+`$.minhub_parameters` <- function(x, name) {
+  refuse_optimizer(parent.frame(), "model$parameters describes weights that Python holds")
+  as.list(x)[[name]]
+}
+
+# R torch's optimizers look at the first element of what they are given. They would end in an error that names nothing
+# of this, or train copies.
+refuse_optimizer <- function(frame, what) {
+  caller <- get0("self", frame)
+  if (inherits(caller, c("torch_optimizer", "OptimizerIgnite"))) {
+    fail(
+      "an optimizer cannot train these: ", what,
+      ". With module <- as_torch_module(model), give it module$parameters", call = NULL
+    )
+  }
+}
 
 #' @export
 print.minhub_parameters <- function(x, ...) print(x())
@@ -50,12 +68,63 @@ new_parameter <- function(model, name, shape, dtype) {
 as.array.minhub_parameter <- function(x, ...) ask("parameter", model = x$model, name = x$name)
 
 #' @export
+`$.minhub_parameter` <- function(x, name) {
+  fields <- names(unclass(x))
+  if (name %in% fields) return(.subset2(x, name))
+  refuse_optimizer(parent.frame(), "model$parameters describes weights that Python holds")
+  fail("a weight has no ", name, "; it has ", toString(setdiff(fields, "model")), "; as.array() has its values")
+}
+
+# What is done with a weight's numbers is done with those of its array.
+
+#' @export
+`[.minhub_parameter` <- function(x, ...) as.array(x)[...]
+
+#' @export
+`[[.minhub_parameter` <- function(x, i, ...) {
+  if (is.character(i)) .subset2(x, i) else as.array(x)[[i, ...]]
+}
+
+#' @export
+length.minhub_parameter <- function(x) prod(.subset2(x, "shape"))
+
+#' @export
+as.double.minhub_parameter <- function(x, ...) as.double(as.array(x))
+
+#' @export
+as.vector.minhub_parameter <- function(x, mode = "any") as.vector(as.array(x), mode)
+
+#' @export
+mean.minhub_parameter <- function(x, ...) mean(as.array(x), ...)
+
+#' @export
+Summary.minhub_parameter <- function(..., na.rm = FALSE) {
+  values <- lapply(list(...), function(x) if (inherits(x, "minhub_parameter")) as.array(x) else x)
+  do.call(.Generic, c(values, na.rm = na.rm))
+}
+
+#' @export
+Math.minhub_parameter <- function(x, ...) get(.Generic)(as.array(x), ...)
+
+#' @export
+Ops.minhub_parameter <- function(e1, e2) {
+  operate <- get(.Generic)
+  if (inherits(e1, "minhub_parameter")) e1 <- as.array(e1)
+  if (missing(e2)) return(operate(e1))
+  if (inherits(e2, "minhub_parameter")) e2 <- as.array(e2)
+  operate(e1, e2)
+}
+
+#' @export
 dim.minhub_parameter <- function(x) x$shape
 
 #' @export
 format.minhub_parameter <- function(x, ...) {
   paste0("<", x$name, ": ", paste(x$shape, collapse = " x "), ", ", x$dtype, ">")
 }
+
+#' @export
+str.minhub_parameter <- function(object, ...) cat(" ", format(object), "\n", sep = "")
 
 #' @export
 print.minhub_parameter <- function(x, ...) {
@@ -131,35 +200,54 @@ completions <- function(model, path) {
 state_dict <- function(model) {
   table <- ask("parameters", model = model)
   weights <- Map(function(name, dtype) weight_values(model, name, dtype), table$name, table$dtype)
-  stats::setNames(weights, table$name)
+  structure(stats::setNames(weights, table$name), class = c("minhub_state_dict", "list"))
 }
 
+#' @export
+`[[.minhub_state_dict` <- function(x, i) {
+  refuse_optimizer(parent.frame(), "model$state_dict() has copies of the weights")
+  unclass(x)[[i]]
+}
+
+#' @export
+print.minhub_state_dict <- function(x, ...) {
+  print(unclass(x), ...)
+  invisible(x)
+}
+
+# Names and shapes are looked at before a weight is sent, and all weights before the first of the model's is changed.
 load_state_dict <- function(model, state) {
-  if (!is.list(state) || is.null(names(state))) {
+  if (!is.list(state) || is.null(names(state)) || anyNA(names(state)) || !all(nzchar(names(state)))) {
     fail("state_dict must be a list of weights with their names, not ", describe(state))
   }
-  table <- ask("parameters", model = model)
-  differ(names(state), table$name)
-  for (name in table$name) {
-    here <- table$shape[[match(name, table$name)]]
-    given <- dim_of(state[[name]])
-    if (!identical(as.integer(given), as.integer(here))) {
-      fail(name, " is ", paste(given, collapse = " x "), ", the model's is ", paste(here, collapse = " x "))
-    }
+  state <- unclass(state)
+  twice <- names(state)[duplicated(names(state))]
+  if (length(twice)) fail("state_dict has ", twice[[1L]], " twice")
+  undo <- let_it_be_made_again(attr(model, "self"))
+  on.exit(undo())
+  shapes <- unname(lapply(state, function(x) as.integer(dim_of(x))))
+  ask("check_state_dict", model = model, names = names(state), shapes = shapes)
+  weights <- new_handle(ask("new_state_dict"))
+  for (name in names(state)) {
+    ask("add_weight", state = weights$number, name = name, value = weight_to_send(state[[name]], name))
   }
-  # All is looked at before the first is changed.
-  values <- lapply(state[table$name], weight_to_send, where = "state_dict")
+  ask("prepare_state_dict", model = model, state = weights$number)
+  on.exit() # from here on the model has other weights, or is gone with its worker
   attr(model, "self")$changed <- TRUE
-  for (name in table$name) ask("set_parameter", model = model, name = name, value = values[[name]])
+  ask("load_state_dict", model = model, state = weights$number)
   invisible(model)
 }
 
-differ <- function(given, wanted) {
-  unknown <- setdiff(given, wanted)
-  missing <- setdiff(wanted, given)
-  if (anyDuplicated(given)) fail("state_dict has ", given[duplicated(given)][[1L]], " twice")
-  if (length(unknown)) fail("the model has no weight ", paste(utils::head(unknown, 5L), collapse = ", "))
-  if (length(missing)) fail("state_dict lacks ", paste(utils::head(missing, 5L), collapse = ", "))
+# A model whose given weights went with their worker is made again, since all are about to be given anew. The function
+# that is returned takes that back: the weights that it was made with are not those that it had.
+let_it_be_made_again <- function(self) {
+  changed <- self$changed
+  handle <- self$handle
+  self$changed <- FALSE
+  function() {
+    self$changed <- changed
+    if (isTRUE(changed)) self$handle <- handle
+  }
 }
 
 weight_values <- function(model, name, dtype) {
@@ -168,8 +256,10 @@ weight_values <- function(model, name, dtype) {
 
 dim_of <- function(x) if (inherits(x, "torch_tensor")) x$shape else if (is.null(dim(x))) length(x) else dim(x)
 
-weight_to_send <- function(x, where) {
+weight_to_send <- function(x, name) {
   if (inherits(x, "torch_tensor")) return(tensor_parts(x))
-  if (!is.numeric(x) || is.object(x) || anyNA(x)) fail(where, " must hold numbers without NA, or R torch tensors")
+  if (inherits(x, "minhub_parameter")) x <- as.array(x)
+  if (!is.numeric(x) || is.object(x)) fail("state_dict must hold numbers or R torch tensors; ", name, " is ", describe(x))
+  if (anyNA(x)) fail("state_dict has NA or NaN in ", name)
   x
 }

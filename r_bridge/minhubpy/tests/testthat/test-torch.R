@@ -1,5 +1,8 @@
 # With a real R torch. Without one, that is said: nothing here can stand in for it.
 
+# Attached until the end of this file: with R torch, weights would be tensors in other files too.
+attached_before <- "package:torch" %in% search()
+
 skip_without_torch <- function() {
   needs_python()
   skip_if(minhubpy:::is_hosted(), "R torch does not work in a process that has Python's PyTorch")
@@ -28,10 +31,12 @@ random_models <- function() {
     ),
     gptneo = gptneo(
       vocab_size = 31, hidden_size = 24, num_heads = 3, num_layers = 3, max_position_embeddings = 40, window_size = 4,
-      attention_types = list(list(c("local", "global", "local"), 1)), initializer_range = 0.3, seed = 1
+      attention_types = list(list(c("local", "global", "local"), 1)), resid_dropout = 0.1, initializer_range = 0.3,
+      seed = 1
     ),
     lstm = lstm(
-      vocab_size = 31, embedding_size = 8, hidden_size = 24, num_layers = 2, initializer_range = 0.3, seed = 1
+      vocab_size = 31, embedding_size = 8, hidden_size = 24, num_layers = 2, dropout = 0.1, initializer_range = 0.3,
+      seed = 1
     )
   ))
 }
@@ -109,7 +114,8 @@ test_that("what is no id is refused, by models and modules alike", {
     expect_refused(call(torch_tensor(c(3L, -2L))), "an id is -2; this model's go from 1 to 10")
     expect_refused(call(torch_tensor(3e9)$to(dtype = torch_long())), "an id is 3000000000; this model's")
     expect_refused(call(torch_tensor(1.5)), "not a whole number")
-    expect_refused(call(torch_tensor(NaN)), "NaN|NA|not a whole number", fixed = FALSE)
+    expect_refused(call(torch_tensor(NaN)), "an id is NA")
+    expect_refused(call(torch_tensor(c(1L, NA))), "an id is NA")
     expect_refused(call(torch_tensor(TRUE)), "not Bool")
     expect_refused(call(torch_tensor(1L)$half()), "not Half")
     expect_refused(call(torch_empty(c(2, 0))), "there are no ids")
@@ -316,27 +322,101 @@ test_that("trained weights are saved and loaded", {
   unlink(path)
 })
 
-test_that("a module whose parameters were replaced does not compute with the old ones", {
+test_that("a module can be cloned, and the clone has weights and a mode of its own", {
+  skip_without_torch()
+  for (name in names(random_models())) {
+    module <- as_torch_module(random_models()[[name]]$eval())
+    frozen <- module$parameters[[1L]]$requires_grad_(FALSE)
+    idx <- torch_tensor(matrix(1:10, 2L))
+    expected <- module(idx)
+    twin <- module$clone(deep = TRUE)
+    expect_true(torch_allclose(twin(idx), expected), info = name)
+    expect_false(twin$parameters[[1L]]$requires_grad)
+    twin$train()
+    expect_false(module$training)
+    expect_true(torch_allclose(module(idx), module(idx)), info = name)
+    expect_false(torch_equal(twin(idx), twin(idx)), info = name)
+    twin$eval()$to(dtype = torch_double())
+    expect_identical(as.character(module(idx)$dtype), "Float")
+    expect_identical(as.character(twin(idx)$dtype), "Double")
+    learn(twin, idx)
+    expect_true(torch_allclose(module(idx), expected), info = name)
+    expect_false(torch_allclose(twin(idx)$float(), expected), info = name)
+    expect_identical(as.character(twin$clone(deep = TRUE)(idx)$dtype), "Double")
+    whole <- nn_sequential(module, nn_linear(31, 2))
+    both <- whole$clone(deep = TRUE)
+    expect_true(torch_allclose(both(idx), whole(idx)), info = name)
+    learn(both, idx)
+    expect_true(torch_allclose(module(idx), expected), info = name)
+    expect_false(torch_allclose(both(idx), whole(idx)), info = name)
+  }
+})
+
+learn <- function(module, idx) {
+  optimizer <- optim_sgd(module$parameters, lr = 0.1)
+  module(idx)$pow(2)$mean()$backward()
+  optimizer$step()
+}
+
+test_that("a saved module comes back, alone and as a part of another", {
+  skip_without_torch()
+  path <- tempfile()
+  idx <- torch_tensor(matrix(1:10, 2L))
+  for (name in names(random_models())) {
+    module <- as_torch_module(random_models()[[name]]$eval())
+    for (saved in list(module, nn_sequential(module, nn_linear(31, 2)))) {
+      expected <- saved(idx)
+      torch_save(saved, path)
+      loaded <- torch_load(path)
+      expect_identical(names(loaded$parameters), names(saved$parameters))
+      expect_true(torch_allclose(loaded$eval()(idx), expected), info = name)
+      expect_false(torch_equal(loaded$train()(idx), loaded(idx)), info = name)
+      loaded$eval()
+      learn(loaded, idx)
+      expect_false(torch_allclose(loaded(idx), expected), info = name)
+      expect_identical(as.character(loaded$to(dtype = torch_double())(idx)$dtype), "Double")
+      expect_true(torch_allclose(saved(idx), expected), info = name)
+    }
+  }
+  unlink(path)
+})
+
+test_that("a module computes with the parameters that it is given", {
   skip_without_torch()
   module <- as_torch_module(a_random_model())
   idx <- torch_tensor(1:3)
-  twin <- module$clone(deep = TRUE)
-  expect_refused(twin(idx), "parameters were replaced")
-  expect_s3_class(module(idx), "torch_tensor")
-  module$load_state_dict(lapply(module$state_dict(), torch_zeros_like), .refer_to_state_dict = TRUE)
-  expect_refused(module(idx), "parameters were replaced")
+  zeros <- lapply(module$state_dict(), torch_zeros_like)
+  module$load_state_dict(zeros, .refer_to_state_dict = TRUE)
+  expect_identical(max(abs(as.array(module(idx)$detach()))), 0)
+  module$ln_f.bias <- nn_parameter(torch_ones(8))
+  module$wte.weight <- nn_parameter(torch_ones(10, 8))
+  expect_identical(as.array(module(idx)$detach()), array(8, c(1L, 3L, 10L)))
+  module(idx)$sum()$backward()
+  expect_identical(as.array(module$parameters$ln_f.bias$grad), rep(30, 8L))
+})
+
+test_that("a module takes idx by minhub's name too, and says what is missing", {
+  skip_without_torch()
+  model <- a_random_model()
+  module <- as_torch_module(model)
+  idx <- torch_tensor(1:3)
+  expect_true(torch_equal(module(x = idx), module(idx)))
+  expect_true(torch_equal(model(x = idx), model(idx)))
+  expect_refused(module(), "idx is missing: give the module an R torch tensor")
+  expect_refused(module(idx, x = idx), "two names of one argument")
 })
 
 # The tests of the R package minhub, with a model that needs no network.
 test_that("code written for minhub runs: load, tokenize, predict", {
   skip_without_torch()
   model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+  total <- as.integer(sum(model$parameters()$numel))
   if (requireNamespace("purrr", quietly = TRUE)) {
     map_int <- getExportedValue("purrr", "map_int")
-    expect_identical(sum(map_int(model$parameters, ~ .x$numel())), 1841472L)
+    expect_identical(sum(map_int(model$parameters, ~ .x$numel())), total)
   }
-  expect_equal(sum(sapply(model$parameters, function(x) x$numel())), 1841472)
-  expect_equal(sum(sapply(model$parameters, function(x) prod(x$shape))), 1841472)
+  expect_equal(sum(sapply(model$parameters, function(x) x$numel())), total)
+  expect_equal(sum(sapply(model$parameters, function(x) prod(x$shape))), total)
   expect_identical(model$parameters[[1L]]$device, "cpu")
 
   tok <- tokenizer$from_pretrained("minhub/shakespeare-gpt2")
@@ -381,7 +461,7 @@ test_that("code written for minhub runs: weights by their path, on a device", {
   expect_equal(as.numeric(torch_mean(wte)), as.numeric(torch_mean(lm_head)))
   expect_identical(as.array(wte), model$parameter("wte.weight"))
   expect_identical(as.array(model$transformer$h[[2]]$attn$c_attn$bias), model$parameter("h.1.attn.c_attn.bias"))
-  expect_identical(length(model$transformer$h), 4L)
+  expect_identical(length(model$transformer$h), model$config$n_layer)
   expect_identical(as.character(model$to(dtype = torch_float16())$transformer$wte$weight$dtype), "Half")
 
   model <- gpt2(vocab_size = 1000, n_embd = 48, n_layer = 2)
@@ -394,23 +474,63 @@ test_that("code written for minhub runs: weights by their path, on a device", {
 })
 
 test_that("without R torch attached, a weight by its path is a description", {
-  skip_without_torch()
-  detach("package:torch")
-  weight <- a_model()$transformer$wte$weight
+  model <- a_model()
+  if ("package:torch" %in% search()) detach("package:torch") # the next test attaches it again
+  weight <- model$transformer$wte$weight
   expect_s3_class(weight, "minhub_parameter")
-  expect_identical(weight$numel(), 12480L)
+  expect_identical(weight$numel(), model$vocab_size * model$config$n_embd)
 })
 
-if ("package:torch" %in% search()) detach("package:torch")
-
-test_that("what was trained in R torch goes on in Python", {
+test_that("what was trained in R torch goes on in Python, also where the worker is another", {
   skip_without_torch()
   model <- lstm_from_pretrained("minhub/shakespeare-lstm")
   before <- model(1:8)
   module <- as_torch_module(model)
-  torch::with_no_grad(for (weight in module$parameters) weight$mul_(1.1))
-  model$load_state_dict(module$state_dict())
-  expect_false(isTRUE(all.equal(model(1:8), before)))
-  idx <- torch::torch_tensor(matrix(2:9, 1L))
-  expect_equal(as.array(model(idx)), as.array(module(idx)$detach()), tolerance = 1e-5)
+  idx <- torch_tensor(matrix(2:9, 1L))
+  kill <- function() {
+    tools::pskill(worker_pid(), tools::SIGKILL)
+    while (minhubpy:::session$link$is_alive()) NULL
+  }
+  for (end in list(function() NULL, minhub_stop, kill)) {
+    with_no_grad(for (weight in module$parameters) weight$mul_(1.1))
+    end()
+    suppressMessages(model$load_state_dict(module$state_dict()))
+    expect_false(isTRUE(all.equal(model(1:8), before)))
+    expect_equal(as.array(model(idx)), as.array(module(idx)$detach()), tolerance = 1e-5)
+  }
 })
+
+test_that("a model takes R torch's state_dict(): its dtype, the Hub's names, and no NaN", {
+  skip_without_torch()
+  model <- a_random_model()
+  weights <- model$state_dict()
+  expect_s3_class(weights[[1L]], "torch_tensor")
+  expect_refused(
+    model$load_state_dict(replace(weights, "wte.weight", list(weights$wte.weight * NaN))), "NA or NaN in wte.weight"
+  )
+  exact <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 16, seed = 2)$to(dtype = "float64")
+  third <- lapply(exact$state_dict(), function(weight) torch_full_like(weight, 1 / 3))
+  exact$load_state_dict(stats::setNames(third, paste0("transformer.", names(third))))
+  expect_identical(exact$parameter("ln_f.bias"), rep(1 / 3, 8L))
+})
+
+test_that("R torch's devices and dtypes are taken where a model is loaded", {
+  skip_without_torch()
+  model <- from_pretrained(BUILT_IN[[1L]], device = torch_device("cpu"), dtype = torch_float16())
+  expect_identical(c(model$device, model$dtype), c("cpu", "float16"))
+})
+
+test_that("what takes a module, or its parameters, says so", {
+  skip_without_torch()
+  model <- a_random_model()
+  module <- as_torch_module(model)
+  for (optimizer in list(optim_adamw, optim_sgd, optim_ignite_adamw)) {
+    for (weights in list(model$parameters, as.list(model$parameters), model$state_dict())) {
+      expect_error(optimizer(weights, lr = 0.1), "as_torch_module", class = "minhubpy_error")
+    }
+  }
+  expect_refused(generate(module, list(1:3)), "model$load_state_dict(module$state_dict())")
+  expect_refused(score(module, list(1:3)), "model$load_state_dict(module$state_dict())")
+})
+
+if (!attached_before && "package:torch" %in% search()) detach("package:torch")

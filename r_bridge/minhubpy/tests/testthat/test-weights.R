@@ -29,9 +29,47 @@ test_that("a list of weights that does not fit changes nothing", {
   refuse(1:3, "with their names")
   refuse(NULL, "with their names")
   refuse(replace(weights, "wte.weight", list(t(weights$wte.weight))), "is 8 x 20, the model's is 20 x 8")
-  refuse(replace(weights, "wte.weight", list(weights$wte.weight * NA)), "without NA")
-  refuse(replace(weights, "wte.weight", list(array("a", c(20, 8)))), "without NA")
+  refuse(replace(weights, "ln_f.bias", list(c(weights$ln_f.bias[-1], NaN))), "NA or NaN in ln_f.bias")
+  refuse(replace(weights, "wte.weight", list(weights$wte.weight * NA)), "NA or NaN in wte.weight")
+  refuse(replace(weights, "wte.weight", list(array("a", c(20, 8)))), "numbers or R torch tensors; wte.weight is")
   expect_identical(model$state_dict(), weights)
+})
+
+test_that("weights under the Hub's names are taken, in the Hub's layout and in ours", {
+  needs_python()
+  given <- small(1)
+  weights <- given$state_dict()
+  named <- stats::setNames(weights, paste0("transformer.", names(weights)))
+  named[["lm_head.weight"]] <- weights$wte.weight
+  transposed <- grepl("c_(attn|fc|proj)\\.weight$", names(named))
+  hub <- replace(named, transposed, lapply(named[transposed], t))
+  for (state in list(named, hub)) {
+    taken <- small(2)
+    taken$load_state_dict(state)
+    expect_identical(taken$state_dict(), weights)
+  }
+  other_head <- replace(hub, "lm_head.weight", list(2 * weights$wte.weight))
+  expect_refused(taken$load_state_dict(other_head), "lm_head.weight differs from transformer.wte.weight")
+  expect_refused(taken$load_state_dict(hub[-2L]), "lacks wpe.weight")
+  expect_refused(taken$load_state_dict(c(hub, weights[1L])), "wte.weight twice")
+})
+
+test_that("a weight is like the array of its values", {
+  needs_python()
+  model <- small(1)
+  weight <- model$parameters[["wte.weight"]]
+  values <- model$parameter("wte.weight")
+  expect_identical(weight[1:3], values[1:3])
+  expect_identical(weight[2L, ], values[2L, ])
+  expect_identical(weight[[2L, 3L]], values[[2L, 3L]])
+  expect_identical(c(mean(weight), sum(weight), range(weight)), c(mean(values), sum(values), range(values)))
+  expect_identical(c(length(weight), weight$numel()), c(160L, 160L))
+  expect_identical(-weight * 2 + weight, -values * 2 + values)
+  expect_identical(abs(weight), abs(values))
+  expect_identical(as.numeric(weight), as.numeric(values))
+  expect_identical(weight[["shape"]], c(20L, 8L))
+  expect_error(weight$grad, "a weight has no grad; it has name, shape, dtype", class = "minhubpy_error")
+  expect_output(str(weight), "<wte.weight: 20 x 8, float32>", fixed = TRUE)
 })
 
 test_that("weights that were given end with the worker, and are not taken for the first ones", {
@@ -40,5 +78,10 @@ test_that("weights that were given end with the worker, and are not taken for th
   model$load_state_dict(small(2)$state_dict())
   minhub_stop()
   expect_error(model(1:3), "gone with the Python worker", class = "minhubpy_error")
+  weights <- small(3)$state_dict()
+  expect_error(model$load_state_dict(weights[-2L]), "lacks wpe.weight", class = "minhubpy_error")
+  expect_error(model(1:3), "gone with the Python worker", class = "minhubpy_error")
+  model$load_state_dict(weights)
+  expect_identical(model(1:3), small(3)(1:3))
   expect_equal(dim(suppressMessages(small(1)(1:3))), c(1L, 3L, 20L))
 })
