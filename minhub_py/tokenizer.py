@@ -130,10 +130,11 @@ def unknown_characters(tokenizer: Tokenizer, text: str, ids: Iterable[int] | Non
 
     `ids`: those of the text, where they are known already.
     """
-    ids = tokenizer.encode(text, add_special_tokens=False).ids if ids is None else list(ids)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids if ids is None else ids
+    unk = tokenizer.token_to_id("<unk>")
     # What does not come back may have been normalized; what has no token of its own may be part of a longer one.
-    missing = sorted(set(text).difference(tokenizer.decode(ids, skip_special_tokens=True)))
-    nothing = ([], [tokenizer.token_to_id("<unk>")])
+    missing = sorted(set(text).difference(tokenizer.decode(sorted({id for id in ids if id != unk}))))
+    nothing = ([], [unk])
     return [char for char in missing if tokenizer.encode(char, add_special_tokens=False).ids in nothing]
 
 
