@@ -134,7 +134,7 @@ def unknown_characters(tokenizer: Tokenizer, text: str, ids: Iterable[int] | Non
     unk = tokenizer.token_to_id("<unk>")
     # What does not come back may have been normalized; what has no token of its own may be part of a longer one.
     missing = sorted(set(text).difference(tokenizer.decode(sorted({id for id in ids if id != unk}))))
-    nothing = ([], [unk])
+    nothing: tuple[list[int], list[int | None]] = ([], [unk])
     return [char for char in missing if tokenizer.encode(char, add_special_tokens=False).ids in nothing]
 
 

@@ -50,7 +50,7 @@ class Service:
         before = listener.set(lambda name, done, total: self.progress(done, total, name))
         with warnings.catch_warnings():
             warnings.filterwarnings("always", category=UserWarning)
-            warnings.showwarning = self.warn
+            warnings.showwarning = lambda message, category, *_: self.warn(message, category)
             try:
                 return self._run(call)
             finally:
@@ -127,7 +127,7 @@ class Service:
         if self.cancelled.is_set():
             raise Cancelled
 
-    def warn(self, message: Warning | str, category: type[Warning], *_: Any) -> None:
+    def warn(self, message: Warning | str, category: type[Warning]) -> None:
         """Hand a warning on to R, in place of `warnings.showwarning`. Others than ours are for Python's programmers."""
         if issubclass(category, UserWarning):
             self.emit({"warning": str(message)})
