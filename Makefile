@@ -9,7 +9,7 @@ R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-r
 HAS_R := command -v R && command -v pandoc && \
 	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2")) loadNamespace(p)'
 
-.PHONY: demo test test-rtorch lint bench r clean
+.PHONY: demo test test-rtorch lint bench r vignette clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -33,6 +33,13 @@ bench: .venv/.installed-test r
 	$(BIN)/python tests/benchmarks/layout.py
 	$(BIN)/python tests/benchmarks/training.py
 	$(BIN)/python tests/benchmarks/bridge.py
+
+# The vignette as R CMD INSTALL puts it in place; from a folder it makes none itself. After each change of its source.
+vignette: .venv/.installed r
+	folder=$$(mktemp -d) && cd "$$folder" && \
+		MINHUBPY_PYTHON="$(CURDIR)/$(BIN)/python" R CMD build "$(CURDIR)/r_bridge/minhubpy" && \
+		tar -xzf minhubpy_*.tar.gz minhubpy/inst/doc minhubpy/build && \
+		cp -R minhubpy/inst minhubpy/build "$(CURDIR)/r_bridge/minhubpy/" && rm -r "$$folder"
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -395,13 +395,13 @@ def encode(tokenizer: Any, text: str) -> list[int]:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
         raise ValueError("PROMPT is not UTF-8 text: convert it first") from error
-    from minhub_py.tokenizer import working
+    from minhub_py.tokenizer import describe_unknown, unknown_characters, working
 
     with working(tokenizer):
         ids: list[int] = tokenizer.encode(text).ids
-        lost = sorted(set(text) - set(tokenizer.decode(ids, skip_special_tokens=False)))
+        lost = unknown_characters(tokenizer, text, ids)
     if lost:
-        note(f"Note: not in this model's vocabulary: {' '.join(map(repr, lost[:10]))}")
+        note(f"Note: {describe_unknown(tokenizer, lost)}")
     return ids
 
 

@@ -27,6 +27,7 @@ def tokenizer_from_pretrained(
 ) -> Tokenizer:
     """The tokenizer of a Hub repository, a local folder or a built-in. No weights are fetched.
 
+    A vocabulary of characters drops any other character without a word; `unknown_characters` finds them.
     Errors are those of `from_pretrained`; FileNotFoundError too where there is no tokenizer in it.
     """
     folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, weights=False)
@@ -155,6 +156,26 @@ def characters(vocabulary: Mapping[str, int] | Iterable[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(ids, [], unk_token=unknown))  # BPE without merges: characters
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
+
+
+def unknown_characters(tokenizer: Tokenizer, text: str, ids: Iterable[int] | None = None) -> list[str]:
+    """The characters of `text`, sorted, for which there is no token: they are dropped, or all become <unk>.
+
+    `ids`: those of the text, where they are known already.
+    """
+    ids = tokenizer.encode(text, add_special_tokens=False).ids if ids is None else ids
+    unk = tokenizer.token_to_id("<unk>")
+    # What does not come back may have been normalized; what has no token of its own may be part of a longer one.
+    missing = sorted(set(text).difference(tokenizer.decode(sorted({id for id in ids if id != unk}))))
+    nothing: tuple[list[int], list[int | None]] = ([], [unk])
+    return [char for char in missing if tokenizer.encode(char, add_special_tokens=False).ids in nothing]
+
+
+def describe_unknown(tokenizer: Tokenizer, characters: Sequence[str]) -> str:
+    """What to tell of characters that `unknown_characters` found."""
+    become = "left out" if tokenizer.token_to_id("<unk>") is None else "read as <unk>"
+    shown = " ".join(map(repr, characters[:10])) + (" …" if len(characters) > 10 else "")
+    return f"not in the tokenizer's vocabulary, and {become}: {shown}"
 
 
 def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:

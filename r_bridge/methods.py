@@ -8,7 +8,8 @@ import importlib.metadata
 import itertools
 import platform
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -407,24 +408,30 @@ def generate(
 
 
 @method
-def next_tokens(service: "Service", model: Model, prompt: Any, tokenizer: Tokenizer | None, n: int) -> Frame:
-    """The likeliest next tokens."""
+def next_tokens(service: "Service", model: Model, prompts: Any, tokenizer: Tokenizer | None, n: int) -> Frame:
+    """The `n` likeliest next tokens of each prompt, a prompt's rows on end."""
     import torch
 
     from minhub_py.generate import check_finite, context_start
 
-    tok = _tokenizer(model, tokenizer, needed=_is_text(prompt))
-    [ids] = _prompt_rows(model, tok, prompt)
-    begin = context_start(len(ids), model.module.config.context_length)
+    tok = _tokenizer(model, tokenizer, needed=_is_text(prompts))
+    device = next(model.module.parameters()).device
+    likely = []
     with torch.inference_mode():
-        logits = model.module(torch.tensor([ids[begin:]], device=next(model.module.parameters()).device))[0, -1]
-        check_finite(logits.amax())
-        best = torch.log_softmax(logits.float(), dim=-1).topk(min(n, logits.numel()))
+        for ids in _prompt_rows(model, tok, prompts):
+            service.check()
+            begin = context_start(len(ids), model.module.config.context_length)
+            logits = model.module(torch.tensor([ids[begin:]], device=device))[0, -1]
+            check_finite(logits.amax())
+            likely.append(torch.log_softmax(logits.float(), dim=-1).topk(min(n, logits.numel())))
+    ids_found = torch.cat([best.indices for best in likely])
+    logprobs = torch.cat([best.values for best in likely])
     return Frame({
-        "token": _token_texts(tok, best.indices.tolist()),
-        "id": best.indices,
-        "prob": best.values.double().exp(),
-        "logprob": best.values,
+        "prompt": np.repeat(np.arange(1, len(likely) + 1, dtype=np.int32), len(likely[0].indices)),
+        "token": _token_texts(tok, ids_found.tolist()),
+        "id": ids_found,
+        "prob": logprobs.double().exp(),
+        "logprob": logprobs,
     })  # fmt: skip
 
 
@@ -485,9 +492,18 @@ def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:
 
     with working(tokenizer):
         rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+        _warn_of_unknown(tokenizer, texts, rows)
     if (largest := max((max(row, default=0) for row in rows), default=0)) >= size:
         raise ValueError(f"the tokenizer is another model's: it gives the id {largest}, this model's go to {size - 1}")
     return rows
+
+
+def _warn_of_unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+    """Warn of characters that have no token: what is computed is that of another text."""
+    from minhub_py.tokenizer import describe_unknown, unknown_characters
+
+    if lost := unknown_characters(tokenizer, "".join(texts), itertools.chain.from_iterable(rows)):
+        warnings.warn(describe_unknown(tokenizer, lost), stacklevel=2)
 
 
 def _prompt_rows(model: Model, tokenizer: Any, prompts: Any) -> list[list[int]]:
@@ -532,7 +548,8 @@ def encode_batch(service: "Service", tokenizer: Tokenizer, texts: Any, add_speci
 
     with working(tokenizer.tokenizer):
         found = tokenizer.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-    rows = [encoding.ids for encoding in found]
+        rows = [encoding.ids for encoding in found]
+        _warn_of_unknown(tokenizer.tokenizer, texts, rows)
     lengths = np.array([len(row) for row in rows], np.int32)
     return {"ids": np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(lengths.sum())), "lengths": lengths}
 

@@ -20,7 +20,7 @@ speed of sockets.
     WELCOME     worker   the second secret (raw bytes)
     CALL        R        list(method, arguments, release)
     CANCEL      R        none: the call of this number is to stop
-    PART        worker   news on the way: a piece of text, or progress
+    PART        worker   news on the way: a piece of text, progress, or a warning as list(warning)
     DONE        worker   the result
     FAILED      worker   list(class, message)
     CANCELLED   worker   NULL: the call has stopped

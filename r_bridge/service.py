@@ -8,6 +8,7 @@ import itertools
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -42,12 +43,22 @@ class Service:
     ) -> tuple[str, Any]:
         """("done", value), ("failed", {"class", "message"}) or ("cancelled", None); `emit` gets what comes before it.
 
+        Python's warnings come before it too, each as {"warning": text}.
         call: {"method", "arguments", "release"}, the last the numbers of objects that R has dropped.
         """
         from minhub_py.transfer import listener
 
         self.emit, self.cancelled, self.told = emit, cancelled, 0.0
         before = listener.set(lambda name, done, total: self.progress(done, total, name))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("always", category=UserWarning)
+            warnings.showwarning = lambda message, category, *_: self.warn(message, category)
+            try:
+                return self._run(call)
+            finally:
+                listener.reset(before)
+
+    def _run(self, call: Mapping[str, Any]) -> tuple[str, Any]:
         try:
             for number in as_array(call["release"]).tolist():
                 self.objects.pop(number, None)
@@ -59,8 +70,6 @@ class Service:
             return "cancelled", None
         except BaseException as error:  # whatever it was, R says so, and is not left waiting
             return "failed", {"class": type(error).__name__, "message": _message(error)}
-        finally:
-            listener.reset(before)
 
     def frames(self, call: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """("part", value) as they come and last what `run` returns. To close the iterator is to cancel the call.
@@ -119,6 +128,11 @@ class Service:
         """Stop here if R no longer waits."""
         if self.cancelled.is_set():
             raise Cancelled
+
+    def warn(self, message: Warning | str, category: type[Warning]) -> None:
+        """Hand a warning on to R, in place of `warnings.showwarning`. Others than ours are for Python's programmers."""
+        if issubclass(category, UserWarning):
+            self.emit({"warning": str(message)})
 
     def progress(self, done: int, total: int, what: str = "", **more: Any) -> None:
         """Tell R how far a long call is."""

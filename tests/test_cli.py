@@ -142,7 +142,7 @@ def test_generate_in_its_ways() -> None:
 def test_characters_outside_the_vocabulary_are_said_to_be_lost() -> None:
     result = minhub("generate", GPT2, "na\u00efve 5", "-n", "3")
     assert result.exit_code == 0
-    assert result.stderr == "Note: not in this model's vocabulary: '5' '\u00ef'\n"
+    assert result.stderr == "Note: not in the tokenizer's vocabulary, and left out: '5' '\u00ef'\n"
 
 
 def test_score(tmp_path: Path) -> None:

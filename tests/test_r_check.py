@@ -59,6 +59,23 @@ def test_the_vignette_has_pictures(built: Path) -> None:
     assert "Error in gen" in page  # what goes wrong is shown on purpose, once Python was found
 
 
+def test_the_vignette_is_there_after_an_installation_from_a_folder(tmp_path: Path) -> None:
+    """Made by `make vignette`; R needs no knitr to install it, nor to find it."""
+    source, installed = PACKAGE / "vignettes" / "minhubpy.Rmd", PACKAGE / "inst" / "doc" / "minhubpy.Rmd"
+    assert installed.read_bytes() == source.read_bytes(), "the vignette has changed: make vignette"
+    (library := tmp_path / "library").mkdir()
+    (nothing := tmp_path / "nothing").mkdir()
+    libraries = {"R_LIBS": str(library), "R_LIBS_SITE": str(nothing), "R_LIBS_USER": str(nothing)}
+    environment = os.environ | libraries
+    install = ["R", "CMD", "INSTALL", "--no-test-load", "--no-byte-compile", str(PACKAGE)]
+    subprocess.run(install, env=environment, capture_output=True, check=True, timeout=120)
+    code = 'found <- vignette("minhubpy"); cat(found$Title, "|", file.path(found$Dir, "doc", found$PDF))'
+    done = subprocess.run(["Rscript", "-e", code], env=environment, capture_output=True, text=True, check=True)
+    title, page = done.stdout.split(" | ")
+    assert title == "Language models in R, without Python in the way"
+    assert "<img" in Path(page).read_text(encoding="utf-8")
+
+
 def test_help_pages_are_made_from_the_code(tmp_path: Path) -> None:
     copy = shutil.copytree(PACKAGE, tmp_path / "minhubpy")
     code = "roxygen2::roxygenise('minhubpy', roclets = c('namespace', 'rd'))"

@@ -5,6 +5,7 @@ compute, so the same files also show an R that Python hosts (test_rsession.py) t
 """
 
 import os
+import re
 import resource
 import shutil
 import signal
@@ -193,12 +194,27 @@ def environment(library: Path, **more: str | None) -> dict[str, str]:
 
 # The R tests
 
+# One file after the other, in the order that is given: what one leaves behind is said, and would meet the next.
 RUN_TESTS = """
-arguments <- commandArgs(TRUE)
-results <- testthat::test_dir(
-  arguments[[1]], filter = arguments[[2]], package = "minhubpy", load_package = "installed", reporter = "check",
-  stop_on_failure = FALSE
+variables <- c("PATH", "HOME", "MINHUBPY_PYTHON", "RETICULATE_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "R_USER_DATA_DIR")
+state <- function() list(
+  folder = getwd(), devices = dev.list(), variables = Sys.getenv(variables),
+  options = options()[grep("^minhubpy", names(options()))],
+  python = if (identical(minhubpy:::session$python$why, "the argument python")) minhubpy:::session$python
 )
+library(minhubpy)
+options(minhubpy.quiet = TRUE) # as helper.R does
+before <- state()
+results <- list()
+for (file in commandArgs(TRUE)[-1]) {
+  name <- sub("^test-(.*)[.]R$", "\\\\1", file)
+  results <- c(results, testthat::test_dir(
+    commandArgs(TRUE)[[1]], filter = paste0("^", name, "$"), package = "minhubpy", load_package = "installed",
+    reporter = "check", stop_on_failure = FALSE
+  ))
+  left <- all.equal(before, state())
+  if (!isTRUE(left)) cat("\\nminhub-result", file, "left", "after all", toString(left), sep = "\\t")
+}
 line <- function(file, test, result) {
   kind <- sub("expectation_", "", class(result)[[1]])
   message <- gsub("[[:space:]]+", " ", conditionMessage(result))
@@ -213,13 +229,18 @@ WAYS = {"worker": [str(RSCRIPT), "--no-init-file"], "hosted": [sys.executable, "
 
 
 def run_r_tests(
-    way: str, library: Path, reference_folder: Path, only: str = ".", **more: str
+    way: str, library: Path, reference_folder: Path, only: str = "", **more: str
 ) -> dict[str, list[tuple[str, str, str]]]:
     """(kind, test, message) of each expectation, by file; `only` is a regular expression of files' names."""
+    files = sorted(path.name for path in R_TESTS.glob("test-*.R") if re.search(only, path.name))
+    named: dict[str, str | None] = {**more}
+    if way == "worker":  # the other way round, and with a Python that only the last resort of many names
+        files.reverse()
+        named |= {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": sys.executable}
     done = subprocess.run(
-        [*WAYS[way], "-e", RUN_TESTS, str(R_TESTS), only],
-        env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **more),
-        capture_output=True, check=False, timeout=280 if only == "." else 1700,
+        [*WAYS[way], "-e", RUN_TESTS, str(R_TESTS), *files],
+        env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **named),
+        capture_output=True, check=False, timeout=1700 if only else 280,
     )  # fmt: skip
     said = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
     assert done.returncode == 0, said[-5000:]

@@ -516,6 +516,14 @@ def test_the_prompt(environment: dict[str, str]) -> None:
         assert "generate" in talk.say('ls("package:minhubpy")')
         assert "Error" in talk.say("stop('it goes on')")
         assert "[1] 41" in talk.say("x")
+        # A text is shown while it is made where the call is all that was typed, and not where its value is assigned.
+        talk.say('model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")')
+        call = 'generate(model, "ROMEO:", 30, temperature = 0)'
+        assert talk.say(call).count("ROMEO:") == 2  # once as what was typed
+        assert talk.say(f"text <- {call}").count("ROMEO:") == 1
+        assert "\n+ " in talk.say("text <-", "+ ")
+        assert talk.say(call).count("ROMEO:") == 1
+        assert "[1] 30" in talk.say("nchar(text)")
         talk.send("q(status = 6)\n")
         talk.rest()
     finally:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from real_data import real_data
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from minhub_py import decode_stream, tokenizer_from_pretrained
-from minhub_py.tokenizer import characters, encode, until
+from minhub_py.tokenizer import byte_level_bpe, characters, describe_unknown, encode, unknown_characters, until
 
 SIZE = 600  # of the fixture bpe_folder
 
@@ -196,3 +196,28 @@ def test_a_tokenizer_that_panics_is_refused(tmp_path: Path, single) -> None:
 )
 def test_text_up_to_a_stop_string(pieces, stops, expected: str) -> None:
     assert "".join(until(pieces, stops)) == expected
+
+
+def test_unknown_characters_are_found_and_nothing_else_is() -> None:
+    letters = characters("abc <>|endoftx")
+    assert unknown_characters(letters, "a\u00e9b a\u00e9c\U0001f600") == ["\u00e9", "\U0001f600"]
+    assert unknown_characters(letters, "a cab") == unknown_characters(letters, "") == []
+    assert unknown_characters(letters, "ab", [0]) == []  # they are the caller's, and b has a token all the same
+    told = describe_unknown(letters, [chr(number) for number in range(0x4E00, 0x4E0C)])
+    assert told.startswith("not in the tokenizer's vocabulary, and left out: '\u4e00' '\u4e01' ")
+    assert told.endswith("'\u4e09' \u2026")
+    some = characters(["<unk>", "a", "n"])
+    assert unknown_characters(some, "<unk>a\u00e9") == ["<", ">", "k", "u", "\u00e9"]
+    assert describe_unknown(some, ["u"]) == "not in the tokenizer's vocabulary, and read as <unk>: 'u'"
+    every_byte = {char: id for id, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    assert unknown_characters(byte_level_bpe(every_byte, []), "\u00e9\x00\U0001f600") == []
+
+
+def test_what_is_normalized_or_part_of_a_word_is_no_unknown_character() -> None:
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "to": 1, "be": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.decoder = decoders.WordPiece()
+    assert unknown_characters(words, "to be") == []
+    letters = characters("to be")
+    letters.normalizer = normalizers.Lowercase()
+    assert unknown_characters(letters, "To b\u00c9") == ["\u00c9"]

@@ -20,7 +20,16 @@ from minhub_py.pretrained import describe, fit, native_tensors
 from minhub_py.registry import FAMILIES, Family
 from minhub_py.skeleton import skeleton
 from minhub_py.storage import Checkpoint
-from minhub_py.tokenizer import characters, encode, parse, read_tokenizer, train_byte_level_bpe
+from minhub_py.tokenizer import (
+    characters,
+    describe_unknown,
+    encode,
+    parse,
+    read_tokenizer,
+    train_byte_level_bpe,
+    unknown_characters,
+    working,
+)
 from minhub_py.train.checkpoint import COLUMNS, RunFolder, write_whole
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.data import Corpus, Text, at_words, prepare
@@ -57,9 +66,10 @@ def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO
             names = {folder.tokens / SPOOL: "-"}
             text = Text(paths, settings.held_out, listener.preparing, names)
             tokenizer = tokenizer_of(settings, text)
-            if lost := unknown(tokenizer, text.alphabet):
-                shown = " ".join(map(repr, lost[:10])) + (" …" if len(lost) > 10 else "")
-                listener.note(f"{len(lost)} characters of the text are not in the tokenizer's vocabulary: {shown}")
+            with working(tokenizer):
+                lost = unknown_characters(tokenizer, "".join(text.alphabet))
+            if lost:
+                listener.note(f"{len(lost)} characters of the text are {describe_unknown(tokenizer, lost)}")
             with folder.writing(folder.tokens):
                 prepare(text, tokenizer, folder.tokens)
                 write_whole(folder.tokens / "tokenizer.json", tokenizer.to_str(pretty=True))
@@ -158,12 +168,6 @@ def tokenizer_of(settings: Settings, text: Text) -> Any:
     if settings.tokenizer == "bpe":
         return train_byte_level_bpe(at_words(text.train("Learning tokens")), settings.vocab_size)
     return read_tokenizer(hub.fetch(str(settings.tokenizer), weights=False))
-
-
-def unknown(tokenizer: Any, alphabet: Sequence[str]) -> list[str]:
-    """The characters that would be lost, or all become one id."""
-    nothing: tuple[list[int], list[int]] = ([], [tokenizer.token_to_id("<unk>")])
-    return [char for char in alphabet if encode(tokenizer, char, add_special_tokens=False) in nothing]
 
 
 def check_model(settings: Settings, config: Any, tokenizer: Any) -> None:

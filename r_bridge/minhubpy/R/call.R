@@ -6,12 +6,21 @@ ask <- function(method, ..., news = NULL) {
   link <- connect()
   arguments <- lapply(list(...), reference)
   # An answer is read whole or not at all: interrupts wait, except while there is nothing to read.
-  suspendInterrupts(exchange(link, method, arguments, news))
+  answer <- suspendInterrupts(exchange(link, method, arguments, news))
+  for (text in answer$warnings) warn(text)
+  switch(answer$kind,
+    done = answer$value,
+    failed = fail(answer$value$message, class = answer$value$class),
+    interrupt()
+  )
 }
+
+# The last frame of a call, list(kind, value), with the warnings that came before it.
 
 exchange <- function(link, method, arguments, news) {
   call <- link$calls <- link$calls + 1L
   ended <- FALSE
+  warnings <- character()
   link$busy <- TRUE
   on.exit({
     link$busy <- FALSE
@@ -23,17 +32,19 @@ exchange <- function(link, method, arguments, news) {
     frame <- link$receive(call)
     if (is.null(frame)) next
     if (frame$kind == "part") {
-      if (!is.null(news)) allowInterrupts(news(frame$value))
+      if (is_warning(frame$value)) {
+        warnings <- c(warnings, frame$value$warning)
+      } else if (!is.null(news)) {
+        allowInterrupts(news(frame$value))
+      }
       next
     }
     ended <- TRUE
-    return(switch(frame$kind,
-      done = frame$value,
-      failed = fail(frame$value$message, class = frame$value$class),
-      interrupt()
-    ))
+    return(list(kind = frame$kind, value = frame$value, warnings = warnings))
   }
 }
+
+is_warning <- function(value) is.list(value) && identical(names(value), "warning")
 
 not_now <- function() {
   if (is_busy()) fail("a function that is called while Python is at work cannot call Python itself: do so afterwards")

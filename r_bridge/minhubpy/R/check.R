@@ -45,6 +45,15 @@ flag <- function(x, what = deparse(substitute(x))) {
   as.vector(x)
 }
 
+# One of a few words; the first, where the argument is the function's own default of all of them.
+choice <- function(x, words, what = deparse(substitute(x))) {
+  if (identical(x, words)) return(words[[1L]])
+  if (!is.character(x) || length(x) != 1L || !x %in% words) {
+    fail(what, " must be one of ", paste(dQuote(words, FALSE), collapse = ", "), ", not ", describe(x))
+  }
+  as.vector(x)
+}
+
 # A list, and not a data frame or another thing that is a list inside.
 is_plain_list <- function(x) is.list(x) && !is.object(x)
 
@@ -74,9 +83,24 @@ texts_or_ids <- function(x, what = deparse(substitute(x))) {
   if (is.list(ids)) ids else if (is.matrix(ids)) asplit_rows(ids) else list(ids)
 }
 
+# Where there may be missing texts: one that is NA has no tokens, as "" has none.
+na_as_empty <- function(x) {
+  if (is.factor(x) || (is.logical(x) && all(is.na(x)))) x <- as.character(x)
+  if (is.character(x)) x[is.na(x)] <- ""
+  x
+}
+
 # The names of the texts that texts_or_ids() makes of x.
 labels_of <- function(x) {
   if (is.matrix(x) && is.numeric(x)) rownames(x) else if (is.character(x) || is.factor(x) || is_plain_list(x)) names(x)
+}
+
+# Which text each row of a result is of: a number, or a name where the texts have names. Levels count as the texts do.
+text_of_row <- function(number, labels) {
+  if (is.null(labels)) return(number)
+  unnamed <- is.na(labels) | !nzchar(labels)
+  labels[unnamed] <- seq_along(labels)[unnamed]
+  factor(number, seq_along(labels), make.unique(labels))
 }
 
 asplit_rows <- function(ids) lapply(seq_len(nrow(ids)), function(row) ids[row, ])

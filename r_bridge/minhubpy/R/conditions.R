@@ -6,6 +6,11 @@ fail <- function(..., class = NULL, call = users_call()) {
   ))
 }
 
+# A warning likewise: class minhubpy_warning.
+warn <- function(text, call = users_call()) {
+  warning(structure(class = c("minhubpy_warning", "warning", "condition"), list(message = text, call = call)))
+}
+
 # The call at which the user entered this package: nobody looks for a mistake in our helpers.
 users_call <- function() {
   for (number in seq_len(sys.nframe())) {

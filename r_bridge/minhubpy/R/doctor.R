@@ -22,7 +22,7 @@ minhub_doctor <- function() {
     minhubpy_error = function(e) {
       rbind(
         finding("R", paste0(getRversion(), ", home ", R.home())),
-        finding("this session's Python", conditionMessage(e), FALSE, "minhub_install()")
+        finding("this session's Python", conditionMessage(e), FALSE, install_call())
       )
     }
   )

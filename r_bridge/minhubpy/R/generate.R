@@ -1,8 +1,8 @@
 #' Generate text
 #'
 #' Writes on from one or more prompts. Esc or Ctrl-C stops it; the session and
-#' the model stay as they are. Characters that the tokenizer does not know, as
-#' a model of characters may not, are left out.
+#' the model stay as they are. Characters for which the tokenizer has no token,
+#' as one of characters may, are left out, with a warning.
 #'
 #' @param model A model, see [from_pretrained()].
 #' @param prompts Text: a character vector. Or 0-based ids: a vector, a matrix
@@ -17,13 +17,17 @@
 #'   become less likely.
 #' @param seed A whole number for all prompts, or one for each. If not given,
 #'   R's random numbers give each prompt one, so `set.seed()` before makes
-#'   the text repeatable.
+#'   the texts repeatable. A prompt of many gets the text that it gets alone, so
+#'   one number for all gives equal texts to equal prompts: for three texts from
+#'   one prompt, `generate(model, rep("ROMEO:", 3), seed = 1:3)`.
 #' @param eos_id The ids that end a text: `"auto"` are the model's own, `NULL`
 #'   none.
 #' @param stop Strings that end a text; they are not part of it.
 #' @param tokenizer The tokenizer, if not the model's own.
-#' @param stream `TRUE`: show the text while it is made (one prompt of text).
-#'   Or a function that is called with each new piece of text.
+#' @param stream `TRUE`: show the text while it is made (one prompt of text),
+#'   `FALSE`: do not. Or a function that is called with each new piece of text.
+#'   `"auto"` shows it where the call itself is what was typed at an interactive
+#'   console; not where its value is assigned or goes to another function.
 #' @param speculate The most tokens to guess at a time from what the text
 #'   repeats. The text stays the same; where it repeats itself it comes faster.
 #'   An LSTM makes no guesses, nor does a model on a graphics card.
@@ -38,12 +42,13 @@
 #' @export
 generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                      repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
-                     stream = interactive(), speculate = 0) {
+                     stream = "auto", speculate = 0) {
   model <- check_model(model)
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)
   one_text <- is.character(prompts) && length(prompts) == 1L
   if (is.function(stream) && !one_text) fail("stream can be a function for one prompt of text only")
+  if (identical(stream, "auto")) stream <- interactive() && one_text && was_typed(sys.call(), sys.nframe())
   streaming <- (is.function(stream) || flag(stream)) && one_text
   echo <- once(function() cat(printable(prompts))) # not before the call has come to its text
   show <- if (is.function(stream)) stream else function(piece) {
@@ -84,6 +89,45 @@ once <- function(code) {
 
 is_done <- function(once) environment(once)$done
 
+# Whether a call at top level (depth 1) is by itself what was typed at the console. A function cannot see whether its
+# value is assigned, but the lines that were typed show it. Where R keeps no history of them it is taken for typed.
+was_typed <- function(call, depth, lines = typed_lines()) {
+  if (depth != 1L) return(FALSE)
+  attr(call, "srcref") <- NULL
+  wanted <- as_one_line(call)
+  alone <- TRUE
+  # The last lines may be one expression; the more of them, the more of it. What stands before it changes nothing.
+  for (first in rev(seq_along(lines))) {
+    typed <- tryCatch(parse(text = lines[first:length(lines)], keep.source = FALSE), error = function(e) NULL)
+    with_call <- Filter(function(each) grepl(wanted, as_one_line(each), fixed = TRUE), as.list(typed))
+    if (length(with_call)) alone <- stands_alone(call, with_call[[length(with_call)]])
+  }
+  alone
+}
+
+as_one_line <- function(code) gsub("[[:space:]]", "", paste(deparse(code), collapse = ""))
+
+# As the whole expression, or as a statement of a loop, a condition or braces.
+stands_alone <- function(call, expression) {
+  if (identical(expression, call)) return(TRUE)
+  around <- c("{", "(", "for", "while", "repeat", "if")
+  if (!is.call(expression) || !deparse(expression[[1L]])[[1L]] %in% around) return(FALSE)
+  any(vapply(as.list(expression)[-1L], stands_alone, NA, call = call))
+}
+
+typed_lines <- function() {
+  file <- tempfile("history-")
+  on.exit(unlink(file))
+  lines <- tryCatch(
+    {
+      suppressWarnings(utils::savehistory(file))
+      readLines(file, warn = FALSE)
+    },
+    error = function(e) character()
+  )
+  utils::tail(lines, 20L)
+}
+
 seeds <- function(seed, n, temperature) {
   if (is.null(seed)) return(if (temperature > 0) draw_seeds(n) else numeric(n)) # greedy text takes no random numbers
   if (!is.numeric(seed) || !length(seed) %in% c(1L, n) || anyNA(seed) || any(seed != floor(seed) | abs(seed) > 2^53)) {
@@ -119,22 +163,30 @@ check_tokenizer <- function(tokenizer) {
 #' The likeliest next tokens
 #'
 #' @inheritParams generate
-#' @param prompt One text, or one vector of 0-based ids.
-#' @param n How many tokens.
+#' @param prompt Text: one, or a character vector of several. Or 0-based ids, as
+#'   for [generate()].
+#' @param n How many tokens for each.
 #' @returns A data frame with the columns `token`, `id`, `prob` and `logprob`
-#'   (nats), likeliest first. It has a `plot()` method.
+#'   (nats), likeliest first. Several prompts give their rows one after the
+#'   other, and a first column `prompt` says which: a number from 1, or a factor
+#'   of the names of `prompt`. It has a `plot()` method.
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' likely <- next_tokens(model, "ROMEO", n = 5)
 #' likely
 #' plot(likely)
+#' next_tokens(model, c(a = "To b", b = "or no"), n = 2)
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
   model <- check_model(model)
-  prompt <- texts_or_ids(prompt)
-  if (length(prompt) != 1L) fail("prompt must be one text, not ", length(prompt), ": lapply() goes over many")
-  found <- ask("next_tokens", model = model, prompt = prompt, tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1))
+  labels <- labels_of(prompt)
+  prompts <- texts_or_ids(prompt, "prompt")
+  found <- ask(
+    "next_tokens",
+    model = model, prompts = prompts, tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1)
+  )
+  if (length(prompts) == 1L) found$prompt <- NULL else found$prompt <- text_of_row(found$prompt, labels)
   structure(found, class = c("minhub_next_tokens", "data.frame"))
 }
 
@@ -145,12 +197,14 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #' A text longer than the model's context is read in overlapping windows.
 #'
 #' @inheritParams generate
-#' @param texts A character vector; or ids, as for [generate()].
+#' @param texts A character vector; or ids, as for [generate()]. A text that is
+#'   `NA` has no tokens, as `""` has none.
 #' @returns `score()`: a data frame with a row for each token after the first
-#'   of its text, and the columns `text` (which one, from 1), `position` (of
-#'   the token in its text, from 1), `token`, `id` (0-based) and `logprob`
-#'   (nats). It has `plot()` and `summary()` methods. `perplexity()`: a number
-#'   for each text, `NA` for a text of fewer than two tokens.
+#'   of its text, and the columns `text` (which one: a number from 1, or a
+#'   factor of the names of `texts`), `position` (of the token in its text, from
+#'   1), `token`, `id` (0-based) and `logprob` (nats). It has `plot()` and
+#'   `summary()` methods. `perplexity()`: a number for each text, `NA` for a text
+#'   of fewer than two tokens, with the names of `texts`.
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' surprise <- score(model, "To be, or not to be")
@@ -162,8 +216,10 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #' @export
 score <- function(model, texts, tokenizer = NULL) {
   model <- check_model(model)
-  texts <- texts_or_ids(texts)
+  labels <- labels_of(texts)
+  texts <- texts_or_ids(na_as_empty(texts), "texts")
   found <- ask("score", model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), news = show_progress())
+  found$text <- text_of_row(found$text, labels)
   # The plot shows a text whole, and no row is its first token's.
   structure(found, class = c("minhub_score", "data.frame"), texts = if (is.character(texts)) texts)
 }
@@ -174,7 +230,7 @@ perplexity <- function(model, texts, tokenizer = NULL) {
   model <- check_model(model)
   values <- ask(
     "perplexity",
-    model = model, texts = texts_or_ids(texts), tokenizer = check_tokenizer(tokenizer), news = show_progress()
+    model = model, texts = texts_or_ids(na_as_empty(texts), "texts"), tokenizer = check_tokenizer(tokenizer), news = show_progress()
   )
   stats::setNames(values, labels_of(texts))
 }
@@ -182,9 +238,9 @@ perplexity <- function(model, texts, tokenizer = NULL) {
 #' @export
 summary.minhub_score <- function(object, ...) {
   if (!all(c("text", "logprob") %in% names(object))) return(NextMethod())
-  parts <- split(object$logprob, object$text)
+  parts <- split(object$logprob, object$text, drop = TRUE)
   data.frame(
-    text = as.integer(names(parts)),
+    text = object$text[match(names(parts), object$text)],
     tokens = lengths(parts, use.names = FALSE),
     nats = vapply(parts, function(x) -sum(x), 0, USE.NAMES = FALSE),
     perplexity = vapply(parts, function(x) exp(-mean(x)), 0, USE.NAMES = FALSE)

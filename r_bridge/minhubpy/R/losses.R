@@ -98,7 +98,7 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 plot.minhub_losses <- function(x, against = c("step", "tokens", "seconds"), main = "Losses", col = "#0072B2", ...) {
-  against <- axis_of(against)
+  against <- choice(against, c("step", "tokens", "seconds"))
   check_plotted(x, c(against, "train_loss", "held_out_loss"), "there is no loss to plot: nothing was measured yet")
   before <- begin_plot(...)
   on.exit(graphics::par(before))
@@ -128,7 +128,7 @@ plot.minhub_run <- function(x, ...) {
 #' @export
 plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), main = "Losses on held-out text",
                                    col = NULL, ...) {
-  against <- axis_of(against)
+  against <- choice(against, c("step", "tokens", "seconds"))
   check_plotted(x, c("run", "nats_per_token", "nats_per_character"), "there is no run to plot: keep some rows")
   losses <- attr(x, "losses")[x$run]
   if (is.null(losses) || !all(lengths(losses))) fail("its losses are lost: plot what minhub_compare() returned, or some rows of it")
@@ -157,15 +157,6 @@ plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), 
 }
 
 MANY <- c("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666") # Okabe and Ito's
-
-axis_of <- function(against) {
-  known <- c("step", "tokens", "seconds")
-  if (identical(against, known)) return("step")
-  if (!is.character(against) || length(against) != 1L || !against %in% known) {
-    fail("against must be one of ", paste(dQuote(known, FALSE), collapse = ", "), ", not ", describe(against))
-  }
-  against
-}
 
 # Axes with room for all, but for the beginning of a long run.
 draw_losses <- function(all, against, unit) {

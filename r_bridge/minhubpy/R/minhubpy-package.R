@@ -17,7 +17,8 @@
 #'
 #' Whatever goes wrong is a condition of class `minhubpy_error`; one that
 #' Python raised has the name of Python's exception as a class too, such as
-#' `FileNotFoundError`.
+#' `FileNotFoundError`. What Python warns of is an R warning, of class
+#' `minhubpy_warning`.
 #'
 #' @section Options:
 #' * `minhubpy.python`: the Python to use, see [minhub_start()].

@@ -358,6 +358,11 @@ print.summary.minhub_model <- function(x, ...) {
 }
 
 #' @export
+plot.minhub_model <- function(x, ...) {
+  fail("a model has no picture; plot(next_tokens(model, \"ROMEO\")) and plot(score(model, \"To be\")) show what it expects")
+}
+
+#' @export
 str.minhub_model <- function(object, ...) cat(" ", format(object), "\n", sep = "")
 
 count <- function(n) {

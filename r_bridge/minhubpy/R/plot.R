@@ -1,6 +1,7 @@
 #' Plots of next tokens and of surprise
 #'
 #' What [next_tokens()] returns is drawn as bars, the likeliest token on top.
+#' Several prompts or texts are a panel each.
 #'
 #' What [score()] returns is drawn as the surprise of each token, which is
 #' -log2 of its probability: 0 bits for what was certain, 1 for one of two
@@ -20,11 +21,11 @@
 #' and a token without text as its id, such as `#7`.
 #'
 #' @param x What [next_tokens()] or [score()] returned, or some rows of it.
-#' @param text Which text to show, a number of the column `text`; the first,
-#'   if not given.
+#' @param text Which texts to show, by their numbers or names in the column
+#'   `text`; all, if not given. Each has a panel, up to 12.
 #' @param type `"auto"`, `"bars"`, `"text"` or `"line"`.
 #' @param most The most tokens to show, from the first on.
-#' @param main The title.
+#' @param main The title, or one for each panel.
 #' @param col The colour of the bars, of the running mean, or of the most
 #'   surprising tokens in a text.
 #' @param ... Graphical parameters for [graphics::par()], such as `cex` or
@@ -38,6 +39,7 @@
 #' surprise <- score(model, "To be, or not to be, that is the question")
 #' plot(surprise)
 #' plot(surprise, type = "text")
+#' plot(score(model, c(verse = "To be, or not to be", noise = "xq zzk vv qj xk")))
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 NULL
 
@@ -46,16 +48,21 @@ MUCH_TEXT <- 2000L
 TOP_BITS <- 10 # one in a thousand: the darkest colour
 BLUE <- "#0072B2" # of Okabe and Ito's palette, which everybody can tell apart, as is the next
 VERMILLION <- "#D55E00"
+MANY_PANELS <- 12L
 
 #' @rdname plot.minhub
 #' @export
-plot.minhub_next_tokens <- function(x, most = 30, main = "Likeliest next tokens", col = "#0072B2", ...) {
+plot.minhub_next_tokens <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
   check_plotted(x, c("token", "id", "prob"))
-  shown <- x[seq_len(min(nrow(x), whole(most, least = 1))), ]
-  n <- nrow(shown)
-  before <- begin_plot(...)
-  on.exit(graphics::par(before))
+  most <- whole(most, least = 1)
+  prompts <- if (is.null(x$prompt)) list(x) else split(x, factor(x$prompt, unique(x$prompt)))
+  titles <- panel_titles(main, "Likeliest next tokens", "prompt", x$prompt)
+  draw_panels(titles, function(i) draw_next_tokens(utils::head(prompts[[i]], most), col), ...)
+  invisible(x)
+}
 
+draw_next_tokens <- function(shown, col) {
+  n <- nrow(shown)
   labels <- shorten(readable(shown), 30L)
   values <- percent(shown$prob)
   size <- text_size(labels, figure_width() * 0.5, (figure_height() - lines_high(4.5)) / n)
@@ -65,9 +72,7 @@ plot.minhub_next_tokens <- function(x, most = 30, main = "Likeliest next tokens"
   graphics::rect(0, seq_len(n) - 0.4, shown$prob, seq_len(n) + 0.4, col = col, border = NA)
   token_text(-graphics::xinch(0.08), seq_len(n), labels, adj = c(1, 0.5), cex = size)
   graphics::text(shown$prob + graphics::xinch(0.06), seq_len(n), values, adj = c(0, 0.5), cex = size, xpd = NA)
-  graphics::title(main, line = 0.8, adj = 0)
   footer("all other tokens together: ", percent(max(0, 1 - sum(shown$prob))))
-  invisible(x)
 }
 
 #' @rdname plot.minhub
@@ -75,21 +80,44 @@ plot.minhub_next_tokens <- function(x, most = 30, main = "Likeliest next tokens"
 plot.minhub_score <- function(x, text = NULL, type = c("auto", "bars", "text", "line"), most = NULL, main = NULL,
                               col = NULL, ...) {
   check_plotted(x, c("text", "position", "token", "id", "logprob"))
-  numbers <- unique(x$text)
-  number <- if (is.null(text)) numbers[[1L]] else whole(text, least = 1)
-  if (!number %in% numbers) fail("no token of text ", number, " was scored; text ", numbers[[1L]], " is the first with some")
-  all <- x[x$text == number, ]
-  shown <- all[seq_len(min(nrow(all), optional(most, whole, what = "most", least = 1))), ]
-  shown$bits <- -shown$logprob / log(2)
-  attr(shown, "opening") <- opening(attr(x, "texts")[number], all$token)
-  draw <- switch(plot_type(type, nrow(shown)), bars = draw_bars, text = draw_text, line = draw_line)
-  before <- begin_plot(...)
-  on.exit(graphics::par(before))
-
-  draw(shown, of = nrow(all), col = col)
-  if (is.null(main)) main <- paste0("Surprise of each token", if (length(numbers) > 1L) paste0(", text ", number))
-  graphics::title(main, line = 0.8, adj = 0)
+  type <- choice(type, c("auto", "bars", "text", "line"))
+  most <- optional(most, whole, what = "most", least = 1)
+  titles <- panel_titles(main, "Surprise of each token", "text", x$text)
+  if (!is.null(text)) {
+    chosen <- texts_in(x, text)
+    titles <- titles[match(chosen, unique(x$text))]
+    x <- `attr<-`(x[x$text %in% chosen, ], "texts", attr(x, "texts"))
+  }
+  scored <- split(x, factor(x$text, unique(x$text)))
+  # The number of a text, which may have a name.
+  number <- match(names(scored), if (is.factor(x$text)) levels(x$text) else seq_len(max(x$text)))
+  shown <- lapply(scored, function(all) {
+    some <- all[seq_len(min(nrow(all), most)), ]
+    some$bits <- -some$logprob / log(2)
+    some
+  })
+  top <- max(1, unlist(lapply(shown, `[[`, "bits"))) # of all panels, which are there to be compared
+  draw_panels(titles, function(i) {
+    all <- scored[[i]]
+    shown <- shown[[i]]
+    attr(shown, "opening") <- opening(attr(x, "texts")[number[[i]]], all$token)
+    draw <- switch(plot_type(type, nrow(shown)), bars = draw_bars, text = draw_text, line = draw_line)
+    draw(shown, of = nrow(all), top = top, col = col)
+  }, ...)
   invisible(x)
+}
+
+# Those that are asked for, by their numbers or by their names.
+texts_in <- function(x, text) {
+  known <- unique(x$text)
+  if (!length(text) || !(is.numeric(text) || is.character(text))) {
+    fail("text must be numbers or names of texts, not ", describe(text))
+  }
+  places <- match(text, if (is.numeric(text)) as.integer(known) else as.character(known))
+  if (anyNA(places)) {
+    fail("no token of text ", text[is.na(places)][[1L]], " was scored; there are some of ", toString(utils::head(known, 5L)))
+  }
+  known[places]
 }
 
 # What stands before the first token that has a score.
@@ -99,15 +127,10 @@ opening <- function(text, tokens) {
 }
 
 plot_type <- function(type, n) {
-  types <- c("auto", "bars", "text", "line")
-  if (identical(type, types)) type <- "auto"
-  if (!is.character(type) || length(type) != 1L || !type %in% types) {
-    fail("type must be one of ", paste(dQuote(types, FALSE), collapse = ", "), ", not ", describe(type))
-  }
   if (type != "auto") type else if (n <= MANY_BARS) "bars" else if (n <= MUCH_TEXT) "text" else "line"
 }
 
-draw_bars <- function(shown, of, col) {
+draw_bars <- function(shown, of, top, col) {
   n <- nrow(shown)
   labels <- shorten(readable(shown), 16L)
   wide <- (figure_width() - lines_high(3.4) - 0.2) / n
@@ -117,7 +140,7 @@ draw_bars <- function(shown, of, col) {
   below <- if (upright) lines_high(1) else text_width(labels, size)
   set_margins(left = lines_high(3.4), bottom = below + lines_high(2.2), right = 0.2)
 
-  graphics::plot.window(c(0.5, max(n, 8L) + 0.5), c(0, 1.04 * max(shown$bits, 1)), xaxs = "i", yaxs = "i")
+  graphics::plot.window(c(0.5, max(n, 8L) + 0.5), c(0, 1.04 * top), xaxs = "i", yaxs = "i")
   axis_of_bits()
   graphics::rect(seq_len(n) - 0.4, 0, seq_len(n) + 0.4, shown$bits, col = if (is.null(col)) BLUE else col, border = NA)
   graphics::abline(h = mean(shown$bits), col = VERMILLION, lty = 2L, lwd = 1.5)
@@ -129,10 +152,10 @@ draw_bars <- function(shown, of, col) {
 }
 
 # Positions count as the column does, so that what is seen can be looked up.
-draw_line <- function(shown, of, col) {
+draw_line <- function(shown, of, top, col) {
   n <- nrow(shown)
   set_margins(left = lines_high(3.4), bottom = lines_high(4.2), right = 0.2)
-  graphics::plot.window(range(shown$position), c(0, 1.06 * max(shown$bits, 1)))
+  graphics::plot.window(range(shown$position), c(0, 1.06 * top))
   axis_of_bits()
   graphics::axis(1L, lwd = 0, lwd.ticks = 1, mgp = c(2, 0.5, 0))
   graphics::title(xlab = "position", line = 1.7)
@@ -174,8 +197,9 @@ axis_of_bits <- function() {
   graphics::title(ylab = "bits", line = 2.1)
 }
 
-# In the largest size in which all of it has room. The opening has no score, and so no colour.
-draw_text <- function(shown, of, col) {
+# In the largest size in which all of it has room. The opening has no score, and so no colour. Colours have one scale,
+# so that `top` is not needed.
+draw_text <- function(shown, of, top, col) {
   set_margins(left = 0.2, bottom = lines_high(4.2), right = 0.2)
   area <- graphics::par("pin")
   all <- data.frame(token = c(attr(shown, "opening"), shown$token), id = c(NA, shown$id), bits = c(0, shown$bits))
@@ -295,10 +319,46 @@ check_plotted <- function(x, columns, empty = "there is no token to plot: a text
 
 # Returns what par() was.
 begin_plot <- function(...) {
+  before <- set_parameters(1L, ...)
+  begin_panel()
+  before
+}
+
+# Of a picture with so many panels; they share one page, if the user has not divided it otherwise.
+set_parameters <- function(panels, ...) {
+  of_page <- graphics::par("mfrow", "cex")
   before <- graphics::par(mar = graphics::par("mar"), ...)
+  before <- rev(before) # cex before mar, which is counted in it
+  if (panels == 1L || any(of_page$mfrow != 1L)) return(before)
+  graphics::par(mfrow = grDevices::n2mfrow(panels)) # this sets cex
+  graphics::par(cex = list(...)$cex %||% graphics::par("cex"))
+  c(of_page, before)
+}
+
+begin_panel <- function() {
   graphics::par(mar = c(0, 0, 0, 0)) # no figure is too small for these
   graphics::plot.new()
-  rev(before) # cex before mar, which is counted in it
+}
+
+# A panel for each title. draw(i) draws the i-th in its margins.
+draw_panels <- function(titles, draw, ...) {
+  panels <- min(length(titles), MANY_PANELS)
+  if (panels < length(titles)) note("Showing the first ", panels, " of ", length(titles), ": plot some of them to see others")
+  before <- set_parameters(panels, ...)
+  on.exit(graphics::par(before))
+  for (i in seq_len(panels)) {
+    begin_panel()
+    draw(i)
+    graphics::title(titles[[i]], line = 0.8, adj = 0)
+  }
+}
+
+# `which`: the column that tells the rows of several texts or prompts apart, if there is one.
+panel_titles <- function(main, default, what, which) {
+  known <- unique(which)
+  if (!is.null(main)) return(rep_len(main, max(1L, length(known))))
+  if (length(known) < 2L) return(default)
+  paste0(default, ", ", if (is.factor(known)) known else paste(what, known))
 }
 
 set_margins <- function(left, bottom, right) {

@@ -60,27 +60,37 @@ minhub_stop <- function() {
 #' needs (PyTorch is the largest part). No other function of this package
 #' installs anything. What an earlier call made is replaced.
 #'
-#' @param source What pip is to install: the path of a folder or wheel, an
-#'   address that pip knows, or a name. If not given, the repository and commit
-#'   that `remotes::install_github()` had this package from, else the release of
-#'   minhub_py that has this package's version.
+#' On Linux the build of PyTorch on the package index brings CUDA, and takes 5.5
+#' to 6.2 GB on disk; PyTorch's build for CPUs takes 1.0 GB.
+#'
+#' @param source What pip is to install: the path of a checkout or wheel of
+#'   minhub_py, or an address that pip knows, such as `"git+https://..."`. If not
+#'   given, what this package was installed from: the checkout in which
+#'   `R CMD INSTALL` ran, or the repository of `remotes::install_github()`. A
+#'   package that was installed from a file knows neither; then pip asks the
+#'   package index for the release of minhub_py that has this package's version.
 #' @param python The Python to make it with, 3.10 or newer; the first on the
 #'   `PATH` that is, if not given.
 #' @param pip_args Further arguments of `pip install`, such as
 #'   `c("--index-url", "https://...")`.
+#' @param torch The build of PyTorch: `"cpu"`; `"cuda"`, the one of the package
+#'   index; or `"auto"`, which takes `"cpu"` on a Linux without an NVIDIA GPU and
+#'   says so, if `pip_args` name no index.
 #' @returns The path of the new Python, invisibly.
 #' @examples
 #' \dontrun{
 #' minhub_install()
+#' minhub_install("path/to/minhub_py", torch = "cpu")
 #' }
 #' @export
-minhub_install <- function(source = NULL, python = NULL, pip_args = character()) {
+minhub_install <- function(source = NULL, python = NULL, pip_args = character(), torch = c("auto", "cpu", "cuda")) {
   not_now()
-  source <- if (is.null(source)) default_source() else string(source)
+  source <- if (is.null(source)) own_source() else string(source)
+  torch <- choice(torch, c("auto", "cpu", "cuda"))
   base <- if (is.null(python)) find_base_python() else path.expand(string(python))
   if (!nzchar(Sys.which(base))) fail(base, " is not there: give the path of a Python 3.10 or newer")
+  if (!is.null(source) && file.exists(path.expand(source))) source <- normalizePath(source)
   folder <- private_virtualenv()
-  if (file.exists(source)) source <- normalizePath(source)
   dir.create(dirname(folder), recursive = TRUE, showWarnings = FALSE)
   disconnect()
   session$python <- NULL
@@ -95,20 +105,86 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character())
     if (dir.exists(before)) file.rename(before, folder)
   })
   run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed; on Debian: apt-get install python3-venv")
-  run(
-    python_in(folder), c("-m", "pip", "install", "--disable-pip-version-check", pip_args, shQuote(source)),
-    "pip could not install it, for what it says above; minhub_install(\"/path/to/a/checkout\") takes a folder"
-  )
+  pip <- c("-m", "pip", "install", "--disable-pip-version-check", pip_args)
+  # minhub_py by itself first: what is wrong with the source should show before PyTorch is downloaded.
+  if (is.null(source)) {
+    install_release(python_in(folder), pip)
+  } else {
+    run(
+      python_in(folder), c(pip, "--no-deps", shQuote(source)),
+      "pip could not install it, for what it says above; minhub_install(\"/path/to/minhub_py\") takes a folder"
+    )
+  }
+  if (takes_cpu_build(torch, base, pip_args)) {
+    run(
+      python_in(folder), c(pip, "--index-url", CPU_INDEX, "torch"),
+      paste0("pip could not install PyTorch's CPU build, for what it says above; torch = \"cuda\" takes that of the package index")
+    )
+  }
+  run(python_in(folder), c(pip, "minhub_py"), "pip could not install what minhub_py needs, for what it says above")
   done <- TRUE
   note("Installed: ", python_in(folder))
   invisible(python_in(folder))
 }
 
-# The Python half of this very package.
-default_source <- function() {
+CPU_INDEX <- "https://download.pytorch.org/whl/cpu"
+
+# The release that has this package's version. There may be none, which pip takes two lines of its own terms to say.
+install_release <- function(python, pip) {
+  version <- as.character(utils::packageVersion("minhubpy"))
+  said <- suppressWarnings(
+    run_python(python, c(pip, "--retries", "1", "--no-deps", paste0("minhub_py==", version)), stdout = TRUE, stderr = TRUE)
+  )
+  status <- attr(said, "status")
+  if (is.null(status)) return(invisible())
+  if (any(grepl("No matching distribution", said, fixed = TRUE))) {
+    fail(
+      "the package index has no release ", version, " of minhub_py, or cannot be reached: ",
+      "minhub_install(\"/path/to/minhub_py\") takes a checkout, minhub_install(\"git+https://...\") a repository"
+    )
+  }
+  fail("pip could not install minhub_py ", version, ": ", c(said, paste("status", status))[[max(1L, length(said))]])
+}
+
+# Whether PyTorch is to come from its index of CPU builds. An index that the user names has whatever build it has.
+takes_cpu_build <- function(torch, base, pip_args) {
+  if (torch != "auto") return(torch == "cpu")
+  named <- any(grepl("^(-i|--index-url|--extra-index-url|--no-index)", pip_args))
+  if (named || Sys.info()[["sysname"]] != "Linux") return(FALSE)
+  gpu <- has_nvidia_gpu(base)
+  note(
+    if (gpu) "Found an NVIDIA GPU: taking PyTorch with CUDA" else "Found no NVIDIA GPU: taking PyTorch's CPU build",
+    if (gpu) " (5.5 to 6.2 GB; " else " (1.0 GB instead of 5.5 to 6.2; ",
+    "torch = \"", if (gpu) "cpu" else "cuda", "\" takes the other)"
+  )
+  !gpu
+}
+
+# Asked of the driver's own library, as `minhub doctor` does: nvidia-smi may hang, or be missing.
+has_nvidia_gpu <- function(python) {
+  code <- c(
+    "import ctypes, sys", "n = ctypes.c_int()", "try:", "    cuda = ctypes.CDLL('libcuda.so.1')",
+    "except OSError:", "    sys.exit(1)",
+    "sys.exit(cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(n)) != 0 or n.value == 0)"
+  )
+  run_python(python, c("-c", shQuote(paste(code, collapse = "\n"))), stdout = FALSE, stderr = FALSE) == 0L
+}
+
+# The checkout in which R CMD INSTALL ran: this line is run there, in the folder of the package's source.
+CHECKOUT <- if (all(file.exists("../../pyproject.toml", "../../minhub_py"))) normalizePath("../..")
+
+# Where the Python half of this very package is; NULL where only a release can be it.
+own_source <- function() {
   about <- utils::packageDescription("minhubpy")
-  if (!identical(about$RemoteType, "github")) return(paste0("minhub_py==", about$Version))
-  paste0("git+https://github.com/", about$RemoteUsername, "/", about$RemoteRepo, "@", about$RemoteSha)
+  if (identical(about$RemoteType, "github")) {
+    return(paste0("git+https://github.com/", about$RemoteUsername, "/", about$RemoteRepo, "@", about$RemoteSha))
+  }
+  if (!is.null(CHECKOUT) && file.exists(file.path(CHECKOUT, "pyproject.toml"))) CHECKOUT
+}
+
+# A call of minhub_install() that works here, whether or not there is a release.
+install_call <- function() {
+  if (is.null(own_source())) "minhub_install(\"/path/to/minhub_py\")" else "minhub_install()"
 }
 
 run <- function(command, arguments, advice) {
@@ -188,7 +264,7 @@ look_for_python <- function() {
     problems <- c(problems, paste0("\n  ", candidates[[why]], " (", why, ") ", problem))
   }
   fail(
-    "no Python with minhub_py was found; minhub_install() makes one, or set options(minhubpy.python = \"/path/to/python\")",
+    "no Python with minhub_py was found; ", install_call(), " makes one, or set options(minhubpy.python = \"/path/to/python\")",
     if (length(problems)) "\nTried:", problems,
     class = "minhubpy_no_python"
   )
@@ -198,7 +274,9 @@ check_named <- function(path, why) {
   path <- path.expand(path)
   problem <- python_problem(path)
   if (!is.null(problem)) {
-    fail(path, " (", why, ") ", problem, ": name another Python, or run minhub_install()", class = "minhubpy_no_python")
+    # What minhub_install() makes is not looked for as long as a Python is named.
+    instead <- if (why == "the argument python") ", or run " else ", or name none and run "
+    fail(path, " (", why, ") ", problem, ": name another Python", instead, install_call(), class = "minhubpy_no_python")
   }
   list(path = path, why = why)
 }

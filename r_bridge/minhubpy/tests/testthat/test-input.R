@@ -57,7 +57,6 @@ test_that("ids that are none are refused by every function that takes ids", {
   expect_refused(generate(model, list(1:2, integer())), "prompts is empty: give at least one id")
   expect_refused(score(model, c(0L, -1L)), "row 1: an id is -1")
   expect_refused(perplexity(model, list(1:2, c(NA, 1L))), "row 2: an id is NA")
-  expect_refused(next_tokens(model, list(1:2, 3:4)), "prompt must be one text, not 2: lapply() goes over many")
   expect_refused(next_tokens(model, NULL), "prompt is empty: give at least one text")
 })
 
@@ -93,7 +92,10 @@ test_that("texts that are none are refused by every function that takes texts", 
   expect_refused(generate(model, character()), "prompts is empty: give at least one text")
   expect_refused(generate(model, list()), "prompts is empty")
   expect_refused(generate(model, ""), "prompt 1 has no token that the model knows: give it some text")
-  expect_refused(generate(model, c("a", "\U1F600")), "prompt 2 has no token that the model knows")
+  suppressWarnings(
+    expect_refused(generate(model, c("a", "\U1F600")), "prompt 2 has no token that the model knows"),
+    classes = "minhubpy_warning"
+  )
   expect_refused(generate(model, c("a", NA, "b", NA)), "prompts has NA at 2, 4: drop or replace it first")
   expect_refused(generate(model, rep(NA_character_, 9)), "prompts has NA at 1, 2, 3, 4, 5, ...:")
   expect_refused(generate(model, factor(c("a", NA))), "prompts has NA at 2")
@@ -102,11 +104,10 @@ test_that("texts that are none are refused by every function that takes texts", 
   expect_refused(generate(model, list("a", 1L)), 'prompts must be token ids, not "a"')
   expect_refused(generate(model, data.frame(a = "x")), "not a <data.frame> of length 1")
   expect_refused(generate(model, TRUE), "ids, not TRUE")
-  expect_refused(score(model, c("a", NA)), "texts has NA at 2")
   expect_refused(score(model, NULL), "texts is empty")
   expect_refused(perplexity(model, "\xff"), "texts is not valid UTF-8 at 1")
-  expect_refused(next_tokens(model, c("a", "b")), "prompt must be one text, not 2")
-  expect_refused(next_tokens(model, ""), "prompt 1 has no token that the model knows")
+  expect_refused(next_tokens(model, c("a", "")), "prompt 2 has no token that the model knows")
+  expect_refused(next_tokens(model, c("a", NA)), "prompt has NA at 2")
 
   tok <- a_tokenizer()
   expect_refused(tok$encode(c("a", "b")), "sequence must be one string, not 2 strings")
@@ -143,7 +144,11 @@ test_that("texts in every form that is allowed give the same", {
   expect_identical(score(model, factor("To be")), score(model, "To be"))
   expect_identical(score(model, a_tokenizer()$encode("To be"))$logprob, score(model, "To be")$logprob)
   expect_named(perplexity(model, c(x = "To be", y = "")), c("x", "y"))
-  expect_identical(is.na(perplexity(model, c("To be", "", "a"))), c(FALSE, TRUE, TRUE))
+  expect_identical(is.na(perplexity(model, c("To be", "", "a", NA))), c(FALSE, TRUE, TRUE, TRUE))
+  expect_identical(perplexity(model, NA), NA_real_)
+  expect_identical(perplexity(model, factor(c(NA, "To be"))), perplexity(model, c("", "To be")))
+  expect_identical(score(model, c(NA, "To be"))$logprob, score(model, "To be")$logprob)
+  expect_identical(score(model, c(NA, "To be"))$text, rep(2L, 4L))
   nothing <- score(model, c("", "a"))
   expect_identical(nrow(nothing), 0L)
   expect_identical(lapply(nothing, typeof), lapply(score(model, "ab"), typeof))
@@ -211,6 +216,8 @@ test_that("numbers, flags and names are checked by the function that the user ca
   expect_refused(lstm(hidden_size = NULL), "the setting hidden_size cannot be NULL")
   expect_refused(minhub_install(source = NA), "source must be text, not NA")
   expect_refused(minhub_install(python = "/nonexistent/python"), "/nonexistent/python is not there")
+  expect_refused(minhub_install(torch = "gpu"), 'torch must be one of "auto", "cpu", "cuda", not "gpu"')
+  expect_error(plot(model), "a model has no picture; plot(next_tokens(model", fixed = TRUE, class = "minhubpy_error")
 })
 
 test_that("no argument takes just anything, and no message is R's own about our insides", {

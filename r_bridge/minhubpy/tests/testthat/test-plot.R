@@ -69,7 +69,7 @@ test_that("next tokens are bars as long as they are likely, in their order, with
   lines <- drawn(plot(likely(c(" the", "\n", "a"), c(0.5, 0.25, 0.0005))))
   expect_identical(
     strings(lines),
-    c("\u00b7the", "\\n", "a", "50.0%", "25.0%", "<0.1%", "Likeliest next tokens", "all other tokens together: 25.0%")
+    c("\u00b7the", "\\n", "a", "50.0%", "25.0%", "<0.1%", "all other tokens together: 25.0%", "Likeliest next tokens")
   )
   bars <- boxes(lines, "#0072B2")
   expect_equal(bars[, 3L] / bars[1L, 3L], c(1, 0.5, 0.001), tolerance = 1e-2)
@@ -113,12 +113,53 @@ test_that("the kind of picture follows the length, and type rules", {
   expect_identical(kind(3000L, type = "text"), "text")
 })
 
-test_that("of several texts one is shown", {
-  both <- scored(c("a", "b", "c"), 1:3, text = c(1L, 1L, 4L))
-  expect_identical(utils::tail(strings(drawn(plot(both))), 1L), "Surprise of each token, text 1")
+test_that("several texts are a panel each, on one scale, and some can be chosen", {
+  titles <- function(lines) grep("^Surprise|^Mine|^Yours", strings(lines), value = TRUE)
+  both <- scored(c("a", "b", "c"), c(1, 2, 8), text = c(1L, 1L, 4L))
+  lines <- drawn(plot(both))
+  expect_identical(titles(lines), paste0("Surprise of each token, text ", c(1, 4)))
+  bars <- boxes(lines, "#0072B2")
+  expect_equal(bars[, 4L] / bars[1L, 4L], c(1, 2, 8), tolerance = 1e-2)
   last <- utils::tail(strings(drawn(plot(both, text = 4))), 2L)
-  expect_identical(last, c("dashed: mean 3.00 bits, perplexity 8", "Surprise of each token, text 4"))
-  refused(plot(both, text = 2), "no token of text 2 was scored")
+  expect_identical(last, c("dashed: mean 8.00 bits, perplexity 256", "Surprise of each token, text 4"))
+  expect_identical(titles(drawn(plot(both, main = c("Mine", "Yours")))), c("Mine", "Yours"))
+  refused(plot(both, text = 2), "no token of text 2 was scored; there are some of 1, 4")
+  refused(plot(both, text = NA), "text must be numbers or names of texts, not NA")
+
+  named <- both
+  named$text <- factor(both$text, c(1L, 2L, 4L), c("verse", "none", "prose"))
+  attr(named, "texts") <- c("xab", "", "To c")
+  expect_identical(titles(drawn(plot(named))), paste0("Surprise of each token, ", c("verse", "prose")))
+  for (one in list("prose", 3)) {
+    lines <- drawn(plot(named, text = one, type = "text"))
+    expect_identical(titles(lines), "Surprise of each token, prose")
+    expect_identical(strings(lines)[1:2], c("To ", "c"))
+  }
+  refused(plot(named, text = "none"), "no token of text none was scored; there are some of verse, prose")
+
+  prompts <- likely(c("a", "b", "c"), c(0.5, 0.3, 0.1))
+  prompts$prompt <- c(1L, 1L, 2L)
+  shown <- strings(drawn(plot(prompts)))
+  expect_identical(grep("^Likeliest", shown, value = TRUE), paste0("Likeliest next tokens, prompt ", 1:2))
+})
+
+test_that("panels share a page as long as they are readable, and leave the parameters as they were", {
+  grDevices::pdf(NULL)
+  on.exit(grDevices::dev.off())
+  graphics::par(cex = 0.9)
+  graphics::par(mar = graphics::par("mar")) # margins are counted in it
+  before <- graphics::par(no.readonly = TRUE)
+  kept <- setdiff(names(before), c("fig", "fin", "mfg", "pin", "plt", "usr", "xaxp", "yaxp"))
+  many <- scored(rep("a", 40L), rep(1, 40L), text = rep(1:20, 2L))
+  old <- options(minhubpy.quiet = FALSE)
+  on.exit(options(old), add = TRUE)
+  expect_message(plot(many), "Showing the first 12 of 20")
+  expect_identical(graphics::par(no.readonly = TRUE)[kept], before[kept])
+  # A page that the user has divided stays so.
+  graphics::par(mfrow = c(2L, 2L))
+  plot(scored(c("a", "b"), 1:2, text = 1:2))
+  expect_identical(graphics::par("mfrow"), c(2L, 2L))
+  expect_identical(graphics::par("mfg")[1:2], c(1L, 2L))
 })
 
 test_that("what is left out is said", {
@@ -269,7 +310,7 @@ test_that("what cannot be drawn is refused before anything is drawn", {
   refused(plot(some, type = "pie"), 'type must be one of "auto"')
   refused(plot(some, type = c("bars", "line")), "type must be one of")
   refused(plot(some, most = 0), "most must be at least 1")
-  refused(plot(some, text = "a"), "text must be one number")
+  refused(plot(some, text = "a"), "no token of text a was scored")
   refused(plot(three, most = NA), "most must be one number")
   refused(plot(three, most = 1.5), "most must be a whole number")
   graphics::par(ask = FALSE)

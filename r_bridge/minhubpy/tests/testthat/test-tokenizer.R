@@ -20,6 +20,33 @@ test_that("encodings are as in tok", {
   expect_identical(tokenizer$from_pretrained(BUILT_IN[[1L]])$encode("To be")$ids, tok$encode("To be")$ids)
 })
 
+test_that("a character that has no token is warned of, by every function that reads text", {
+  model <- a_model()
+  tok <- a_tokenizer()
+  text <- "To b\u00e9, or n\u00f6t"
+  calls <- list(
+    quote(tok$encode(text)), quote(tok$encode_batch(c("a", text))), quote(perplexity(model, c("a b", text))),
+    quote(score(model, text)), quote(generate(model, text, 1)), quote(next_tokens(model, text)),
+    quote(generate(model, text, 1, stream = function(piece) NULL))
+  )
+  for (call in calls) {
+    told <- testthat::capture_warnings(value <- eval(call))
+    expect_identical(told, "not in the tokenizer's vocabulary, and left out: '\u00e9' '\u00f6'", info = deparse(call))
+    condition <- tryCatch(eval(call), warning = identity)
+    expect_s3_class(condition, "minhubpy_warning")
+    expect_identical(conditionCall(condition), call)
+  }
+  expect_silent(tok$encode("To be"))
+  expect_silent(perplexity(model, c("To be", "")))
+  # One that is <unk> in another vocabulary, and all others have their own.
+  folder <- tempfile()
+  dir.create(folder)
+  writeLines('["<unk>", "a", "b"]', file.path(folder, "vocab.json"))
+  small <- tokenizer_from_pretrained(folder)
+  expect_warning(ids <- small$encode("a<cb")$ids, "vocabulary, and read as <unk>: '<' 'c'", fixed = TRUE)
+  expect_identical(ids, c(1L, 0L, 0L, 2L))
+})
+
 test_that("ids become text again, one by one and many at once", {
   tok <- a_tokenizer()
   text <- "Now is the winter of our discontent"

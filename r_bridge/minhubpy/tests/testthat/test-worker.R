@@ -218,17 +218,21 @@ test_that("only the methods of the list can be asked for, with their own argumen
   expect_match(conditionMessage(condition), "model is not here any more")
 })
 
+# An executable file of this name that runs the commands.
+script_in <- function(folder, name, ...) {
+  path <- file.path(folder, name)
+  writeLines(c("#!/bin/sh", ...), path)
+  Sys.chmod(path, "755")
+  path
+}
+
 test_that("a Python that cannot serve is told apart and named, and the one before stays", {
   needs_worker()
-  minhub_start()
+  python <- minhub_start()$python
+  on.exit(minhub_stop()) # which forgets the Python that was named last
   folder <- tempfile("a folder with spaces ")
   dir.create(folder)
-  script <- function(name, ...) {
-    path <- file.path(folder, name)
-    writeLines(c("#!/bin/sh", ...), path)
-    Sys.chmod(path, "755")
-    path
-  }
+  script <- function(...) script_in(folder, ...)
   pid <- worker_pid()
   cases <- list(
     list(file.path(folder, "nothing here"), "is not there"),
@@ -258,30 +262,30 @@ test_that("a Python that cannot serve is told apart and named, and the one befor
   expect_refused(minhub_start(liar), "the Python worker did not start")
   expect_refused(minhub_start(liar), "No module named x")
   # A good one whose path has a space, through a link: the session goes on.
-  good <- script("good", paste("exec", shQuote(Sys.getenv("MINHUBPY_PYTHON", Sys.which("python3"))), '"$@"'))
-  skip_if_not(nzchar(Sys.getenv("MINHUBPY_PYTHON")), "MINHUBPY_PYTHON is not set")
+  good <- script("good", paste("exec", shQuote(python), '"$@"'))
   about <- minhub_start(good)
   expect_identical(about$why, "the argument python")
   expect_identical(dim(a_random_model()(1:3)), c(1L, 3L, 10L))
-  minhub_stop()
 })
 
 test_that("the option, the variable and the order decide which Python it is", {
   needs_worker()
-  python <- Sys.getenv("MINHUBPY_PYTHON")
-  skip_if_not(nzchar(python), "MINHUBPY_PYTHON is not set")
+  python <- minhub_start()$python
   variables <- c("MINHUBPY_PYTHON", "RETICULATE_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "R_USER_DATA_DIR", "HOME")
   before <- Sys.getenv(variables, unset = NA, names = TRUE)
   here <- getwd()
+  named <- options(minhubpy.python = NULL)
   empty <- tempfile()
   dir.create(file.path(empty, "project", "deep"), recursive = TRUE)
   on.exit({
     minhub_stop()
     setwd(here)
-    options(minhubpy.python = NULL)
+    options(named)
     minhubpy:::set_environment(before)
   })
-  virtualenv <- dirname(dirname(python))
+  virtualenv <- file.path(empty, "virtualenv")
+  dir.create(file.path(virtualenv, "bin"), recursive = TRUE)
+  script_in(file.path(virtualenv, "bin"), "python", paste("exec", shQuote(python), '"$@"'))
   why <- function() {
     minhub_stop()
     minhub_start()$why
@@ -291,9 +295,13 @@ test_that("the option, the variable and the order decide which Python it is", {
   options(minhubpy.python = "~/no/python")
   expect_error(why(), "/no/python \\(the option minhubpy.python\\) is not there", class = "minhubpy_no_python")
   options(minhubpy.python = NULL)
+  Sys.setenv(MINHUBPY_PYTHON = python)
   expect_identical(why(), "the environment variable MINHUBPY_PYTHON")
   Sys.setenv(MINHUBPY_PYTHON = "/no/python")
-  expect_error(why(), "/no/python (the environment variable MINHUBPY_PYTHON) is not there", fixed = TRUE)
+  expect_error(
+    why(), "/no/python (the environment variable MINHUBPY_PYTHON) is not there: name another Python, or name none and run",
+    fixed = TRUE
+  )
   Sys.unsetenv(c("MINHUBPY_PYTHON", "RETICULATE_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX"))
   Sys.setenv(R_USER_DATA_DIR = empty, PATH = paste("/usr/bin", "/bin", sep = ":"))
   setwd(file.path(empty, "project", "deep"))
@@ -301,7 +309,9 @@ test_that("the option, the variable and the order decide which Python it is", {
   none <- tryCatch(why(), error = identity)
   skip_if_not(inherits(none, "condition"), "the system's own Python has minhub_py")
   expect_s3_class(none, "minhubpy_no_python")
-  expect_match(conditionMessage(none), "no Python with minhub_py was found; minhub_install() makes one", fixed = TRUE)
+  advice <- paste("no Python with minhub_py was found;", minhubpy:::install_call(), "makes one")
+  expect_match(conditionMessage(none), advice, fixed = TRUE)
+  expect_identical(minhub_doctor()$advice[[2L]], minhubpy:::install_call())
 
   file.symlink(virtualenv, file.path(empty, "project", ".venv"))
   expect_identical(why(), "the .venv of this folder")
@@ -326,8 +336,4 @@ test_that("what an answer leaves on disk is gone when it is read", {
   expect_identical(list.files(folder, all.files = TRUE, no.. = TRUE), character())
   minhub_stop()
   expect_false(dir.exists(folder))
-})
-
-test_that("the Python that is made is the other half of this package", {
-  expect_identical(minhubpy:::default_source(), paste0("minhub_py==", utils::packageVersion("minhubpy")))
 })
