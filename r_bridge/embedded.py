@@ -52,6 +52,10 @@ function(pointers) do.call(function(take, fill, give, send, step, leave) {
     eval(as.call(c(list(str2lang(request$code)), arguments)), frame)
   }
   text <- function(call) if (is.null(call)) "" else deparse(call, nlines = 1)[1]
+  # R loads these at their first use, and an interrupt in the middle of that would break the handlers below.
+  nothing <- simpleError("")
+  text(conditionCall(nothing))
+  conditionMessage(nothing)
 
   function() suspendInterrupts({
     warnings <- character()

@@ -345,14 +345,17 @@ sent, stopped, ended = 0, 0, threading.Event()
 
 def storm():
     global sent
-    while sent < 1000:
+    while sent < 1000 or (stopped <= 200 and sent < 10_000):  # a busy machine makes one of several
         ended.wait(random.random() * 0.008)
         os.kill(os.getpid(), signal.SIGINT)
         sent += 1
     ended.set()
 
 thread = threading.Thread(target=storm)
-thread.start()
+try:
+    thread.start()
+except KeyboardInterrupt:  # the thread has started: it is what interrupts
+    stopped += 1
 while not ended.is_set():
     try:
         while not ended.is_set():
