@@ -7,7 +7,7 @@
     [ids] = generate(model, [tokenizer.encode("ROMEO:").ids], max_new_tokens=100)
     print(tokenizer.decode(ids))
 
-Every family of `registry.FAMILIES` has three entry points: `gpt2()`, `gpt2_from_config()`, `gpt2_from_pretrained()`.
+Every family of `registry.ENTRIES` has three entry points: `gpt2()`, `gpt2_from_config()`, `gpt2_from_pretrained()`.
 Names are imported when they are first used: importing the package does not import PyTorch.
 """
 
@@ -16,7 +16,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from minhub_py.registry import FAMILIES
+from minhub_py.registry import ENTRIES
 
 if TYPE_CHECKING:  # what editors and type checkers see; at run time __getattr__ imports these
     import os
@@ -37,8 +37,15 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time __getattr__
     gpt2: Callable[..., Any]
     gptneo: Callable[..., Any]
     lstm: Callable[..., Any]
+    llama: Callable[..., Any]
+    mistral: Callable[..., Any]
+    ministral: Callable[..., Any]
+    qwen2: Callable[..., Any]
+    qwen3: Callable[..., Any]
 
     gpt2_from_pretrained = gptneo_from_pretrained = lstm_from_pretrained = from_pretrained
+    llama_from_pretrained = mistral_from_pretrained = ministral_from_pretrained = from_pretrained
+    qwen2_from_pretrained = qwen3_from_pretrained = from_pretrained
 
     def gpt2_from_config(
         identifier: str | os.PathLike[str],
@@ -48,7 +55,8 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time __getattr__
         local_files_only: bool = False,
     ) -> Any: ...
 
-    gptneo_from_config = lstm_from_config = gpt2_from_config
+    gptneo_from_config = lstm_from_config = llama_from_config = mistral_from_config = gpt2_from_config
+    ministral_from_config = qwen2_from_config = qwen3_from_config = gpt2_from_config
 
 __version__ = "0.1.0"
 
@@ -65,8 +73,8 @@ _HOMES = {
     "resume": "train",
 }
 _ENTRY_POINTS = {
-    name: family for family in FAMILIES.values() for name in (
-        family.name, f"{family.name}_from_config", f"{family.name}_from_pretrained"
+    name: entry for entry in ENTRIES.values() for name in (
+        entry.name, f"{entry.name}_from_config", f"{entry.name}_from_pretrained"
     )
 }  # fmt: skip
 __all__ = [*_HOMES, *_ENTRY_POINTS]

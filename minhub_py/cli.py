@@ -93,7 +93,7 @@ def list_models(as_json: bool) -> None:
         (f"minhub/{path.name}", hub.folder_size(path)) for path in sorted(hub.BUILTIN.iterdir()) if path.is_dir()
     ]
     cached = hub.cached_models()
-    sizes = [(name, family.name) for family in FAMILIES.values() for name in family.presets]
+    sizes = [(name, family.name) for family in FAMILIES.values() for name in family.published]
     if as_json:
         emit({
             "built_in": [{"model": name, "bytes": count} for name, count in built_in],

@@ -30,7 +30,7 @@ class Model(click.ParamType):  # type: ignore[type-arg]
         with suppress(OSError):  # a folder that may not be read has nothing to complete
             yield from (model.repository for model in hub.cached_models())
         for family in FAMILIES.values():
-            yield from (f"{family.owner}/{size}" for size in family.presets)
+            yield from family.published
         if self.local:
             yield from (f"minhub/{config.parent.name}" for config in hub.BUILTIN.glob("*/config.json"))
             with suppress(OSError):

@@ -4,9 +4,12 @@ A model says in `steps()` what its `forward` does for a new id, in a small vocab
 a current value h:
 
     embed    ids [, positions]           x, h = ids' rows of the one + positions' rows of the other
-    norm     layer                       h = layer(x)
+    norm     layer                       h = layer(x); rms_norm likewise
     linear   layers, activation          h = activation(layer(h)); several layers' results side by side
-    attend   heads, scale, window        h = attention(h), which is q, k and v side by side; keys and values are kept
+    rotate   heads, groups, q_norm, k_norm, rotation    the heads of q and k in h are normed (None: not) and rotated
+    attend   heads, groups, scale, window    h = attention(h), which is q, k and v side by side, q of `heads` heads, k
+                                         and v of `groups`; keys and values are kept
+    gate     activation                  h = activation(h's first half) * its second half
     add      layer                       x = x + layer(h)
     recur    weight_ih, weight_hh, bias  h = an LSTM cell's output for h; its state is kept
     logits   layer, bias                 the result, from h
@@ -43,7 +46,8 @@ CACHES = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = {
     "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
 }  # fmt: skip
-KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6}
+KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6, "rms_norm": 7,
+         "rotate": 8, "gate": 9}  # fmt: skip
 
 # Positions that a model's own `forward` reads at once: bounds its memory.
 CHUNK = 256
@@ -74,6 +78,7 @@ class Matrix(ctypes.Structure):
 class Operation(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int32), ("activation", ctypes.c_int32), ("layer", ctypes.c_int32), ("heads", ctypes.c_int32),
+        ("groups", ctypes.c_int32), ("size", ctypes.c_int32),
         ("window", ctypes.c_int64), ("number", ctypes.c_float), ("more", ctypes.c_int32), ("weight", Matrix),
         ("second", Matrix), ("bias", ctypes.c_void_p),
     ]  # fmt: skip
@@ -189,6 +194,8 @@ class Native(Plain):
             raise UnsupportedError(f"native/decoder.c is {opened()[1]}")
         check_untouched(model)
         self.kept: list[Any] = []  # what pointers point to
+        self.rotation: Any = None  # the model's function of positions, where it has one
+        self.rotated = torch.empty(0)  # what it gives for the first positions, as native code reads it
         self.layers = self.outputs = self.width = 0
         operations = [operation for step in model.steps() for operation in self._translate(*step)]
         self.operations = (Operation * len(operations))(*operations)
@@ -258,6 +265,8 @@ class Native(Plain):
             raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
         keys, values = cache.buffers()
         sizes = [buffer.size(-2) for buffer in keys]
+        if self.rotation is not None and positions:
+            self._rotations(max(positions) + 1)
         if self.logits.size(0) < len(wanted):
             self.logits = torch.empty(len(wanted), self.vocab_size)
         # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), the scores of all positions, or a row.
@@ -283,6 +292,8 @@ class Native(Plain):
     # One method for each kind of step.
 
     def _translate(self, kind: str, *arguments: Any) -> list[Operation]:
+        if kind not in KINDS:
+            raise UnsupportedError(f"a step {kind}")
         operations: list[Operation] = getattr(self, f"_{kind}")(*arguments)
         for operation in operations:
             operation.kind = KINDS[kind]
@@ -295,8 +306,15 @@ class Native(Plain):
         return [operation]
 
     def _norm(self, layer: Any) -> list[Operation]:
-        weight = Matrix(data=self._floats(layer.weight), columns=layer.weight.numel())
-        return [Operation(weight=weight, bias=self._floats(layer.bias), number=layer.eps)]
+        if layer.weight is None or layer.bias is None:
+            raise UnsupportedError("a norm without weight or bias")
+        return [Operation(weight=self._vector(layer.weight), bias=self._floats(layer.bias), number=layer.eps)]
+
+    def _rms_norm(self, layer: Any) -> list[Operation]:
+        return [Operation(weight=self._vector(layer.weight), number=layer.eps)]
+
+    def _vector(self, weight: Tensor) -> Matrix:
+        return Matrix(data=self._floats(weight), columns=weight.numel())
 
     def _linear(self, layers: Sequence[Any], activation: str | None) -> list[Operation]:
         if activation is not None and activation not in ACTIVATIONS:
@@ -309,10 +327,35 @@ class Native(Plain):
         self.width = max(self.width, self.outputs)
         return operations
 
-    def _attend(self, heads: int, scale: float, window: int | None) -> list[Operation]:
+    def _rotate(self, heads: int, groups: int, q_norm: Any, k_norm: Any, rotation: Any) -> list[Operation]:
+        self.rotation = rotation
+        operation = Operation(heads=heads, groups=groups, size=self.outputs // (heads + 2 * groups))
+        if q_norm is not None:
+            operation.weight, operation.second = self._vector(q_norm.weight), self._vector(k_norm.weight)
+            operation.number = q_norm.eps
+        return [operation]
+
+    def _rotations(self, count: int) -> None:
+        """Have the rotations of the first `count` positions: a row each, cos and sin for q, then for k."""
+        if count <= self.rotated.size(0):
+            return
+        cos, sin, growth = self.rotation(torch.arange(max(count, 2 * self.rotated.size(0))))  # (positions, D/2)
+        grown = 1.0 if growth is None else growth.unsqueeze(1)
+        self.rotated = torch.cat((cos * grown, sin * grown, cos, sin), dim=1).contiguous()
+        for operation in self.operations:
+            if operation.kind == KINDS["rotate"]:
+                operation.bias = self.rotated.data_ptr()
+
+    def _attend(self, heads: int, groups: int, scale: float, window: int | None) -> list[Operation]:
         self.layers += 1
-        weight = Matrix(columns=self.outputs // 3)
-        return [Operation(weight=weight, heads=heads, number=scale, window=window or 0, layer=self.layers - 1)]
+        size = self.outputs // (heads + 2 * groups)
+        return [Operation(heads=heads, groups=groups, size=size, number=scale, window=window or 0,
+                          layer=self.layers - 1)]  # fmt: skip
+
+    def _gate(self, activation: str) -> list[Operation]:
+        if activation not in ACTIVATIONS:
+            raise UnsupportedError(f"activation {activation}")
+        return [Operation(heads=self.outputs // 2, activation=ACTIVATIONS[activation])]
 
     def _add(self, layer: Any) -> list[Operation]:
         return [self._product(layer, layer.bias)]

@@ -14,10 +14,9 @@ Notation
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
-from reprlib import repr as brief
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -42,107 +41,170 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
-# Settings of config.json that would change the result and for which this file has no code:
-# only the value given here is accepted.
-ONLY_VALUE = {
-    "add_cross_attention": False,
-    "is_encoder_decoder": False,
-    "pruned_heads": {},
-    "quantization_config": None,
-    "chunk_size_feed_forward": 0,
-    "tie_encoder_decoder": False,
-}
 
-# Settings that change nothing in what this file computes: bookkeeping, generation defaults
-# (generation_config.json is their place today), heads for other tasks, and n_ctx, the old twin of n_positions.
-NO_EFFECT = frozenset(
-    """
-    model_type architectures transformers_version torch_dtype dtype use_cache gradient_checkpointing auto_map
-    tokenizer_class prefix name_or_path problem_type id2label label2id num_labels finetuning_task
-    task_specific_params output_attentions output_hidden_states output_past output_scores return_dict
-    return_dict_in_generate torchscript use_bfloat16 tf_legacy_loss is_decoder cross_attention_hidden_size
-    sep_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id
-    do_sample temperature top_k top_p typical_p min_length max_length num_beams num_beam_groups diversity_penalty
-    length_penalty repetition_penalty encoder_no_repeat_ngram_size no_repeat_ngram_size bad_words_ids
-    suppress_tokens begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values
-    num_return_sequences early_stopping min_new_tokens eos_token_ids xla_device attn_implementation
-    summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
-    n_ctx n_special predict_special_tokens
-    """.split()
-)
+class Attention(nn.Module):
+    def __init__(self, config: "GPT2Config", layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.n_head = config.n_head
+        self.dropout = config.attn_pdrop
+        self.upcast = config.reorder_and_upcast_attn
+        self.scale = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
+        if config.scale_attn_by_inverse_layer_idx:
+            self.scale /= layer + 1
+        # OpenAI's Conv1D is a Linear stored (in, out): the weight table transposes it.
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.resid_dropout = nn.Dropout(config.resid_pdrop)
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor | None, cache: "Cache | None") -> Tensor:
+        B, T, C = x.shape
+        q, k, v = self.c_attn(x).split(C, dim=2)  # each (B, T, C)
+        q = q.view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
+        k = k.view(B, T, self.n_head, -1).transpose(1, 2)
+        v = v.view(B, T, self.n_head, -1).transpose(1, 2)
+        if cache is not None:
+            k, v = cache.update(self.layer, positions, k, v)  # (B, H, S, D)
+        if self.upcast:  # scores and softmax in float32, whatever the weights are
+            q, k, v = q.float(), k.float(), v.float()
+        y = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
+            scale=self.scale,
+        )  # (B, H, T, D)
+        y = y.to(x.dtype).transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
 
 
-@dataclass(frozen=True)
-class GPT2Config:
-    """The settings of config.json that change the result, under the Hub's names; defaults are GPT-2 124M's."""
+class MLP(nn.Module):
+    def __init__(self, config: "GPT2Config") -> None:
+        super().__init__()
+        inner = config.n_inner or 4 * config.n_embd
+        self.c_fc = nn.Linear(config.n_embd, inner)
+        self.c_proj = nn.Linear(inner, config.n_embd)
+        self.act = ACTIVATIONS[config.activation_function]
+        self.dropout = nn.Dropout(config.resid_pdrop)
 
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_embd: int = 768
-    n_layer: int = 12
-    n_head: int = 12
-    n_inner: int | None = None  # None: 4 * n_embd
-    activation_function: str = "gelu_new"
-    resid_pdrop: float = 0.1
-    embd_pdrop: float = 0.1
-    attn_pdrop: float = 0.1
-    layer_norm_epsilon: float = 1e-5
-    initializer_range: float = 0.02
-    scale_attn_weights: bool = True
-    scale_attn_by_inverse_layer_idx: bool = False
-    reorder_and_upcast_attn: bool = False
-    tie_word_embeddings: bool = True
-    bos_token_id: int | None = 50256
-    eos_token_id: int | list | None = 50256  # type: ignore[type-arg]
-    pad_token_id: int | None = None
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
 
-    def __post_init__(self) -> None:
-        for field in fields(self):  # JSON lets anything through, and to Python True is a number too
-            value, kind = getattr(self, field.name), field.type
-            good = isinstance(value, int | float if kind is float else kind)  # type: ignore[arg-type]
-            good = good and (type(value) is bool) == (kind is bool)
-            if kind is int or kind is float:  # sizes; rates, which a NaN is not
-                good = good and (1 <= value <= 2**24 if kind is int else 0 <= value <= 1)
-            if not good:
-                raise ValueError(f"GPT-2: {field.name} cannot be {brief(value)}")
-        if isinstance(self.eos_token_id, list) and not all(type(id) is int for id in self.eos_token_id):
-            raise ValueError(f"GPT-2: eos_token_id cannot be {brief(self.eos_token_id)}")
-        if self.n_layer > 4096:
-            raise ValueError(f"GPT-2: n_layer cannot be {self.n_layer}: no model is so deep")
-        if self.n_inner is not None and not 1 <= self.n_inner <= 2**24:
-            raise ValueError(f"GPT-2: n_inner cannot be {brief(self.n_inner)}")
-        if self.n_embd % self.n_head:
-            raise ValueError(f"GPT-2: n_embd ({self.n_embd}) must be a multiple of n_head ({self.n_head})")
-        if self.activation_function not in ACTIVATIONS:
+
+class Block(nn.Module):
+    def __init__(self, config: "GPT2Config", layer: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = Attention(config, layer)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor | None, cache: "Cache | None") -> Tensor:
+        x = x + self.attn(self.ln_1(x), positions, mask, cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2(nn.Module):
+    def __init__(self, config: "GPT2Config") -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        self.drop = nn.Dropout(config.embd_pdrop)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
+        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.apply(self._initialize)
+
+    def _initialize(self, module: nn.Module) -> None:
+        """The paper's section 2.3: projections onto the residual stream shrink with its depth."""
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, Attention | MLP):
+            nn.init.normal_(module.c_proj.weight, std=std / math.sqrt(2 * self.config.n_layer))
+
+    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> "Cache":
+        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
+
+        It has no need of `spare`, which is for families that keep a window.
+        """
+        return Cache(self.config, batch_size, max_length, like=self.ln_f.weight)
+
+    def forward(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
+        """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
+
+        With a cache the positions follow those it holds, and it is updated in place.
+        TypeError: `idx` is no tensor of whole numbers.
+        ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
+        """
+        return self.logits(self.hidden(idx, cache))
+
+    def hidden(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
+        """The first part of `forward`: (B, T, C), what the head makes logits of."""
+        if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
+            kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
+            raise TypeError(f"GPT-2: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
+        if idx.dim() != 2 or not idx.numel():
+            raise ValueError(f"GPT-2: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
+        B, T = idx.shape
+        lengths = cache.lengths if cache is not None else [0] * B
+        longest = max(lengths) + T
+        self._check(idx, longest, cache)
+        if min(lengths) == max(lengths):  # a set of lengths would make torch.compile start anew at each token
+            positions = torch.arange(lengths[0], longest, device=idx.device)  # (T,)
+        else:
+            starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)
+            positions = starts + torch.arange(T, device=idx.device)  # (B, T)
+        mask = None  # no mask: causal from the start, or one new position that sees all before it
+        if positions.dim() == 2 or (lengths[0] > 0 and T > 1):
+            mask = positions.unsqueeze(-1) >= torch.arange(longest, device=idx.device)  # (T, S) or (B, T, S)
+            mask = mask.unsqueeze(-3)  # one mask for all heads
+
+        x = self.drop(self.wte(idx) + self.wpe(positions))  # (B, T, C)
+        for block in self.h:
+            x = block(x, positions, mask, cache)
+        if cache is not None:
+            cache.advance(T)
+        return self.ln_f(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The last part of `forward`: (B, T, V) from (B, T, C)."""
+        return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
+
+    def steps(self) -> Iterator[tuple[Any, ...]]:
+        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
+        block: Any
+        yield "embed", self.wte, self.wpe
+        for block in self.h:
+            yield "norm", block.ln_1
+            yield "linear", [block.attn.c_attn], None
+            yield "attend", block.attn.n_head, block.attn.n_head, block.attn.scale, None
+            yield "add", block.attn.c_proj
+            yield "norm", block.ln_2
+            yield "linear", [block.mlp.c_fc], self.config.activation_function
+            yield "add", block.mlp.c_proj
+        yield "norm", self.ln_f
+        yield "logits", self.wte if self.lm_head is None else self.lm_head, None
+
+    def _check(self, idx: Tensor, longest: int, cache: "Cache | None") -> None:
+        if longest > self.config.n_positions:
+            raise ValueError(f"GPT-2: {longest} positions; this model has {self.config.n_positions} (n_positions)")
+        if cache is not None and (longest > cache.max_length or idx.size(0) != len(cache.lengths)):
             raise ValueError(
-                f"GPT-2: activation_function {brief(self.activation_function)} is not one of {', '.join(ACTIVATIONS)}"
+                f"GPT-2: {idx.size(0)} rows of {longest} positions do not fit a cache of "
+                f"{len(cache.lengths)} rows of {cache.max_length}"
             )
-
-    @classmethod
-    def from_hub(cls, hub: Mapping[str, Any]) -> "GPT2Config":
-        """Read a config.json. ValueError names a setting, or a value, that this file does not honour."""
-        known = {field.name for field in fields(cls)}
-        for name, value in hub.items():
-            if name in ONLY_VALUE and value not in (ONLY_VALUE[name], None):
-                raise ValueError(
-                    f"GPT-2: config.json sets {name} to {brief(value)}; "
-                    f"this implementation has {ONLY_VALUE[name]!r} only"
-                )
-            if name not in known and name not in ONLY_VALUE and name not in NO_EFFECT and not name.startswith("_"):
-                raise ValueError(
-                    f"GPT-2: config.json has a setting {name[:80]!r} that this implementation does not know. "
-                    "If it does not change the model, delete it from a local copy and load that folder"
-                )
-        return cls(**{name: hub[name] for name in hub if name in known})
-
-    def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
-        return {"architectures": ["GPT2LMHeadModel"], "model_type": MODEL_TYPE, **asdict(self)}
-
-    @property
-    def context_length(self) -> int:
-        """The most positions that the model can see at once."""
-        return self.n_positions
+        # On a GPU the check would wait for the device; there CUDA's own assertion catches a bad id.
+        if idx.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = torch.aminmax(idx)
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(f"GPT-2: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
 
 
 class Cache:
@@ -153,7 +215,7 @@ class Cache:
     place, no gradient flows from one call to the next.
     """
 
-    def __init__(self, config: GPT2Config, batch_size: int, max_length: int, like: Tensor) -> None:
+    def __init__(self, config: "GPT2Config", batch_size: int, max_length: int, like: Tensor) -> None:
         shape = (batch_size, config.n_head, max_length, config.n_embd // config.n_head)
         self.keys = [like.new_zeros(shape) for _ in range(config.n_layer)]
         self.values = [like.new_zeros(shape) for _ in range(config.n_layer)]
@@ -201,166 +263,48 @@ class Cache:
         self.lengths[row] = length
 
 
-class Attention(nn.Module):
-    def __init__(self, config: GPT2Config, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.n_head = config.n_head
-        self.dropout = config.attn_pdrop
-        self.upcast = config.reorder_and_upcast_attn
-        self.scale = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
-        if config.scale_attn_by_inverse_layer_idx:
-            self.scale /= layer + 1
-        # OpenAI's Conv1D is a Linear stored (in, out): the weight table transposes it.
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
-        self.resid_dropout = nn.Dropout(config.resid_pdrop)
+@dataclass(frozen=True)
+class GPT2Config:
+    """The settings of config.json that change the result, under the Hub's names; defaults are GPT-2 124M's."""
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
-        B, T, C = x.shape
-        q, k, v = self.c_attn(x).split(C, dim=2)  # each (B, T, C)
-        q = q.view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
-        k = k.view(B, T, self.n_head, -1).transpose(1, 2)
-        v = v.view(B, T, self.n_head, -1).transpose(1, 2)
-        if cache is not None:
-            k, v = cache.update(self.layer, positions, k, v)  # (B, H, S, D)
-        if self.upcast:  # scores and softmax in float32, whatever the weights are
-            q, k, v = q.float(), k.float(), v.float()
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-            scale=self.scale,
-        )  # (B, H, T, D)
-        y = y.to(x.dtype).transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
-
-
-class MLP(nn.Module):
-    def __init__(self, config: GPT2Config) -> None:
-        super().__init__()
-        inner = config.n_inner or 4 * config.n_embd
-        self.c_fc = nn.Linear(config.n_embd, inner)
-        self.c_proj = nn.Linear(inner, config.n_embd)
-        self.act = ACTIVATIONS[config.activation_function]
-        self.dropout = nn.Dropout(config.resid_pdrop)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
-
-
-class Block(nn.Module):
-    def __init__(self, config: GPT2Config, layer: int) -> None:
-        super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        self.attn = Attention(config, layer)
-        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), positions, mask, cache)
-        return x + self.mlp(self.ln_2(x))
-
-
-class GPT2(nn.Module):
-    def __init__(self, config: GPT2Config) -> None:
-        super().__init__()
-        self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
-        self.drop = nn.Dropout(config.embd_pdrop)
-        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
-        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.apply(self._initialize)
-
-    def _initialize(self, module: nn.Module) -> None:
-        """The paper's section 2.3: projections onto the residual stream shrink with its depth."""
-        std = self.config.initializer_range
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=std)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-        if isinstance(module, Attention | MLP):
-            nn.init.normal_(module.c_proj.weight, std=std / math.sqrt(2 * self.config.n_layer))
-
-    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> Cache:
-        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
-
-        It has no need of `spare`, which is for families that keep a window.
+    TITLE: ClassVar = "GPT-2"
+    # n_ctx is the old twin of n_positions; the others are for heads of other tasks.
+    NO_EFFECT: ClassVar = frozenset(
         """
-        return Cache(self.config, batch_size, max_length, like=self.ln_f.weight)
+        summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
+        n_ctx n_special predict_special_tokens
+        """.split()
+    )
 
-    def forward(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = field(default=12, metadata={"range": (1, 4096)})
+    n_head: int = 12
+    n_inner: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: 4 * n_embd
+    activation_function: str = field(default="gelu_new", metadata={"choices": tuple(ACTIVATIONS)})
+    resid_pdrop: float = 0.1
+    embd_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    layer_norm_epsilon: float = 1e-5
+    initializer_range: float = 0.02
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    reorder_and_upcast_attn: bool = False
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 50256
+    eos_token_id: int | list[int] | None = 50256
+    pad_token_id: int | None = None
 
-        With a cache the positions follow those it holds, and it is updated in place.
-        TypeError: `idx` is no tensor of whole numbers.
-        ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
-        """
-        return self.logits(self.hidden(idx, cache))
+    def __post_init__(self) -> None:
+        if self.n_embd % self.n_head:
+            raise ValueError(f"GPT-2: n_embd ({self.n_embd}) must be a multiple of n_head ({self.n_head})")
 
-    def hidden(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
-        """The first part of `forward`: (B, T, C), what the head makes logits of."""
-        if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
-            kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
-            raise TypeError(f"GPT-2: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
-        if idx.dim() != 2 or not idx.numel():
-            raise ValueError(f"GPT-2: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
-        B, T = idx.shape
-        lengths = cache.lengths if cache is not None else [0] * B
-        longest = max(lengths) + T
-        self._check(idx, longest, cache)
-        if min(lengths) == max(lengths):  # a set of lengths would make torch.compile start anew at each token
-            positions = torch.arange(lengths[0], longest, device=idx.device)  # (T,)
-        else:
-            starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)
-            positions = starts + torch.arange(T, device=idx.device)  # (B, T)
-        mask = None  # no mask: causal from the start, or one new position that sees all before it
-        if positions.dim() == 2 or (lengths[0] > 0 and T > 1):
-            mask = positions.unsqueeze(-1) >= torch.arange(longest, device=idx.device)  # (T, S) or (B, T, S)
-            mask = mask.unsqueeze(-3)  # one mask for all heads
+    def to_hub(self) -> dict[str, Any]:
+        """The config.json of this model, as transformers reads it."""
+        return {"architectures": ["GPT2LMHeadModel"], "model_type": MODEL_TYPE, **asdict(self)}
 
-        x = self.drop(self.wte(idx) + self.wpe(positions))  # (B, T, C)
-        for block in self.h:
-            x = block(x, positions, mask, cache)
-        if cache is not None:
-            cache.advance(T)
-        return self.ln_f(x)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """The last part of `forward`: (B, T, V) from (B, T, C)."""
-        return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
-
-    def steps(self) -> Iterator[tuple[Any, ...]]:
-        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
-        block: Any
-        yield "embed", self.wte, self.wpe
-        for block in self.h:
-            yield "norm", block.ln_1
-            yield "linear", [block.attn.c_attn], None
-            yield "attend", block.attn.n_head, block.attn.scale, None
-            yield "add", block.attn.c_proj
-            yield "norm", block.ln_2
-            yield "linear", [block.mlp.c_fc], self.config.activation_function
-            yield "add", block.mlp.c_proj
-        yield "norm", self.ln_f
-        yield "logits", self.wte if self.lm_head is None else self.lm_head, None
-
-    def _check(self, idx: Tensor, longest: int, cache: Cache | None) -> None:
-        if longest > self.config.n_positions:
-            raise ValueError(f"GPT-2: {longest} positions; this model has {self.config.n_positions} (n_positions)")
-        if cache is not None and (longest > cache.max_length or idx.size(0) != len(cache.lengths)):
-            raise ValueError(
-                f"GPT-2: {idx.size(0)} rows of {longest} positions do not fit a cache of "
-                f"{len(cache.lengths)} rows of {cache.max_length}"
-            )
-        # On a GPU the check would wait for the device; there CUDA's own assertion catches a bad id.
-        if idx.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = torch.aminmax(idx)
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(f"GPT-2: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
+    @property
+    def context_length(self) -> int:
+        """The most positions that the model can see at once."""
+        return self.n_positions

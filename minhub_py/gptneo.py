@@ -16,10 +16,10 @@ Notation
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from reprlib import repr as brief
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,147 +44,224 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
-# Settings of config.json that would change the result and for which this file has no code:
-# only the value given here is accepted.
-ONLY_VALUE = {
-    "add_cross_attention": False,
-    "is_encoder_decoder": False,
-    "pruned_heads": {},
-    "quantization_config": None,
-    "chunk_size_feed_forward": 0,
-    "tie_encoder_decoder": False,
-}
 
-# Settings that change nothing in what this file computes: bookkeeping, generation defaults
-# (generation_config.json is their place today), heads for other tasks.
-NO_EFFECT = frozenset(
+def local_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: int, dropout: float) -> Tensor:
+    """Attention of each query to itself and the W - 1 positions before it, without paying for any other key.
+
+    q (B, H, T, D); k, v (B, H, P + T, D), the last T of them at the queries' own positions; starts (B,), the first
+    query's position in each row. Queries go in N blocks of W, each against the keys in its reach: T * 2W scores.
     """
-    model_type architectures transformers_version torch_dtype dtype use_cache gradient_checkpointing auto_map
-    tokenizer_class prefix name_or_path problem_type id2label label2id num_labels finetuning_task
-    task_specific_params output_attentions output_hidden_states output_past output_scores return_dict
-    return_dict_in_generate torchscript use_bfloat16 tf_legacy_loss is_decoder cross_attention_hidden_size
-    sep_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id
-    do_sample temperature top_k top_p typical_p min_length max_length num_beams num_beam_groups diversity_penalty
-    length_penalty repetition_penalty encoder_no_repeat_ngram_size no_repeat_ngram_size bad_words_ids
-    suppress_tokens begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values
-    num_return_sequences early_stopping min_new_tokens eos_token_ids xla_device attn_implementation
-    summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
-    classifier_dropout
-    """.split()
-)
+    B, H, T, D = q.shape
+    P = k.size(2) - T
+    block = min(T, window)
+    N = -(-T // block)
+    reach = P if N == 1 else window  # keys before each block's first query
+    pad = N * block - T
+    q = F.pad(q, (0, 0, 0, pad))
+    k = F.pad(k, (0, 0, reach - P, pad))
+    v = F.pad(v, (0, 0, reach - P, pad))
+
+    q = q.view(B, H, N, block, D).transpose(1, 2).reshape(B * N, H, block, D)
+    k = k.unfold(2, block + reach, block).permute(0, 2, 1, 4, 3).reshape(B * N, H, block + reach, D)
+    v = v.unfold(2, block + reach, block).permute(0, 2, 1, 4, 3).reshape(B * N, H, block + reach, D)
+
+    query = torch.arange(block, device=q.device).unsqueeze(1)  # (block, 1)
+    key = torch.arange(block + reach, device=q.device) - reach  # (block + reach,), 0 at the block's first query
+    # The window includes the current position: at W = 4, position 5 sees 2 3 4 5.
+    band = (key <= query) & (key > query - window)  # (block, block + reach)
+    first = starts.unsqueeze(1) + torch.arange(N, device=q.device) * block  # (B, N), each block's first position
+    exists = first.unsqueeze(-1) + key >= 0  # (B, N, block + reach)
+    mask = (band & exists.unsqueeze(2)).view(B * N, 1, block, block + reach)
+
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=1.0)
+    return y.view(B, N, H, block, D).transpose(1, 2).reshape(B, H, N * block, D)[:, :, :T]
 
 
-@dataclass(frozen=True)
-class GPTNeoConfig:
-    """The settings of config.json that change the result, under the Hub's names; defaults are GPT-Neo 1.3B's."""
+class Attention(nn.Module):
+    def __init__(self, config: "GPTNeoConfig", layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.num_heads = config.num_heads
+        self.window = config.window_size if config.attention_layers[layer] == "local" else None
+        self.dropout = config.attention_dropout
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.resid_dropout = nn.Dropout(config.resid_dropout)
 
-    vocab_size: int = 50257
-    max_position_embeddings: int = 2048
-    hidden_size: int = 2048
-    num_layers: int = 24
-    num_heads: int = 16
-    attention_types: list | None = None  # type: ignore[type-arg]  # [[["global", "local"], 12]]; None: by turns
-    window_size: int = 256
-    intermediate_size: int | None = None  # None: 4 * hidden_size
-    activation_function: str = "gelu_new"
-    resid_dropout: float = 0.0
-    embed_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    layer_norm_epsilon: float = 1e-5
-    initializer_range: float = 0.02
-    tie_word_embeddings: bool = True
-    bos_token_id: int | None = 50256
-    eos_token_id: int | list | None = 50256  # type: ignore[type-arg]
-    pad_token_id: int | None = None
+    def forward(self, x: Tensor, positions: Tensor, cache: "Cache | None") -> Tensor:
+        B, T, C = x.shape
+        q = self.q_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)
+        v = self.v_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)
+        # One new position can look at its cache as it lies there: the order of a ring is no matter.
+        attend = self.attend_locally if self.window is not None and T > 1 else self.attend_everywhere
+        y = attend(q, k, v, positions, cache).to(x.dtype)  # (B, H, T, D)
+        return self.resid_dropout(self.out_proj(y.transpose(1, 2).reshape(B, T, C)))
 
-    def __post_init__(self) -> None:
-        for field in fields(self):  # JSON lets anything through, and to Python True is a number too
-            value, kind = getattr(self, field.name), field.type
-            good = isinstance(value, int | float if kind is float else kind)  # type: ignore[arg-type]
-            good = good and (type(value) is bool) == (kind is bool)
-            if kind is int or kind is float:  # sizes; rates, which a NaN is not
-                good = good and (1 <= value <= 2**24 if kind is int else 0 <= value <= 1)
-            if not good:
-                raise ValueError(f"GPT-Neo: {field.name} cannot be {brief(value)}")
-        if isinstance(self.eos_token_id, list) and not all(type(id) is int for id in self.eos_token_id):
-            raise ValueError(f"GPT-Neo: eos_token_id cannot be {brief(self.eos_token_id)}")
-        if self.num_layers > 4096:
-            raise ValueError(f"GPT-Neo: num_layers cannot be {self.num_layers}: no model is so deep")
-        if self.intermediate_size is not None and not 1 <= self.intermediate_size <= 2**24:
-            raise ValueError(f"GPT-Neo: intermediate_size cannot be {brief(self.intermediate_size)}")
-        if self.hidden_size % self.num_heads:
+    # Two traps. GPT-Neo does not scale its scores by 1/sqrt(D), as it was trained without: scale=1.0.
+    # Unscaled scores are large, so q, k and the softmax are float32 whatever the weights are.
+
+    def attend_everywhere(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache: "Cache | None") -> Tensor:
+        T = q.size(2)
+        mask = None
+        if cache is not None:
+            cache.write(self.layer, positions, k, v)
+            size = cache.keys[self.layer].size(2)
+            S = min(max(cache.lengths) + T, size)
+            k, v = cache.keys[self.layer][:, :, :S], cache.values[self.layer][:, :, :S]
+            if self.window is not None and size > self.window:  # how far back is what stands in each slot of the ring?
+                back = (positions - torch.arange(S, device=q.device)) % size  # (B, S), as T is 1
+                mask = ((back < self.window) & (back <= positions)).view(-1, 1, 1, S)
+            elif S > T and (T > 1 or min(cache.lengths) < max(cache.lengths)):
+                mask = (positions.unsqueeze(-1) >= torch.arange(S, device=q.device)).unsqueeze(1)  # (B, 1, T, S)
+        return F.scaled_dot_product_attention(
+            q.float(),
+            k.float(),
+            v.float(),
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
+            scale=1.0,
+        )
+
+    def attend_locally(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache: "Cache | None") -> Tensor:
+        assert self.window is not None
+        if cache is not None:
+            new_k, new_v = k, v
+            past = min(max(cache.lengths), self.window - 1)
+            if past:
+                before = torch.arange(-past, 0, device=q.device)
+                old_k, old_v = cache.read(self.layer, positions[:, :1] + before)
+                k, v = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)  # (B, H, P + T, D)
+            cache.write(self.layer, positions, new_k, new_v)
+        dropout = self.dropout if self.training else 0.0
+        return local_attention(q.float(), k.float(), v.float(), positions[:, 0], self.window, dropout)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: "GPTNeoConfig") -> None:
+        super().__init__()
+        inner = config.intermediate_size or 4 * config.hidden_size
+        self.c_fc = nn.Linear(config.hidden_size, inner)
+        self.c_proj = nn.Linear(inner, config.hidden_size)
+        self.act = ACTIVATIONS[config.activation_function]
+        self.dropout = nn.Dropout(config.resid_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, config: "GPTNeoConfig", layer: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.attn = Attention(config, layer)
+        self.ln_2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, positions: Tensor, cache: "Cache | None") -> Tensor:
+        x = x + self.attn(self.ln_1(x), positions, cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPTNeo(nn.Module):
+    def __init__(self, config: "GPTNeoConfig") -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.wpe = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.drop = nn.Dropout(config.embed_dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.apply(self._initialize)
+
+    def _initialize(self, module: nn.Module) -> None:
+        """As GPT-2 does: projections onto the residual stream shrink with its depth."""
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, Attention | MLP):
+            projection = module.out_proj if isinstance(module, Attention) else module.c_proj
+            nn.init.normal_(projection.weight, std=std / math.sqrt(2 * self.config.num_layers))
+
+    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> "Cache":
+        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
+
+        spare: positions that local layers keep beyond their window; for decoder.py.
+        """
+        return Cache(self.config, batch_size, max_length, spare, like=self.ln_f.weight)
+
+    def forward(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
+        """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
+
+        With a cache the positions follow those it holds, and it is updated in place.
+        TypeError: `idx` is no tensor of whole numbers.
+        ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
+        """
+        return self.logits(self.hidden(idx, cache))
+
+    def hidden(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
+        """The first part of `forward`: (B, T, C), what the head makes logits of."""
+        if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
+            kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
+            raise TypeError(f"GPT-Neo: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
+        if idx.dim() != 2 or not idx.numel():
+            raise ValueError(f"GPT-Neo: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
+        B, T = idx.shape
+        lengths = cache.lengths if cache is not None else [0] * B
+        self._check(idx, max(lengths) + T, cache)
+        starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)
+        positions = starts + torch.arange(T, device=idx.device)  # (B, T)
+
+        x = self.drop(self.wte(idx) + self.wpe(positions))  # (B, T, C)
+        for block in self.h:
+            x = block(x, positions, cache)
+        if cache is not None:
+            cache.advance(T)
+        return self.ln_f(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The last part of `forward`: (B, T, V) from (B, T, C)."""
+        return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
+
+    def steps(self) -> Iterator[tuple[Any, ...]]:
+        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
+        block: Any
+        yield "embed", self.wte, self.wpe
+        for block in self.h:
+            yield "norm", block.ln_1
+            yield "linear", [block.attn.q_proj, block.attn.k_proj, block.attn.v_proj], None
+            yield "attend", block.attn.num_heads, block.attn.num_heads, 1.0, block.attn.window
+            yield "add", block.attn.out_proj
+            yield "norm", block.ln_2
+            yield "linear", [block.mlp.c_fc], self.config.activation_function
+            yield "add", block.mlp.c_proj
+        yield "norm", self.ln_f
+        yield "logits", self.wte if self.lm_head is None else self.lm_head, None
+
+    def _check(self, idx: Tensor, longest: int, cache: "Cache | None") -> None:
+        if longest > self.config.max_position_embeddings:
             raise ValueError(
-                f"GPT-Neo: hidden_size ({self.hidden_size}) must be a multiple of num_heads ({self.num_heads})"
+                f"GPT-Neo: {longest} positions; this model has {self.config.max_position_embeddings} "
+                "(max_position_embeddings)"
             )
-        if self.activation_function not in ACTIVATIONS:
+        if cache is not None and (longest > cache.max_length or idx.size(0) != len(cache.lengths)):
             raise ValueError(
-                f"GPT-Neo: activation_function {brief(self.activation_function)} is not one of {', '.join(ACTIVATIONS)}"
+                f"GPT-Neo: {idx.size(0)} rows of {longest} positions do not fit a cache of "
+                f"{len(cache.lengths)} rows of {cache.max_length}"
             )
-        self.attention_layers  # noqa: B018  # refuses a pattern that does not fit
-
-    @property
-    def attention_layers(self) -> list[str]:
-        """The kind of each layer: attention_types written out, so [[["local"], 2]] is local, local."""
-        if self.attention_types is None:
-            return [("global", "local")[layer % 2] for layer in range(self.num_layers)]
-        try:
-            # No count of nothing or less, no empty list: writing those out could take forever, or end at another total.
-            sound = all(
-                isinstance(kinds, list | tuple) and kinds and type(count) is int and count > 0
-                for kinds, count in self.attention_types
-            )
-        except (TypeError, ValueError):
-            sound = False
-        if not sound:
-            raise ValueError(
-                'GPT-Neo: attention_types must look like [[["global", "local"], 12]], not '
-                f"{brief(self.attention_types)}"
-            )
-        total = sum(len(kinds) * count for kinds, count in self.attention_types)
-        if total != self.num_layers:  # before the pattern is written out: a count can be anything
-            raise ValueError(
-                f"GPT-Neo: attention_types describes {brief(total)} layers, num_layers is {self.num_layers}"
-            )
-        for kind in (kind for kinds, _ in self.attention_types for kind in kinds):
-            if kind not in ("global", "local"):
-                raise ValueError(f"GPT-Neo: attention_types knows global and local, not {brief(kind)}")
-        return [kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds]
-
-    @classmethod
-    def from_hub(cls, hub: Mapping[str, Any]) -> "GPTNeoConfig":
-        """Read a config.json. ValueError names a setting, or a value, that this file does not honour."""
-        known = {field.name for field in fields(cls)}
-        for name, value in hub.items():
-            if name in ONLY_VALUE and value not in (ONLY_VALUE[name], None):
-                raise ValueError(
-                    f"GPT-Neo: config.json sets {name} to {brief(value)}; "
-                    f"this implementation has {ONLY_VALUE[name]!r} only"
-                )
-            known_name = name in known or name in ONLY_VALUE or name in NO_EFFECT or name == "attention_layers"
-            if not known_name and not name.startswith("_"):
-                raise ValueError(
-                    f"GPT-Neo: config.json has a setting {name[:80]!r} that this implementation does not know. "
-                    "If it does not change the model, delete it from a local copy and load that folder"
-                )
-        config = cls(**{name: hub[name] for name in hub if name in known})
-        if hub.get("attention_layers", config.attention_layers) != config.attention_layers:
-            raise ValueError("GPT-Neo: config.json's attention_layers and attention_types contradict each other")
-        return config
-
-    def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
-        return {
-            "architectures": ["GPTNeoForCausalLM"],
-            "model_type": MODEL_TYPE,
-            **asdict(self),
-            "attention_types": self.attention_types or [[self.attention_layers, 1]],
-            "attention_layers": self.attention_layers,
-        }
-
-    @property
-    def context_length(self) -> int:
-        """The most positions that the model can see at once."""
-        return self.max_position_embeddings
+        # On a GPU the check would wait for the device; there CUDA's own assertion catches a bad id.
+        if idx.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = torch.aminmax(idx)
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(f"GPT-Neo: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
 
 
 class Cache:
@@ -198,7 +275,7 @@ class Cache:
     place, no gradient flows from one call to the next.
     """
 
-    def __init__(self, config: GPTNeoConfig, batch_size: int, max_length: int, spare: int, like: Tensor) -> None:
+    def __init__(self, config: "GPTNeoConfig", batch_size: int, max_length: int, spare: int, like: Tensor) -> None:
         D = config.hidden_size // config.num_heads
         sizes = [
             max_length if kind == "global" else min(config.window_size + spare, max_length)
@@ -252,220 +329,83 @@ class Cache:
         self.lengths[row] = length
 
 
-def local_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: int, dropout: float) -> Tensor:
-    """Attention of each query to itself and the W - 1 positions before it, without paying for any other key.
+@dataclass(frozen=True)
+class GPTNeoConfig:
+    """The settings of config.json that change the result, under the Hub's names; defaults are GPT-Neo 1.3B's."""
 
-    q (B, H, T, D); k, v (B, H, P + T, D), the last T of them at the queries' own positions; starts (B,), the first
-    query's position in each row. Queries go in N blocks of W, each against the keys in its reach: T * 2W scores.
-    """
-    B, H, T, D = q.shape
-    P = k.size(2) - T
-    block = min(T, window)
-    N = -(-T // block)
-    reach = P if N == 1 else window  # keys before each block's first query
-    pad = N * block - T
-    q = F.pad(q, (0, 0, 0, pad))
-    k = F.pad(k, (0, 0, reach - P, pad))
-    v = F.pad(v, (0, 0, reach - P, pad))
-
-    q = q.view(B, H, N, block, D).transpose(1, 2).reshape(B * N, H, block, D)
-    k = k.unfold(2, block + reach, block).permute(0, 2, 1, 4, 3).reshape(B * N, H, block + reach, D)
-    v = v.unfold(2, block + reach, block).permute(0, 2, 1, 4, 3).reshape(B * N, H, block + reach, D)
-
-    query = torch.arange(block, device=q.device).unsqueeze(1)  # (block, 1)
-    key = torch.arange(block + reach, device=q.device) - reach  # (block + reach,), 0 at the block's first query
-    # The window includes the current position: at W = 4, position 5 sees 2 3 4 5.
-    band = (key <= query) & (key > query - window)  # (block, block + reach)
-    first = starts.unsqueeze(1) + torch.arange(N, device=q.device) * block  # (B, N), each block's first position
-    exists = first.unsqueeze(-1) + key >= 0  # (B, N, block + reach)
-    mask = (band & exists.unsqueeze(2)).view(B * N, 1, block, block + reach)
-
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=1.0)
-    return y.view(B, N, H, block, D).transpose(1, 2).reshape(B, H, N * block, D)[:, :, :T]
-
-
-class Attention(nn.Module):
-    def __init__(self, config: GPTNeoConfig, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.num_heads = config.num_heads
-        self.window = config.window_size if config.attention_layers[layer] == "local" else None
-        self.dropout = config.attention_dropout
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.resid_dropout = nn.Dropout(config.resid_dropout)
-
-    def forward(self, x: Tensor, positions: Tensor, cache: Cache | None) -> Tensor:
-        B, T, C = x.shape
-        q = self.q_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)
-        v = self.v_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)
-        # One new position can look at its cache as it lies there: the order of a ring is no matter.
-        attend = self.attend_locally if self.window is not None and T > 1 else self.attend_everywhere
-        y = attend(q, k, v, positions, cache).to(x.dtype)  # (B, H, T, D)
-        return self.resid_dropout(self.out_proj(y.transpose(1, 2).reshape(B, T, C)))
-
-    # Two traps. GPT-Neo does not scale its scores by 1/sqrt(D), as it was trained without: scale=1.0.
-    # Unscaled scores are large, so q, k and the softmax are float32 whatever the weights are.
-
-    def attend_everywhere(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache: Cache | None) -> Tensor:
-        T = q.size(2)
-        mask = None
-        if cache is not None:
-            cache.write(self.layer, positions, k, v)
-            size = cache.keys[self.layer].size(2)
-            S = min(max(cache.lengths) + T, size)
-            k, v = cache.keys[self.layer][:, :, :S], cache.values[self.layer][:, :, :S]
-            if self.window is not None and size > self.window:  # how far back is what stands in each slot of the ring?
-                back = (positions - torch.arange(S, device=q.device)) % size  # (B, S), as T is 1
-                mask = ((back < self.window) & (back <= positions)).view(-1, 1, 1, S)
-            elif S > T and (T > 1 or min(cache.lengths) < max(cache.lengths)):
-                mask = (positions.unsqueeze(-1) >= torch.arange(S, device=q.device)).unsqueeze(1)  # (B, 1, T, S)
-        return F.scaled_dot_product_attention(
-            q.float(),
-            k.float(),
-            v.float(),
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-            scale=1.0,
-        )
-
-    def attend_locally(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache: Cache | None) -> Tensor:
-        assert self.window is not None
-        if cache is not None:
-            new_k, new_v = k, v
-            past = min(max(cache.lengths), self.window - 1)
-            if past:
-                before = torch.arange(-past, 0, device=q.device)
-                old_k, old_v = cache.read(self.layer, positions[:, :1] + before)
-                k, v = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)  # (B, H, P + T, D)
-            cache.write(self.layer, positions, new_k, new_v)
-        dropout = self.dropout if self.training else 0.0
-        return local_attention(q.float(), k.float(), v.float(), positions[:, 0], self.window, dropout)
-
-
-class MLP(nn.Module):
-    def __init__(self, config: GPTNeoConfig) -> None:
-        super().__init__()
-        inner = config.intermediate_size or 4 * config.hidden_size
-        self.c_fc = nn.Linear(config.hidden_size, inner)
-        self.c_proj = nn.Linear(inner, config.hidden_size)
-        self.act = ACTIVATIONS[config.activation_function]
-        self.dropout = nn.Dropout(config.resid_dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
-
-
-class Block(nn.Module):
-    def __init__(self, config: GPTNeoConfig, layer: int) -> None:
-        super().__init__()
-        self.ln_1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.attn = Attention(config, layer)
-        self.ln_2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, positions: Tensor, cache: Cache | None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), positions, cache)
-        return x + self.mlp(self.ln_2(x))
-
-
-class GPTNeo(nn.Module):
-    def __init__(self, config: GPTNeoConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.wpe = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.drop = nn.Dropout(config.embed_dropout)
-        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
-        tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.apply(self._initialize)
-
-    def _initialize(self, module: nn.Module) -> None:
-        """As GPT-2 does: projections onto the residual stream shrink with its depth."""
-        std = self.config.initializer_range
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=std)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-        if isinstance(module, Attention | MLP):
-            projection = module.out_proj if isinstance(module, Attention) else module.c_proj
-            nn.init.normal_(projection.weight, std=std / math.sqrt(2 * self.config.num_layers))
-
-    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> Cache:
-        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
-
-        spare: positions that local layers keep beyond their window; for decoder.py.
+    TITLE: ClassVar = "GPT-Neo"
+    NO_EFFECT: ClassVar = frozenset(
         """
-        return Cache(self.config, batch_size, max_length, spare, like=self.ln_f.weight)
+        summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout classifier_dropout
+        """.split()
+    )
+    DERIVED: ClassVar = ("attention_layers",)  # a property here, which config.json may repeat
 
-    def forward(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
+    vocab_size: int = 50257
+    max_position_embeddings: int = 2048
+    hidden_size: int = 2048
+    num_layers: int = field(default=24, metadata={"range": (1, 4096)})
+    num_heads: int = 16
+    attention_types: list | None = None  # type: ignore[type-arg]  # [[["global", "local"], 12]]; None: by turns
+    window_size: int = 256
+    intermediate_size: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: 4 * hidden_size
+    activation_function: str = field(default="gelu_new", metadata={"choices": tuple(ACTIVATIONS)})
+    resid_dropout: float = 0.0
+    embed_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    layer_norm_epsilon: float = 1e-5
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 50256
+    eos_token_id: int | list[int] | None = 50256
+    pad_token_id: int | None = None
 
-        With a cache the positions follow those it holds, and it is updated in place.
-        TypeError: `idx` is no tensor of whole numbers.
-        ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
-        """
-        return self.logits(self.hidden(idx, cache))
-
-    def hidden(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
-        """The first part of `forward`: (B, T, C), what the head makes logits of."""
-        if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
-            kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
-            raise TypeError(f"GPT-Neo: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
-        if idx.dim() != 2 or not idx.numel():
-            raise ValueError(f"GPT-Neo: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
-        B, T = idx.shape
-        lengths = cache.lengths if cache is not None else [0] * B
-        self._check(idx, max(lengths) + T, cache)
-        starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)
-        positions = starts + torch.arange(T, device=idx.device)  # (B, T)
-
-        x = self.drop(self.wte(idx) + self.wpe(positions))  # (B, T, C)
-        for block in self.h:
-            x = block(x, positions, cache)
-        if cache is not None:
-            cache.advance(T)
-        return self.ln_f(x)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """The last part of `forward`: (B, T, V) from (B, T, C)."""
-        return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
-
-    def steps(self) -> Iterator[tuple[Any, ...]]:
-        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
-        block: Any
-        yield "embed", self.wte, self.wpe
-        for block in self.h:
-            yield "norm", block.ln_1
-            yield "linear", [block.attn.q_proj, block.attn.k_proj, block.attn.v_proj], None
-            yield "attend", block.attn.num_heads, 1.0, block.attn.window
-            yield "add", block.attn.out_proj
-            yield "norm", block.ln_2
-            yield "linear", [block.mlp.c_fc], self.config.activation_function
-            yield "add", block.mlp.c_proj
-        yield "norm", self.ln_f
-        yield "logits", self.wte if self.lm_head is None else self.lm_head, None
-
-    def _check(self, idx: Tensor, longest: int, cache: Cache | None) -> None:
-        if longest > self.config.max_position_embeddings:
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
             raise ValueError(
-                f"GPT-Neo: {longest} positions; this model has {self.config.max_position_embeddings} "
-                "(max_position_embeddings)"
+                f"GPT-Neo: hidden_size ({self.hidden_size}) must be a multiple of num_heads ({self.num_heads})"
             )
-        if cache is not None and (longest > cache.max_length or idx.size(0) != len(cache.lengths)):
+        self.attention_layers  # noqa: B018  # refuses a pattern that does not fit
+
+    @property
+    def attention_layers(self) -> list[str]:
+        """The kind of each layer: attention_types written out, so [[["local"], 2]] is local, local."""
+        if self.attention_types is None:
+            return [("global", "local")[layer % 2] for layer in range(self.num_layers)]
+        try:
+            # No count of nothing or less, no empty list: writing those out could take forever, or end at another total.
+            sound = all(
+                isinstance(kinds, list | tuple) and kinds and type(count) is int and count > 0
+                for kinds, count in self.attention_types
+            )
+        except (TypeError, ValueError):
+            sound = False
+        if not sound:
             raise ValueError(
-                f"GPT-Neo: {idx.size(0)} rows of {longest} positions do not fit a cache of "
-                f"{len(cache.lengths)} rows of {cache.max_length}"
+                'GPT-Neo: attention_types must look like [[["global", "local"], 12]], not '
+                f"{brief(self.attention_types)}"
             )
-        # On a GPU the check would wait for the device; there CUDA's own assertion catches a bad id.
-        if idx.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = torch.aminmax(idx)
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(f"GPT-Neo: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
+        total = sum(len(kinds) * count for kinds, count in self.attention_types)
+        if total != self.num_layers:  # before the pattern is written out: a count can be anything
+            raise ValueError(
+                f"GPT-Neo: attention_types describes {brief(total)} layers, num_layers is {self.num_layers}"
+            )
+        for kind in (kind for kinds, _ in self.attention_types for kind in kinds):
+            if kind not in ("global", "local"):
+                raise ValueError(f"GPT-Neo: attention_types knows global and local, not {brief(kind)}")
+        return [kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds]
+
+    def to_hub(self) -> dict[str, Any]:
+        """The config.json of this model, as transformers reads it."""
+        return {
+            "architectures": ["GPTNeoForCausalLM"],
+            "model_type": MODEL_TYPE,
+            **asdict(self),
+            "attention_types": self.attention_types or [[self.attention_layers, 1]],
+            "attention_layers": self.attention_layers,
+        }
+
+    @property
+    def context_length(self) -> int:
+        """The most positions that the model can see at once."""
+        return self.max_position_embeddings

@@ -172,12 +172,13 @@ def did_you_mean(name: str) -> str:
 
     Candidates are the built-ins, the published sizes, cached repositories, and the models in the folder of `name`.
     """
-    sizes = {size: f"{family.owner}/{size}" for family in FAMILIES.values() for size in family.presets}
-    known = [f"minhub/{path.parent.name}" for path in sorted(BUILTIN.glob("*/config.json"))] + list(sizes.values())
+    known = [f"minhub/{path.parent.name}" for path in sorted(BUILTIN.glob("*/config.json"))]
+    published = [size for family in FAMILIES.values() for size in family.published]
+    known += published
     with suppress(OSError, ValueError):  # neither a cache nor a folder is needed for a message
         known += [model.repository for model in cached_models() if model.complete]
         known += [str(path.parent) for path in Path(os.path.expanduser(name)).parent.glob("*/config.json")]
-    if name in (*sizes, *known):
+    if name in known or any(name == size.rpartition("/")[2] for size in published):
         return ""
     last_parts = {path.lower().rpartition("/")[2]: path for path in reversed(known)}
     close = get_close_matches(Path(name).name.lower(), last_parts, n=1, cutoff=0.75)

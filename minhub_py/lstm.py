@@ -14,9 +14,8 @@ Notation
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
-from reprlib import repr as brief
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,116 +23,9 @@ from torch import Tensor, nn
 
 MODEL_TYPE = "lstm"
 
-# Settings that change nothing in what this file computes.
-NO_EFFECT = frozenset({"model_type", "architectures", "transformers_version", "torch_dtype", "dtype"})
-
-
-@dataclass(frozen=True)
-class LSTMConfig:
-    """The settings of config.json."""
-
-    vocab_size: int = 10000
-    embedding_size: int = 512
-    hidden_size: int = 512
-    num_layers: int = 2
-    dropout: float = 0.0  # after the embedding, between layers, before the head
-    initializer_range: float = 0.1
-    tie_word_embeddings: bool = False
-    bos_token_id: int | None = None
-    eos_token_id: int | list | None = None  # type: ignore[type-arg]
-    pad_token_id: int | None = None
-
-    def __post_init__(self) -> None:
-        for field in fields(self):  # JSON lets anything through, and to Python True is a number too
-            value, kind = getattr(self, field.name), field.type
-            good = isinstance(value, int | float if kind is float else kind)  # type: ignore[arg-type]
-            good = good and (type(value) is bool) == (kind is bool)
-            if kind is int or kind is float:  # sizes; rates, which a NaN is not
-                good = good and (1 <= value <= 2**24 if kind is int else 0 <= value <= 1)
-            if not good:
-                raise ValueError(f"LSTM: {field.name} cannot be {brief(value)}")
-        if isinstance(self.eos_token_id, list) and not all(type(id) is int for id in self.eos_token_id):
-            raise ValueError(f"LSTM: eos_token_id cannot be {brief(self.eos_token_id)}")
-        if self.num_layers > 4096:
-            raise ValueError(f"LSTM: num_layers cannot be {self.num_layers}: no model is so deep")
-        if self.tie_word_embeddings and self.embedding_size != self.hidden_size:
-            raise ValueError(
-                f"LSTM: tie_word_embeddings needs embedding_size ({self.embedding_size}) "
-                f"equal to hidden_size ({self.hidden_size})"
-            )
-
-    @classmethod
-    def from_hub(cls, hub: Mapping[str, Any]) -> "LSTMConfig":
-        """Read a config.json. ValueError names a setting, or a value, that this file does not honour."""
-        known = {field.name for field in fields(cls)}
-        for name in hub:
-            if name not in known and name not in NO_EFFECT and not name.startswith("_"):
-                raise ValueError(
-                    f"LSTM: config.json has a setting {name[:80]!r} that this implementation does not know. "
-                    "If it does not change the model, delete it from a local copy and load that folder"
-                )
-        return cls(**{name: hub[name] for name in hub if name in known})
-
-    @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> "LSTMConfig":
-        """The sizes that a state dict, under this file's names, tells by itself (for checkpoints without config)."""
-        for name in ("embedding.weight", "lstm.weight_hh_l0"):
-            if len(shapes[name]) != 2:
-                raise ValueError(f"LSTM: {name} should be a matrix, not of shape {shapes[name]}")
-        vocab_size, embedding_size = shapes["embedding.weight"]
-        return cls(
-            vocab_size=vocab_size,
-            embedding_size=embedding_size,
-            hidden_size=shapes["lstm.weight_hh_l0"][1],
-            num_layers=sum(name.startswith("lstm.weight_hh_l") for name in shapes),
-            tie_word_embeddings="head.weight" not in shapes,
-        )
-
-    def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model."""
-        return {"architectures": ["LSTM"], "model_type": MODEL_TYPE, **asdict(self)}
-
-    @property
-    def context_length(self) -> None:
-        """No limit: the state carries on."""
-        return None
-
-
-class Cache:
-    """The state after what was read so far: h and c, each (L, B, H), updated in place. lengths: ids read in each row.
-
-    It is detached from the graph: training across calls is truncated backpropagation through time.
-    """
-
-    def __init__(self, config: LSTMConfig, batch_size: int, like: Tensor) -> None:
-        self.h = like.new_zeros(config.num_layers, batch_size, config.hidden_size)
-        self.c = torch.zeros_like(self.h)
-        self.lengths = [0] * batch_size
-
-    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What `steps` keeps for each layer."""
-        return list(self.h.unbind(0)), list(self.c.unbind(0))
-
-    def advance(self, T: int) -> None:
-        """Count T more ids in every row."""
-        self.lengths = [length + T for length in self.lengths]
-
-    def clear(self, row: int) -> None:
-        """Make a row empty."""
-        self.h[:, row], self.c[:, row], self.lengths[row] = 0, 0, 0
-
-    def select(self, rows: list[int]) -> None:
-        """Keep these rows only, in this order."""
-        self.h, self.c = self.h[:, rows], self.c[:, rows]
-        self.lengths = [self.lengths[row] for row in rows]
-
-    def set_row(self, row: int, source: "Cache") -> None:
-        """Make `row` a copy of the one row of `source`."""
-        self.h[:, row], self.c[:, row], self.lengths[row] = source.h[:, 0], source.c[:, 0], source.lengths[0]
-
 
 class LSTM(nn.Module):
-    def __init__(self, config: LSTMConfig) -> None:
+    def __init__(self, config: "LSTMConfig") -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
@@ -154,11 +46,11 @@ class LSTM(nn.Module):
         else:
             nn.init.uniform_(self.head.weight, -config.initializer_range, config.initializer_range)
 
-    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> Cache:
+    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> "Cache":
         """A zero state for `batch_size` rows, in the model's dtype and device. It has no need of the other two."""
         return Cache(self.config, batch_size, like=self.head.bias)
 
-    def forward(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
 
         With a cache the positions follow those it holds, and it is updated in place.
@@ -167,7 +59,7 @@ class LSTM(nn.Module):
         """
         return self.logits(self.hidden(idx, cache))
 
-    def hidden(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
+    def hidden(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
         """The first part of `forward`: (B, T, H), what the head makes logits of."""
         if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
             kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
@@ -197,7 +89,7 @@ class LSTM(nn.Module):
             yield "recur", weight_ih, weight_hh, bias_ih.float() + bias_hh.float()
         yield "logits", self.embedding if self.config.tie_word_embeddings else self.head, self.head.bias
 
-    def _check(self, idx: Tensor, cache: Cache | None) -> None:
+    def _check(self, idx: Tensor, cache: "Cache | None") -> None:
         if cache is not None and cache.h.size(1) != idx.size(0):
             raise ValueError(f"LSTM: {idx.size(0)} rows do not fit a cache of {cache.h.size(1)}")
         # On a GPU the check would wait for the device; there CUDA's own assertion catches a bad id.
@@ -205,3 +97,85 @@ class LSTM(nn.Module):
             low, high = torch.aminmax(idx)
             if low < 0 or high >= self.config.vocab_size:
                 raise ValueError(f"LSTM: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
+
+
+class Cache:
+    """The state after what was read so far: h and c, each (L, B, H), updated in place. lengths: ids read in each row.
+
+    It is detached from the graph: training across calls is truncated backpropagation through time.
+    """
+
+    def __init__(self, config: "LSTMConfig", batch_size: int, like: Tensor) -> None:
+        self.h = like.new_zeros(config.num_layers, batch_size, config.hidden_size)
+        self.c = torch.zeros_like(self.h)
+        self.lengths = [0] * batch_size
+
+    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What `steps` keeps for each layer."""
+        return list(self.h.unbind(0)), list(self.c.unbind(0))
+
+    def advance(self, T: int) -> None:
+        """Count T more ids in every row."""
+        self.lengths = [length + T for length in self.lengths]
+
+    def clear(self, row: int) -> None:
+        """Make a row empty."""
+        self.h[:, row], self.c[:, row], self.lengths[row] = 0, 0, 0
+
+    def select(self, rows: list[int]) -> None:
+        """Keep these rows only, in this order."""
+        self.h, self.c = self.h[:, rows], self.c[:, rows]
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def set_row(self, row: int, source: "Cache") -> None:
+        """Make `row` a copy of the one row of `source`."""
+        self.h[:, row], self.c[:, row], self.lengths[row] = source.h[:, 0], source.c[:, 0], source.lengths[0]
+
+
+@dataclass(frozen=True)
+class LSTMConfig:
+    """The settings of config.json."""
+
+    TITLE: ClassVar = "LSTM"
+
+    vocab_size: int = 10000
+    embedding_size: int = 512
+    hidden_size: int = 512
+    num_layers: int = field(default=2, metadata={"range": (1, 4096)})
+    dropout: float = 0.0  # after the embedding, between layers, before the head
+    initializer_range: float = 0.1
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tie_word_embeddings and self.embedding_size != self.hidden_size:
+            raise ValueError(
+                f"LSTM: tie_word_embeddings needs embedding_size ({self.embedding_size}) "
+                f"equal to hidden_size ({self.hidden_size})"
+            )
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+        """The sizes that a state dict, under this file's names, tells by itself (for checkpoints without config)."""
+        for name in ("embedding.weight", "lstm.weight_hh_l0"):
+            if len(shapes[name]) != 2:
+                raise ValueError(f"LSTM: {name} should be a matrix, not of shape {shapes[name]}")
+        vocab_size, embedding_size = shapes["embedding.weight"]
+        return {
+            "vocab_size": vocab_size,
+            "embedding_size": embedding_size,
+            "hidden_size": shapes["lstm.weight_hh_l0"][1],
+            "num_layers": sum(name.startswith("lstm.weight_hh_l") for name in shapes),
+            "tie_word_embeddings": "head.weight" not in shapes,
+        }
+
+    def to_hub(self) -> dict[str, Any]:
+        """The config.json of this model."""
+        return {"architectures": ["LSTM"], "model_type": MODEL_TYPE, **asdict(self)}
+
+    @property
+    def context_length(self) -> None:
+        """No limit: the state carries on."""
+        return None

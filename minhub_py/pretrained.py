@@ -3,7 +3,6 @@
 A reader's way goes on in `registry`, then a model file, then its table in `weights_map`.
 """
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,10 +15,11 @@ from torch import Tensor, nn
 import weights_map
 from minhub_py import hub
 from minhub_py.arguments import check_tokenizer, model_of
+from minhub_py.config import build, changed, read
 from minhub_py.device import choose_device, choose_dtype
 from minhub_py.quantize import check_kind, refuse_quantized
 from minhub_py.quantize import quantize as quantize_layers
-from minhub_py.registry import FAMILIES, Family, family_of, preset
+from minhub_py.registry import FAMILIES, Entry, Family, entry_of, family_of, preset
 from minhub_py.skeleton import skeleton
 from minhub_py.storage import Checkpoint, read_object, write_checkpoint
 from weights_map.engine import check_shapes
@@ -58,12 +58,12 @@ def _from_pretrained(
     device: str,
     dtype: str | torch.dtype,
     quantize: str | None,
-    family: Family | None = None,
+    entry: Entry | None = None,
 ) -> Any:
-    """`from_pretrained`, for the one `family` if it is given."""
+    """`from_pretrained`, for the model types of one `entry` if it is given."""
 
     def check(folder: Path) -> None:
-        check_family(describe(Checkpoint(folder))[0], family, identifier)
+        check_family(describe(Checkpoint(folder))[1], entry, identifier)
 
     check_kind(quantize)
     folder = hub.fetch(identifier, revision, check=check, **access)
@@ -75,7 +75,7 @@ def read_config(
     identifier: str | os.PathLike[str],
     revision: str = "main",
     *,
-    family: Family | None = None,
+    entry: Entry | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> tuple[Family, Any, Path | None]:
@@ -89,18 +89,19 @@ def read_config(
         with suppress(FileNotFoundError):
             folder = hub.cached(os.fspath(identifier), weights=False)
         if folder is None:
-            check_family(known[0], family, identifier)
+            check_family(known[1], entry, identifier)
             return *known, None
     if folder is None:
         folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, weights=False)
-    found, config = describe(Checkpoint(folder))
-    check_family(found, family, identifier)
-    return found, config, folder
+    family, config = describe(Checkpoint(folder))
+    check_family(config, entry, identifier)
+    return family, config, folder
 
 
-def check_family(found: Family, family: Family | None, identifier: object) -> None:
-    """ValueError: one `family` is wanted, and this is another."""
-    if family is not None and found is not family:
+def check_family(config: Any, entry: Entry | None, identifier: object) -> None:
+    """ValueError: one `entry` is wanted, and the config is of a model for another."""
+    found = entry_of(config.to_hub()["model_type"])
+    if entry not in (None, found):
         raise ValueError(f"{identifier} holds a {found.name} model: call {found.name}_from_pretrained()")
 
 
@@ -155,18 +156,29 @@ def place(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
 def describe(checkpoint: Checkpoint) -> tuple[Family, Any]:
     """The family and the config of a checkpoint, by config.json or, where there is none, by the tensors themselves."""
     if checkpoint.config is not None:
-        family = family_of(checkpoint.config.get("model_type"))
-        return family, with_generation_settings(checkpoint, family.Config.from_hub(checkpoint.config))
+        settings = text_settings(checkpoint.config)
+        family = family_of(settings.get("model_type"))
+        return family, with_generation_settings(checkpoint, read(family.Config, settings))
     for family in FAMILIES.values():
         if hasattr(family.Config, "from_shapes"):
             table = weights_map.tables[family.model_type]
             if all(table.find(name, "hub") for name in checkpoint):
                 native = weights_map.to_native(family.model_type, checkpoint.meta())
                 shapes = {name: tuple(tensor.shape) for name, tensor in native.items()}
-                return family, family.Config.from_shapes(shapes)
+                return family, build(family.Config, family.Config.from_shapes(shapes))
     raise FileNotFoundError(
         f"{checkpoint.folder} has no config.json, and its tensors do not tell the sizes by themselves"
     )
+
+
+def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the language model: those of text_config in the config.json of a multimodal model."""
+    text = settings.get("text_config")
+    wrappers = [kind for family in FAMILIES.values() for kind in family.wrappers]
+    if settings.get("model_type") not in wrappers or not isinstance(text, dict):
+        return settings
+    outer = {name: settings[name] for name in ("tie_word_embeddings", "quantization_config") if name in settings}
+    return {**outer, **text}
 
 
 def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:
@@ -177,7 +189,7 @@ def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     settings = {name: value for name, value in read_object(path).items() if name in names and value is not None}
     try:
-        return dataclasses.replace(config, **settings)
+        return changed(config, settings)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -219,15 +231,12 @@ def save_pretrained(
     write_checkpoint(Path(folder), tensors, settings, companions=companions, max_shard_size=max_shard_size)
 
 
-def entry_points(family: Family) -> dict[str, Callable[..., Any]]:
+def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
     """`x()`, `x_from_config()` and `x_from_pretrained()` of a family: alike in all, so to learn one is to know all."""
-    kind = family.classes[1]
+    family, kind = entry.family, entry.title
 
     def fresh(**config: Any) -> Any:
-        names = [field.name for field in dataclasses.fields(family.Config)]
-        if unknown := sorted(set(config) - set(names)):
-            raise ValueError(f"{family.name} has no setting {', '.join(unknown)}; its settings are {', '.join(names)}")
-        return family.Model(family.Config(**config))
+        return family.Model(entry.config(config))
 
     def from_config(
         identifier: str | os.PathLike[str],
@@ -236,7 +245,7 @@ def entry_points(family: Family) -> dict[str, Callable[..., Any]]:
         token: str | None = None,
         local_files_only: bool = False,
     ) -> Any:
-        _, config, _ = read_config(identifier, revision, family=family, token=token, local_files_only=local_files_only)
+        _, config, _ = read_config(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
         return family.Model(config)
 
     def pretrained(
@@ -250,7 +259,7 @@ def entry_points(family: Family) -> dict[str, Callable[..., Any]]:
         local_files_only: bool = False,
     ) -> Any:
         access = {"token": token, "local_files_only": local_files_only}
-        return _from_pretrained(identifier, revision, access, device, dtype, quantize, family)
+        return _from_pretrained(identifier, revision, access, device, dtype, quantize, entry)
 
     fresh.__doc__ = f"""A fresh {kind} in training mode, with random weights; the keywords are those of config.json.
 
@@ -260,14 +269,14 @@ def entry_points(family: Family) -> dict[str, Callable[..., Any]]:
 
     The published sizes, such as gpt2-xl, are known without the network.
 
-    Arguments and errors are those of {family.name}_from_pretrained().
+    Arguments and errors are those of {entry.name}_from_pretrained().
     """
     pretrained.__doc__ = f"""The pretrained {kind} of a Hub repository, a local folder or a built-in, in eval mode.
 
     Arguments and errors are those of from_pretrained(); ValueError also for a model of another family, with the call
     that is right for it.
     """
-    names = (family.name, f"{family.name}_from_config", f"{family.name}_from_pretrained")
+    names = (entry.name, f"{entry.name}_from_config", f"{entry.name}_from_pretrained")
     points: dict[str, Callable[..., Any]] = dict(zip(names, (fresh, from_config, pretrained), strict=True))
     for name, function in points.items():
         function.__name__ = function.__qualname__ = name

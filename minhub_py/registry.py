@@ -6,16 +6,44 @@ from importlib import import_module
 from reprlib import repr as brief
 from typing import Any
 
+from minhub_py.config import build
+
+
+@dataclass(frozen=True)
+class Training:
+    """What training knows of a family: its own names of common settings, and a size that a CPU trains in minutes.
+
+    Attention weights are not dropped unless a run's `config` says so (attn_pdrop): PyTorch's fused attention for CPUs
+    cannot.
+    """
+
+    names: Mapping[str, tuple[str, ...]]  # layers, width, heads, inner, context, dropout -> names in its config
+    small: Mapping[str, Any] = field(default_factory=dict)  # further settings, where not the config's defaults
+    layers: int = 4
+    width: int = 128
+    learning_rate: float = 1.5e-3
+    carries_state: bool = False  # from row to row of the text, as an LSTM does
+
 
 @dataclass(frozen=True)
 class Family:
     """A family of models. Its file is imported when a class of it is asked for, and torch with it."""
 
-    name: str  # of the module, and of the entry points: gpt2(), gpt2_from_config(), gpt2_from_pretrained()
-    model_type: str  # in config.json, and of the weight table
+    name: str  # of the module
+    title: str  # as it is written
+    model_type: str  # of the weight table; in config.json too, but for what `names` says
     classes: tuple[str, str]
+    training: Training
     owner: str = ""  # on the Hub, of the checkpoints of these sizes
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published sizes, where not the defaults
+    # For a file that serves several model types: the names that users call, and the model types of each.
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    wrappers: tuple[str, ...] = ()  # model types of multimodal files whose text_config is one of this family
+
+    @property
+    def published(self) -> list[str]:
+        """The published sizes by their full names on the Hub."""
+        return [f"{self.owner}/{size}" if self.owner else size for size in self.presets]
 
     @property
     def Config(self) -> Any:
@@ -26,6 +54,28 @@ class Family:
     def Model(self) -> Any:
         """The family's nn.Module."""
         return getattr(import_module(f"minhub_py.{self.name}"), self.classes[1])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What users call: gpt2(), gpt2_from_config() and gpt2_from_pretrained(), for these model types of a family."""
+
+    name: str
+    family: Family
+    model_types: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """The name of what it makes, for docstrings."""
+        return self.family.classes[1] if self.name == self.family.name else self.name.title()
+
+    def config(self, settings: Mapping[str, Any]) -> Any:
+        """The family's dataclass. ValueError: an unknown setting, or a value that the model does not honour."""
+        own: dict[str, Any] = {"model_type": self.model_types[0]} if self.family.names else {}
+        wanted = settings.get("model_type", self.model_types[0])
+        if wanted not in self.model_types:
+            raise ValueError(f"{self.name} has model_type {' or '.join(self.model_types)}, not {brief(wanted)}")
+        return build(self.family.Config, {**own, **settings})
 
 
 GPT2_SIZES = {
@@ -40,29 +90,120 @@ GPTNEO_SIZES = {
     "gpt-neo-2.7B": {"num_layers": 32, "num_heads": 20, "hidden_size": 2560},
 }
 
+GPT2_TRAINING = Training(
+    {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "context": ("n_positions",),
+     "dropout": ("embd_pdrop", "resid_pdrop")},
+    {"attn_pdrop": 0.0},
+)  # fmt: skip
+GPTNEO_TRAINING = Training(
+    {"layers": ("num_layers",), "width": ("hidden_size",), "heads": ("num_heads",),
+     "context": ("max_position_embeddings",), "dropout": ("embed_dropout", "resid_dropout")},
+    {"window_size": 32},
+)  # fmt: skip
+LSTM_TRAINING = Training(
+    {"layers": ("num_layers",), "width": ("hidden_size",), "dropout": ("dropout",)},
+    {"embedding_size": 64}, layers=2, width=256, learning_rate=3e-3, carries_state=True,
+)  # fmt: skip
+LLAMA_TRAINING = Training(
+    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
+     "inner": ("intermediate_size",), "context": ("max_position_embeddings",)},
+    {"tie_word_embeddings": True},
+)  # fmt: skip
+
+LLAMA_NAMES = {
+    "llama": ("llama",),
+    "mistral": ("mistral",),
+    "ministral": ("ministral", "ministral3"),
+    "qwen2": ("qwen2",),
+    "qwen3": ("qwen3",),
+}
+
+
+def _llama(C: int, inner: int, layers: int, heads: int, groups: int, **more: Any) -> dict[str, Any]:
+    return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": groups, **more}  # fmt: skip
+
+
+def _rope(theta: float, **more: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta, **more}
+
+
+_SMOL = {"vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+         "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+_LLAMA3 = {"vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "head_dim": 128,
+           "bos_token_id": 128000, "eos_token_id": 128001}  # fmt: skip
+_WAVES = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_QWEN = {"bos_token_id": 151643, "eos_token_id": 151643, "rope_parameters": _rope(1e6), "tie_word_embeddings": True}
+_QWEN25, _QWEN3 = {"model_type": "qwen2", **_QWEN}, {"model_type": "qwen3", **_QWEN}
+LLAMA_SIZES: dict[str, dict[str, Any]] = {
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": _llama(2048, 5632, 22, 32, 4, rms_norm_eps=1e-5),
+    "HuggingFaceTB/SmolLM2-135M": _llama(576, 1536, 30, 9, 3, **_SMOL, rope_parameters=_rope(1e5)),
+    "HuggingFaceTB/SmolLM2-360M": _llama(960, 2560, 32, 15, 5, **_SMOL, rope_parameters=_rope(1e5)),
+    "HuggingFaceTB/SmolLM2-1.7B": _llama(2048, 8192, 24, 32, 32, **_SMOL, rope_parameters=_rope(1.3e5)),
+    "meta-llama/Llama-3.2-1B": _llama(2048, 8192, 16, 32, 8, **{**_LLAMA3, "head_dim": 64}, tie_word_embeddings=True,
+                                      rope_parameters=_rope(5e5, **_WAVES, rope_type="llama3", factor=32.0)),
+    "meta-llama/Llama-3.2-3B": _llama(3072, 8192, 28, 24, 8, **_LLAMA3, tie_word_embeddings=True,
+                                      rope_parameters=_rope(5e5, **_WAVES, rope_type="llama3", factor=32.0)),
+    "meta-llama/Llama-3.1-8B": _llama(4096, 14336, 32, 32, 8, **_LLAMA3,
+                                      rope_parameters=_rope(5e5, **_WAVES, rope_type="llama3", factor=8.0)),
+    "mistralai/Mistral-7B-v0.1": {"model_type": "mistral", "max_position_embeddings": 32768, "rms_norm_eps": 1e-5},
+    "mistralai/Mistral-7B-v0.3": {"model_type": "mistral", "vocab_size": 32768, "max_position_embeddings": 32768,
+                                  "rms_norm_eps": 1e-5, "sliding_window": None, "rope_parameters": _rope(1e6)},
+    "Qwen/Qwen2.5-0.5B": _llama(896, 4864, 24, 14, 2, **_QWEN25),
+    "Qwen/Qwen2.5-1.5B": _llama(1536, 8960, 28, 12, 2, **_QWEN25, max_position_embeddings=131072),
+    "Qwen/Qwen2.5-7B": _llama(3584, 18944, 28, 28, 4, **{**_QWEN25, "tie_word_embeddings": False}, vocab_size=152064,
+                              max_position_embeddings=131072),
+    "Qwen/Qwen3-0.6B-Base": _llama(1024, 3072, 28, 16, 8, **_QWEN3),
+    "Qwen/Qwen3-1.7B-Base": _llama(2048, 6144, 28, 16, 8, **_QWEN3),
+    "Qwen/Qwen3-4B-Base": _llama(2560, 9728, 36, 32, 8, **_QWEN3),
+    "Qwen/Qwen3-8B-Base": _llama(4096, 12288, 36, 32, 8, **{**_QWEN3, "tie_word_embeddings": False}),
+}  # fmt: skip
+
 FAMILIES = {
     family.name: family
     for family in (
-        Family("gpt2", "gpt2", ("GPT2Config", "GPT2"), "openai-community", GPT2_SIZES),
-        Family("gptneo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"), "EleutherAI", GPTNEO_SIZES),
-        Family("lstm", "lstm", ("LSTMConfig", "LSTM")),
+        Family("gpt2", "GPT-2", "gpt2", ("GPT2Config", "GPT2"), GPT2_TRAINING, "openai-community", GPT2_SIZES),
+        Family("gptneo", "GPT-Neo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"), GPTNEO_TRAINING, "EleutherAI", GPTNEO_SIZES),
+        Family("lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"), LSTM_TRAINING),
+        Family(
+            "llama",
+            "Llama",
+            "llama",
+            ("LlamaConfig", "Llama"),
+            LLAMA_TRAINING,
+            presets=LLAMA_SIZES,
+            names=LLAMA_NAMES,
+            wrappers=("mistral3",),
+        ),
     )
 }
 
 
-def family_of(model_type: object) -> Family:
-    """The family of a config.json's model_type. ValueError names those that there are."""
-    for family in FAMILIES.values():
-        if family.model_type == model_type:
-            return family
-    known = ", ".join(family.model_type for family in FAMILIES.values())
+ENTRIES = {
+    name: Entry(name, family, model_types)
+    for family in FAMILIES.values()
+    for name, model_types in (family.names or {family.name: (family.model_type,)}).items()
+}
+
+
+def entry_of(model_type: object) -> Entry:
+    """The entry for a config.json's model_type. ValueError names the model types that there are."""
+    for entry in ENTRIES.values():
+        if model_type in entry.model_types:
+            return entry
+    known = ", ".join(kind for entry in ENTRIES.values() for kind in entry.model_types)
     raise ValueError(f"config.json's model_type is {brief(model_type)}; there are models for {known}")
+
+
+def family_of(model_type: object) -> Family:
+    """The family of a config.json's model_type. ValueError names the model types that there are."""
+    return entry_of(model_type).family
 
 
 def preset(name: str) -> tuple[Family, Any] | None:
     """The family and the config of a published size such as gpt2-xl, with or without its owner; None: not known."""
     for family in FAMILIES.values():
-        settings = family.presets.get(name.removeprefix(f"{family.owner}/"))
-        if settings is not None:
-            return family, family.Config(**settings)
+        for size, settings in family.presets.items():
+            if name in (size, f"{family.owner}/{size}", size.rpartition("/")[2]):
+                return family, entry_of(settings.get("model_type", family.model_type)).config(settings)
     return None

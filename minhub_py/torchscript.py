@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from minhub_py.arguments import model_of
 from minhub_py.gptneo import local_attention
+from minhub_py.llama import rotate
 from minhub_py.quantize import refuse_quantized
 from minhub_py.registry import family_of
 from minhub_py.skeleton import skeleton
@@ -133,6 +134,89 @@ class Transformer(nn.Module):
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
 
 
+class LlamaAttention(nn.Module):
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = attention.heads, attention.groups, attention.size
+        self.window, self.dropout = attention.window, attention.dropout
+        self.q_proj, self.k_proj, self.v_proj = attention.q_proj, attention.k_proj, attention.v_proj
+        self.o_proj, self.q_norm, self.k_norm = attention.o_proj, attention.q_norm, attention.k_norm
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, growth: Tensor | None) -> Tensor:
+        B, T, _ = x.shape
+        q = self.q_proj(x).view(B, T, self.heads, self.size)
+        k = self.k_proj(x).view(B, T, self.groups, self.size)
+        v = self.v_proj(x).view(B, T, self.groups, self.size).transpose(1, 2)  # (B, G, T, D)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q.transpose(1, 2), cos, sin), rotate(k.transpose(1, 2), cos, sin)
+        if growth is not None:
+            q = q * growth
+        if self.heads != self.groups:
+            k = k.repeat_interleave(self.heads // self.groups, dim=1)  # (B, H, T, D)
+            v = v.repeat_interleave(self.heads // self.groups, dim=1)
+        dropout = self.dropout if self.training else 0.0
+        if self.window is None:
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        else:
+            places = torch.arange(T, device=x.device)
+            back = places.unsqueeze(1) - places  # (T, T)
+            mask = (back >= 0) & (back < self.window)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        return self.o_proj(y.transpose(1, 2).reshape(B, T, self.heads * self.size))
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.act = traced(mlp.act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.input_layernorm, self.self_attn = block.input_layernorm, LlamaAttention(block.self_attn)
+        self.post_attention_layernorm, self.mlp = block.post_attention_layernorm, LlamaMLP(block.mlp)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, growth: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, growth)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LlamaTransformer(nn.Module):
+    """Llama and its kin."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.context_length = model.config.context_length
+        self.frequencies, self.amplitude = model.frequencies, model.amplitude
+        self.growth = float(model.config.rope.get("llama_4_scaling_beta") or 0)
+        self.original = float(model.config.rope.get("original_max_position_embeddings", 1))
+        self.embed_tokens, self.norm, self.lm_head = model.embed_tokens, model.norm, model.lm_head
+        self.layers = nn.ModuleList(LlamaBlock(block) for block in model.layers)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        if idx.dim() != 2 or idx.numel() == 0:
+            raise ValueError(f"idx must be (B, T) with at least one id, not {idx.shape}")
+        if idx.size(1) > self.context_length:
+            raise ValueError(f"{idx.size(1)} positions; this model has {self.context_length}")
+        x = self.embed_tokens(idx)  # (B, T, C)
+        positions = torch.arange(idx.size(1), device=idx.device).float()
+        angles = positions.unsqueeze(1) * torch.tensor(self.frequencies, dtype=torch.float32, device=idx.device)
+        cos, sin = (angles.cos() * self.amplitude).to(x.dtype), (angles.sin() * self.amplitude).to(x.dtype)  # (T, D/2)
+        growth: Tensor | None = None
+        if self.growth > 0:
+            growth = (1 + self.growth * torch.log(1 + torch.floor(positions / self.original))).to(x.dtype).unsqueeze(1)
+        for block in self.layers:
+            x = block(x, cos, sin, growth)
+        x = self.norm(x)
+        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+
+
 class Recurrent(nn.Module):
     """The LSTM."""
 
@@ -163,6 +247,7 @@ EXPORTS: dict[str, Callable[[Any], nn.Module]] = {  # by the family's name
     "gpt2": lambda model: Transformer(model, GPT2Attention),
     "gptneo": lambda model: Transformer(model, GPTNeoAttention),
     "lstm": Recurrent,
+    "llama": LlamaTransformer,
 }
 
 

@@ -10,7 +10,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,11 +131,11 @@ def from_pretrained(
     """A pretrained model, of the one family if it is given."""
     from minhub_py import hub
     from minhub_py.pretrained import check_family, describe, load
-    from minhub_py.registry import FAMILIES
+    from minhub_py.registry import ENTRIES
     from minhub_py.storage import Checkpoint
 
     def check(folder: Path) -> None:
-        check_family(describe(Checkpoint(folder))[0], FAMILIES[family] if family else None, identifier)
+        check_family(describe(Checkpoint(folder))[1], ENTRIES[family] if family else None, identifier)
 
     folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, check=check)
     check(folder)
@@ -155,10 +155,10 @@ def from_config(
 ) -> dict[str, Any]:
     """A model with random weights, sized by a config.json."""
     from minhub_py.pretrained import read_config
-    from minhub_py.registry import FAMILIES
+    from minhub_py.registry import ENTRIES
 
     kind, config, folder = read_config(
-        identifier, revision, family=FAMILIES[family], token=token, local_files_only=local_files_only
+        identifier, revision, entry=ENTRIES[family], token=token, local_files_only=local_files_only
     )
     model = Model(_fresh(kind, config, seed), folder, identifier)
     return about(service, model, service.keep(model)) | {"commit": folder and _commit(identifier, folder)}
@@ -167,13 +167,10 @@ def from_config(
 @method
 def fresh(service: "Service", family: str, config: Any, seed: int) -> dict[str, Any]:
     """A model with random weights, of the given settings."""
-    from minhub_py.registry import FAMILIES
+    from minhub_py.registry import ENTRIES
 
-    names = [field.name for field in fields(FAMILIES[family].Config)]
     settings = {name: setting(value) for name, value in dict(config or {}).items()}
-    if unknown := sorted(set(settings) - set(names)):
-        raise ValueError(f"{family} has no setting {', '.join(unknown)}; its settings are {', '.join(names)}")
-    model = Model(_fresh(FAMILIES[family], FAMILIES[family].Config(**settings), seed))
+    model = Model(_fresh(ENTRIES[family].family, ENTRIES[family].config(settings), seed))
     return about(service, model, service.keep(model)) | {"commit": None}
 
 

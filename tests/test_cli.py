@@ -201,10 +201,10 @@ def test_nothing_is_downloaded_for_a_model_without_code_or_tokenizer(
     hub: HubServer, model_files: dict[str, bytes], tmp_path: Path
 ) -> None:
     config = json.loads(model_files["config.json"])
-    hub.add("owner/llama", {**model_files, "config.json": json.dumps({**config, "model_type": "llama"}).encode()})
+    hub.add("owner/mamba", {**model_files, "config.json": json.dumps({**config, "model_type": "mamba"}).encode()})
     hub.add("owner/mute", {name: data for name, data in model_files.items() if name != "tokenizer.json"})
-    assert "model_type is 'llama'" in failed("generate", "owner/llama", "x")
-    assert "model_type is 'llama'" in failed("convert", "owner/llama", str(tmp_path / "out"))
+    assert "model_type is 'mamba'" in failed("generate", "owner/mamba", "x")
+    assert "model_type is 'mamba'" in failed("convert", "owner/mamba", str(tmp_path / "out"))
     assert "has no tokenizer" in failed("generate", "owner/mute", "x")
     with pytest.raises(ValueError, match=r"owner/mute holds a gpt2 model: call gpt2_from_pretrained\(\)"):
         lstm_from_pretrained("owner/mute")

@@ -39,11 +39,13 @@ TINY: dict[str, dict[str, Any]] = {
     "gptneo": {"vocab_size": 7, "max_position_embeddings": 5, "hidden_size": 4, "num_layers": 2, "num_heads": 2,
                "window_size": 2},
     "lstm": {"vocab_size": 7, "embedding_size": 4, "hidden_size": 4, "num_layers": 1},
+    "llama": {"vocab_size": 7, "hidden_size": 4, "intermediate_size": 3, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 5},
 }  # fmt: skip
 # Mutants of each family's weights, and of its config beyond every setting with every value of JUNK. An LSTM's file is
 # read by the same code as the others' and loads in a third of their time.
-WEIGHTS_ROUNDS = {"gpt2": 1000, "gptneo": 500, "lstm": 3500}
-CONFIG_ROUNDS = {"gpt2": 250, "gptneo": 250, "lstm": 1000}
+WEIGHTS_ROUNDS = {"gpt2": 1000, "gptneo": 500, "lstm": 3500, "llama": 300}
+CONFIG_ROUNDS = {"gpt2": 250, "gptneo": 250, "lstm": 1000, "llama": 500}
 
 # What may stand where a value should, as JSON text: some of it no JSON writer would write.
 JUNK = (
@@ -193,7 +195,8 @@ def load_rightly(folder: Path) -> None:
 
 def our_name(name: str) -> str:
     """The weight tables once more, as far as these tests go, so that a fault in those does not hide here."""
-    name = re.sub(r"^((module|_orig_mod)\.)+", "", name).removeprefix("transformer.").removeprefix("_")
+    name = re.sub(r"^((module|_orig_mod)\.)+", "", name)
+    name = re.sub(r"^(transformer\.|model\.|_)", "", name)
     return name.replace(".attn.attention.", ".attn.")
 
 
@@ -947,6 +950,7 @@ def test_verify_values(value: float, folder: Path) -> None:
 
 
 HEADS = {"gpt2": ("lm_head.weight", "transformer.wte.weight"), "gptneo": ("lm_head.weight", "transformer.wte.weight"),
+         "llama": ("lm_head.weight", "model.embed_tokens.weight"),
          "lstm": ("head.weight", "embedding.weight")}  # fmt: skip
 
 

@@ -69,7 +69,7 @@ print("ok")
 def test_fresh_models_and_their_mistakes() -> None:
     model = minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5)
     assert model.config.n_positions == 1024
-    with pytest.raises(ValueError, match="gpt2 has no setting layers; its settings are vocab_size, n_positions"):
+    with pytest.raises(ValueError, match="GPT-2 has no setting layers; its settings are vocab_size, n_positions"):
         minhub_py.gpt2(layers=3)
     with pytest.raises(ValueError, match=r"n_embd \(10\) must be a multiple of n_head \(3\)"):
         minhub_py.gpt2(n_embd=10, n_head=3)

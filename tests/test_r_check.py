@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from minhub_py.registry import ENTRIES
+
 PACKAGE = Path(__file__).parents[1] / "r_bridge" / "minhubpy"
 # torch is not in Debian, and R says so.
 NOT_OURS = re.compile(r"Package suggested but not available for checking: .torch.")
@@ -94,10 +96,10 @@ def test_every_export_has_a_help_page() -> None:
     }
     assert set(exports) <= topics
     promised = """
-        from_pretrained gpt2 gpt2_from_config gpt2_from_pretrained gptneo gptneo_from_config gptneo_from_pretrained
-        lstm lstm_from_config lstm_from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate
-        next_tokens score perplexity as_torch_module
+        from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate next_tokens score perplexity
+        as_torch_module
         minhub_train minhub_resume minhub_run minhub_compare
         minhub_devices minhub_doctor minhub_start minhub_stop minhub_install
     """
-    assert set(promised.split()) <= set(exports)
+    families = {f"{name}{end}" for name in ENTRIES for end in ("", "_from_config", "_from_pretrained")}
+    assert families | set(promised.split()) <= set(exports)

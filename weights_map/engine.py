@@ -67,11 +67,15 @@ def _splitter(parts: int, dim: int) -> Callable[[Sequence[Tensor]], Sequence[Ten
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table. Several templates on one side (for `cat` and `split`) are a tuple; `drop` has none of ours."""
+    """A line of a table. Several templates on one side (for `cat` and `split`) are a tuple; `drop` has none of ours.
+
+    `*` in a template stands for anything, which is for `drop` alone.    optional: some models, or layers, lack it.
+    """
 
     hub: str | tuple[str, ...]
     native: str | tuple[str, ...]
     operation: Operation = same
+    optional: bool = False
 
     def templates(self, side: Side) -> tuple[str, ...]:
         """The templates of one side, always as a tuple."""
@@ -104,7 +108,7 @@ class Table:
         layer = r"(0|[1-9][0-9]{0,5})"
         return {
             side: [
-                (re.compile(re.escape(template).replace(r"\{\}", layer)), row)
+                (re.compile(re.escape(template).replace(r"\{\}", layer).replace(r"\*", ".+")), row)
                 for row in self.rows
                 for template in row.templates(side)
             ]
@@ -159,8 +163,8 @@ def plan(table: Table, names: Iterable[str], side: Side) -> list[Step]:
                 continue
             group = found.get((row, layer if row.layered else ""), {})
             wanted = row.names(side, layer)
-            if group or not row.operation.optional:
-                problems["missing"] += [name for name in wanted if name not in group]
+            if group or not (row.optional or row.operation.optional):
+                problems["missing"] += [name for name in wanted if name not in group and "*" not in name]
             if wanted and all(name in group for name in wanted):
                 sources = tuple(group[name] for name in wanted)
                 steps.append(Step(sources, row.names(OTHER[side], layer), row.operation))

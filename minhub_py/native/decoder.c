@@ -31,7 +31,7 @@
 /* decoder.py has the same numbers and structures. */
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4 };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
-enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS };
+enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE };
 #define GROUP 32 /* NF4 weights that share a scale */
 #define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
 #define AHEAD 8192 /* bytes that weights are asked for in advance; measured (NOTES.md) */
@@ -46,12 +46,13 @@ typedef struct {
 
 typedef struct {
     int32_t kind, activation;
-    int32_t layer, heads;
+    int32_t layer, heads; /* ATTEND, ROTATE: heads of q; GATE: width of its output */
+    int32_t groups, size; /* ATTEND, ROTATE: heads of k and v, numbers of a head */
     int64_t window;       /* positions that ATTEND looks back on, itself included; 0: all */
-    float number;         /* NORM: epsilon; ATTEND: the factor of the scores */
+    float number;         /* NORM, RMS_NORM, ROTATE: epsilon; ATTEND: the factor of the scores */
     int32_t more;         /* LINEAR: the next one's output stands beside this one's */
-    matrix weight, second; /* EMBED: ids, positions; RECUR: weight_ih, weight_hh */
-    const float *bias;    /* NORM, LINEAR, ADD, RECUR, LOGITS */
+    matrix weight, second; /* EMBED: ids, positions; RECUR: weight_ih, weight_hh; ROTATE: norms of q's and k's heads */
+    const float *bias;    /* NORM, LINEAR, ADD, RECUR, LOGITS; ROTATE: by position cos and sin for q, then for k */
 } operation;
 
 typedef struct {
@@ -78,6 +79,8 @@ typedef struct {
                    float *);
     void (*recur)(float *, float *, float *, int64_t);
     void (*norm)(const float *, const float *, const float *, float, int64_t, float *);
+    void (*rms_norm)(const float *, const float *, float, int64_t, float *);
+    void (*gate)(float *, const float *, int64_t, int);
 } kernels;
 
 /* NormalFloat4 (Dettmers et al., 2023, QLoRA, appendix E): the quantiles of normally distributed weights. */
@@ -353,7 +356,7 @@ typedef struct { /* what the chunks of one operation share */
     const call *c;
     const float *in;
     float *out;
-    int64_t tokens, unit, chunks, heads;
+    int64_t tokens, unit, chunks;
 } task;
 
 static const int dtype_size[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
@@ -423,10 +426,10 @@ static void fetch(const void *from, int64_t at, float *to, int64_t count, int dt
 static void attend_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const call *c = t->c;
-    const int64_t H = t->heads, D = t->unit, m = chunk / H, head = chunk % H;
+    const int64_t H = t->op->heads, G = t->op->groups, D = t->op->size, m = chunk / H, head = chunk % H;
     const int64_t size = c->sizes[t->op->layer], known = c->positions[m] + 1;
     const int64_t count = t->op->window && t->op->window < known ? t->op->window : known;
-    const int64_t at = (c->rows[m] * H + head) * size * D * dtype_size[c->cache_dtype];
+    const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
     chosen->attend((const char *)c->keys[t->op->layer] + at, (const char *)c->values[t->op->layer] + at, c->cache_dtype,
                    known - count, count, size, t->in + m * c->width + head * D, D, t->op->number, scratch(c, thread),
                    t->out + m * c->width + head * D);
@@ -434,14 +437,14 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
 
 /* in: q, k and v side by side. The new keys and values are all stored first: a later token sees the earlier ones. */
 static void attend(const operation *op, const call *c, const float *in, float *out, int alone) {
-    const int64_t H = op->heads, C = op->weight.columns, D = C / H, size = c->sizes[op->layer];
+    const int64_t H = op->heads, G = op->groups, D = op->size, size = c->sizes[op->layer];
     for (int64_t m = 0; m < c->tokens; m++)
-        for (int64_t head = 0; head < H; head++) {
-            const int64_t at = ((c->rows[m] * H + head) * size + c->positions[m] % size) * D;
-            store(c->keys[op->layer], at, in + m * c->width + C + head * D, D, c->cache_dtype);
-            store(c->values[op->layer], at, in + m * c->width + 2 * C + head * D, D, c->cache_dtype);
+        for (int64_t head = 0; head < G; head++) {
+            const int64_t at = ((c->rows[m] * G + head) * size + c->positions[m] % size) * D;
+            store(c->keys[op->layer], at, in + m * c->width + (H + head) * D, D, c->cache_dtype);
+            store(c->values[op->layer], at, in + m * c->width + (H + G + head) * D, D, c->cache_dtype);
         }
-    task t = {.op = op, .c = c, .in = in, .out = out, .unit = D, .heads = H};
+    task t = {.op = op, .c = c, .in = in, .out = out};
     parallel(c->tokens * H, attend_chunk, &t, alone);
 }
 
@@ -468,6 +471,23 @@ static void recur(const operation *op, const call *c, float *in, float *out, flo
     }
 }
 
+/* Turns the pairs (i, i + D/2) of each head of q and k by its position, after the head's norm where it has one. */
+static void rotate(const operation *op, const call *c, float *in) {
+    const int64_t H = op->heads, G = op->groups, D = op->size, half = D / 2;
+    for (int64_t m = 0; m < c->tokens; m++)
+        for (int64_t head = 0; head < H + G; head++) {
+            float *v = in + m * c->width + head * D;
+            const float *norm = head < H ? op->weight.data : op->second.data;
+            if (norm) chosen->rms_norm(v, norm, op->number, D, v);
+            const float *cos = op->bias + c->positions[m] * 2 * D + (head < H ? 0 : D), *sin = cos + half;
+            for (int64_t i = 0; i < half; i++) {
+                const float first = v[i], second = v[i + half];
+                v[i] = first * cos[i] - second * sin[i];
+                v[i + half] = second * cos[i] + first * sin[i];
+            }
+        }
+}
+
 static void run(const operation *ops, int64_t count, const call *c, int alone) {
     const int64_t width = c->width;
     float *x = c->x, *in = c->h, *out = c->g, *swap;
@@ -487,6 +507,15 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case NORM:
             for (int64_t m = 0; m < c->tokens; m++)
                 chosen->norm(x + m * width, op->weight.data, op->bias, op->number, op->weight.columns, in + m * width);
+            break;
+        case RMS_NORM:
+            for (int64_t m = 0; m < c->tokens; m++)
+                chosen->rms_norm(x + m * width, op->weight.data, op->number, op->weight.columns, in + m * width);
+            break;
+        case ROTATE: rotate(op, c, in); break;
+        case GATE:
+            for (int64_t m = 0; m < c->tokens; m++)
+                chosen->gate(in + m * width, in + m * width + op->heads, op->heads, op->activation);
             break;
         case LINEAR:
             linear(op, c, in, out + offset, c->tokens, alone);

@@ -418,7 +418,32 @@ static void NAME(norm)(const float *x, const float *weight, const float *bias, f
     for (int64_t i = whole; i < count; i++) out[i] = (x[i] - mean) * factor * weight[i] + bias[i];
 }
 
-static const kernels NAME(kernels) = {NAME(linear), NAME(finish), NAME(row), NAME(attend), NAME(recur), NAME(norm)};
+/* x / sqrt(mean of x * x + epsilon) * weight, over `count` numbers; out may be x. */
+static void NAME(rms_norm)(const float *x, const float *weight, float epsilon, int64_t count, float *out) {
+    vec squares = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        vec value = NAME(load_some)(x, i, count - i < LANES ? count - i : LANES, FLOAT32);
+        squares += value * value;
+    }
+    float factor = 1 / sqrtf(NAME(sum)(squares) / count + epsilon);
+    for (int64_t i = 0; i < count; i += LANES) {
+        int64_t n = count - i < LANES ? count - i : LANES;
+        vec value = NAME(load_some)(x, i, n, FLOAT32) * factor * NAME(load_some)(weight, i, n, FLOAT32);
+        memcpy(out + i, &value, n * sizeof(float));
+    }
+}
+
+/* v = activation(v) * with, in place. */
+static void NAME(gate)(float *v, const float *with, int64_t count, int activation) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        int64_t n = count - i < LANES ? count - i : LANES;
+        vec value = NAME(activate)(NAME(load_some)(v, i, n, FLOAT32), activation) * NAME(load_some)(with, i, n, FLOAT32);
+        memcpy(v + i, &value, n * sizeof(float));
+    }
+}
+
+static const kernels NAME(kernels) = {NAME(linear), NAME(finish), NAME(row), NAME(attend), NAME(recur), NAME(norm),
+                                      NAME(rms_norm), NAME(gate)};
 
 #undef vec
 #undef vec_at

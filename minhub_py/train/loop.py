@@ -80,7 +80,7 @@ class Trainer:
         self.progress = Progress()
         self.saved = -1  # the step of the last checkpoint
         self.context = settings.context or CONTEXT
-        self.carry = settings.carry and family.name == "lstm"
+        self.carry = settings.carry and family.training.carries_state
         together = settings.batch // settings.accumulate  # rows that the processes read at a time
         self.piece = len(range(together)[processes.share(together)])
         self.share = processes.share(settings.batch)

@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from minhub_py.registry import family_of
+from minhub_py.registry import FAMILIES, family_of
 from minhub_py.storage import Checkpoint
 from minhub_py.train.checkpoint import COLUMNS, LossRow, RunFolder
 from minhub_py.train.data import Corpus
@@ -151,7 +151,7 @@ def card(summary: Summary) -> str:
 
 def family_title(family: str) -> str:
     """As it is written."""
-    return {"gpt2": "GPT-2", "gptneo": "GPT-Neo", "lstm": "LSTM"}.get(family, family)
+    return FAMILIES[family].title if family in FAMILIES else family
 
 
 def duration(seconds: float) -> str:

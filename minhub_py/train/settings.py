@@ -11,39 +11,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from minhub_py.config import build, changed
 from minhub_py.registry import FAMILIES, Family
 from minhub_py.train.damage import read_object, reading
 from minhub_py.train.words import setting, unknown
 
-# The names that a family's config gives to what all of them have. Attention weights are not dropped unless
-# `config` says so (attn_pdrop, attention_dropout): PyTorch's fused attention for CPUs cannot.
-COMMON: dict[str, dict[str, tuple[str, ...]]] = {
-    "gpt2": {
-        "layers": ("n_layer",),
-        "width": ("n_embd",),
-        "heads": ("n_head",),
-        "context": ("n_positions",),
-        "dropout": ("embd_pdrop", "resid_pdrop"),
-    },
-    "gptneo": {
-        "layers": ("num_layers",),
-        "width": ("hidden_size",),
-        "heads": ("num_heads",),
-        "context": ("max_position_embeddings",),
-        "dropout": ("embed_dropout", "resid_dropout"),
-    },
-    "lstm": {"layers": ("num_layers",), "width": ("hidden_size",), "dropout": ("dropout",)},
-}
-# What differs from the dataclasses' own defaults, which are the published sizes.
-SMALL: dict[str, dict[str, Any]] = {
-    "gpt2": {"attn_pdrop": 0.0},
-    "gptneo": {"window_size": 32},
-    "lstm": {"embedding_size": 64},
-}
-CONTEXT = 128
-LEARNING_RATE = {"gpt2": 1.5e-3, "gptneo": 1.5e-3, "lstm": 3e-3}
-LAYERS = {"gpt2": 4, "gptneo": 4, "lstm": 2}
-WIDTH = {"gpt2": 128, "gptneo": 128, "lstm": 256}
+CONTEXT = 128  # tokens of a row, where nothing says otherwise
 
 # What may be another one when a run goes on: it does not belong to the model or to its data.
 CHANGEABLE = frozenset(
@@ -132,19 +105,23 @@ class Settings:
 
         ValueError: a setting that the family has not, or sizes that do not fit.
         """
-        common = COMMON[family.name]
-        ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
-        values = {"vocab_size": vocab_size, **ends, **SMALL[family.name]}
+        training = family.training
+        common = training.names
+        width = self.width or training.width
         sizes = {
-            "layers": self.layers or LAYERS[family.name],
-            "width": self.width or WIDTH[family.name],
-            "heads": self.heads or max(1, (self.width or WIDTH[family.name]) // 32),
+            "layers": self.layers or training.layers,
+            "width": width,
+            "heads": self.heads or max(1, width // 32),
+            "inner": max(32, round(width * 8 / 3 / 32) * 32),  # of a gated MLP: as many weights as 4 * width without
             "context": self.context or CONTEXT,
             "dropout": 0.1 if self.dropout is None else self.dropout,
         }
+        ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+        values = {"vocab_size": vocab_size, **ends, **training.small}
+        self._check_dropout(family)
         if self.heads is not None and "heads" not in common:
             raise ValueError(f"{setting('heads')}: a model of the family {family.name} has none; leave it out")
-        width, heads = sizes["width"], sizes["heads"]
+        heads = sizes["heads"]
         if "heads" in common and width % heads:
             raise ValueError(f"{setting('width')} {width} must be a multiple of {setting('heads')}, which is {heads}: "
                              "give both")  # fmt: skip
@@ -153,7 +130,11 @@ class Settings:
         known = [item.name for item in fields(family.Config)]
         if others := sorted(set(self.config) - set(known)):
             raise ValueError(f"{setting('config')}: {unknown(others, known, f'those of {family.name}')}")
-        return family.Config(**values | dict(self.config))
+        return build(family.Config, values | dict(self.config))
+
+    def _check_dropout(self, family: Family) -> None:
+        if self.dropout and not family.training.names.get("dropout"):
+            raise ValueError(f"{setting('dropout')}: a model of the family {family.name} drops nothing; leave it out")
 
     def tuned_config(self, family: Family, config: Any) -> Any:
         """The config of a model that is trained further: only how much is dropped may change.
@@ -163,7 +144,8 @@ class Settings:
         for name in ("layers", "width", "heads"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{setting(name)}: {self.start} has its own sizes; leave it out")
-        names = COMMON[family.name]["dropout"]
+        self._check_dropout(family)
+        names = family.training.names.get("dropout", ())
         changes = dict.fromkeys(names, self.dropout) if self.dropout is not None else {}
         droppable = {item.name for item in fields(config) if "drop" in item.name}
         if other := sorted(set(self.config) - droppable):
@@ -174,7 +156,7 @@ class Settings:
             raise ValueError(
                 f"{setting('context')} is {self.context}; {self.start} has {limit} positions: give at most so many"
             )
-        return dataclasses.replace(config, **changes | dict(self.config))
+        return changed(config, changes | dict(self.config))
 
     def changed(self, changes: Mapping[str, Any]) -> "Settings":
         """For a run that goes on. ValueError: something that cannot change any more."""

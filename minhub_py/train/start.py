@@ -36,7 +36,7 @@ from minhub_py.train.data import Corpus, Text, at_words, prepare
 from minhub_py.train.loop import Listener, Trainer, learning_rate
 from minhub_py.train.parallel import Processes, processes
 from minhub_py.train.rescue import check_best, rescued
-from minhub_py.train.settings import CONTEXT, LEARNING_RATE, Settings, read_settings, with_change
+from minhub_py.train.settings import CONTEXT, Settings, read_settings, with_change
 from minhub_py.train.words import resume_call, setting
 
 # Positions of a row, at most, where the settings do not say and the model to start from has more.
@@ -146,14 +146,14 @@ def completed(settings: Settings) -> Settings:
     dtype = settings.dtype
     if dtype == "auto":
         # cuDNN's LSTM computes in float16 under autocast, whatever it is told: small gradients would vanish.
-        quick = device.name.startswith("cuda") and "bfloat16" in device.dtypes and family.name != "lstm"
+        quick = device.name.startswith("cuda") and "bfloat16" in device.dtypes and not family.training.carries_state
         dtype = "bfloat16" if quick else "float32"
     return dataclasses.replace(
         settings,
         family=family.name,
         context=context,
         tokenizer=settings.tokenizer or settings.start or "characters",
-        learning_rate=LEARNING_RATE[family.name] * (1 if start is None else 0.1)
+        learning_rate=family.training.learning_rate * (1 if start is None else 0.1)
         if settings.learning_rate is None
         else settings.learning_rate,
         dtype=dtype,

@@ -33,26 +33,46 @@ from_pretrained <- function(identifier, revision = "main", device = "auto", dtyp
   load_model(identifier, revision, NULL, device, dtype, token, local_files_only, quantize)
 }
 
-#' @rdname from_pretrained
-#' @export
-gpt2_from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
-                                 token = NULL, local_files_only = FALSE, quantize = NULL) {
-  load_model(identifier, revision, "gpt2", device, dtype, token, local_files_only, quantize)
+# The same function for one family; a function that makes functions, so that a family costs one line.
+pretrained_of <- function(family) {
+  force(family)
+  function(identifier, revision = "main", device = "auto", dtype = "auto",
+           token = NULL, local_files_only = FALSE, quantize = NULL) {
+    load_model(identifier, revision, family, device, dtype, token, local_files_only, quantize)
+  }
 }
 
 #' @rdname from_pretrained
 #' @export
-gptneo_from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
-                                   token = NULL, local_files_only = FALSE, quantize = NULL) {
-  load_model(identifier, revision, "gptneo", device, dtype, token, local_files_only, quantize)
-}
+gpt2_from_pretrained <- pretrained_of("gpt2")
 
 #' @rdname from_pretrained
 #' @export
-lstm_from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
-                                 token = NULL, local_files_only = FALSE, quantize = NULL) {
-  load_model(identifier, revision, "lstm", device, dtype, token, local_files_only, quantize)
-}
+gptneo_from_pretrained <- pretrained_of("gptneo")
+
+#' @rdname from_pretrained
+#' @export
+lstm_from_pretrained <- pretrained_of("lstm")
+
+#' @rdname from_pretrained
+#' @export
+llama_from_pretrained <- pretrained_of("llama")
+
+#' @rdname from_pretrained
+#' @export
+mistral_from_pretrained <- pretrained_of("mistral")
+
+#' @rdname from_pretrained
+#' @export
+ministral_from_pretrained <- pretrained_of("ministral")
+
+#' @rdname from_pretrained
+#' @export
+qwen2_from_pretrained <- pretrained_of("qwen2")
+
+#' @rdname from_pretrained
+#' @export
+qwen3_from_pretrained <- pretrained_of("qwen3")
 
 load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
   arguments <- list(
@@ -70,7 +90,7 @@ path_or_name <- function(identifier) {
 
 #' Make a model with random weights
 #'
-#' `gpt2()`, `gptneo()` and `lstm()` take settings by the names of the Hub's
+#' `gpt2()`, `llama()` and the others take settings by the names of the Hub's
 #' config.json; what is not given is as in the first published model of the
 #' family. The `_from_config()` functions take the settings of a repository or
 #' folder. The weights follow R's random numbers: `set.seed()` before, or
@@ -79,7 +99,7 @@ path_or_name <- function(identifier) {
 #' @inheritParams from_pretrained
 #' @param vocab_size,n_embd,n_head,n_layer Sizes of a GPT-2.
 #' @param ... Further settings, such as `n_positions = 512` or
-#'   `resid_pdrop = 0` (GPT-2), `hidden_size = 64` (GPT-Neo, LSTM).
+#'   `resid_pdrop = 0` (GPT-2), `hidden_size = 64` (the others).
 #' @param max_pos,pdrop The names that the package minhub has for
 #'   `n_positions`, and for `embd_pdrop`, `attn_pdrop` and `resid_pdrop`.
 #' @param seed A whole number; if not given, R's random numbers give one.
@@ -100,31 +120,77 @@ gpt2 <- function(vocab_size = 50257, n_embd = 768, n_head = 12, n_layer = 12, ma
   ), seed)
 }
 
-#' @rdname gpt2
-#' @export
-gptneo <- function(..., seed = NULL) new_fresh("gptneo", list(...), seed)
+fresh_of <- function(family) {
+  force(family)
+  function(..., seed = NULL) new_fresh(family, list(...), seed)
+}
 
-#' @rdname gpt2
-#' @export
-lstm <- function(..., seed = NULL) new_fresh("lstm", list(...), seed)
-
-#' @rdname gpt2
-#' @export
-gpt2_from_config <- function(identifier, revision = "main", token = NULL, local_files_only = FALSE, seed = NULL) {
-  configured("gpt2", identifier, revision, token, local_files_only, seed)
+configured_of <- function(family) {
+  force(family)
+  function(identifier, revision = "main", token = NULL, local_files_only = FALSE, seed = NULL) {
+    configured(family, identifier, revision, token, local_files_only, seed)
+  }
 }
 
 #' @rdname gpt2
 #' @export
-gptneo_from_config <- function(identifier, revision = "main", token = NULL, local_files_only = FALSE, seed = NULL) {
-  configured("gptneo", identifier, revision, token, local_files_only, seed)
-}
+gptneo <- fresh_of("gptneo")
 
 #' @rdname gpt2
 #' @export
-lstm_from_config <- function(identifier, revision = "main", token = NULL, local_files_only = FALSE, seed = NULL) {
-  configured("lstm", identifier, revision, token, local_files_only, seed)
-}
+lstm <- fresh_of("lstm")
+
+#' @rdname gpt2
+#' @export
+llama <- fresh_of("llama")
+
+#' @rdname gpt2
+#' @export
+mistral <- fresh_of("mistral")
+
+#' @rdname gpt2
+#' @export
+ministral <- fresh_of("ministral")
+
+#' @rdname gpt2
+#' @export
+qwen2 <- fresh_of("qwen2")
+
+#' @rdname gpt2
+#' @export
+qwen3 <- fresh_of("qwen3")
+
+#' @rdname gpt2
+#' @export
+gpt2_from_config <- configured_of("gpt2")
+
+#' @rdname gpt2
+#' @export
+gptneo_from_config <- configured_of("gptneo")
+
+#' @rdname gpt2
+#' @export
+lstm_from_config <- configured_of("lstm")
+
+#' @rdname gpt2
+#' @export
+llama_from_config <- configured_of("llama")
+
+#' @rdname gpt2
+#' @export
+mistral_from_config <- configured_of("mistral")
+
+#' @rdname gpt2
+#' @export
+ministral_from_config <- configured_of("ministral")
+
+#' @rdname gpt2
+#' @export
+qwen2_from_config <- configured_of("qwen2")
+
+#' @rdname gpt2
+#' @export
+qwen3_from_config <- configured_of("qwen3")
 
 new_fresh <- function(family, config, seed) {
   config <- plain_config(config, paste0(family, "(vocab_size = 65)"))

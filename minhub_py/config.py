@@ -1,0 +1,160 @@
+"""config.json -> a family's dataclass: types, ranges, spellings and refusals. No family is named here.
+
+A model file declares its settings as data, and this file reads them:
+
+    class GPT2Config            a frozen dataclass; the fields are the settings that change the result, under the Hub's
+                                names. Its __post_init__ holds the checks that only this family knows.
+        TITLE                   the family's name in messages
+        ONLY_VALUE              settings that would change the result, and the one value that the file implements
+        NO_EFFECT               names of settings that change nothing, beyond those of NO_EFFECT below
+        DERIVED                 properties of the dataclass that config.json may repeat, but not contradict
+        DEFAULTS                for each model_type, what a setting is that config.json leaves out, where that is not
+                                the field's own default (for files that serve several model types)
+
+The type of a field is its annotation; an int may stand for a float, True for nothing but a bool. A field annotated
+`int` is a size, 1 to 2**24, and one annotated `float` a rate, 0 to 1, unless its metadata has another "range". For
+other annotations only a "range" in the metadata bounds the numbers.
+
+A setting that changes the result is honoured or refused by name, never ignored.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from reprlib import repr as brief
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
+
+C = TypeVar("C")
+
+SIZE, RATE = (1, 2**24), (0.0, 1.0)
+
+# Settings that change nothing in what a model file computes: bookkeeping, defaults of generation (whose place today is
+# generation_config.json), heads for other tasks.
+NO_EFFECT = frozenset(
+    """
+    model_type architectures transformers_version torch_dtype dtype use_cache gradient_checkpointing auto_map
+    tokenizer_class prefix name_or_path problem_type id2label label2id num_labels finetuning_task
+    task_specific_params output_attentions output_hidden_states output_past output_scores return_dict
+    return_dict_in_generate torchscript use_bfloat16 tf_legacy_loss is_decoder cross_attention_hidden_size
+    sep_token_id unk_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id
+    do_sample temperature top_k top_p typical_p min_length max_length num_beams num_beam_groups diversity_penalty
+    length_penalty repetition_penalty encoder_no_repeat_ngram_size no_repeat_ngram_size bad_words_ids
+    suppress_tokens begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values
+    num_return_sequences early_stopping min_new_tokens eos_token_ids xla_device attn_implementation
+    """.split()
+)
+# Settings that would change the result of any model, and the one value that no model file refuses.
+ONLY_VALUE = {
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+    "quantization_config": None,
+    "chunk_size_feed_forward": 0,
+    "tie_encoder_decoder": False,
+}
+
+
+def read(Config: type[C], hub: Mapping[str, Any]) -> C:
+    """The dataclass of the settings of a config.json. ValueError names a setting, or a value, that is not honoured."""
+    names = {field.name for field in dataclasses.fields(Config)}  # type: ignore[arg-type]
+    only = ONLY_VALUE | dict(getattr(Config, "ONLY_VALUE", {}))
+    ignored = NO_EFFECT | getattr(Config, "NO_EFFECT", frozenset())
+    derived = getattr(Config, "DERIVED", ())
+    title = Config.TITLE  # type: ignore[attr-defined]
+    hub = one_rope(title, hub) if "rope_parameters" in names else hub
+    for name, value in hub.items():
+        if name in names or name in ignored or name in derived or name.startswith("_"):
+            continue
+        if name not in only:
+            raise ValueError(
+                f"{title}: config.json has a setting {name[:80]!r} that this implementation does not know. "
+                "If it does not change the model, delete it from a local copy and load that folder"
+            )
+        if value not in (only[name], None):
+            raise ValueError(
+                f"{title}: config.json sets {name} to {brief(value)}; this implementation has {only[name]!r} only"
+            )
+    config = build(Config, {name: value for name, value in hub.items() if name in names})
+    for name in derived:
+        if hub.get(name, getattr(config, name)) != getattr(config, name):
+            raise ValueError(f"{title}: config.json's {name} contradicts its other settings")
+    return config
+
+
+def build(Config: type[C], settings: Mapping[str, Any]) -> C:
+    """The dataclass of `settings`, each checked by its field's type and range. ValueError: one that does not fit."""
+    fields = {field.name: field for field in dataclasses.fields(Config)}  # type: ignore[arg-type]
+    title = Config.TITLE  # type: ignore[attr-defined]
+    if unknown := sorted(set(settings) - set(fields)):
+        raise ValueError(f"{title} has no setting {', '.join(unknown)}; its settings are {', '.join(fields)}")
+    kinds = getattr(Config, "DEFAULTS", {})
+    kind = settings.get("model_type", fields["model_type"].default) if kinds else None
+    if kinds and kind not in list(kinds):  # a kind from a file may be anything
+        raise ValueError(f"{title}: model_type {brief(kind)} is not one of {', '.join(kinds)}")
+    values = {**kinds.get(kind, {}), **settings}
+    for name, value in values.items():
+        check(title, fields[name], value)
+    return Config(**values)
+
+
+def changed(config: C, changes: Mapping[str, Any]) -> C:
+    """A copy of `config` with some settings changed, each checked as in `build`."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    return build(type(config), {**values, **changes})
+
+
+def check(title: str, field: "dataclasses.Field[Any]", value: Any) -> None:
+    """ValueError: the value is not of the field's type, or out of its range."""
+    if not fits(value, field.type):
+        raise ValueError(f"{title}: {field.name} cannot be {brief(value)}")
+    usual = SIZE if field.type is int else RATE if field.type is float else (-math.inf, math.inf)
+    low, high = field.metadata.get("range", usual)
+    if isinstance(value, int | float) and not low <= value <= high:  # NaN is in no range
+        bounds = f"{low:g} to {high:g}" if field.type is float else f"{low} to {high}"
+        raise ValueError(f"{title}: {field.name} cannot be {brief(value)}: it is a number of {bounds}")
+    if "choices" in field.metadata and value not in field.metadata["choices"]:
+        raise ValueError(
+            f"{title}: {field.name} {brief(value)} is not one of {', '.join(map(str, field.metadata['choices']))}"
+        )
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of the annotated type. To Python True is a number; here it is a bool and nothing else."""
+    if isinstance(kind, UnionType):
+        return any(fits(value, part) for part in get_args(kind))
+    if get_origin(kind) is list:
+        return isinstance(value, list | tuple) and all(fits(item, get_args(kind)[0]) for item in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def one_rope(title: str, hub: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the rotary embedding's in one spelling: rope_parameters, a dict with rope_type and rope_theta.
+
+    Older spellings are rope_theta and rope_scaling (with `type` for rope_type). ValueError: two spellings that
+    contradict each other.
+    """
+    rest = dict(hub)
+    new, old = rest.pop("rope_parameters", None), rest.pop("rope_scaling", None)
+    theta = rest.pop("rope_theta", None)
+    for name, value in (("rope_parameters", new), ("rope_scaling", old)):
+        if not isinstance(value, dict | None):
+            raise ValueError(f"{title}: {name} cannot be {brief(value)}")
+    if not (new or old) and theta is None:
+        return rest if new is None else {**rest, "rope_parameters": new}
+    rope = dict(old or new or {})
+    thetas = [value["rope_theta"] for value in (new, old) if value and "rope_theta" in value]
+    thetas += [theta] if theta is not None else []
+    if any(other != thetas[0] for other in thetas) or (new and old and _kind(new) != _kind(old)):
+        raise ValueError(f"{title}: config.json's rope_parameters, rope_scaling and rope_theta contradict each other")
+    rope["rope_type"] = _kind(rope)
+    rope.pop("type", None)
+    if thetas:
+        rope["rope_theta"] = thetas[0]
+    return {**rest, "rope_parameters": rope}
+
+
+def _kind(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type", "default"))
