@@ -32,7 +32,7 @@
 #'
 #' @param text Text to learn from: the paths of text files (UTF-8), or the text
 #'   itself, a character vector whose elements are lines.
-#' @param family `"lstm"`, `"gpt2"` or `"gptneo"`; with `from`, its own.
+#' @param family `"lstm"`, `"gpt2"`, `"gptneo"` or `"llama"`; with `from`, its own.
 #' @param out The folder of the run, which must not hold one yet. `NULL`: one
 #'   that goes away with the R session; give a folder to keep it.
 #'   [save_pretrained()] keeps the model alone. For `minhub_resume()` and

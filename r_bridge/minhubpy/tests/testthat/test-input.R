@@ -210,7 +210,7 @@ test_that("numbers, flags and names are checked by the function that the user ca
   expect_refused(gpt2(vocab_size = 0), "GPT-2: vocab_size cannot be 0", class = "ValueError")
   expect_refused(gpt2(vocab_size = "\xff"), "the setting vocab_size cannot be")
   expect_refused(gpt2(vocab_size = mean), "the setting vocab_size cannot be a function")
-  expect_refused(gpt2(wocab_size = 5), "gpt2 has no setting wocab_size; its settings are vocab_size")
+  expect_refused(gpt2(wocab_size = 5), "GPT-2 has no setting wocab_size; its settings are vocab_size")
   expect_refused(gptneo(5), "settings need names, such as gptneo(vocab_size = 65)")
   expect_refused(gptneo(hidden_size = 8, hidden_size = 9), "settings are given twice: hidden_size")
   expect_refused(lstm(hidden_size = NULL), "the setting hidden_size cannot be NULL")
