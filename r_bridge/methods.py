@@ -409,16 +409,18 @@ def next_tokens(service: "Service", model: Model, prompts: Any, tokenizer: Token
     """The `n` likeliest next tokens of each prompt, a prompt's rows on end."""
     import torch
 
+    from minhub_py.eval_mode import in_eval_mode
     from minhub_py.generate import check_finite, context_start
 
     tok = _tokenizer(model, tokenizer, needed=_is_text(prompts))
     device = next(model.module.parameters()).device
+    module, without_dropout = in_eval_mode(model.module)
     likely = []
-    with torch.inference_mode():
+    with torch.inference_mode(), without_dropout():
         for ids in _prompt_rows(model, tok, prompts):
             service.check()
             begin = context_start(len(ids), model.module.config.context_length)
-            logits = model.module(torch.tensor([ids[begin:]], device=device))[0, -1]
+            logits = module(torch.tensor([ids[begin:]], device=device))[0, -1]
             check_finite(logits.amax())
             likely.append(torch.log_softmax(logits.float(), dim=-1).topk(min(n, logits.numel())))
     ids_found = torch.cat([best.indices for best in likely])

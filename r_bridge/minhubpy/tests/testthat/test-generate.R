@@ -140,6 +140,9 @@ test_that("next tokens, scores and perplexity are tidy and fit each other", {
   # A model without a tokenizer does as much with ids.
   random <- a_random_model()
   expect_identical(next_tokens(random, 1:3, 2)$token, c(NA_character_, NA_character_))
+  fresh <- gpt2(vocab_size = 11, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 8, seed = 1) # in training mode
+  expect_identical(next_tokens(fresh, 1:3, 11), next_tokens(fresh, 1:3, 11))
+  expect_true(fresh$training)
   expect_refused(generate(random, "text"), "this model has no tokenizer: pass ids, or tokenizer =")
   expect_refused(generate(random, "text", tokenizer = a_tokenizer()), "the tokenizer is another model's")
 })
