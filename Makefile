@@ -9,7 +9,7 @@ R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-r
 HAS_R := command -v R && command -v pandoc && \
 	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2")) loadNamespace(p)'
 
-.PHONY: demo test test-rtorch lint bench r vignette clean
+.PHONY: demo test soak test-rtorch lint bench r vignette clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -21,6 +21,9 @@ test: .venv/.installed-rpy2 lint
 
 test-rtorch: .venv/.installed-rpy2
 	$(BIN)/python -m pytest tests/test_r_package.py -m rtorch -rP
+
+soak: .venv/.installed-rpy2
+	$(BIN)/python -m pytest -m soak
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

@@ -533,6 +533,7 @@ def test_ctrl_c_ends_a_script_that_trains_after_its_checkpoint(start_r: StartR, 
     r.end()
 
 
+@pytest.mark.soak
 def test_interrupts_while_the_worker_starts(start_r: StartR) -> None:
     r = start_r("""
         suspendInterrupts(repeat {

@@ -330,6 +330,7 @@ def interrupted(environment: dict[str, str], program: str) -> list[str]:
     return said.splitlines()
 
 
+@pytest.mark.soak
 def test_a_thousand_interrupts_at_random_moments(run: Run) -> None:
     done = run(f"""
 import random
