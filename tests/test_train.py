@@ -458,7 +458,8 @@ def test_bfloat16_is_near_float32(tmp_path: Path, text: Path, family: str) -> No
 # --- Killed, and resumed
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch._dynamo", "minhub_py.train.report", "minhub_py.generate", "pytest"])
+# With all that a child imports: one that has become nobody may not read a clone in a private folder.
+SERVER.set_forkserver_preload(["torch._dynamo", "minhub_py.gpt2", "minhub_py.train.report", "minhub_py.generate", "pytest"])
 # Functions of C by which what stands on the disk becomes another.
 CHANGES = {"open", "writerow", "flush", "rename", "replace", "unlink", "rmdir", "mkdir"}
 
