@@ -2,7 +2,7 @@
 # make test-rtorch: the R tests that need R torch.   make clean: start afresh.
 PYTHON ?= python3
 BIN := .venv/bin
-BUILT_FROM := pyproject.toml setup.py constraints.txt minhub_py/native/decoder.c minhub_py/native/kernels.h
+BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard minhub_py/inference/native/*)
 # Debian's packages of R, and of what the R package's tests, vignette and help pages need.
 R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 pandoc
 # Whether they are there, however they came.

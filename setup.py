@@ -4,11 +4,11 @@ from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        # Text at the speed of memory. decoder.py opens it by ctypes: it knows nothing of Python.
+        # Text at the speed of memory. compiled.py opens it by ctypes: it knows nothing of Python.
         Extension(
-            "minhub_py._decoder",
-            ["minhub_py/native/decoder.c"],
-            depends=["minhub_py/native/kernels.h"],
+            "minhub_py.inference._decoder",
+            ["minhub_py/inference/native/decoder.c"],
+            depends=["minhub_py/inference/native/kernels.h"],
             extra_compile_args=["-O3", "-g0", "-pthread", "-fvisibility=hidden", "-fno-math-errno"],
             extra_link_args=["-pthread"],
             libraries=["m"],

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minhub_py import generate, lstm, train
-from minhub_py.tokenizer import characters
+from minhub_py.files.tokenizer import characters
 
 ROWS = 32  # streams of text that are read side by side
 EMBEDDING = 32

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py import generate, train
-from minhub_py.tokenizer import train_byte_level_bpe
+from minhub_py.files.tokenizer import train_byte_level_bpe
 
 BATCH = 16
 FOREIGN = "Grüße, 世界!"

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minhub_py import gptneo
-from minhub_py.gptneo import local_attention
+from minhub_py.models.gptneo import local_attention
 
 
 def full_mask(T: int) -> Tensor:

@@ -13,14 +13,14 @@ al. (2020) for 12 L C C, and for operations; Hochreiter & Schmidhuber (1997) for
     python examples/5_count_parameters.py gpt2-xl minhub/shakespeare-lstm run/
 
 You see the sum for GPT-2 124M written out, and a table of all published sizes, none of which is downloaded. A formula
-that differs from `minhub_py.report.inspect`, which counts the model's own tensors, is an error.
+that differs from `minhub_py.inspection.inspect`, which counts the model's own tensors, is an error.
 """
 
 import argparse
 from typing import Any
 
+from minhub_py.inspection import inspect
 from minhub_py.registry import FAMILIES
-from minhub_py.report import inspect
 
 BUILT_IN = ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"]
 Terms = list[tuple[str, str, str, int]]  # the model's part, what it is, the formula, its value

@@ -23,13 +23,13 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time __getattr__
     from collections.abc import Callable
 
     from minhub_py.device import devices as devices
-    from minhub_py.generate import generate as generate
-    from minhub_py.generate import score as score
-    from minhub_py.generate import stream as stream
+    from minhub_py.files.tokenizer import decode_stream as decode_stream
+    from minhub_py.files.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
+    from minhub_py.inference.generate import generate as generate
+    from minhub_py.inference.generate import score as score
+    from minhub_py.inference.generate import stream as stream
     from minhub_py.pretrained import from_pretrained as from_pretrained
     from minhub_py.pretrained import save_pretrained as save_pretrained
-    from minhub_py.tokenizer import decode_stream as decode_stream
-    from minhub_py.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
     from minhub_py.train import resume as resume
     from minhub_py.train import train as train
 
@@ -63,11 +63,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "from_pretrained": "pretrained",
     "save_pretrained": "pretrained",
-    "tokenizer_from_pretrained": "tokenizer",
-    "decode_stream": "tokenizer",
-    "generate": "generate",
-    "stream": "generate",
-    "score": "generate",
+    "tokenizer_from_pretrained": "files.tokenizer",
+    "decode_stream": "files.tokenizer",
+    "generate": "inference.generate",
+    "stream": "inference.generate",
+    "score": "inference.generate",
     "devices": "device",
     "train": "train",
     "resume": "train",
@@ -99,7 +99,7 @@ def __dir__() -> list[str]:
 class _Package(ModuleType):
     """Python binds a submodule to its package when it is imported; `gpt2` and `generate` are to stay the functions.
 
-    The modules themselves are where they always are: `from minhub_py.gpt2 import GPT2`.
+    The modules themselves are where they always are: `from minhub_py.models.gpt2 import GPT2`.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

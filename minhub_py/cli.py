@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from minhub_py import __version__, hub
+from minhub_py import __version__
 from minhub_py.bench import CASES
 from minhub_py.completion import Model
 from minhub_py.console import (
@@ -31,7 +31,8 @@ from minhub_py.console import (
     table,
     unread_pipe,
 )
-from minhub_py.hub import size
+from minhub_py.files import hub
+from minhub_py.files.hub import size
 from minhub_py.printable import displayed
 from minhub_py.registry import FAMILIES
 
@@ -74,8 +75,8 @@ quantize_option = click.option(
 
 def readable(folder: Path) -> None:
     """Before weights are downloaded: is there code for the model? ValueError says what is missing."""
+    from minhub_py.files.storage import Checkpoint
     from minhub_py.pretrained import describe
-    from minhub_py.storage import Checkpoint
 
     describe(Checkpoint(folder))
 
@@ -153,7 +154,7 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
 
     No weights are downloaded or read; a published size (gpt2-xl) needs no network at all.
     """
-    from minhub_py.report import inspect as look
+    from minhub_py.inspection import inspect as look
 
     report = look(model, revision)
     if as_json:
@@ -241,7 +242,7 @@ def convert(
 
     from minhub_py.convert import convert as write
     from minhub_py.device import DTYPES
-    from minhub_py.storage import Checkpoint
+    from minhub_py.files.storage import Checkpoint
 
     with progress_bar("Converting") as update:
         wanted = DTYPES[dtype] if dtype else None
@@ -264,7 +265,7 @@ def verify(model: str, revision: str, as_json: bool) -> None:
     Sizes and SHA-256 are compared with what the Hub declares, every tensor with the weight table and the config;
     values must be finite. The exit status is 1 if anything is wrong.
     """
-    from minhub_py.report import verify as check
+    from minhub_py.inspection import verify as check
 
     with progress_bar("Checking") as update:
         report = check(model, revision, progress=update)
@@ -336,8 +337,8 @@ def generate(
     if not from_pipe and unread_pipe():
         note("Note: what is piped in is not read; give - as PROMPT for that.")
 
-    from minhub_py.generate import stream as make
-    from minhub_py.tokenizer import decode_stream, until
+    from minhub_py.files.tokenizer import decode_stream, until
+    from minhub_py.inference.generate import stream as make
 
     made: list[int] = []
     started = time.perf_counter()
@@ -376,9 +377,9 @@ def decode(data: bytes, where: str) -> str:
 
 def _open(model: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, Any]:
     """The model and its tokenizer."""
+    from minhub_py.files.storage import Checkpoint
+    from minhub_py.files.tokenizer import read_tokenizer
     from minhub_py.pretrained import load
-    from minhub_py.storage import Checkpoint
-    from minhub_py.tokenizer import read_tokenizer
 
     def check(folder: Path) -> None:
         readable(folder)
@@ -395,7 +396,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
         raise ValueError("PROMPT is not UTF-8 text: convert it first") from error
-    from minhub_py.tokenizer import describe_unknown, unknown_characters, working
+    from minhub_py.files.tokenizer import describe_unknown, unknown_characters, working
 
     with working(tokenizer):
         ids: list[int] = tokenizer.encode(text).ids
@@ -426,7 +427,7 @@ def score(model: str, file: Any, revision: str, device: str, dtype: str, quantiz
     if len(ids) < 2:
         raise ValueError(f"{where} has {len(ids)} tokens: there is nothing to predict with fewer than 2")
 
-    from minhub_py.generate import score as evaluate
+    from minhub_py.inference.generate import score as evaluate
 
     with progress_bar("Scoring", "tokens") as update:
         [scores] = evaluate(network, [ids], progress=update)
@@ -524,6 +525,8 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
 
     Options marked with * can change when a run is resumed.
     """
+    from minhub_py.train import cli as training
+
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if resume is not None and (text or out):
         raise click.UsageError("--resume goes on with the text and in the folder of RUN: leave TEXT and --out away.")
@@ -532,10 +535,8 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
     if resume is None and out is None:
         raise click.UsageError("Give --out, the folder for the run.")
 
-    from minhub_py.train import command
-
-    run = command.run(text, out, resume, given, live=not as_json)
-    if as_json and command.talks():
+    run = training.run(text, out, resume, given, live=not as_json)
+    if as_json and training.talks():
         emit(run.to_json())
 
 
@@ -548,13 +549,13 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
 
     The run with the lowest loss comes first. Losses in nats per character can be compared between tokenizers.
     """
-    from minhub_py.train import command
+    from minhub_py.train import cli as training
 
-    summaries = command.compare(runs, plot)
+    summaries = training.compare(runs, plot)
     if as_json:
         emit([summary.to_json() for summary in summaries])
     else:
-        command.show(summaries)
+        training.show(summaries)
 
 
 @main.command()
@@ -579,29 +580,29 @@ def bench(
     Compares this package with transformers and CTranslate2, as far as they are installed (pip install
     transformers ctranslate2). Needs no network. Takes twenty minutes; with --quick a few.
     """
+    from minhub_py.bench import cli as benchmark
+
     if markdown and as_json:
         raise click.UsageError("--markdown and --json are two forms of one output: give one of them.")
     measured = {**settings, "text": text, "save": save}
     if saved and (given := [name for name, value in measured.items() if value]):
         raise click.UsageError(f"--from measures nothing: leave out --{given[0]}.")
 
-    from minhub_py.bench import command
-
     check_files(plot, save)
     live = not (markdown or as_json)
     if saved:
-        result = command.read(decode(saved.read(), saved.name), saved.name, names)
+        result = benchmark.read(decode(saved.read(), saved.name), saved.name, names)
         if live:
-            command.show(result)
+            benchmark.show(result)
     else:
         passage = decode(text.read(), text.name) if text else ""
-        result = command.run(names, save, live, text=passage, **settings)
+        result = benchmark.run(names, save, live, text=passage, **settings)
     if plot:
-        command.draw(result, plot)
+        benchmark.draw(result, plot)
     if as_json:
         emit(result)
     elif markdown:
-        command.show_markdown(result)
+        benchmark.show_markdown(result)
     if result["failed"]:
         sys.exit(1)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from minhub_py import hub
+from minhub_py.files import hub
 from minhub_py.registry import FAMILIES
 
 

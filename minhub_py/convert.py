@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.hub import COMPANIONS
+from minhub_py.files.hub import COMPANIONS
+from minhub_py.files.storage import Checkpoint, Layout, write_checkpoint
+from minhub_py.files.tokenizer import read_tokenizer
 from minhub_py.pretrained import fit, load, native_tensors
-from minhub_py.storage import Checkpoint, Layout, write_checkpoint
-from minhub_py.tokenizer import read_tokenizer
 from minhub_py.torchscript import save_torchscript
 
 

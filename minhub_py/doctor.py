@@ -116,8 +116,8 @@ def _devices() -> Iterator[Finding]:
         yield Finding("devices", f"PyTorch does not load: {error}", False, f"{pip()} --force-reinstall torch")
         return
 
-    from minhub_py.decoder import opened
     from minhub_py.device import devices
+    from minhub_py.inference.compiled import opened
 
     report = devices()
     for probe in report.probes:
@@ -201,7 +201,7 @@ def _install_torch(wheel: str) -> str:
 def _hub() -> Iterator[Finding]:
     from huggingface_hub import constants, get_token
 
-    from minhub_py.hub import size
+    from minhub_py.files.hub import size
 
     cache = Path(constants.HF_HUB_CACHE).expanduser()
     existing = next(path for path in (cache, *cache.parents) if path.exists())

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import weights_map
-from minhub_py import hub
 from minhub_py.arguments import check_tokenizer, model_of
 from minhub_py.config import build, changed, read
 from minhub_py.device import choose_device, choose_dtype
-from minhub_py.quantize import check_kind, refuse_quantized
-from minhub_py.quantize import quantize as quantize_layers
+from minhub_py.files import hub
+from minhub_py.files.storage import Checkpoint, read_object, write_checkpoint
+from minhub_py.inference.quantize import check_kind, refuse_quantized
+from minhub_py.inference.quantize import quantize as quantize_layers
 from minhub_py.registry import FAMILIES, Entry, Family, entry_of, family_of, preset
 from minhub_py.skeleton import skeleton
-from minhub_py.storage import Checkpoint, read_object, write_checkpoint
 from weights_map.engine import check_shapes
 
 

@@ -48,12 +48,12 @@ class Family:
     @property
     def Config(self) -> Any:
         """The dataclass of the family's settings."""
-        return getattr(import_module(f"minhub_py.{self.name}"), self.classes[0])
+        return getattr(import_module(f"minhub_py.models.{self.name}"), self.classes[0])
 
     @property
     def Model(self) -> Any:
         """The family's nn.Module."""
-        return getattr(import_module(f"minhub_py.{self.name}"), self.classes[1])
+        return getattr(import_module(f"minhub_py.models.{self.name}"), self.classes[1])
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.arguments import model_of
-from minhub_py.gptneo import local_attention
-from minhub_py.llama import rotate
-from minhub_py.quantize import refuse_quantized
+from minhub_py.inference.quantize import refuse_quantized
+from minhub_py.models.gptneo import local_attention
+from minhub_py.models.llama import rotate
 from minhub_py.registry import family_of
 from minhub_py.skeleton import skeleton
 

@@ -43,7 +43,7 @@ class Model:
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights. ValueError: there is none."""
-        from minhub_py.tokenizer import read_tokenizer, tokenizer_from_pretrained
+        from minhub_py.files.tokenizer import read_tokenizer, tokenizer_from_pretrained
 
         if self.folder is None and self.identifier is not None:
             return tokenizer_from_pretrained(self.identifier)
@@ -130,9 +130,9 @@ def from_pretrained(
 ) -> dict[str, Any]:  # fmt: skip
     """A pretrained model, of the one family if it is given."""
     from minhub_py import hub
+    from minhub_py.files.storage import Checkpoint
     from minhub_py.pretrained import check_family, describe, load
     from minhub_py.registry import ENTRIES
-    from minhub_py.storage import Checkpoint
 
     def check(folder: Path) -> None:
         check_family(describe(Checkpoint(folder))[1], ENTRIES[family] if family else None, identifier)
@@ -191,7 +191,7 @@ def _commit(identifier: str, folder: Path) -> str | None:
 
 def about(service: "Service", model: Model, number: int) -> dict[str, Any]:
     """What R shows of a model."""
-    from minhub_py.quantize import count, kind_of
+    from minhub_py.inference.quantize import count, kind_of
     from minhub_py.registry import family_of
 
     module = model.module
@@ -234,7 +234,7 @@ def to(service: "Service", model: Model, device: str | None, dtype: str | None) 
 @method
 def parameters(service: "Service", model: Model) -> dict[str, Any]:
     """Name, shape and dtype of every weight. ValueError: it is quantized."""
-    from minhub_py.quantize import refuse_quantized
+    from minhub_py.inference.quantize import refuse_quantized
 
     refuse_quantized(model.module, "taken apart into its weights")
     named = dict(model.module.named_parameters())
@@ -259,7 +259,7 @@ def check_state_dict(service: "Service", model: Model, names: Any, shapes: Any) 
     """Whether weights of these names and shapes are all that a model has, before they are sent. ValueError: not so."""
     import torch
 
-    from minhub_py.quantize import refuse_quantized
+    from minhub_py.inference.quantize import refuse_quantized
 
     refuse_quantized(model.module, "given other weights")
     shapes = [tuple(as_array(shape).tolist()) for shape in shapes]
@@ -366,8 +366,8 @@ def generate(
     seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and ids of each prompt; with `stream`, which is for one prompt, pieces of text on the way."""
-    from minhub_py.generate import Ends, Sampling, start
-    from minhub_py.tokenizer import decode_stream, until
+    from minhub_py.files.tokenizer import decode_stream, until
+    from minhub_py.inference.generate import Ends, Sampling, start
 
     texts = _is_text(prompts)
     stops = tuple(stop or ())
@@ -409,8 +409,8 @@ def next_tokens(service: "Service", model: Model, prompts: Any, tokenizer: Token
     """The `n` likeliest next tokens of each prompt, a prompt's rows on end."""
     import torch
 
-    from minhub_py.eval_mode import in_eval_mode
-    from minhub_py.generate import check_finite, context_start
+    from minhub_py.inference.eval_mode import in_eval_mode
+    from minhub_py.inference.generate import check_finite, context_start
 
     tok = _tokenizer(model, tokenizer, needed=_is_text(prompts))
     device = next(model.module.parameters()).device
@@ -463,7 +463,7 @@ def _scores(service: "Service", model: Model, rows: list[list[int]]) -> list[Any
     """As minhub_py.score, with nothing for a text that has no token."""
     import torch
 
-    from minhub_py.generate import score as evaluate
+    from minhub_py.inference.generate import score as evaluate
 
     some = iter(evaluate(model.module, [row for row in rows if row], progress=service.progress))
     return [next(some) if row else torch.empty(0) for row in rows]
@@ -487,7 +487,7 @@ def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:
     size = model.module.config.vocab_size
     if not _is_text(texts):
         return id_rows(texts, size)
-    from minhub_py.tokenizer import working
+    from minhub_py.files.tokenizer import working
 
     with working(tokenizer):
         rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
@@ -499,7 +499,7 @@ def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:
 
 def _warn_of_unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
     """Warn of characters that have no token: what is computed is that of another text."""
-    from minhub_py.tokenizer import describe_unknown, unknown_characters
+    from minhub_py.files.tokenizer import describe_unknown, unknown_characters
 
     if lost := unknown_characters(tokenizer, "".join(texts), itertools.chain.from_iterable(rows)):
         warnings.warn(describe_unknown(tokenizer, lost), stacklevel=2)
@@ -527,7 +527,7 @@ def tokenizer_from_pretrained(
     service: "Service", identifier: str, revision: str, token: str | None, local_files_only: bool
 ) -> int:
     """The tokenizer of a repository, folder or built-in."""
-    from minhub_py.tokenizer import tokenizer_from_pretrained as read
+    from minhub_py.files.tokenizer import tokenizer_from_pretrained as read
 
     return service.keep(Tokenizer(read(identifier, revision, token=token, local_files_only=local_files_only)))
 
@@ -535,7 +535,7 @@ def tokenizer_from_pretrained(
 @method
 def tokenizer_from_file(service: "Service", path: str) -> int:
     """A tokenizer.json."""
-    from minhub_py.tokenizer import parse
+    from minhub_py.files.tokenizer import parse
 
     return service.keep(Tokenizer(parse(Path(path))))
 
@@ -543,7 +543,7 @@ def tokenizer_from_file(service: "Service", path: str) -> int:
 @method
 def encode_batch(service: "Service", tokenizer: Tokenizer, texts: Any, add_special_tokens: bool) -> dict[str, Any]:
     """The ids of all texts on end, and how many each has."""
-    from minhub_py.tokenizer import working
+    from minhub_py.files.tokenizer import working
 
     with working(tokenizer.tokenizer):
         found = tokenizer.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -593,7 +593,7 @@ def vocab_size(service: "Service", tokenizer: Tokenizer, with_added_tokens: bool
 @method
 def save_tokenizer(service: "Service", tokenizer: Tokenizer, path: str, pretty: bool) -> None:
     """Write a tokenizer.json."""
-    from minhub_py.transfer import publish
+    from minhub_py.files.transfer import publish
 
     text = tokenizer.tokenizer.to_str(pretty=pretty)
     publish(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"))

@@ -46,7 +46,7 @@ class Service:
         Python's warnings come before it too, each as {"warning": text}.
         call: {"method", "arguments", "release"}, the last the numbers of objects that R has dropped.
         """
-        from minhub_py.transfer import listener
+        from minhub_py.files.transfer import listener
 
         self.emit, self.cancelled, self.told = emit, cancelled, 0.0
         before = listener.set(lambda name, done, total: self.progress(done, total, name))

@@ -15,7 +15,7 @@ import numpy as np
 
 from minhub_py.train import Listener, Settings
 from minhub_py.train.checkpoint import COLUMNS, LossRow
-from minhub_py.train.report import duration, family_title, read
+from minhub_py.train.summary import duration, family_title, read
 from minhub_py.train.words import Words, speaking, unknown
 from r_bridge.convert import Frame, setting
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hub_server import hub  # noqa: F401  # a fixture
 
-from minhub_py.tokenizer import train_byte_level_bpe
+from minhub_py.files.tokenizer import train_byte_level_bpe
 
 # The models are tiny, and a second thread that waits for a busy core costs more than it brings.
 torch.set_num_threads(1)

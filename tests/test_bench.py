@@ -111,7 +111,7 @@ def test_text_of_ones_own(tmp_path: Path) -> None:
 
 def test_every_case_has_its_columns() -> None:
     from minhub_py.bench.cases import FUNCTIONS
-    from minhub_py.bench.report import COLUMNS, CURVES
+    from minhub_py.bench.tables import COLUMNS, CURVES
 
     assert set(FUNCTIONS) == set(CASES) == COLUMNS.keys() | CURVES.keys()
     assert not COLUMNS.keys() & CURVES.keys()

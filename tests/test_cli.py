@@ -17,10 +17,11 @@ from click.testing import CliRunner, Result
 from hub_server import HubServer
 from safetensors.torch import load_file, save_file
 
-from minhub_py import from_pretrained, gpt2, hub, lstm_from_pretrained, save_pretrained
+from minhub_py import from_pretrained, gpt2, lstm_from_pretrained, save_pretrained
 from minhub_py.cli import main
 from minhub_py.console import Command, bar_console
-from minhub_py.tokenizer import characters
+from minhub_py.files import hub
+from minhub_py.files.tokenizer import characters
 
 GPT2 = "minhub/shakespeare-gpt2"
 BUILT_IN = [f"minhub/{path.name}" for path in sorted(hub.BUILTIN.iterdir())]

@@ -27,9 +27,9 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 import minhub_py
+from minhub_py.files.storage import write_checkpoint
+from minhub_py.inspection import verify
 from minhub_py.registry import FAMILIES
-from minhub_py.report import verify
-from minhub_py.storage import write_checkpoint
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

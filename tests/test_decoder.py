@@ -21,10 +21,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from minhub_py import decoder, generate, gpt2, gptneo, lstm, score, stream
-from minhub_py.decoder import MOST_TOKENS, Native, Plain, reader_of
-from minhub_py.generate import CHUNK
-from minhub_py.quantize import quantize
+from minhub_py import generate, gpt2, gptneo, lstm, score, stream
+from minhub_py.inference import compiled
+from minhub_py.inference.compiled import MOST_TOKENS, Native, Plain, reader_of
+from minhub_py.inference.generate import CHUNK
+from minhub_py.inference.quantize import quantize
 
 TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order differ by some 1e-6
 
@@ -35,8 +36,8 @@ GPTNEO = {"vocab_size": 61, "max_position_embeddings": 150, "hidden_size": 24, "
 LSTM = {"vocab_size": 61, "embedding_size": 16, "hidden_size": 24, "num_layers": 2, **ENDS}
 LOCAL = [[["local"], 2]]
 
-CASES = {f"gpt2-{name}": ({"activation_function": name}) for name in decoder.ACTIVATIONS}
-CASES |= {f"gptneo-{name}": ({"activation_function": name}) for name in decoder.ACTIVATIONS}
+CASES = {f"gpt2-{name}": ({"activation_function": name}) for name in compiled.ACTIVATIONS}
+CASES |= {f"gptneo-{name}": ({"activation_function": name}) for name in compiled.ACTIVATIONS}
 CASES |= {
     "gpt2-heads-of-5": {"n_embd": 35, "n_head": 7, "n_inner": 17},
     "gpt2-heads-of-1": {"n_embd": 3, "n_head": 3, "n_inner": 1, "vocab_size": 13},
@@ -72,16 +73,16 @@ FAMILIES = ("gpt2-heads-of-5", "gptneo-heads-of-5", "lstm-three-layers")
 
 def kernels():
     """What this processor runs."""
-    names = [name for name in ("avx512", "avx2", "plain") if decoder.library().choose(name.encode())]
-    decoder.library().choose(None)
+    names = [name for name in ("avx512", "avx2", "plain") if compiled.library().choose(name.encode())]
+    compiled.library().choose(None)
     return names
 
 
 @pytest.fixture(params=kernels())
 def kernel(request):
-    assert decoder.library().choose(request.param.encode()) == request.param.encode()
+    assert compiled.library().choose(request.param.encode()) == request.param.encode()
     yield request.param
-    decoder.library().choose(None)
+    compiled.library().choose(None)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +98,7 @@ def plain(monkeypatch):
 
     def run(work):
         with monkeypatch.context() as patch:
-            patch.setattr(decoder, "library", lambda: None)
+            patch.setattr(compiled, "library", lambda: None)
             return work()
 
     return run
@@ -789,8 +790,8 @@ def test_more_positions_than_a_cache_has() -> None:
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch) -> None:
-    monkeypatch.setattr(decoder, "INTERFACE", decoder.INTERFACE + 1)
-    opened = decoder.opened.__wrapped__()
+    monkeypatch.setattr(compiled, "INTERFACE", compiled.INTERFACE + 1)
+    opened = compiled.opened.__wrapped__()
     assert opened[0] is None
     assert "another version" in opened[1]
 

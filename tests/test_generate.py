@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from minhub_py import generate, gpt2, gptneo, lstm, save_pretrained, score, stream
-from minhub_py.generate import Sampling, context_start
-from minhub_py.tokenizer import characters
+from minhub_py.files.tokenizer import characters
+from minhub_py.inference.generate import Sampling, context_start
 
 V, CONTEXT = 61, 16
 

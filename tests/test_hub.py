@@ -18,8 +18,9 @@ import pytest
 from hub_server import HubServer
 
 import minhub_py
-from minhub_py import hub as minhub
-from minhub_py import report, transfer
+from minhub_py import inspection
+from minhub_py.files import hub as minhub
+from minhub_py.files import transfer
 from minhub_py.pretrained import read_config
 
 SLEEP = time.sleep
@@ -183,7 +184,7 @@ def test_no_revision_leads_out_of_the_cache(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     calls = (
         minhub.fetch, minhub.plan, minhub.cached, minhub.locate, minhub_py.from_pretrained, minhub_py.gpt2_from_config,
-        minhub_py.tokenizer_from_pretrained, report.inspect, report.verify,
+        minhub_py.tokenizer_from_pretrained, inspection.inspect, inspection.verify,
     )  # fmt: skip
     for call in calls:
         for revision in NO_REVISIONS:
@@ -302,7 +303,7 @@ def no_sockets(event, arguments):
         print("SOCKET", event, arguments)
 
 sys.addaudithook(no_sockets)
-from minhub_py import hub
+from minhub_py.files import hub
 
 for repository in sys.argv[1:]:
     try:
@@ -793,7 +794,7 @@ def test_a_name_that_has_moved(hub: HubServer) -> None:
 
 def test_importing_costs_nothing() -> None:
     heavy = ("torch", "huggingface_hub", "httpx2", "tqdm")
-    code = f"import sys, minhub_py.hub; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, minhub_py.files.hub; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
     )

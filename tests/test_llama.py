@@ -380,7 +380,7 @@ def test_torchscript(load, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_native_decoder(load, name: str, kernels: str) -> None:
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
-    from minhub_py.decoder import Native, library, reader_of
+    from minhub_py.inference.compiled import Native, library, reader_of
 
     if library() is None or library().choose(kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
@@ -422,6 +422,6 @@ def test_the_native_decoder(load, name: str, kernels: str) -> None:
 )
 def test_published_sizes(size: str, parameters: int) -> None:
     """The published counts of parameters, on meta and without the network."""
-    from minhub_py.report import inspect
+    from minhub_py.inspection import inspect
 
     assert inspect(size)["parameters"]["total"] == parameters

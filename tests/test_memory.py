@@ -19,10 +19,10 @@ from torch import Tensor
 
 import minhub_py
 import weights_map
-from minhub_py.gpt2 import GPT2Config
+from minhub_py.files.storage import write_checkpoint
+from minhub_py.models.gpt2 import GPT2Config
 from minhub_py.registry import FAMILIES
 from minhub_py.skeleton import skeleton
-from minhub_py.storage import write_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
 
@@ -33,9 +33,9 @@ from pathlib import Path
 import torch
 import minhub_py
 from minhub_py.convert import convert
-from minhub_py.gpt2 import GPT2
+from minhub_py.models.gpt2 import GPT2
 from minhub_py.pretrained import from_pretrained
-from minhub_py.storage import Checkpoint
+from minhub_py.files.storage import Checkpoint
 
 def memory():
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
@@ -87,7 +87,7 @@ def test_loading_makes_no_copy(gpt2_124m: Path) -> None:
 
 
 INSPECT = """
-from minhub_py.report import inspect, verify
+from minhub_py.inspection import inspect, verify
 for check in (inspect, verify):
     assert not check(sys.argv[1]).get("problems")
 tell()

@@ -56,8 +56,8 @@ def test_every_promised_name_is_there() -> None:
 def test_entry_points_stay_functions_when_their_modules_are_imported() -> None:
     """Python binds a submodule to its package; gpt2 and generate are names of both."""
     code = """
-import minhub_py.gpt2, minhub_py.generate, minhub_py.lstm
-from minhub_py.gpt2 import GPT2
+import minhub_py.models.gpt2, minhub_py.inference.generate, minhub_py.models.lstm
+from minhub_py.models.gpt2 import GPT2
 from minhub_py import gpt2, generate, lstm
 assert isinstance(gpt2(n_layer=1, n_embd=8, n_head=1, vocab_size=5), GPT2)
 assert callable(generate) and callable(lstm)

@@ -638,7 +638,7 @@ def test_each_dropout_acts_where_the_references_does(chosen):
 @pytest.mark.parametrize("family", ["gpt2", "gptneo"])
 def test_every_activation_under_its_name(family):
     x = torch.linspace(-8, 8, 1001)
-    activations = import_module(f"minhub_py.{family}").ACTIVATIONS
+    activations = import_module(f"minhub_py.models.{family}").ACTIVATIONS
     assert len(activations) >= 5
     for name, activation in activations.items():
         torch.testing.assert_close(activation(x), ACT2FN[name](x), rtol=0, atol=1e-6, msg=name)

@@ -16,8 +16,8 @@ from hub_server import HubServer
 from minhub_py import gpt2, save_pretrained
 from minhub_py.cli import main
 from minhub_py.console import Group, emit, note, say, table
+from minhub_py.files.tokenizer import characters
 from minhub_py.printable import displayed, gist, printable
-from minhub_py.tokenizer import characters
 
 EVIL = "\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"

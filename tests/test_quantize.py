@@ -8,9 +8,10 @@ from test_decoder import CASES, assert_close, forward, kernel, new, new_cache, p
 from torch import nn
 
 import minhub_py
-from minhub_py import decoder, generate, score
-from minhub_py.decoder import Native, Plain, reader_of
-from minhub_py.quantize import (
+from minhub_py import generate, score
+from minhub_py.inference import compiled
+from minhub_py.inference.compiled import Native, Plain, reader_of
+from minhub_py.inference.quantize import (
     GROUP,
     KINDS,
     NF4,
@@ -325,4 +326,4 @@ def test_a_hook_on_a_quantized_layer() -> None:
 def test_quantized_models_have_native_code_for_all_cases() -> None:
     for name in CASES:
         for kind in KINDS:
-            assert type(reader_of(new(name, kind))) is (Native if decoder.library() else Plain)
+            assert type(reader_of(new(name, kind))) is (Native if compiled.library() else Plain)

@@ -124,7 +124,7 @@ def reference(identifier: str) -> dict[str, Any]:
 
 
 def start_of_context(known: int, context: int | None) -> int:
-    """The rule of minhub_py.generate, in other words: from a full context on, half a context is dropped at a time."""
+    """The rule of inference.generate in other words: from a full context on, half a context is dropped at a time."""
     start = 0
     while context is not None and known - start > context:
         start += context // 2

@@ -6,10 +6,11 @@ import pytest
 import torch
 from test_decoder import kernel, new, plain, some_ids  # noqa: F401
 
-from minhub_py import decoder, generate, stream
-from minhub_py.decoder import MOST_TOKENS
-from minhub_py.speculate import Guesser
-from minhub_py.tokenizer import characters
+from minhub_py import generate, stream
+from minhub_py.files.tokenizer import characters
+from minhub_py.inference import compiled
+from minhub_py.inference.compiled import MOST_TOKENS
+from minhub_py.inference.speculate import Guesser
 
 MOST = [1, 2, 8, 31, 100]
 SETTINGS = [
@@ -56,8 +57,8 @@ class Counted:
 @pytest.fixture
 def calls(monkeypatch):
     """The tokens of each call of native code."""
-    counted = Counted(decoder.library())
-    monkeypatch.setattr(decoder, "library", lambda: counted)
+    counted = Counted(compiled.library())
+    monkeypatch.setattr(compiled, "library", lambda: counted)
     return counted.tokens
 
 

@@ -10,7 +10,7 @@ from real_data import real_data
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from minhub_py import decode_stream, tokenizer_from_pretrained
-from minhub_py.tokenizer import byte_level_bpe, characters, describe_unknown, encode, unknown_characters, until
+from minhub_py.files.tokenizer import byte_level_bpe, characters, describe_unknown, encode, unknown_characters, until
 
 SIZE = 600  # of the fixture bpe_folder
 
@@ -47,7 +47,9 @@ def test_bpe_equals_transformers(bpe: Tokenizer, bpe_folder: Path) -> None:
     from transformers import GPT2TokenizerFast
 
     theirs = GPT2TokenizerFast(vocab=str(bpe_folder / "vocab.json"), merges=str(bpe_folder / "merges.txt"))
-    text = (Path(__file__).parent.parent / "minhub_py" / "gpt2.py").read_text() + "naïve 漢字 🎉🎉 \u200d\n\n\t  x  "
+    text = (
+        Path(__file__).parent.parent / "minhub_py" / "models" / "gpt2.py"
+    ).read_text() + "naïve 漢字 🎉🎉 \u200d\n\n\t  x  "
     assert bpe.encode(text).ids == theirs(text)["input_ids"]
 
 

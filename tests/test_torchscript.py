@@ -17,10 +17,11 @@ from click.testing import CliRunner, Result
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from minhub_py import from_pretrained, gpt2, gptneo, hub, lstm, save_pretrained
+from minhub_py import from_pretrained, gpt2, gptneo, lstm, save_pretrained
 from minhub_py.cli import main
+from minhub_py.files import hub
+from minhub_py.files.tokenizer import characters
 from minhub_py.registry import FAMILIES
-from minhub_py.tokenizer import characters
 from minhub_py.torchscript import EXPORTS, save_torchscript
 
 CONTEXT = 23

@@ -28,10 +28,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minhub_py import from_pretrained, generate, hub, resume, save_pretrained, tokenizer_from_pretrained, train
+from minhub_py import from_pretrained, generate, resume, save_pretrained, tokenizer_from_pretrained, train
+from minhub_py.files import hub
+from minhub_py.files.tokenizer import characters, read_tokenizer, train_byte_level_bpe
+from minhub_py.inspection import verify
 from minhub_py.registry import FAMILIES
-from minhub_py.report import verify
-from minhub_py.tokenizer import characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.train import Listener, Run, Settings
 from minhub_py.train.checkpoint import RunFolder
 from minhub_py.train.data import Corpus, Streams, Tokens, Windows, at_words
@@ -459,7 +460,9 @@ def test_bfloat16_is_near_float32(tmp_path: Path, text: Path, family: str) -> No
 
 SERVER = multiprocessing.get_context("forkserver")
 # With all that a child imports: one that has become nobody may not read a clone in a private folder.
-SERVER.set_forkserver_preload(["torch._dynamo", "minhub_py.gpt2", "minhub_py.train.report", "minhub_py.generate", "pytest"])
+SERVER.set_forkserver_preload(
+    ["torch._dynamo", "minhub_py.models.gpt2", "minhub_py.train.summary", "minhub_py.inference.generate", "pytest"]
+)
 # Functions of C by which what stands on the disk becomes another.
 CHANGES = {"open", "writerow", "flush", "rename", "replace", "unlink", "rmdir", "mkdir"}
 

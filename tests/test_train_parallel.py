@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from minhub_py.storage import Checkpoint
+from minhub_py.files.storage import Checkpoint
 from minhub_py.train import Run, resume, train
 
 SETTINGS: dict[str, Any] = {

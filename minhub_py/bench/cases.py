@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minhub_py import hub
 from minhub_py.bench.run import BYTES, TAME, WILD, Bench, Case, Runner, Subject, cores, variants
 from minhub_py.bench.worker import Worker, environment
+from minhub_py.files import hub
 
 
 def median(values: Sequence[float]) -> float:

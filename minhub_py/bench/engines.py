@@ -72,7 +72,7 @@ class Minhub(Streamer):
         """What is read of the weights for an id: all but the embeddings of which a row is enough."""
         from torch import nn
 
-        from minhub_py.quantize import QuantizedEmbedding
+        from minhub_py.inference.quantize import QuantizedEmbedding
 
         def held(module: Any) -> int:
             return sum(tensor.nbytes for tensor in module.state_dict().values())
@@ -209,7 +209,7 @@ class Converter:
         import torch
 
         from minhub_py.convert import convert
-        from minhub_py.storage import Checkpoint
+        from minhub_py.files.storage import Checkpoint
 
         shutil.rmtree(out, ignore_errors=True)
         start = time.perf_counter()

@@ -19,10 +19,11 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from minhub_py import __version__, hub
+from minhub_py import __version__
 from minhub_py.bench import CASES
 from minhub_py.bench.worker import Worker, environment
 from minhub_py.console import note, progress_bar
+from minhub_py.files import hub
 
 # From The Taming of the Shrew, act 2 scene 1: the built-in models have not been trained on it.
 TEXT = Path(__file__).with_name("text.txt")
@@ -90,7 +91,7 @@ class Subject:
 
     def needs_tokenizer(self) -> None:
         """LeftOutError: it has none."""
-        from minhub_py.tokenizer import read_tokenizer
+        from minhub_py.files.tokenizer import read_tokenizer
 
         try:
             read_tokenizer(self.folder)
@@ -255,7 +256,7 @@ class Bench:
 
 def variants() -> dict[str, dict[str, Any]]:
     """The weights in which this package holds a model -> the options of from_pretrained for them."""
-    from minhub_py.quantize import KINDS
+    from minhub_py.inference.quantize import KINDS
 
     dtypes = {name: {"dtype": name} for name in ("float32", "bfloat16", "float16")}
     return dtypes | {kind: {"dtype": "float32", "quantize": kind} for kind in KINDS}
@@ -265,9 +266,9 @@ def look(name: str | None, folder: Path) -> Subject:
     """What the cases need to know of the model in `folder`. ValueError: there is no code for it."""
     from torch import nn
 
+    from minhub_py.files.storage import Checkpoint
     from minhub_py.pretrained import describe
     from minhub_py.skeleton import skeleton
-    from minhub_py.storage import Checkpoint
 
     family, config = describe(Checkpoint(folder))
     model = skeleton(family, config)

@@ -16,8 +16,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from minhub_py.files.tokenizer import read_tokenizer
 from minhub_py.pretrained import from_pretrained
-from minhub_py.tokenizer import read_tokenizer
 from minhub_py.train.checkpoint import LossRow, RunFolder
 from minhub_py.train.damage import reading
 from minhub_py.train.data import Corpus

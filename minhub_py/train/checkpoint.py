@@ -26,7 +26,7 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 from torch import Tensor
 
-from minhub_py.storage import open_safetensors, write_safetensors
+from minhub_py.files.storage import open_safetensors, write_safetensors
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.settings import checked
 from minhub_py.train.words import resume_call, setting, train_call

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minhub_py.tokenizer import encode
+from minhub_py.files.tokenizer import encode
 from minhub_py.train.checkpoint import write_whole
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.words import setting

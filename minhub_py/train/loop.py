@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weights_map
-from minhub_py.generate import generate
+from minhub_py.files.storage import write_checkpoint
+from minhub_py.inference.generate import generate
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
-from minhub_py.storage import write_checkpoint
 from minhub_py.train.checkpoint import Progress, RunFolder, read_state, write_state
 from minhub_py.train.damage import reading
 from minhub_py.train.data import Corpus, held_out_streams, held_out_windows, source_of

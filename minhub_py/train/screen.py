@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from minhub_py.printable import displayed, printable
 from minhub_py.train.loop import Listener, Trainer
-from minhub_py.train.report import duration, family_title
+from minhub_py.train.summary import duration, family_title
 
 # Seconds without a line, after which one says how far the run is, where no line moves.
 QUIET = 60.0

@@ -14,13 +14,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from minhub_py import hub
 from minhub_py.device import choose_device
-from minhub_py.pretrained import describe, fit, native_tensors
-from minhub_py.registry import FAMILIES, Family
-from minhub_py.skeleton import skeleton
-from minhub_py.storage import Checkpoint
-from minhub_py.tokenizer import (
+from minhub_py.files import hub
+from minhub_py.files.storage import Checkpoint
+from minhub_py.files.tokenizer import (
     characters,
     describe_unknown,
     encode,
@@ -30,6 +27,9 @@ from minhub_py.tokenizer import (
     unknown_characters,
     working,
 )
+from minhub_py.pretrained import describe, fit, native_tensors
+from minhub_py.registry import FAMILIES, Family
+from minhub_py.skeleton import skeleton
 from minhub_py.train.checkpoint import COLUMNS, RunFolder, write_whole
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.data import Corpus, Text, at_words, prepare
@@ -312,7 +312,7 @@ def enough_memory() -> Iterator[None]:
 
 def report(folder: RunFolder, listener: Listener) -> None:
     """The model card and the picture of the curves, also of a run that was stopped. What fails here is a note."""
-    from minhub_py.train.report import card, draw, read
+    from minhub_py.train.summary import card, draw, read
 
     try:
         if not folder.read_rows():

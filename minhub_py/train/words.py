@@ -1,7 +1,7 @@
 """How messages name settings and calls: in Python's words, or in those of the shell or R where these have called.
 
 A message says `setting("batch", 8)`: Python reads batch=8, the shell --batch 8, and R batch = 8. Each caller's words
-are one class: `Words` here, the shell's in command.py, R's in r_bridge/training.py.
+are one class: `Words` here, the shell's in cli.py, R's in r_bridge/training.py.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@
 import json
 from pathlib import Path
 
-from minhub_py.bench.report import markdown
+from minhub_py.bench.tables import markdown
 
 HERE = Path(__file__).parent
 README = HERE.parents[1] / "README.md"

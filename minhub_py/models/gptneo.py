@@ -194,7 +194,7 @@ class GPTNeo(nn.Module):
     def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> "Cache":
         """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
 
-        spare: positions that local layers keep beyond their window; for decoder.py.
+        spare: positions that local layers keep beyond their window; for inference/compiled.py.
         """
         return Cache(self.config, batch_size, max_length, spare, like=self.ln_f.weight)
 
@@ -232,7 +232,7 @@ class GPTNeo(nn.Module):
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
 
     def steps(self) -> Iterator[tuple[Any, ...]]:
-        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
+        """`forward` for one new id after those in a cache, as plain operations (see inference/compiled.py)."""
         block: Any
         yield "embed", self.wte, self.wpe
         for block in self.h:

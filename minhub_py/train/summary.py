@@ -8,8 +8,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from minhub_py.files.storage import Checkpoint
 from minhub_py.registry import FAMILIES, family_of
-from minhub_py.storage import Checkpoint
 from minhub_py.train.checkpoint import COLUMNS, LossRow, RunFolder
 from minhub_py.train.data import Corpus
 from minhub_py.train.rescue import check_best, rescued

@@ -178,7 +178,7 @@ class GPT2(nn.Module):
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
 
     def steps(self) -> Iterator[tuple[Any, ...]]:
-        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
+        """`forward` for one new id after those in a cache, as plain operations (see inference/compiled.py)."""
         block: Any
         yield "embed", self.wte, self.wpe
         for block in self.h:

@@ -180,7 +180,7 @@ class Llama(nn.Module):
     def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> "Cache":
         """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
 
-        spare: positions that layers with a window keep beyond it; for decoder.py.
+        spare: positions that layers with a window keep beyond it; for inference/compiled.py.
         """
         return Cache(self.config, batch_size, max_length, spare, like=self.norm.weight)
 
@@ -216,7 +216,7 @@ class Llama(nn.Module):
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
     def steps(self) -> Iterator[tuple[Any, ...]]:
-        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
+        """`forward` for one new id after those in a cache, as plain operations (see inference/compiled.py)."""
         block: Any
         yield "embed", self.embed_tokens
         for block in self.layers:

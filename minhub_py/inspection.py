@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 import weights_map
-from minhub_py import hub
+from minhub_py.files import hub
+from minhub_py.files.storage import Checkpoint, Layout
+from minhub_py.files.tokenizer import read_tokenizer
 from minhub_py.pretrained import describe, fit, read_config
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
-from minhub_py.storage import Checkpoint, Layout
-from minhub_py.tokenizer import read_tokenizer
 
 
 def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:

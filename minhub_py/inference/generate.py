@@ -13,8 +13,8 @@ starts from `seed`. So a row of a batch gets the ids that it gets alone, on ever
 matrix products, which matters where two ids are equally likely to the last bits).
 
 The rule for threads: what the native decoder reads has the same bits however many there are. What a model's `forward`
-reads has not, as PyTorch's products are summed in another order: prompts of decoder.LONG ids and more of a transformer
-in bfloat16, and whatever native code cannot do (decoder.py).
+reads has not, as PyTorch's products are summed in another order: prompts of compiled.LONG ids and more of a transformer
+in bfloat16, and whatever native code cannot do (compiled.py).
 """
 
 import math
@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from minhub_py.arguments import all_of, check_tokenizer, is_number, is_text, is_whole, model_of, whole
-from minhub_py.decoder import CHUNK, MOST_TOKENS, reader_of
-from minhub_py.speculate import Guesser
+from minhub_py.inference.compiled import CHUNK, MOST_TOKENS, reader_of
+from minhub_py.inference.speculate import Guesser
 
 # The likeliest ids that top_p looks at first.
 FEW = 512

@@ -13,8 +13,8 @@ import click
 
 from minhub_py.console import check_files, note, table
 from minhub_py.train import resume, train
-from minhub_py.train.report import Summary, draw, duration, family_title, option, read
 from minhub_py.train.screen import Screen, talks
+from minhub_py.train.summary import Summary, draw, duration, family_title, option, read
 from minhub_py.train.words import Words, speaking
 
 __all__ = ["compare", "run", "setting", "show", "talks"]

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import DecodeStream
 
-from minhub_py import hub
+from minhub_py.files import hub
+from minhub_py.files.storage import read_json, read_object
 from minhub_py.printable import gist
-from minhub_py.storage import read_json, read_object
 
 # Where the tokenizers that are in use came from: the class takes no subclass.
 FILES: WeakKeyDictionary[Tokenizer, Path] = WeakKeyDictionary()

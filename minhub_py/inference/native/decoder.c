@@ -1,7 +1,7 @@
 /* A language model's way from ids to logits for a few tokens at a time, on a CPU, without Python or PyTorch in between.
  *
  * Writing text one id after another reads every weight once for each id, and does little else: what counts is how fast
- * weights come from memory, and that nothing else takes time. decoder.py hands over the model as a list of operations
+ * weights come from memory, and that nothing else takes time. compiled.py hands over the model as a list of operations
  * (a model's own `steps`), with pointers to the weights that PyTorch holds; decode() runs the list. Arithmetic is
  * float32 whatever the weights' dtype is. Plain C and pthreads, no Python: the library is opened by ctypes.
  */
@@ -28,7 +28,7 @@
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
 
-/* decoder.py has the same numbers and structures. */
+/* compiled.py has the same numbers and structures. */
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4 };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE };
@@ -186,7 +186,7 @@ API const char *choose(const char *name) {
     return found_name;
 }
 
-/* What decoder.py has to agree with: a checkout may have moved on since it was compiled. */
+/* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
     return 2 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 2: the count of changes of meaning */
 }

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minhub_py.hub import COMPANIONS, WEIGHTS, shard_names
+from minhub_py.files.hub import COMPANIONS, WEIGHTS, shard_names
 from minhub_py.printable import gist
 
 Layout = Literal["hub", "native"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from minhub_py.bench import CASES, report
+from minhub_py.bench import CASES, tables
 
 
 def run(
@@ -28,14 +28,14 @@ def run(
             save.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         if live:
             if len(result["cases"]) == 1:
-                report.show_head(result)
-            report.show_case(result, name)
+                tables.show_head(result)
+            tables.show_case(result, name)
 
     result = measure(settings, FUNCTIONS, names, done)
     if save is not None:
         save.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if live:
-        report.show_tail(result)
+        tables.show_tail(result)
     return result
 
 
@@ -56,16 +56,16 @@ def read(text: str, where: str, names: Sequence[str]) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     """All tables, as a run shows them."""
-    report.show_head(result)
+    tables.show_head(result)
     for name in CASES:
         if name in result["cases"]:
-            report.show_case(result, name)
-    report.show_tail(result)
+            tables.show_case(result, name)
+    tables.show_tail(result)
 
 
 def show_markdown(result: dict[str, Any]) -> None:
     """All tables, for a README."""
-    for line in report.markdown(result):
+    for line in tables.markdown(result):
         click.echo(line)
 
 
@@ -73,4 +73,4 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """The picture of a result."""
     from minhub_py.bench import plot
 
-    plot.draw(result, path, report.headline(result))
+    plot.draw(result, path, tables.headline(result))

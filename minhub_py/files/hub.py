@@ -28,11 +28,11 @@ from reprlib import repr as brief
 from typing import Any
 from urllib.parse import quote
 
+from minhub_py.files.transfer import DIGEST, Token, asking, client, fault, fetch_json, locked, offline, publish, stream
 from minhub_py.printable import gist, printable
 from minhub_py.registry import FAMILIES
-from minhub_py.transfer import DIGEST, Token, asking, client, fault, fetch_json, locked, offline, publish, stream
 
-BUILTIN = Path(__file__).parent / "builtin"
+BUILTIN = Path(__file__).parents[1] / "builtin"
 # One format of weights is enough: the first of these that is there. An index names the shards that go with it.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # They are fetched in this order, and weights after them: where config.json is, its companions are, and where all the

@@ -35,8 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minhub_py.eval_mode import has_hooks, in_eval_mode
-from minhub_py.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
+from minhub_py.inference.eval_mode import has_hooks, in_eval_mode
+from minhub_py.inference.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
 from minhub_py.registry import family_of
 from minhub_py.skeleton import skeleton
 
@@ -106,7 +106,7 @@ class UnsupportedError(Exception):
 @cache
 def opened() -> tuple[Any, str]:
     """native/decoder.c as setuptools has compiled it, and its kernels' name; or None, and why not."""
-    found = PathFinder.find_spec("minhub_py._decoder", [str(Path(__file__).parent)])
+    found = PathFinder.find_spec("minhub_py.inference._decoder", [str(Path(__file__).parent)])
     if found is None or found.origin is None:
         return None, "not compiled when the package was installed"
     try:

@@ -81,7 +81,7 @@ class LSTM(nn.Module):
         return F.linear(x, weight, self.head.bias)
 
     def steps(self) -> Iterator[tuple[Any, ...]]:
-        """`forward` for one new id after those in a cache, as plain operations: decoder.py says what they mean."""
+        """`forward` for one new id after those in a cache, as plain operations (see inference/compiled.py)."""
         yield "embed", self.embedding
         for layer in range(self.config.num_layers):
             names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_ih_l{layer}", f"bias_hh_l{layer}")
