@@ -1,15 +1,14 @@
 """A model -> one TorchScript file, which LibTorch runs without Python: jit_load() in R, torch::jit::load() in C++.
 
-The model files stay the definition. Here stands what of it TorchScript cannot compile, said again without a cache; the
-layers themselves, and so the names of the parameters, are the model's own, and parity tests hold the two together.
-Compiled, not traced: a trace would keep the dropout, the device, the dtype and the blocks of local attention of the
-one call that it saw.
+The code of the file is written from the model's `steps`, with every parameter under its own name; no family is named
+here, and parity tests hold `steps` and `forward` together. Compiled, not traced: a trace would keep the dropout, the
+device, the dtype and the blocks of local attention of the one call that it saw.
 
 Traps: PyTorch's writer ends the process when the disk is full. In R torch 0.17 a TorchScript module's own $train() and
 $eval() fail; model$..ptr..()$train(TRUE), or FALSE, is what works there.
 
 Sources: the TorchScript language reference, and LibTorch 2.8, the oldest that the files are meant for (R torch 0.17).
-Notation: that of the model files.
+Notation: that of the model files; R numbers of a head are rotated.
 """
 
 import errno
@@ -18,7 +17,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,226 +28,10 @@ from torch import Tensor, nn
 
 from minhub_py.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
-from minhub_py.models.gptneo import local_attention
-from minhub_py.models.llama import rotate
+from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.window import local_attention
 from minhub_py.registry import family_of
 from minhub_py.skeleton import skeleton
-
-
-class GPT2Attention(nn.Module):
-    def __init__(self, attention: Any) -> None:
-        super().__init__()
-        self.n_head, self.dropout = attention.n_head, attention.dropout
-        self.scale, self.upcast = attention.scale, attention.upcast
-        self.c_attn, self.c_proj = attention.c_attn, attention.c_proj
-        self.resid_dropout = attention.resid_dropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, T, C = x.shape
-        q, k, v = self.c_attn(x).split(C, dim=2)  # each (B, T, C)
-        q = q.view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
-        k = k.view(B, T, self.n_head, -1).transpose(1, 2)
-        v = v.view(B, T, self.n_head, -1).transpose(1, 2)
-        if self.upcast:
-            q, k, v = q.float(), k.float(), v.float()
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=self.scale)
-        y = y.to(x.dtype).transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
-
-
-class GPTNeoAttention(nn.Module):
-    def __init__(self, attention: Any) -> None:
-        super().__init__()
-        self.num_heads, self.dropout = attention.num_heads, attention.dropout
-        self.window = attention.window
-        self.q_proj, self.k_proj, self.v_proj = attention.q_proj, attention.k_proj, attention.v_proj
-        self.out_proj, self.resid_dropout = attention.out_proj, attention.resid_dropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, T, C = x.shape
-        q = self.q_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2).float()  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2).float()
-        v = self.v_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2).float()
-        dropout = self.dropout if self.training else 0.0
-        if self.window is None:
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=1.0)
-        else:
-            starts = torch.zeros(B, dtype=torch.long, device=x.device)
-            y = local_attention(q, k, v, starts, self.window, dropout)
-        y = y.to(x.dtype).transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.out_proj(y))
-
-
-class MLP(nn.Module):
-    def __init__(self, mlp: Any) -> None:
-        super().__init__()
-        self.c_fc, self.c_proj, self.dropout = mlp.c_fc, mlp.c_proj, mlp.dropout
-        self.act = traced(mlp.act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
-
-
-@cache  # layers that share it are of one type in the file, and share their code there
-def traced(activation: Callable[[Tensor], Tensor]) -> Any:
-    """An elementwise function for TorchScript, which compiles no functools.partial; a trace loses nothing here."""
-
-    def function(x: Tensor) -> Tensor:
-        return activation(x)
-
-    return torch.jit.trace(function, torch.zeros(1))
-
-
-class Block(nn.Module):
-    def __init__(self, block: Any, attention: type[nn.Module]) -> None:
-        super().__init__()
-        self.ln_1, self.attn = block.ln_1, attention(block.attn)
-        self.ln_2, self.mlp = block.ln_2, MLP(block.mlp)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
-
-
-class Transformer(nn.Module):
-    """GPT-2 and GPT-Neo, which differ in their attention alone."""
-
-    def __init__(self, model: Any, attention: type[nn.Module]) -> None:
-        super().__init__()
-        self.context_length = model.config.context_length
-        self.wte, self.wpe, self.drop = model.wte, model.wpe, model.drop
-        self.h = nn.ModuleList(Block(block, attention) for block in model.h)
-        self.ln_f, self.lm_head = model.ln_f, model.lm_head
-
-    def forward(self, idx: Tensor) -> Tensor:
-        if idx.dim() != 2 or idx.numel() == 0:
-            raise ValueError(f"idx must be (B, T) with at least one id, not {idx.shape}")
-        if idx.size(1) > self.context_length:
-            raise ValueError(f"{idx.size(1)} positions; this model has {self.context_length}")
-        positions = torch.arange(idx.size(1), device=idx.device)  # (T,)
-        x = self.drop(self.wte(idx) + self.wpe(positions))  # (B, T, C)
-        for block in self.h:
-            x = block(x)
-        x = self.ln_f(x)
-        return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
-
-
-class LlamaAttention(nn.Module):
-    def __init__(self, attention: Any) -> None:
-        super().__init__()
-        self.heads, self.groups, self.size = attention.heads, attention.groups, attention.size
-        self.window, self.dropout = attention.window, attention.dropout
-        self.q_proj, self.k_proj, self.v_proj = attention.q_proj, attention.k_proj, attention.v_proj
-        self.o_proj, self.q_norm, self.k_norm = attention.o_proj, attention.q_norm, attention.k_norm
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, growth: Tensor | None) -> Tensor:
-        B, T, _ = x.shape
-        q = self.q_proj(x).view(B, T, self.heads, self.size)
-        k = self.k_proj(x).view(B, T, self.groups, self.size)
-        v = self.v_proj(x).view(B, T, self.groups, self.size).transpose(1, 2)  # (B, G, T, D)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q.transpose(1, 2), cos, sin), rotate(k.transpose(1, 2), cos, sin)
-        if growth is not None:
-            q = q * growth
-        if self.heads != self.groups:
-            k = k.repeat_interleave(self.heads // self.groups, dim=1)  # (B, H, T, D)
-            v = v.repeat_interleave(self.heads // self.groups, dim=1)
-        dropout = self.dropout if self.training else 0.0
-        if self.window is None:
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        else:
-            places = torch.arange(T, device=x.device)
-            back = places.unsqueeze(1) - places  # (T, T)
-            mask = (back >= 0) & (back < self.window)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        return self.o_proj(y.transpose(1, 2).reshape(B, T, self.heads * self.size))
-
-
-class LlamaMLP(nn.Module):
-    def __init__(self, mlp: Any) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self.act = traced(mlp.act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-
-class LlamaBlock(nn.Module):
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.input_layernorm, self.self_attn = block.input_layernorm, LlamaAttention(block.self_attn)
-        self.post_attention_layernorm, self.mlp = block.post_attention_layernorm, LlamaMLP(block.mlp)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, growth: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, growth)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class LlamaTransformer(nn.Module):
-    """Llama and its kin."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.context_length = model.config.context_length
-        self.frequencies, self.amplitude = model.frequencies, model.amplitude
-        self.growth = float(model.config.rope.get("llama_4_scaling_beta") or 0)
-        self.original = float(model.config.rope.get("original_max_position_embeddings", 1))
-        self.embed_tokens, self.norm, self.lm_head = model.embed_tokens, model.norm, model.lm_head
-        self.layers = nn.ModuleList(LlamaBlock(block) for block in model.layers)
-
-    def forward(self, idx: Tensor) -> Tensor:
-        if idx.dim() != 2 or idx.numel() == 0:
-            raise ValueError(f"idx must be (B, T) with at least one id, not {idx.shape}")
-        if idx.size(1) > self.context_length:
-            raise ValueError(f"{idx.size(1)} positions; this model has {self.context_length}")
-        x = self.embed_tokens(idx)  # (B, T, C)
-        positions = torch.arange(idx.size(1), device=idx.device).float()
-        angles = positions.unsqueeze(1) * torch.tensor(self.frequencies, dtype=torch.float32, device=idx.device)
-        cos, sin = (angles.cos() * self.amplitude).to(x.dtype), (angles.sin() * self.amplitude).to(x.dtype)  # (T, D/2)
-        growth: Tensor | None = None
-        if self.growth > 0:
-            growth = (1 + self.growth * torch.log(1 + torch.floor(positions / self.original))).to(x.dtype).unsqueeze(1)
-        for block in self.layers:
-            x = block(x, cos, sin, growth)
-        x = self.norm(x)
-        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
-
-
-class Recurrent(nn.Module):
-    """The LSTM."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.embedding, self.drop, self.lstm = model.embedding, model.drop, model.lstm
-        self.head = Head(model.head)
-
-    def forward(self, idx: Tensor) -> Tensor:
-        if idx.dim() != 2 or idx.numel() == 0:
-            raise ValueError(f"idx must be (B, T) with at least one id, not {idx.shape}")
-        x, _ = self.lstm(self.drop(self.embedding(idx)))  # (B, T, H)
-        return self.head(self.drop(x), self.embedding.weight)
-
-
-class Head(nn.Module):
-    """A Linear that takes the embedding's weight where it has none of its own."""
-
-    def __init__(self, head: nn.Linear) -> None:
-        super().__init__()
-        self.weight, self.bias = head.weight, head.bias
-
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return F.linear(x, embedding if self.weight is None else self.weight, self.bias)
-
-
-EXPORTS: dict[str, Callable[[Any], nn.Module]] = {  # by the family's name
-    "gpt2": lambda model: Transformer(model, GPT2Attention),
-    "gptneo": lambda model: Transformer(model, GPTNeoAttention),
-    "lstm": Recurrent,
-    "llama": LlamaTransformer,
-}
 
 
 def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[str, bytes] | None = None) -> None:
@@ -278,10 +61,209 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
 
 def compiled(model: Any) -> torch.jit.ScriptModule:
     """The model in TorchScript, in eval mode, on the CPU; it shares the memory of weights that are there already."""
-    family = family_of(model.config.to_hub()["model_type"])
-    own = skeleton(family, model.config)  # so that neither mode nor device of the caller's model changes
+    own = skeleton(family_of(model.config.to_hub()["model_type"]), model.config)
     own.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
-    return torch.jit.script(EXPORTS[family.name](own)).eval()
+    writer = Writer(own)
+    # A class of its own: TorchScript would take two models of the same shapes for the same code.
+    script = torch.jit.script(parameters_of(own, type(type(own).__name__, (nn.Module,), {})()))
+    # define() looks names up where it is called.
+    exec("script.define(code)", {**writer.names, "script": script, "code": writer.code()})
+    return script.eval()
+
+
+def parameters_of(module: nn.Module, found: nn.Module) -> nn.Module:
+    """`found` with the parameters of a module and its children under their names, and nothing of what it does."""
+    for name, parameter in module.named_parameters(recurse=False):
+        found.register_parameter(name, parameter)
+    for name, child in module.named_children():
+        if any(True for _ in child.parameters()):
+            empty = nn.ModuleList() if isinstance(child, nn.ModuleList) else nn.Module()
+            found.add_module(name, parameters_of(child, empty))
+    return found
+
+
+class Writer:
+    """A model's steps as the code of a `forward` in TorchScript: a line or two for each operation.
+
+    x is the residual stream, h the current value, (B, T, …) each; inference/compiled.py says what the operations mean.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.paths = {id(parameter): path_of(name) for name, parameter in model.named_parameters()}
+        self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
+        self.names |= {each.__name__: each for each in (attend, check, rms_norm, rotate, rotations)}
+        self.context: int | None = model.config.context_length
+        self.ropes: list[Any] = []
+        self.lines: list[str] = []
+        for operation, keywords in model.steps():
+            getattr(self, operation)(**keywords)
+
+    def code(self) -> str:
+        """The code of `forward(idx)`, which gives logits (B, T, V)."""
+        first = [f"check(idx, {self.context or 0})"]
+        for i, rope in enumerate(self.ropes):
+            numbers = f"{list(rope.frequencies)}, {rope.amplitude}, {rope.growth}, {rope.original}"
+            first.append(f"rope{i} = rotations(idx, {numbers})")
+        return "\n    ".join(["def forward(self, idx: Tensor) -> Tensor:", *first, *self.lines]) + "\n"
+
+    def path(self, parameter: Tensor | None) -> str:
+        """How the code names a parameter."""
+        return "None" if parameter is None else self.paths[id(parameter)]
+
+    def linear_of(self, layer: Any) -> str:
+        """A layer of h."""
+        return f"F.linear(h, {self.path(layer.weight)}, {self.path(layer.bias)})"
+
+    def activation(self, name: str) -> str:
+        """How the code names an activation."""
+        self.names[f"activation_{name}"] = traced(ACTIVATIONS[name])
+        return f"activation_{name}"
+
+    @staticmethod
+    def dropped(value: str, p: float) -> str:
+        """A value with dropout, where there is any."""
+        return f"F.dropout({value}, {p}, self.training)" if p else value
+
+    def embed(self, tokens: Any, positions: Any = None, dropout: float = 0.0) -> None:
+        self.lines.append(f"x = F.embedding(idx, {self.path(tokens.weight)})")
+        if positions is not None:
+            places = "torch.arange(idx.size(1), device=idx.device)"
+            self.lines.append(f"x = x + F.embedding({places}, {self.path(positions.weight)})")
+        if dropout:
+            self.lines.append(f"x = {self.dropped('x', dropout)}")
+        self.lines.append("h = x")
+
+    def norm(self, layer: Any) -> None:
+        weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
+        self.lines.append(f"h = F.layer_norm(x, {list(layer.normalized_shape)}, {weights}, {layer.eps})")
+
+    def rms_norm(self, layer: Any) -> None:
+        self.lines.append(f"h = rms_norm(x, {self.path(layer.weight)}, {layer.eps})")
+
+    def linear(self, layers: Sequence[Any], activation: str | None = None) -> None:
+        results = ", ".join(map(self.linear_of, layers))
+        self.lines.append(f"h = torch.cat([{results}], dim=2)" if len(layers) > 1 else f"h = {results}")
+        if activation is not None:
+            self.lines.append(f"h = {self.activation(activation)}(h)")
+
+    def rotate(self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None) -> None:
+        if rope not in self.ropes:
+            self.ropes.append(rope)
+        norms = "None, None, 0.0"
+        if q_norm is not None:
+            norms = f"{self.path(q_norm.weight)}, {self.path(k_norm.weight)}, {q_norm.eps}"
+        self.lines.append(f"h = rotate(h, {heads}, {groups or heads}, rope{self.ropes.index(rope)}, {norms})")
+
+    def attend(
+        self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
+        upcast: bool = False,
+    ) -> None:  # fmt: skip
+        drop = f"{dropout} if self.training else 0.0" if dropout else "0.0"
+        self.lines.append(f"h = attend(h, {heads}, {groups or heads}, {scale}, {window or 0}, {drop}, {upcast})")
+
+    def gate(self, activation: str) -> None:
+        self.lines.append(f"h, up = h.chunk(2, dim=2)\n    h = {self.activation(activation)}(h) * up")
+
+    def add(self, layer: Any, dropout: float = 0.0) -> None:
+        self.lines.append(f"x = x + {self.dropped(self.linear_of(layer), dropout)}")
+
+    def lstm(self, layer: Any, dropout: float = 0.0) -> None:
+        weights = ", ".join(map(self.path, layer._flat_weights))
+        self.lines.append(f"shape = [{layer.num_layers}, h.size(0), {layer.hidden_size}]")
+        self.lines.append("zeros = torch.zeros(shape, dtype=h.dtype, device=h.device)")
+        settings = f"True, {layer.num_layers}, {float(layer.dropout)}, self.training, False, True"
+        self.lines.append(f"h = torch.lstm(h, [zeros, zeros], [{weights}], {settings})[0]")
+        if dropout:
+            self.lines.append(f"h = {self.dropped('h', dropout)}")
+
+    def logits(self, layer: Any, bias: Tensor | None = None) -> None:
+        bias = getattr(layer, "bias", None) if bias is None else bias
+        self.lines.append(f"return F.linear(h, {self.path(layer.weight)}, {self.path(bias)})")
+
+
+def path_of(name: str) -> str:
+    """`h.0.ln_1.weight` as code: self.h[0].ln_1.weight."""
+    return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
+
+
+# What the code calls. TorchScript compiles these functions.
+
+
+def check(idx: Tensor, context: int) -> None:
+    """ValueError: no matrix of ids, or more positions than the context, if it has a bound."""
+    if idx.dim() != 2 or idx.numel() == 0:
+        raise ValueError(f"idx must be (B, T) with at least one id, not {idx.shape}")
+    if context > 0 and idx.size(1) > context:
+        raise ValueError(f"{idx.size(1)} positions; this model has {context}")
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    y = x.float()
+    y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)
+    return weight * y.to(x.dtype)
+
+
+def rotations(
+    idx: Tensor, frequencies: list[float], amplitude: float, growth: float, original: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cos and sin (T, 1, R/2) of each position's angles, and the growth of queries (T, 1, 1)."""
+    positions = torch.arange(idx.size(1), device=idx.device).float()
+    angles = positions.unsqueeze(1) * torch.tensor(frequencies, dtype=torch.float32, device=idx.device)
+    grown = 1 + growth * torch.log(1 + torch.floor(positions / original))
+    cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
+    return cos.unsqueeze(1), sin.unsqueeze(1), grown.unsqueeze(1).unsqueeze(2)
+
+
+def rotate(
+    h: Tensor,
+    heads: int,
+    groups: int,
+    rope: tuple[Tensor, Tensor, Tensor],
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Norm, where there is one, and turn the heads of q and k in h, which is q, k and v side by side."""
+    parts = h.unflatten(2, [heads + 2 * groups, -1])  # (B, T, H + 2G, D)
+    q, k, v = parts.split([heads, groups, groups], dim=2)
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    cos, sin, growth = rope[0].to(h.dtype), rope[1].to(h.dtype), rope[2].to(h.dtype)
+    x = torch.cat((q, k), dim=2)
+    half = cos.size(2)
+    first, second, rest = x.split([half, half, x.size(3) - 2 * half], dim=3)
+    x = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=3)
+    q, k = x.split([heads, groups], dim=2)
+    return torch.cat((q * growth, k, v), dim=2).flatten(2)
+
+
+def attend(
+    h: Tensor, heads: int, groups: int, scale: float, window: int, dropout: float, upcast: bool
+) -> Tensor:  # fmt: skip
+    """Attention of q, k and v side by side in h (B, T, (H + 2G) * D), to all before, or a window of them if not 0."""
+    parts = h.unflatten(2, [heads + 2 * groups, -1]).transpose(1, 2)  # (B, H + 2G, T, D)
+    if upcast:
+        parts = parts.float()
+    q, k, v = parts.split([heads, groups, groups], dim=1)
+    if heads != groups:
+        k = k.repeat_interleave(heads // groups, dim=1)  # (B, H, T, D)
+        v = v.repeat_interleave(heads // groups, dim=1)
+    if window == 0 or window >= h.size(1):
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
+    else:
+        starts = torch.zeros(h.size(0), dtype=torch.long, device=h.device)
+        y = local_attention(q, k, v, starts, window, dropout, scale)
+    return y.to(h.dtype).transpose(1, 2).flatten(2)
+
+
+@cache  # layers that share it share its code in the file
+def traced(activation: Callable[[Tensor], Tensor]) -> Any:
+    """An elementwise function for TorchScript, which compiles no lambda; a trace loses nothing here."""
+
+    def function(x: Tensor) -> Tensor:
+        return activation(x)
+
+    return torch.jit.trace(function, torch.zeros(1))
 
 
 def write(script: torch.jit.ScriptModule, path: Path, extra: Mapping[str, bytes]) -> None:

@@ -367,7 +367,8 @@ def generate(
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and ids of each prompt; with `stream`, which is for one prompt, pieces of text on the way."""
     from minhub_py.files.tokenizer import decode_stream, until
-    from minhub_py.inference.generate import Ends, Sampling, start
+    from minhub_py.inference.generate import start
+    from minhub_py.inference.sampling import Sampling, StopCriteria
 
     texts = _is_text(prompts)
     stops = tuple(stop or ())
@@ -375,7 +376,7 @@ def generate(
     rows = _prompt_rows(model, tok, prompts)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ids_that_end = "auto" if eos_id is None else [int(id) for id in as_array(eos_id).reshape(-1)]
-    ends = Ends.of(model.module, ids_that_end, stops, tok)
+    ends = StopCriteria.of(model.module, ids_that_end, stops, tok)
     new: list[list[int]] = [[] for _ in rows]
 
     def ids() -> Iterator[int]:
@@ -409,8 +410,9 @@ def next_tokens(service: "Service", model: Model, prompts: Any, tokenizer: Token
     """The `n` likeliest next tokens of each prompt, a prompt's rows on end."""
     import torch
 
+    from minhub_py.inference.batch import context_start
     from minhub_py.inference.eval_mode import in_eval_mode
-    from minhub_py.inference.generate import check_finite, context_start
+    from minhub_py.inference.sampling import check_finite
 
     tok = _tokenizer(model, tokenizer, needed=_is_text(prompts))
     device = next(model.module.parameters()).device

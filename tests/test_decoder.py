@@ -1,5 +1,5 @@
-"""Native code against the model's own forward: the same logits for every size, layout, dtype and processor; the same
-bits however ids are read; and where it is not for native code, forward itself.
+"""The compiled reader against the model's own forward: the same logits for every size, layout, dtype and processor; the
+same bits however ids are read; and where it is not for compiled code, forward itself.
 
 The weights are drawn large, as in test_parity.py, with random biases and norms.
 """
@@ -23,8 +23,8 @@ from torch.nn.utils import parametrizations, parametrize
 
 from minhub_py import generate, gpt2, gptneo, lstm, score, stream
 from minhub_py.inference import compiled
-from minhub_py.inference.compiled import MOST_TOKENS, Native, Plain, reader_of
-from minhub_py.inference.generate import CHUNK
+from minhub_py.inference.compiled import MOST_TOKENS, CompiledReader, reader_of
+from minhub_py.inference.eager import CHUNK, EagerReader
 from minhub_py.inference.quantize import quantize
 
 TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order differ by some 1e-6
@@ -131,8 +131,13 @@ def some_ids(model, count, rows=None):
     return torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(1)).tolist()
 
 
+def extend(reader, rows, cache):
+    """The logits after each of some more ids in each row."""
+    return reader.read(dict(enumerate(rows)), cache, every=True, exact=True)
+
+
 def new_cache(model, rows=1, length=150):
-    return model.new_cache(rows, length, Native.spare)
+    return model.new_cache(rows, length, CompiledReader.lookahead)
 
 
 @torch.no_grad()
@@ -142,9 +147,9 @@ def forward(model, ids):
 
 def read(model, ids, sizes, cache=None):
     """The logits after each of `ids`, natively, in pieces of `sizes` again and again."""
-    reader, cache, parts, place = Native(model), cache or new_cache(model), [], 0
+    reader, cache, parts, place = CompiledReader(model), cache or new_cache(model), [], 0
     for size in itertools.cycle(sizes):
-        parts.append(reader.extend([ids[place : place + size]], cache).clone())
+        parts.append(extend(reader, [ids[place : place + size]], cache).clone())
         place += size
         if place >= len(ids):
             return torch.cat(parts)
@@ -170,11 +175,11 @@ def test_logits_are_those_of_forward(kernel, name, layout) -> None:
     assert_close(read(model, ids, [1]), wanted)
     assert_close(read(model, ids, [3, 1, 64, 9, 2, 5]), wanted)
     # Prompts in one call, longer than what is read at once.
-    assert_close(Native(model).read(ids, new_cache(model), every=True), wanted)
+    assert_close(CompiledReader(model).read({0: ids}, new_cache(model), every=True), wanted)
     cache = new_cache(model)
-    assert_close(Native(model).read(ids[:140], cache), wanted[139:140])
+    assert_close(CompiledReader(model).read({0: ids[:140]}, cache), wanted[139:140])
     assert cache.lengths == [140]
-    assert_close(Native(model).extend([ids[140:141]], cache), wanted[140:141])
+    assert_close(extend(CompiledReader(model), [ids[140:141]], cache), wanted[140:141])
 
 
 @pytest.mark.parametrize("layout", ["float32", "transposed"])
@@ -184,16 +189,16 @@ def test_rows_at_different_positions(kernel, name, layout) -> None:
     texts = some_ids(model, 145, rows=4)
     wanted = [forward(model, text) for text in texts]
     lengths = [1, 2, 60, 90]
-    reader, cache = Native(model), new_cache(model, 4)
+    reader, cache = CompiledReader(model), new_cache(model, 4)
     for row, length in enumerate(lengths):
         one = new_cache(model)
-        reader.read(texts[row][:length], one)
+        reader.read({0: texts[row][:length]}, one)
         cache.set_row(row, one)
     rows = [0, 1, 2, 3]
     for step in range(12):
         sizes = [1 + (step + row) % 6 for row in range(4)]
         now = [slice(lengths[row], lengths[row] + sizes[row]) for row in rows]
-        found = reader.extend([texts[row][part] for row, part in zip(rows, now, strict=True)], cache)
+        found = extend(reader, [texts[row][part] for row, part in zip(rows, now, strict=True)], cache)
         assert_close(found, torch.cat([wanted[row][part] for row, part in zip(rows, now, strict=True)]))
         for row in rows:
             lengths[row] += sizes[row]
@@ -208,12 +213,12 @@ def test_ids_that_are_taken_back_leave_a_ring_as_it_was(kernel, window) -> None:
     ids = some_ids(model, 145)
     wanted = forward(model, ids)
     wrong = [(id + 1) % 61 for id in ids]
-    reader, cache = Native(model), new_cache(model)
-    assert cache.keys[0].size(2) == window + MOST_TOKENS
+    reader, cache = CompiledReader(model), new_cache(model)
+    assert cache.layers[0][0].size(2) == window + MOST_TOKENS
     for place, guessed in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
-        found = reader.extend([[ids[place], *wrong[place + 1 : place + 1 + guessed]]], cache)
+        found = extend(reader, [[ids[place], *wrong[place + 1 : place + 1 + guessed]]], cache)
         assert_close(found[:1], wanted[place : place + 1])
-        cache.lengths[0] -= len(found) - 1
+        cache.take_back(0, len(found) - 1)
 
 
 def test_a_prompt_in_pieces_of_forward_and_of_native_code() -> None:
@@ -222,13 +227,15 @@ def test_a_prompt_in_pieces_of_forward_and_of_native_code() -> None:
         model = new(name, dtype)
         ids = some_ids(model, 145)
         wanted = forward(copy.deepcopy(model).float(), ids)
-        reader, cache = Native(model), new_cache(model)
-        parts = [reader.read(ids[place : place + size], cache, every=True) for place, size in
+        reader, cache = CompiledReader(model), new_cache(model)
+        parts = [reader.read({0: ids[place : place + size]}, cache, every=True).clone() for place, size in
                  ((0, 100), (100, 3), (103, 20), (123, 1), (124, 15), (139, 1), (140, 5))]  # fmt: skip
         assert_close(torch.cat(parts), wanted, TOLERANCE if dtype == "float32" else 0.1)
         if name == "gptneo-all-local":  # one id by forward, out of a ring that has more than the window
             mixed = new_cache(model)
-            found = torch.cat([(reader if i % 3 else Plain(model)).read([id], mixed) for i, id in enumerate(ids)])
+            found = torch.cat(
+                [(reader if i % 3 else EagerReader(model)).read({0: [id]}, mixed).clone() for i, id in enumerate(ids)]
+            )
             assert_close(found.float(), wanted, TOLERANCE if dtype == "float32" else 0.1)
 
 
@@ -252,9 +259,9 @@ def test_a_cache_of_16_bits_is_rounded_to_the_nearest(kernel) -> None:
         exact, rounded = new_cache(model), new_cache(copy.deepcopy(model).to(dtype))
         read(model, [3], [1], exact)
         read(model, [3], [1], rounded)
-        for kept, wanted in zip(rounded.buffers(), exact.buffers(), strict=True):
-            assert kept[0].dtype == dtype
-            assert torch.equal(kept[0], wanted[0].to(dtype))  # later layers have read rounded ones
+        for kept, wanted in zip(rounded.layers[0], exact.layers[0], strict=True):  # later layers have read rounded ones
+            assert kept.dtype == dtype
+            assert torch.equal(kept, wanted.to(dtype))
 
 
 # --- the same bits ---
@@ -271,11 +278,11 @@ def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel, name, dtype)
         torch.set_num_threads(count)
         assert torch.equal(read(model, texts[0], [1]), wanted[0])
         assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), wanted[0])
-        cache, reader = new_cache(model, 5), Native(model)
+        cache, reader = new_cache(model, 5), CompiledReader(model)
         place = 0
         while place < 80:
             size = min(1 + place % 7, 80 - place)
-            found = reader.extend([text[place : place + size] for text in texts], cache)
+            found = extend(reader, [text[place : place + size] for text in texts], cache)
             assert torch.equal(found, torch.cat([logits[place : place + size] for logits in wanted]))
             place += size
 
@@ -289,7 +296,7 @@ def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
         prompts = [some_ids(model, length) for length in (10, 2, 100, 149)]
         torch.set_num_threads(1)
         wanted = score(model, prompts)
-        assert Native(model).long is None
+        assert CompiledReader(model).long is None
         for count in (2, 3, 4):
             torch.set_num_threads(count)
             found = score(model, prompts)
@@ -477,7 +484,7 @@ def test_a_model_that_somebody_has_changed(change) -> None:
         assert generate(model, [[1, 2, 3]], 20, temperature=0) == [wanted]
         assert generate(model, [[1, 2, 3]], 20, temperature=0, speculate=8) == [wanted]
         if change in CERTAINLY_PLAIN:
-            assert type(reader_of(model)) is Plain
+            assert type(reader_of(model)) is EagerReader
     finally:
         if change is hook_on_all_modules:
             model.handle.remove()
@@ -486,21 +493,21 @@ def test_a_model_that_somebody_has_changed(change) -> None:
 def test_an_embedding_that_changes_its_weights_as_it_is_read() -> None:
     model = new("gpt2")
     model.wte.max_norm = 0.5
-    assert type(reader_of(model)) is Plain
+    assert type(reader_of(model)) is EagerReader
 
 
 def test_what_is_plain_and_what_is_native(plain) -> None:
     model = new("gpt2")
-    assert isinstance(reader_of(model), Native)
-    assert type(plain(lambda: reader_of(model))) is Plain
-    assert type(reader_of(copy.deepcopy(model).to("meta"))) is Plain
-    assert type(reader_of(torch.compile(model))) is Plain  # not compiled before its first call
-    assert type(reader_of(nn.Sequential(model))) is Plain
+    assert isinstance(reader_of(model), CompiledReader)
+    assert type(plain(lambda: reader_of(model))) is EagerReader
+    assert type(reader_of(copy.deepcopy(model).to("meta"))) is EagerReader
+    assert type(reader_of(torch.compile(model))) is EagerReader  # not compiled before its first call
+    assert type(reader_of(nn.Sequential(model))) is EagerReader
     handle = model.register_forward_hook(lambda *_: None)
-    assert type(reader_of(model)) is Plain
+    assert type(reader_of(model)) is EagerReader
     handle.remove()
-    assert isinstance(reader_of(model), Native)
-    assert isinstance(reader_of(model.train()), Native)  # dropout is off in either
+    assert isinstance(reader_of(model), CompiledReader)
+    assert isinstance(reader_of(model.train()), CompiledReader)  # dropout is off in either
 
 
 def test_hooks_see_every_id() -> None:
@@ -551,7 +558,7 @@ def test_weights_that_are_not_numbers_are_named(kernel, dtype, bad) -> None:
             quantize(model, dtype)
         else:
             model.to(getattr(torch, dtype))
-        assert isinstance(reader_of(model), Native)
+        assert isinstance(reader_of(model), CompiledReader)
         for call in (lambda: generate(model, [[1, 2]], 3), lambda: score(model, [[1, 2]])):  # noqa: B023
             with pytest.raises(ValueError, match="logits are NaN or infinite"):
                 call()
@@ -590,9 +597,9 @@ def test_a_forked_process_reads_on() -> None:
     wanted = read(model, ids, [1])
 
     def right():
-        reader, cache = Native(model), new_cache(model)
+        reader, cache = CompiledReader(model), new_cache(model)
         reader.threads = 3
-        return torch.equal(torch.cat([reader.extend([[id]], cache).clone() for id in ids]), wanted)
+        return torch.equal(torch.cat([extend(reader, [[id]], cache).clone() for id in ids]), wanted)
 
     assert right()  # the helpers have started
     busy = threading.Event()
@@ -640,7 +647,7 @@ def test_the_model_may_go_while_its_text_comes() -> None:
 
 @pytest.mark.parametrize("replace", ["half", "data", "assign"])
 def test_weights_that_are_replaced_stay_until_their_text_has_come(replace) -> None:
-    """Native code has pointers to them."""
+    """CompiledReader code has pointers to them."""
     model = new("gpt2")
     wanted = generate(model, [[1, 2]], 40, seed=1)[0]
     arrays = []
@@ -760,9 +767,7 @@ def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None
             setattr(module, buffer, at_the_end_of_memory(tensor))
     cache = new_cache(model)
     if not name.startswith("lstm"):
-        cache.keys, cache.values = (
-            [at_the_end_of_memory(each) for each in kept] for kept in (cache.keys, cache.values)
-        )
+        cache.layers = [[at_the_end_of_memory(tensor) for tensor in tensors] for tensors in cache.layers]
     assert torch.equal(read(model, ids, sizes, cache), wanted)
 
 
@@ -778,15 +783,15 @@ def test_nan_is_named_whatever_the_sampling(settings) -> None:
 def test_autocast_is_pytorchs() -> None:
     model = new("gpt2")
     with torch.autocast("cpu"):
-        assert type(reader_of(model)) is Plain
+        assert type(reader_of(model)) is EagerReader
     model.compile()
-    assert type(reader_of(model)) is Plain
+    assert type(reader_of(model)) is EagerReader
 
 
 def test_more_positions_than_a_cache_has() -> None:
     model = new("gpt2")
     with pytest.raises(ValueError, match="5 positions do not fit a cache of 4"):
-        Native(model).extend([[1, 2, 3, 4, 5]], model.new_cache(1, 4))
+        extend(CompiledReader(model), [[1, 2, 3, 4, 5]], model.new_cache(1, 4))
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch) -> None:
@@ -799,7 +804,9 @@ def test_a_library_of_another_version_is_not_used(monkeypatch) -> None:
 def test_a_text_scored_beside_others_is_looked_at_once(monkeypatch) -> None:
     made = []
     monkeypatch.setattr(
-        Native, "__init__", lambda self, model, init=Native.__init__: made.append(1) or init(self, model)
+        CompiledReader,
+        "__init__",
+        lambda self, model, init=CompiledReader.__init__: made.append(1) or init(self, model),
     )
     score(new("gpt2"), [[1, 2, 3]] * 5)
     assert made == [1]

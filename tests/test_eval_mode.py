@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from torch.overrides import _get_current_function_mode_stack
 
 from minhub_py import generate, gpt2, gptneo, lstm, score, stream
-from minhub_py.inference.compiled import Native, reader_of
+from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.inference.eval_mode import in_eval_mode
 
 ENDS = {"bos_token_id": None, "eos_token_id": None}
@@ -128,7 +128,7 @@ def test_training_mode_makes_no_difference(family, change) -> None:
     model = new(family)
     if change is not None:
         change(model)
-        assert not isinstance(reader_of(model), Native)
+        assert not isinstance(reader_of(model), CompiledReader)
     try:
         model.eval()
         ids, scores = generate(model, PROMPTS, 12, seed=1), score(model, PROMPTS)

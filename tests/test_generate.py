@@ -9,7 +9,8 @@ import torch
 
 from minhub_py import generate, gpt2, gptneo, lstm, save_pretrained, score, stream
 from minhub_py.files.tokenizer import characters
-from minhub_py.inference.generate import Sampling, context_start
+from minhub_py.inference.batch import context_start
+from minhub_py.inference.sampling import Sampling
 
 V, CONTEXT = 61, 16
 

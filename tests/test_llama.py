@@ -196,8 +196,8 @@ def test_rows_of_different_lengths(load, name: str) -> None:
 
 def test_layers_keep_no_more_than_their_window(load) -> None:
     model = load("qwen2-windows")[1]
-    assert [keys.size(2) for keys in model.new_cache(2, 50).keys] == [50, 5, 5]
-    assert [keys.size(2) for keys in model.new_cache(2, 4).keys] == [4, 4, 4]
+    assert [keys.size(2) for keys, _ in model.new_cache(2, 50).layers] == [50, 5, 5]
+    assert [keys.size(2) for keys, _ in model.new_cache(2, 4).layers] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -380,24 +380,29 @@ def test_torchscript(load, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_native_decoder(load, name: str, kernels: str) -> None:
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
-    from minhub_py.inference.compiled import Native, library, reader_of
+    from minhub_py.inference.compiled import CompiledReader, library, reader_of
 
     if library() is None or library().choose(kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
     try:
         model = load(name)[1]
         reader = reader_of(model)
-        assert type(reader) is Native
+        assert type(reader) is CompiledReader
         ids = ids_of(1)[0].tolist()
-        found = reader.read(ids, reader.new_cache(1, LENGTH), every=True)
+        found = reader.read({0: ids}, reader.new_cache(1, LENGTH), every=True).clone()
         assert_close(found, model(torch.tensor([ids]))[0])
         cache = reader.new_cache(1, LENGTH)
-        pieces = [reader.read(ids[a:b], cache, every=True) for a, b in ((0, 13), (13, 14), (14, 15), (15, LENGTH))]
+        pieces = [
+            reader.read({0: ids[a:b]}, cache, every=True).clone()
+            for a, b in ((0, 13), (13, 14), (14, 15), (15, LENGTH))
+        ]
         assert torch.equal(torch.cat(pieces), found)
         cache = reader.new_cache(3, LENGTH)
-        first = reader.fill({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache, LENGTH)
+        first = reader.read({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
         assert torch.equal(first, found[[4, 39, 1]])
-        assert torch.equal(reader.extend([ids[5:6], ids[40:44], ids[2:4]], cache), found[[5, 40, 41, 42, 43, 2, 3]])
+        assert torch.equal(
+            reader.read({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True), found[[5, 40, 41, 42, 43, 2, 3]]
+        )
     finally:
         library().choose(None)
 

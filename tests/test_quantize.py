@@ -10,7 +10,8 @@ from torch import nn
 import minhub_py
 from minhub_py import generate, score
 from minhub_py.inference import compiled
-from minhub_py.inference.compiled import Native, Plain, reader_of
+from minhub_py.inference.compiled import CompiledReader, reader_of
+from minhub_py.inference.eager import EagerReader
 from minhub_py.inference.quantize import (
     GROUP,
     KINDS,
@@ -171,9 +172,9 @@ def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind)
     wanted = forward(twin, ids)
     assert (wanted - forward(new(name), ids)).abs().max() > 1e-3 * wanted.abs().max()
     sizes = [1] if name.startswith("lstm") else [1, 7, 64, 2, 3]
-    assert isinstance(reader_of(model), Native)
+    assert isinstance(reader_of(model), CompiledReader)
     assert_close(read(model, ids, sizes), wanted)
-    assert_close(Native(model).read(ids, new_cache(model), every=True), wanted)
+    assert_close(CompiledReader(model).read({0: ids}, new_cache(model), every=True), wanted)
     assert_close(forward(model, ids), wanted)  # its own forward, without native code
 
     def greedy(of):
@@ -201,7 +202,11 @@ def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None: 
         assert_close(read(model, ids, [1]), wanted, 0.2)
         assert_close(forward(model, ids), wanted, 0.3)
         assert model(torch.tensor([ids])).dtype == dtype
-        assert_close(plain(lambda: reader_of(model).read(ids, model.new_cache(1, 40), every=True)).float(), wanted, 0.3)  # noqa: B023
+        assert_close(
+            plain(lambda: reader_of(model).read({0: ids}, model.new_cache(1, 40), every=True)).float(),  # noqa: B023
+            wanted,
+            0.3,
+        )
         generate(model, [[1, 2]], 5)
         back = model.to(torch.float32)
         for layer, before in zip(
@@ -320,10 +325,10 @@ def test_an_unknown_kind_is_named_before_anything_is_fetched(kind) -> None:
 def test_a_hook_on_a_quantized_layer() -> None:
     model = new("gpt2", "int8")
     model.h[0].mlp.c_fc.register_forward_hook(lambda _, __, y: -y)
-    assert type(reader_of(model)) is Plain
+    assert type(reader_of(model)) is EagerReader
 
 
 def test_quantized_models_have_native_code_for_all_cases() -> None:
     for name in CASES:
         for kind in KINDS:
-            assert type(reader_of(new(name, kind))) is (Native if compiled.library() else Plain)
+            assert type(reader_of(new(name, kind))) is (CompiledReader if compiled.library() else EagerReader)

@@ -1,30 +1,32 @@
-"""A model's steps, handed to native code: ids to logits on a CPU with nothing between one product and the next.
+"""A reader that runs a model's steps in C: ids to logits on a CPU with nothing between one product and the next.
 
-A model says in `steps()` what its `forward` does for a new id, in a small vocabulary. There is a residual stream x and
-a current value h:
+A model says in `steps()` what its `forward` does for a new id, as (operation, {keywords}). There is a residual stream x
+and a current value h. Keywords in brackets may be left out.
 
-    embed    ids [, positions]           x, h = ids' rows of the one + positions' rows of the other
-    norm     layer                       h = layer(x); rms_norm likewise
-    linear   layers, activation          h = activation(layer(h)); several layers' results side by side
-    rotate   heads, groups, q_norm, k_norm, rotation    the heads of q and k in h are normed (None: not) and rotated
-    attend   heads, groups, scale, window    h = attention(h), which is q, k and v side by side, q of `heads` heads, k
-                                         and v of `groups`; keys and values are kept
-    gate     activation                  h = activation(h's first half) * its second half
-    add      layer                       x = x + layer(h)
-    recur    weight_ih, weight_hh, bias  h = an LSTM cell's output for h; its state is kept
-    logits   layer, bias                 the result, from h
+    embed     tokens [positions]          x, h = ids' rows of the one + positions' rows of the other
+    norm      layer                       h = layer(x); rms_norm likewise
+    linear    layers [activation]         h = activation(layer(h)); several layers' results side by side
+    rotate    heads groups rope [q_norm k_norm]    the heads of q and k in h are normed and turned by their position
+    attend    heads scale [groups window upcast]   h = attention(h), which is q, k and v side by side, q of `heads`
+                                          heads, k and v of `groups`; keys and values are kept. upcast: in float32
+    gate      activation                  h = activation(h's first half) * its second half
+    add       layer                       x = x + layer(h)
+    lstm      layer                       h = an nn.LSTM's outputs for h; its state is kept
+    logits    layer [bias]                the result, from h
 
-`Native` turns them into pointers for native/decoder.c. Weights stay where PyTorch has them, in float32 or 16 bits, or
-quantized (quantize.py). All arithmetic is float32: with 16-bit weights the logits are those of the float32 model that
-has the same, rounded weights, and keys and values are rounded to 16 bits.
+`dropout`, a probability, stands with what it follows; readers have no use for it, `save_torchscript` has.
 
-What it cannot do (a GPU, a layer that somebody has replaced or hooked, an activation it does not know, no compiler when
-the package was installed) is left to the model's own `forward`, by `Plain`. `reader_of` chooses.
+`CompiledReader` turns them into pointers for native/decoder.c. Weights stay where PyTorch has them, in float32 or 16
+bits, or quantized (quantize.py). All arithmetic is float32: with 16-bit weights the logits are those of the float32
+model that has the same, rounded weights, and keys and values are rounded to 16 bits.
+
+What it cannot do (a GPU, a layer that somebody has replaced or hooked, an operation, a keyword or an activation that it
+does not know, no compiler when the package was installed) is left to `EagerReader`. `reader_of` chooses.
 """
 
 import ctypes
-import math
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.machinery import PathFinder
 from itertools import accumulate
@@ -35,10 +37,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minhub_py.inference.eval_mode import has_hooks, in_eval_mode
-from minhub_py.inference.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
-from minhub_py.registry import family_of
-from minhub_py.skeleton import skeleton
+from minhub_py.inference.cache import Cache
+from minhub_py.inference.eager import EagerReader, Reader
+from minhub_py.inference.quantize import Quantized
+from minhub_py.inference.untouched import UnsupportedError, check_untouched
 
 # As in native/decoder.c.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}  # the last: nf4
@@ -48,10 +50,10 @@ ACTIVATIONS = {
 }  # fmt: skip
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6, "rms_norm": 7,
          "rotate": 8, "gate": 9}  # fmt: skip
+# The operations of `steps`, and what they are for the compiled code.
+OPERATIONS = {**{name: name for name in KINDS if name != "recur"}, "lstm": "recur"}
 
-# Positions that a model's own `forward` reads at once: bounds its memory.
-CHUNK = 256
-# Tokens of one native call: bounds the memory, and is enough that each weight read is used many times.
+# Tokens of one call of the compiled code: bounds the memory, and is enough that each weight read is used many times.
 MOST_TOKENS = 64
 # Ids from which on products in bfloat16 are PyTorch's.
 LONG = 16
@@ -99,10 +101,6 @@ class Call(ctypes.Structure):
 INTERFACE = 2 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
-class UnsupportedError(Exception):
-    """A model that is not for native code, and why."""
-
-
 @cache
 def opened() -> tuple[Any, str]:
     """native/decoder.c as setuptools has compiled it, and its kernels' name; or None, and why not."""
@@ -132,59 +130,10 @@ def library() -> Any:
     return opened()[0]
 
 
-class Plain:
-    """A model's own `forward`, on whatever device it is and whatever has become of it."""
-
-    guesses = False  # whether several ids at once give the bits that they give one by one
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self._mode: bool | None = None  # that of the model when `_in_eval_mode` was made
-
-    def new_cache(self, rows: int, size: int) -> Any:
-        """A cache for the other methods."""
-        return self.model.new_cache(rows, size)
-
-    def read(self, ids: Sequence[int], cache: Any, every: bool = False) -> Tensor:
-        """Read `ids` into a cache of one row; the logits (1, V) after the last, or after every one, (T, V)."""
-        idx = torch.tensor([list(ids)], device=self._device())
-        return self._run(lambda model: model(idx, cache) if every else last(model, idx, cache))[0]
-
-    def fill(self, texts: Mapping[int, Sequence[int]], cache: Any, size: int) -> Tensor:
-        """Begin rows of a cache of `size` positions with these ids; the logits (texts, V) after each of them.
-
-        Each is read by itself, as when it is alone, and in parts: that bounds the memory.
-        """
-        logits = []
-        for row, ids in texts.items():
-            one = self.new_cache(1, size)
-            for place in range(0, len(ids), CHUNK):
-                last = self.read(ids[place : place + CHUNK], one)
-            cache.set_row(row, one)
-            logits.append(last)
-        return torch.cat(logits)
-
-    def extend(self, rows: Sequence[Sequence[int]], cache: Any) -> Tensor:
-        """Read one more id in each row of a cache; the logits (B, V)."""
-        idx = torch.tensor([list(row) for row in rows], device=self._device())
-        return self._run(lambda model: model(idx, cache))[:, -1]
-
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    def _run(self, work: Callable[[Any], Tensor]) -> Tensor:
-        """What `work` makes with the model in eval mode. It may be switched while a text comes."""
-        if self._mode != self.model.training:
-            self._mode, self._in_eval_mode = self.model.training, in_eval_mode(self.model)
-        model, context = self._in_eval_mode
-        with context():
-            return work(model)
-
-
-class Native(Plain):
+class CompiledReader(EagerReader):
     """A model's steps, with all their pointers. Made at the start of each generation, as weights may have moved."""
 
-    spare = MOST_TOKENS  # so many ids are stored before the first of them looks back, and some are taken back again
+    lookahead = MOST_TOKENS  # so many ids are stored before the first of them attends, and some are taken back again
 
     def __init__(self, model: Any) -> None:
         """UnsupportedError: why the model's own `forward` has to do it."""
@@ -194,10 +143,10 @@ class Native(Plain):
             raise UnsupportedError(f"native/decoder.c is {opened()[1]}")
         check_untouched(model)
         self.kept: list[Any] = []  # what pointers point to
-        self.rotation: Any = None  # the model's function of positions, where it has one
-        self.rotated = torch.empty(0)  # what it gives for the first positions, as native code reads it
+        self.rope: Any = None  # the model's function of positions, where it has one
+        self.rotated = torch.empty(0)  # what it gives for the first positions, as the compiled code reads it
         self.layers = self.outputs = self.width = 0
-        operations = [operation for step in model.steps() for operation in self._translate(*step)]
+        operations = [found for operation, keywords in model.steps() for found in self._translate(operation, keywords)]
         self.operations = (Operation * len(operations))(*operations)
         self.vocab_size = operations[-1].weight.rows
         self.recurrent = any(operation.kind == KINDS["recur"] for operation in operations)
@@ -209,63 +158,45 @@ class Native(Plain):
         self.long = LONG if is_bfloat16 and not self.recurrent else None
         self.width = -(-self.width // 128) * 128
         self.threads = min(torch.get_num_threads(), 64)
-        if model.new_cache(1, 1).buffers()[0][0].dtype not in CACHES:
+        if model.new_cache(1, 1).layers[0][0].dtype not in CACHES:
             raise UnsupportedError("keys and values in float64")
         self.room = torch.from_numpy(np.zeros((3, MOST_TOKENS, self.width), np.float32))  # memory where it is used only
         self.scratch = torch.empty(0)
         self.logits = torch.empty(0)
 
-    def new_cache(self, rows: int, size: int) -> Any:
-        """As Plain's, with positions to spare."""
-        return self.model.new_cache(rows, size, self.spare)
+    def new_cache(self, rows: int, size: int) -> Cache:
+        """See `Reader`."""
+        return self.model.new_cache(rows, size, self.lookahead)
 
-    def read(self, ids: Sequence[int], cache: Any, every: bool = False) -> Tensor:
-        """As Plain's, and by it where that is faster."""
-        if self._is_long(ids):
-            return super().read(ids, cache, every).float()
-        return self._decode([ids], cache, range(len(ids)) if every else [len(ids) - 1]).clone()
+    def read(
+        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
+    ) -> Tensor:
+        """See `Reader`. Texts are read together, and each is as it is alone."""
+        long = set[int]()
+        if self.long is not None and not exact:
+            long = {row for row, ids in texts.items() if len(ids) >= self.long}
+        short = {row: ids for row, ids in texts.items() if row not in long}
+        ends = list(accumulate(map(len, short.values())))
+        wanted = range(ends[-1] if ends else 0) if every else [end - 1 for end in ends]
+        found = self._decode(short, cache, wanted)
+        if not long:
+            return found
+        parts = iter(found.split([len(ids) if every else 1 for ids in short.values()]))
+        return torch.cat(
+            [super(CompiledReader, self).read({row: ids}, cache, every).float() if row in long else next(parts)
+             for row, ids in texts.items()]
+        )  # fmt: skip
 
-    def fill(self, texts: Mapping[int, Sequence[int]], cache: Any, size: int) -> Tensor:
-        """As Plain's; here texts can be read together, and each is as it is alone."""
-        logits = torch.empty(len(texts), self.vocab_size)
-        together: list[Sequence[int]] = [[]] * len(cache.lengths)
-        for place, (row, ids) in enumerate(texts.items()):
-            if self._is_long(ids):
-                logits[place] = super().fill({row: ids}, cache, size)
-            else:
-                cache.clear(row)
-                together[row] = ids
-        short = [row for row, ids in enumerate(together) if ids]
-        if short:
-            ends = list(accumulate(map(len, together)))
-            places = {row: place for place, row in enumerate(texts)}
-            found = self._decode(together, cache, [ends[row] - 1 for row in short])
-            logits[[places[row] for row in short]] = found
-        return logits
-
-    def extend(self, rows: Sequence[Sequence[int]], cache: Any) -> Tensor:
-        """Read some more ids in each row of a cache; the logits (ids in all, V) after every one of them.
-
-        They are float32, and stand until the next call.
-        """
-        return self._decode(rows, cache, range(sum(map(len, rows))))
-
-    def _is_long(self, ids: Sequence[int]) -> bool:
-        return self.long is not None and len(ids) >= self.long
-
-    def _decode(self, rows: Sequence[Sequence[int]], cache: Any, wanted: Sequence[int]) -> Tensor:
-        """Read ids in the rows of a cache; the logits after those that are `wanted`: numbers of ids, ascending.
-
-        ValueError: more positions than the cache has.
-        """
-        ids = [id for row in rows for id in row]
-        places = [number for number, row in enumerate(rows) for _ in row]
-        positions = [cache.lengths[number] + i for number, row in enumerate(rows) for i in range(len(row))]
-        if positions and max(positions) >= getattr(cache, "max_length", math.inf):
+    def _decode(self, texts: Mapping[int, Sequence[int]], cache: Cache, wanted: Sequence[int]) -> Tensor:
+        """Read ids in the rows of a cache; the logits after those that are `wanted`: numbers of ids, ascending."""
+        ids = [id for text in texts.values() for id in text]
+        places = [row for row, text in texts.items() for _ in text]
+        positions = [cache.lengths[row] + i for row, text in texts.items() for i in range(len(text))]
+        if positions and cache.bounded and max(positions) >= cache.max_length:
             raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
-        keys, values = cache.buffers()
+        keys, values = zip(*cache.layers, strict=True)  # or an LSTM's h and c
         sizes = [buffer.size(-2) for buffer in keys]
-        if self.rotation is not None and positions:
+        if self.rope is not None and positions:
             self._rotations(max(positions) + 1)
         if self.logits.size(0) < len(wanted):
             self.logits = torch.empty(len(wanted), self.vocab_size)
@@ -286,21 +217,26 @@ class Native(Plain):
             call.ids, call.rows, call.positions = integers(ids[part]), integers(places[part]), integers(positions[part])
             call.wanted, call.logits = integers(here), self.logits.data_ptr() + 4 * done * self.vocab_size
             self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
-        cache.lengths = [length + len(row) for length, row in zip(cache.lengths, rows, strict=True)]
+        cache.advance([len(texts.get(row, ())) for row in range(len(cache.lengths))])
         return self.logits[: len(wanted)]
 
-    # One method for each kind of step.
+    # One method for each operation.
 
-    def _translate(self, kind: str, *arguments: Any) -> list[Operation]:
-        if kind not in KINDS:
-            raise UnsupportedError(f"a step {kind}")
-        operations: list[Operation] = getattr(self, f"_{kind}")(*arguments)
-        for operation in operations:
-            operation.kind = KINDS[kind]
+    def _translate(self, operation: str, keywords: Mapping[str, Any]) -> list[Operation]:
+        """An operation for the compiled code. What is unknown is left to `forward`, unless it says nothing."""
+        method = getattr(self, f"_{operation}", None)
+        if method is None or operation not in OPERATIONS:
+            raise UnsupportedError(f"an operation {operation}")
+        known = inspect.signature(method).parameters
+        if unknown := [name for name, value in keywords.items() if name not in known and value not in (None, False)]:
+            raise UnsupportedError(f"{operation} with {', '.join(unknown)}")
+        operations: list[Operation] = method(**{name: value for name, value in keywords.items() if name in known})
+        for each in operations:
+            each.kind = KINDS[OPERATIONS[operation]]
         return operations
 
-    def _embed(self, ids: Any, positions: Any = None) -> list[Operation]:
-        operation = Operation(weight=self._matrix(ids), second=self._matrix(positions) if positions else Matrix())
+    def _embed(self, tokens: Any, positions: Any = None, dropout: float = 0.0) -> list[Operation]:
+        operation = Operation(weight=self._matrix(tokens), second=self._matrix(positions) if positions else Matrix())
         if operation.weight.transposed or operation.second.transposed:
             raise UnsupportedError("an embedding whose rows are not stored as rows")
         return [operation]
@@ -313,22 +249,19 @@ class Native(Plain):
     def _rms_norm(self, layer: Any) -> list[Operation]:
         return [Operation(weight=self._vector(layer.weight), number=layer.eps)]
 
-    def _vector(self, weight: Tensor) -> Matrix:
-        return Matrix(data=self._floats(weight), columns=weight.numel())
-
-    def _linear(self, layers: Sequence[Any], activation: str | None) -> list[Operation]:
-        if activation is not None and activation not in ACTIVATIONS:
-            raise UnsupportedError(f"activation {activation}")
+    def _linear(self, layers: Sequence[Any], activation: str | None = None) -> list[Operation]:
         operations = [self._product(layer, layer.bias) for layer in layers]
         for operation in operations:
-            operation.activation, operation.more = ACTIVATIONS.get(activation or "", 0), 1
+            operation.activation, operation.more = code_of(activation), 1
         operations[-1].more = 0
         self.outputs = sum(operation.weight.rows for operation in operations)
         self.width = max(self.width, self.outputs)
         return operations
 
-    def _rotate(self, heads: int, groups: int, q_norm: Any, k_norm: Any, rotation: Any) -> list[Operation]:
-        self.rotation = rotation
+    def _rotate(
+        self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None
+    ) -> list[Operation]:
+        self.rope, groups = rope, groups or heads
         operation = Operation(heads=heads, groups=groups, size=self.outputs // (heads + 2 * groups))
         if q_norm is not None:
             operation.weight, operation.second = self._vector(q_norm.weight), self._vector(k_norm.weight)
@@ -339,36 +272,47 @@ class Native(Plain):
         """Have the rotations of the first `count` positions: a row each, cos and sin for q, then for k."""
         if count <= self.rotated.size(0):
             return
-        cos, sin, growth = self.rotation(torch.arange(max(count, 2 * self.rotated.size(0))))  # (positions, D/2)
+        cos, sin, growth = self.rope(torch.arange(max(count, 2 * self.rotated.size(0))))  # (positions, D/2)
         grown = 1.0 if growth is None else growth.unsqueeze(1)
         self.rotated = torch.cat((cos * grown, sin * grown, cos, sin), dim=1).contiguous()
         for operation in self.operations:
             if operation.kind == KINDS["rotate"]:
                 operation.bias = self.rotated.data_ptr()
 
-    def _attend(self, heads: int, groups: int, scale: float, window: int | None) -> list[Operation]:
-        self.layers += 1
+    def _attend(
+        self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
+        upcast: bool = True,
+    ) -> list[Operation]:  # fmt: skip
+        """All arithmetic is float32 here, so `upcast` changes nothing."""
+        self.layers, groups = self.layers + 1, groups or heads
         size = self.outputs // (heads + 2 * groups)
         return [Operation(heads=heads, groups=groups, size=size, number=scale, window=window or 0,
                           layer=self.layers - 1)]  # fmt: skip
 
     def _gate(self, activation: str) -> list[Operation]:
-        if activation not in ACTIVATIONS:
-            raise UnsupportedError(f"activation {activation}")
-        return [Operation(heads=self.outputs // 2, activation=ACTIVATIONS[activation])]
+        return [Operation(heads=self.outputs // 2, activation=code_of(activation))]
 
-    def _add(self, layer: Any) -> list[Operation]:
+    def _add(self, layer: Any, dropout: float = 0.0) -> list[Operation]:
         return [self._product(layer, layer.bias)]
 
-    def _recur(self, weight_ih: Any, weight_hh: Any, bias: Tensor) -> list[Operation]:
-        self.layers += 1
-        operation = Operation(weight=self._matrix(weight_ih), second=self._matrix(weight_hh), bias=self._floats(bias))
-        operation.layer = self.layers - 1
-        self.width = max(self.width, operation.weight.rows)
-        return [operation]
+    def _lstm(self, layer: Any, dropout: float = 0.0) -> list[Operation]:
+        operations = []
+        for _ in range(layer.num_layers):
+            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            weight_ih, weight_hh, *biases = (getattr(layer, f"{name}_l{self.layers}") for name in names)
+            bias = self._floats(biases[0].float() + biases[1].float())
+            operations.append(
+                Operation(weight=self._matrix(weight_ih), second=self._matrix(weight_hh), bias=bias, layer=self.layers)
+            )
+            self.width = max(self.width, operations[-1].weight.rows)
+            self.layers += 1
+        return operations
 
-    def _logits(self, layer: Any, bias: Tensor | None) -> list[Operation]:
+    def _logits(self, layer: Any, bias: Tensor | None = None) -> list[Operation]:
         return [self._product(layer, bias)]
+
+    def _vector(self, weight: Tensor) -> Matrix:
+        return Matrix(data=self._floats(weight), columns=weight.numel())
 
     def _product(self, layer: Any, bias: Tensor | None) -> Operation:
         return Operation(weight=self._matrix(layer), bias=self._floats(bias))
@@ -413,56 +357,16 @@ def check_memory(tensor: Tensor) -> None:
         raise UnsupportedError(f"a {type(tensor).__name__} ({tensor.layout}) on {tensor.device.type}")
 
 
-def last(model: Any, idx: Tensor, cache: Any) -> Tensor:
-    """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
-    if not is_of_this_package(model) or has_hooks(model):
-        return model(idx, cache)[:, -1:]
-    return model.logits(model.hidden(idx, cache)[:, -1:])
+def code_of(activation: str | None) -> int:
+    """An activation for the compiled code. UnsupportedError: it has no such."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise UnsupportedError(f"activation {activation}")
+    return ACTIVATIONS.get(activation or "", 0)
 
 
-def is_of_this_package(model: Any) -> bool:
-    """Whether a model's class is one of our families' own, and not what somebody has made of it."""
-    return type(model).__module__.startswith("minhub_py.") and hasattr(model, "steps")
-
-
-_made: dict[tuple[type, str], dict[str, nn.Module]] = {}  # the modules of models without weights, by class and config
-
-
-def check_untouched(model: Any) -> None:
-    """UnsupportedError: the model is not as its file makes it: only its own `forward` knows what it computes now."""
-    kind = type(model)
-    if not is_of_this_package(model) or model._compiled_call_impl is not None:
-        raise UnsupportedError(f"{kind.__name__} is not of this package, or compiled")
-    if torch.is_autocast_enabled("cpu"):
-        raise UnsupportedError("autocast is on")
-    key = (kind, repr(model.config))
-    if key not in _made:
-        _made[key] = dict(skeleton(family_of(model.config.to_hub()["model_type"]), model.config).named_modules())
-    made = _made[key]
-    found = {name: module for name, module in model.named_modules() if type(module) is not Quantized}
-    if found.keys() != made.keys():
-        raise UnsupportedError(f"{', '.join(sorted(found.keys() ^ made.keys()))} come or are gone")
-    for name, module in found.items():
-        if has_hooks(module) or not is_like(module, made[name]):
-            raise UnsupportedError(f"{name or 'the model'} is not what its file makes")
-
-
-def is_like(module: nn.Module, made: nn.Module) -> bool:
-    """Whether a module computes what the one `made` at its place does, with weights of its own."""
-    if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedLSTM):
-        return module.replaces(made)
-    shapes = [
-        {name: None if tensor is None else tensor.shape for name, tensor in each._parameters.items()}
-        for each in (module, made)
-    ]
-    settings = {name: value for name, value in vars(made).items() if name[0] != "_" and name != "training"}
-    same = all(name in vars(module) and vars(module)[name] == value for name, value in settings.items())
-    return type(module) is type(made) and shapes[0] == shapes[1] and same
-
-
-def reader_of(model: Any) -> "Plain | Native":
-    """What reads ids with this model here: native code, or else the model's own `forward`."""
+def reader_of(model: Any) -> Reader:
+    """What reads ids with this model here: its compiled steps, or else its own `forward`."""
     try:
-        return Native(model)
+        return CompiledReader(model)
     except UnsupportedError:
-        return Plain(model)
+        return EagerReader(model)

@@ -10,6 +10,7 @@ makes float weights again at each call, which takes time and memory; native/deco
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -156,15 +157,30 @@ def quantize(model: Any, kind: str) -> None:
     """
     check_kind(kind)
     refuse_quantized(model, "quantized once more")
-    of_vocabulary = {id(step[1]) for step in model.steps() if step[0] in ("embed", "logits")}
+    kinds = dict(layers_of(model, kind))
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if isinstance(layer, nn.Linear) and layer.weight is not None:
-                setattr(parent, name, QuantizedLinear(layer, "int8" if id(layer) in of_vocabulary else kind))
-            elif isinstance(layer, nn.Embedding) and id(layer) in of_vocabulary:
-                setattr(parent, name, QuantizedEmbedding(layer))
-            elif isinstance(layer, nn.LSTM):
-                setattr(parent, name, QuantizedLSTM(layer, kind))
+            if layer in kinds:
+                setattr(parent, name, quantized(layer, kinds[layer]))
+
+
+def layers_of(model: Any, kind: str) -> Iterator[tuple[nn.Module, str]]:
+    """The layers to quantize by the model's steps, and how: those of the vocabulary always in int8."""
+    for operation, keywords in model.steps():
+        if operation == "embed":
+            yield keywords["tokens"], "int8"
+        elif operation == "logits" and keywords["layer"].weight is not None:
+            yield keywords["layer"], "int8"
+        elif operation in ("linear", "add", "lstm"):
+            for layer in keywords.get("layers") or [keywords["layer"]]:
+                yield layer, kind
+
+
+def quantized(layer: nn.Module, kind: str) -> nn.Module:
+    """A layer that holds the weights of `layer` quantized."""
+    if isinstance(layer, nn.Embedding):
+        return QuantizedEmbedding(layer)
+    return QuantizedLSTM(layer, kind) if isinstance(layer, nn.LSTM) else QuantizedLinear(layer, kind)  # type: ignore[arg-type]
 
 
 def check_kind(kind: str | None) -> None:

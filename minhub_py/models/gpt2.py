@@ -14,32 +14,17 @@ Notation
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.inference.cache import KeyValues, Span
+from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
+
 MODEL_TYPE = "gpt2"
-
-
-def tanh_gelu(x: Tensor) -> Tensor:
-    """The approximation that Hendrycks & Gimpel (2016) give."""
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_new": tanh_gelu,  # GPT-2's own
-    "gelu_pytorch_tanh": tanh_gelu,
-    "gelu_fast": tanh_gelu,
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "swish": F.silu,
-    "tanh": torch.tanh,
-}
 
 
 class Attention(nn.Module):
@@ -57,14 +42,14 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor | None, cache: "Cache | None") -> Tensor:
+    def forward(self, x: Tensor, span: Span) -> Tensor:
         B, T, C = x.shape
         q, k, v = self.c_attn(x).split(C, dim=2)  # each (B, T, C)
         q = q.view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
         k = k.view(B, T, self.n_head, -1).transpose(1, 2)
         v = v.view(B, T, self.n_head, -1).transpose(1, 2)
-        if cache is not None:
-            k, v = cache.update(self.layer, positions, k, v)  # (B, H, S, D)
+        k, v, seen = span.update(self.layer, k, v)  # (B, H, S, D), (B, H, S, D), (B or 1, S)
+        mask = span.mask(seen)  # (B or 1, 1, T, S), or None
         if self.upcast:  # scores and softmax in float32, whatever the weights are
             q, k, v = q.float(), k.float(), v.float()
         y = F.scaled_dot_product_attention(
@@ -101,12 +86,12 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor | None, cache: "Cache | None") -> Tensor:
-        x = x + self.attn(self.ln_1(x), positions, mask, cache)
+    def forward(self, x: Tensor, span: Span) -> Tensor:
+        x = x + self.attn(self.ln_1(x), span)
         return x + self.mlp(self.ln_2(x))
 
 
-class GPT2(nn.Module):
+class GPT2(LanguageModel):
     def __init__(self, config: "GPT2Config") -> None:
         super().__init__()
         self.config = config
@@ -129,138 +114,32 @@ class GPT2(nn.Module):
         if isinstance(module, Attention | MLP):
             nn.init.normal_(module.c_proj.weight, std=std / math.sqrt(2 * self.config.n_layer))
 
-    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> "Cache":
-        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
-
-        It has no need of `spare`, which is for families that keep a window.
-        """
-        return Cache(self.config, batch_size, max_length, like=self.ln_f.weight)
-
-    def forward(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
-
-        With a cache the positions follow those it holds, and it is updated in place.
-        TypeError: `idx` is no tensor of whole numbers.
-        ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
-        """
-        return self.logits(self.hidden(idx, cache))
-
-    def hidden(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """The first part of `forward`: (B, T, C), what the head makes logits of."""
-        if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
-            kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
-            raise TypeError(f"GPT-2: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
-        if idx.dim() != 2 or not idx.numel():
-            raise ValueError(f"GPT-2: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
-        B, T = idx.shape
-        lengths = cache.lengths if cache is not None else [0] * B
-        longest = max(lengths) + T
-        self._check(idx, longest, cache)
-        if min(lengths) == max(lengths):  # a set of lengths would make torch.compile start anew at each token
-            positions = torch.arange(lengths[0], longest, device=idx.device)  # (T,)
-        else:
-            starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)
-            positions = starts + torch.arange(T, device=idx.device)  # (B, T)
-        mask = None  # no mask: causal from the start, or one new position that sees all before it
-        if positions.dim() == 2 or (lengths[0] > 0 and T > 1):
-            mask = positions.unsqueeze(-1) >= torch.arange(longest, device=idx.device)  # (T, S) or (B, T, S)
-            mask = mask.unsqueeze(-3)  # one mask for all heads
-
-        x = self.drop(self.wte(idx) + self.wpe(positions))  # (B, T, C)
+    def body(self, idx: Tensor, span: Span) -> Tensor:
+        x = self.drop(self.wte(idx) + self.wpe(span.positions))  # (B, T, C)
         for block in self.h:
-            x = block(x, positions, mask, cache)
-        if cache is not None:
-            cache.advance(T)
+            x = block(x, span)
         return self.ln_f(x)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The last part of `forward`: (B, T, V) from (B, T, C)."""
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
 
-    def steps(self) -> Iterator[tuple[Any, ...]]:
-        """`forward` for one new id after those in a cache, as plain operations (see inference/compiled.py)."""
+    def cache_layout(self) -> list[KeyValues]:
+        return [KeyValues(self.config.n_head, self.config.n_embd // self.config.n_head)] * self.config.n_layer
+
+    def steps(self) -> Iterator[Step]:
         block: Any
-        yield "embed", self.wte, self.wpe
+        yield step("embed", tokens=self.wte, positions=self.wpe, dropout=self.drop.p)
         for block in self.h:
-            yield "norm", block.ln_1
-            yield "linear", [block.attn.c_attn], None
-            yield "attend", block.attn.n_head, block.attn.n_head, block.attn.scale, None
-            yield "add", block.attn.c_proj
-            yield "norm", block.ln_2
-            yield "linear", [block.mlp.c_fc], self.config.activation_function
-            yield "add", block.mlp.c_proj
-        yield "norm", self.ln_f
-        yield "logits", self.wte if self.lm_head is None else self.lm_head, None
-
-    def _check(self, idx: Tensor, longest: int, cache: "Cache | None") -> None:
-        if longest > self.config.n_positions:
-            raise ValueError(f"GPT-2: {longest} positions; this model has {self.config.n_positions} (n_positions)")
-        if cache is not None and (longest > cache.max_length or idx.size(0) != len(cache.lengths)):
-            raise ValueError(
-                f"GPT-2: {idx.size(0)} rows of {longest} positions do not fit a cache of "
-                f"{len(cache.lengths)} rows of {cache.max_length}"
-            )
-        # On a GPU the check would wait for the device; there CUDA's own assertion catches a bad id.
-        if idx.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = torch.aminmax(idx)
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(f"GPT-2: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
-
-
-class Cache:
-    """The keys and values of all layers, allocated once. Rows may hold different numbers of positions.
-
-    keys, values: one (B, H, max_length, D) tensor per layer.    lengths: positions filled, one int per row.
-    Zeros, not empty: a masked key that happens to be NaN would still spoil the softmax. As the buffers are written in
-    place, no gradient flows from one call to the next.
-    """
-
-    def __init__(self, config: "GPT2Config", batch_size: int, max_length: int, like: Tensor) -> None:
-        shape = (batch_size, config.n_head, max_length, config.n_embd // config.n_head)
-        self.keys = [like.new_zeros(shape) for _ in range(config.n_layer)]
-        self.values = [like.new_zeros(shape) for _ in range(config.n_layer)]
-        self.max_length = max_length
-        self.lengths = [0] * batch_size
-
-    def update(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new k and v (B, H, T, D) at `positions` (T,) or (B, T); give all that is there, (B, H, S, D)."""
-        T = k.size(2)
-        keys, values = self.keys[layer], self.values[layer]
-        if positions.dim() == 1:  # every row at the same place: plain slices
-            start = self.lengths[0]
-            keys[:, :, start : start + T] = k
-            values[:, :, start : start + T] = v
-        else:
-            rows = torch.arange(k.size(0), device=k.device).unsqueeze(1)  # (B, 1)
-            keys[rows, :, positions] = k.transpose(1, 2)
-            values[rows, :, positions] = v.transpose(1, 2)
-        S = max(self.lengths) + T
-        return keys[:, :, :S], values[:, :, :S]
-
-    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What `steps` keeps for each layer."""
-        return self.keys, self.values
-
-    def advance(self, T: int) -> None:
-        """Count T more positions in every row."""
-        self.lengths = [length + T for length in self.lengths]
-
-    def clear(self, row: int) -> None:
-        """Make a row empty."""
-        self.lengths[row] = 0
-
-    def select(self, rows: list[int]) -> None:
-        """Keep these rows only, in this order."""
-        self.keys = [keys[rows] for keys in self.keys]
-        self.values = [values[rows] for values in self.values]
-        self.lengths = [self.lengths[row] for row in rows]
-
-    def set_row(self, row: int, source: "Cache") -> None:
-        """Make `row` a copy of the one row of `source`."""
-        length = source.lengths[0]
-        for mine, theirs in zip(self.keys + self.values, source.keys + source.values, strict=True):
-            mine[row, :, :length] = theirs[0, :, :length]
-        self.lengths[row] = length
+            attn, mlp = block.attn, block.mlp
+            yield step("norm", layer=block.ln_1)
+            yield step("linear", layers=[attn.c_attn])
+            yield step("attend", heads=attn.n_head, scale=attn.scale, dropout=attn.dropout, upcast=attn.upcast)
+            yield step("add", layer=attn.c_proj, dropout=attn.resid_dropout.p)
+            yield step("norm", layer=block.ln_2)
+            yield step("linear", layers=[mlp.c_fc], activation=self.config.activation_function)
+            yield step("add", layer=mlp.c_proj, dropout=mlp.dropout.p)
+        yield step("norm", layer=self.ln_f)
+        yield step("logits", layer=self.wte if self.lm_head is None else self.lm_head)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 Sources
     Black et al. (2021), "GPT-Neo: Large Scale Autoregressive Language Modeling with Mesh-Tensorflow".
-    Local attention: Beltagy et al. (2020), "Longformer"; Child et al. (2019), "Sparse Transformers".
     Reference implementation: EleutherAI's gpt-neo; Hub docs: `transformers`, model_type "gpt_neo".
 
 What differs from its siblings
@@ -12,69 +11,23 @@ What differs from its siblings
 Notation
     B batch rows    T positions read in this call    S positions attended to (cached and new)
     C channels, hidden_size    H heads    D head size, C / H    V vocabulary
-    W window_size    P past positions still in reach    N blocks of a long local attention
+    W window_size, which includes the current position
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from reprlib import repr as brief
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.inference.cache import KeyValues, Span
+from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
+from minhub_py.models.window import local_attention
+
 MODEL_TYPE = "gpt_neo"
-
-
-def tanh_gelu(x: Tensor) -> Tensor:
-    """The approximation that Hendrycks & Gimpel (2016) give."""
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_new": tanh_gelu,  # GPT-Neo's own
-    "gelu_pytorch_tanh": tanh_gelu,
-    "gelu_fast": tanh_gelu,
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "swish": F.silu,
-    "tanh": torch.tanh,
-}
-
-
-def local_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: int, dropout: float) -> Tensor:
-    """Attention of each query to itself and the W - 1 positions before it, without paying for any other key.
-
-    q (B, H, T, D); k, v (B, H, P + T, D), the last T of them at the queries' own positions; starts (B,), the first
-    query's position in each row. Queries go in N blocks of W, each against the keys in its reach: T * 2W scores.
-    """
-    B, H, T, D = q.shape
-    P = k.size(2) - T
-    block = min(T, window)
-    N = -(-T // block)
-    reach = P if N == 1 else window  # keys before each block's first query
-    pad = N * block - T
-    q = F.pad(q, (0, 0, 0, pad))
-    k = F.pad(k, (0, 0, reach - P, pad))
-    v = F.pad(v, (0, 0, reach - P, pad))
-
-    q = q.view(B, H, N, block, D).transpose(1, 2).reshape(B * N, H, block, D)
-    k = k.unfold(2, block + reach, block).permute(0, 2, 1, 4, 3).reshape(B * N, H, block + reach, D)
-    v = v.unfold(2, block + reach, block).permute(0, 2, 1, 4, 3).reshape(B * N, H, block + reach, D)
-
-    query = torch.arange(block, device=q.device).unsqueeze(1)  # (block, 1)
-    key = torch.arange(block + reach, device=q.device) - reach  # (block + reach,), 0 at the block's first query
-    # The window includes the current position: at W = 4, position 5 sees 2 3 4 5.
-    band = (key <= query) & (key > query - window)  # (block, block + reach)
-    first = starts.unsqueeze(1) + torch.arange(N, device=q.device) * block  # (B, N), each block's first position
-    exists = first.unsqueeze(-1) + key >= 0  # (B, N, block + reach)
-    mask = (band & exists.unsqueeze(2)).view(B * N, 1, block, block + reach)
-
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=1.0)
-    return y.view(B, N, H, block, D).transpose(1, 2).reshape(B, H, N * block, D)[:, :, :T]
 
 
 class Attention(nn.Module):
@@ -90,54 +43,24 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.resid_dropout = nn.Dropout(config.resid_dropout)
 
-    def forward(self, x: Tensor, positions: Tensor, cache: "Cache | None") -> Tensor:
+    def forward(self, x: Tensor, span: Span) -> Tensor:
         B, T, C = x.shape
         q = self.q_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)
         v = self.v_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)
-        # One new position can look at its cache as it lies there: the order of a ring is no matter.
-        attend = self.attend_locally if self.window is not None and T > 1 else self.attend_everywhere
-        y = attend(q, k, v, positions, cache).to(x.dtype)  # (B, H, T, D)
-        return self.resid_dropout(self.out_proj(y.transpose(1, 2).reshape(B, T, C)))
-
-    # Two traps. GPT-Neo does not scale its scores by 1/sqrt(D), as it was trained without: scale=1.0.
-    # Unscaled scores are large, so q, k and the softmax are float32 whatever the weights are.
-
-    def attend_everywhere(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache: "Cache | None") -> Tensor:
-        T = q.size(2)
-        mask = None
-        if cache is not None:
-            cache.write(self.layer, positions, k, v)
-            size = cache.keys[self.layer].size(2)
-            S = min(max(cache.lengths) + T, size)
-            k, v = cache.keys[self.layer][:, :, :S], cache.values[self.layer][:, :, :S]
-            if self.window is not None and size > self.window:  # how far back is what stands in each slot of the ring?
-                back = (positions - torch.arange(S, device=q.device)) % size  # (B, S), as T is 1
-                mask = ((back < self.window) & (back <= positions)).view(-1, 1, 1, S)
-            elif S > T and (T > 1 or min(cache.lengths) < max(cache.lengths)):
-                mask = (positions.unsqueeze(-1) >= torch.arange(S, device=q.device)).unsqueeze(1)  # (B, 1, T, S)
-        return F.scaled_dot_product_attention(
-            q.float(),
-            k.float(),
-            v.float(),
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-            scale=1.0,
-        )
-
-    def attend_locally(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache: "Cache | None") -> Tensor:
-        assert self.window is not None
-        if cache is not None:
-            new_k, new_v = k, v
-            past = min(max(cache.lengths), self.window - 1)
-            if past:
-                before = torch.arange(-past, 0, device=q.device)
-                old_k, old_v = cache.read(self.layer, positions[:, :1] + before)
-                k, v = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)  # (B, H, P + T, D)
-            cache.write(self.layer, positions, new_k, new_v)
+        k, v, seen = span.update(self.layer, k, v)  # (B, H, S, D), (B, H, S, D), (B or 1, S)
+        # Two traps. GPT-Neo does not scale its scores by 1/sqrt(D), as it was trained without: scale=1.0.
+        # Unscaled scores are large, so q, k and the softmax are float32 whatever the weights are.
+        q, k, v = q.float(), k.float(), v.float()
         dropout = self.dropout if self.training else 0.0
-        return local_attention(q.float(), k.float(), v.float(), positions[:, 0], self.window, dropout)
+        if self.window is not None and T > 1:
+            y = local_attention(q, k, v, span.positions[:, 0].expand(B), self.window, dropout, scale=1.0)
+        else:
+            mask = span.mask(seen, self.window)  # (B or 1, 1, T, S), or None
+            causal = True if mask is None and T > 1 else False  # noqa: SIM210  # torch.compile needs a branch
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=1.0)
+        y = y.to(x.dtype).transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.out_proj(y))
 
 
 class MLP(nn.Module):
@@ -161,12 +84,12 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, positions: Tensor, cache: "Cache | None") -> Tensor:
-        x = x + self.attn(self.ln_1(x), positions, cache)
+    def forward(self, x: Tensor, span: Span) -> Tensor:
+        x = x + self.attn(self.ln_1(x), span)
         return x + self.mlp(self.ln_2(x))
 
 
-class GPTNeo(nn.Module):
+class GPTNeo(LanguageModel):
     def __init__(self, config: "GPTNeoConfig") -> None:
         super().__init__()
         self.config = config
@@ -191,142 +114,34 @@ class GPTNeo(nn.Module):
             projection = module.out_proj if isinstance(module, Attention) else module.c_proj
             nn.init.normal_(projection.weight, std=std / math.sqrt(2 * self.config.num_layers))
 
-    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> "Cache":
-        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
-
-        spare: positions that local layers keep beyond their window; for inference/compiled.py.
-        """
-        return Cache(self.config, batch_size, max_length, spare, like=self.ln_f.weight)
-
-    def forward(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
-
-        With a cache the positions follow those it holds, and it is updated in place.
-        TypeError: `idx` is no tensor of whole numbers.
-        ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
-        """
-        return self.logits(self.hidden(idx, cache))
-
-    def hidden(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """The first part of `forward`: (B, T, C), what the head makes logits of."""
-        if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
-            kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
-            raise TypeError(f"GPT-Neo: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
-        if idx.dim() != 2 or not idx.numel():
-            raise ValueError(f"GPT-Neo: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
-        B, T = idx.shape
-        lengths = cache.lengths if cache is not None else [0] * B
-        self._check(idx, max(lengths) + T, cache)
-        starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)
-        positions = starts + torch.arange(T, device=idx.device)  # (B, T)
-
-        x = self.drop(self.wte(idx) + self.wpe(positions))  # (B, T, C)
+    def body(self, idx: Tensor, span: Span) -> Tensor:
+        x = self.drop(self.wte(idx) + self.wpe(span.positions))  # (B, T, C)
         for block in self.h:
-            x = block(x, positions, cache)
-        if cache is not None:
-            cache.advance(T)
+            x = block(x, span)
         return self.ln_f(x)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The last part of `forward`: (B, T, V) from (B, T, C)."""
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
 
-    def steps(self) -> Iterator[tuple[Any, ...]]:
-        """`forward` for one new id after those in a cache, as plain operations (see inference/compiled.py)."""
+    def cache_layout(self) -> list[KeyValues]:
+        H, D = self.config.num_heads, self.config.hidden_size // self.config.num_heads
+        kinds = {"global": None, "local": self.config.window_size}
+        return [KeyValues(H, D, kinds[kind]) for kind in self.config.attention_layers]
+
+    def steps(self) -> Iterator[Step]:
         block: Any
-        yield "embed", self.wte, self.wpe
+        yield step("embed", tokens=self.wte, positions=self.wpe, dropout=self.drop.p)
         for block in self.h:
-            yield "norm", block.ln_1
-            yield "linear", [block.attn.q_proj, block.attn.k_proj, block.attn.v_proj], None
-            yield "attend", block.attn.num_heads, block.attn.num_heads, 1.0, block.attn.window
-            yield "add", block.attn.out_proj
-            yield "norm", block.ln_2
-            yield "linear", [block.mlp.c_fc], self.config.activation_function
-            yield "add", block.mlp.c_proj
-        yield "norm", self.ln_f
-        yield "logits", self.wte if self.lm_head is None else self.lm_head, None
-
-    def _check(self, idx: Tensor, longest: int, cache: "Cache | None") -> None:
-        if longest > self.config.max_position_embeddings:
-            raise ValueError(
-                f"GPT-Neo: {longest} positions; this model has {self.config.max_position_embeddings} "
-                "(max_position_embeddings)"
-            )
-        if cache is not None and (longest > cache.max_length or idx.size(0) != len(cache.lengths)):
-            raise ValueError(
-                f"GPT-Neo: {idx.size(0)} rows of {longest} positions do not fit a cache of "
-                f"{len(cache.lengths)} rows of {cache.max_length}"
-            )
-        # On a GPU the check would wait for the device; there CUDA's own assertion catches a bad id.
-        if idx.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = torch.aminmax(idx)
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(f"GPT-Neo: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
-
-
-class Cache:
-    """The keys and values of all layers, allocated once. Rows may hold different numbers of positions.
-
-    keys, values: one (B, H, size, D) tensor per layer; size is max_length in a global layer. A local layer keeps
-    the window and `spare` positions only, as a ring: position p is in slot p % size. With those to spare, the
-    decoder may store that many positions before it attends from the first of them, and take them back.
-    lengths: positions read, one int per row.
-    Zeros, not empty: a masked key that happens to be NaN would still spoil the softmax. As the buffers are written in
-    place, no gradient flows from one call to the next.
-    """
-
-    def __init__(self, config: "GPTNeoConfig", batch_size: int, max_length: int, spare: int, like: Tensor) -> None:
-        D = config.hidden_size // config.num_heads
-        sizes = [
-            max_length if kind == "global" else min(config.window_size + spare, max_length)
-            for kind in config.attention_layers
-        ]
-        self.keys = [like.new_zeros(batch_size, config.num_heads, size, D) for size in sizes]
-        self.values = [like.new_zeros(batch_size, config.num_heads, size, D) for size in sizes]
-        self.max_length = max_length
-        self.lengths = [0] * batch_size
-
-    def write(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write the new k and v (B, H, T, D) at `positions` (B, T); a ring keeps the last `size` of them."""
-        keys, values = self.keys[layer], self.values[layer]
-        size = keys.size(2)
-        rows = torch.arange(k.size(0), device=k.device).unsqueeze(1)  # (B, 1)
-        slots = positions[:, -size:] % size
-        keys[rows, :, slots] = k[:, :, -size:].transpose(1, 2)
-        values[rows, :, slots] = v[:, :, -size:].transpose(1, 2)
-
-    def read(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values at `positions` (B, P), each (B, H, P, D). What stands before position 0 is anything."""
-        keys, values = self.keys[layer], self.values[layer]
-        rows = torch.arange(positions.size(0), device=positions.device).unsqueeze(1)
-        slots = positions % keys.size(2)
-        return keys[rows, :, slots].transpose(1, 2), values[rows, :, slots].transpose(1, 2)
-
-    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What `steps` keeps for each layer."""
-        return self.keys, self.values
-
-    def advance(self, T: int) -> None:
-        """Count T more positions in every row."""
-        self.lengths = [length + T for length in self.lengths]
-
-    def clear(self, row: int) -> None:
-        """Make a row empty."""
-        self.lengths[row] = 0
-
-    def select(self, rows: list[int]) -> None:
-        """Keep these rows only, in this order."""
-        self.keys = [keys[rows] for keys in self.keys]
-        self.values = [values[rows] for values in self.values]
-        self.lengths = [self.lengths[row] for row in rows]
-
-    def set_row(self, row: int, source: "Cache") -> None:
-        """Make `row` a copy of the one row of `source`, whose rings must be of the same size where they are full."""
-        length = source.lengths[0]
-        for mine, theirs in zip(self.keys + self.values, source.keys + source.values, strict=True):
-            filled = min(length, theirs.size(2))
-            mine[row, :, :filled] = theirs[0, :, :filled]
-        self.lengths[row] = length
+            attn, mlp = block.attn, block.mlp
+            yield step("norm", layer=block.ln_1)
+            yield step("linear", layers=[attn.q_proj, attn.k_proj, attn.v_proj])
+            yield step("attend", heads=attn.num_heads, scale=1.0, window=attn.window, dropout=attn.dropout, upcast=True)
+            yield step("add", layer=attn.out_proj, dropout=attn.resid_dropout.p)
+            yield step("norm", layer=block.ln_2)
+            yield step("linear", layers=[mlp.c_fc], activation=self.config.activation_function)
+            yield step("add", layer=mlp.c_proj, dropout=mlp.dropout.p)
+        yield step("norm", layer=self.ln_f)
+        yield step("logits", layer=self.wte if self.lm_head is None else self.lm_head)
 
 
 @dataclass(frozen=True)

@@ -20,23 +20,18 @@ Notation
     W window, which includes the current position
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from reprlib import repr as brief
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "swish": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
+from minhub_py.inference.cache import KeyValues, Span
+from minhub_py.models import rotary
+from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
+
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -45,18 +40,6 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# The settings that a rope_type has beside rope_theta: (needed, optional).
-ROPE_TYPES: dict[str, tuple[set[str], set[str]]] = {
-    "default": (set(), set()),
-    "linear": ({"factor"}, set()),
-    "dynamic": ({"factor"}, {"original_max_position_embeddings"}),
-    "llama3": ({"factor", "low_freq_factor", "high_freq_factor"}, {"original_max_position_embeddings"}),
-    "yarn": (
-        {"factor"},
-        {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
-         "truncate", "llama_4_scaling_beta", "max_position_embeddings"},
-    ),
-}  # fmt: skip
 MISTRAL = {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 2**17,
            "sliding_window": 4096}  # fmt: skip
 QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 2**15,
@@ -105,24 +88,22 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.size, config.rms_norm_eps) if normed else None
         self.k_norm = RMSNorm(self.size, config.rms_norm_eps) if normed else None
 
-    def forward(self, x: Tensor, place: "Place", cache: "Cache | None") -> Tensor:
+    def forward(self, x: Tensor, span: Span, turn: "Turn") -> Tensor:
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, self.heads, self.size)
         k = self.k_proj(x).view(B, T, self.groups, self.size)
         v = self.v_proj(x).view(B, T, self.groups, self.size).transpose(1, 2)  # (B, G, T, D)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = rotate(q.transpose(1, 2), place.cos, place.sin)  # (B, H, T, D)
-        k = rotate(k.transpose(1, 2), place.cos, place.sin)  # (B, G, T, D)
-        if place.growth is not None:
-            q = q * place.growth
-        seen = place.positions
-        if cache is not None:
-            k, v, seen = cache.update(self.layer, place.positions, k, v)  # (B, G, S, D), (B, G, S, D), (B or 1, S)
+        q = rotate(q.transpose(1, 2), turn.cos, turn.sin)  # (B, H, T, D)
+        k = rotate(k.transpose(1, 2), turn.cos, turn.sin)  # (B, G, T, D)
+        if turn.growth is not None:
+            q = q * turn.growth
+        k, v, seen = span.update(self.layer, k, v)  # (B, G, S, D), (B, G, S, D), (B or 1, S)
         if self.heads != self.groups:
             k = k.repeat_interleave(self.heads // self.groups, dim=1)  # (B, H, S, D)
             v = v.repeat_interleave(self.heads // self.groups, dim=1)
-        mask = place.mask(seen, self.window)
+        mask = span.mask(seen, self.window)  # (B or 1, 1, T, S), or None
         y = F.scaled_dot_product_attention(
             q,
             k,
@@ -155,16 +136,16 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, place: "Place", cache: "Cache | None") -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), place, cache)
+    def forward(self, x: Tensor, span: Span, turn: "Turn") -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), span, turn)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Llama(nn.Module):
+class Llama(LanguageModel):
     def __init__(self, config: "LlamaConfig") -> None:
         super().__init__()
         self.config = config
-        self.frequencies, self.amplitude = rotary(config)
+        self.rope = rotary.rope_of(config.rope, config.head_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -177,202 +158,45 @@ class Llama(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> "Cache":
-        """Buffers for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
-
-        spare: positions that layers with a window keep beyond it; for inference/compiled.py.
-        """
-        return Cache(self.config, batch_size, max_length, spare, like=self.norm.weight)
-
-    def forward(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
-
-        With a cache the positions follow those it holds, and it is updated in place.
-        TypeError: `idx` is no tensor of whole numbers.
-        ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
-        """
-        return self.logits(self.hidden(idx, cache))
-
-    def hidden(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """The first part of `forward`: (B, T, C), what the head makes logits of."""
-        if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
-            kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
-            raise TypeError(f"Llama: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
-        if idx.dim() != 2 or not idx.numel():
-            raise ValueError(f"Llama: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
-        T = idx.size(1)
-        lengths = [0] if cache is None else cache.lengths
-        self._check(idx, max(lengths) + T, cache)
+    def body(self, idx: Tensor, span: Span) -> Tensor:
         x = self.embed_tokens(idx)  # (B, T, C)
-        place = Place(self, lengths, T, like=x)
+        turn = Turn(self.rope, span, x.dtype)
         for block in self.layers:
-            x = block(x, place, cache)
-        if cache is not None:
-            cache.advance(T)
+            x = block(x, span, turn)
         return self.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The last part of `forward`: (B, T, V) from (B, T, C)."""
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
-    def steps(self) -> Iterator[tuple[Any, ...]]:
-        """`forward` for one new id after those in a cache, as plain operations (see inference/compiled.py)."""
+    def cache_layout(self) -> list[KeyValues]:
+        return [KeyValues(self.config.kv_heads, self.config.head_size, window) for window in self.config.windows]
+
+    def steps(self) -> Iterator[Step]:
         block: Any
-        yield "embed", self.embed_tokens
+        yield step("embed", tokens=self.embed_tokens)
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
-            yield "rms_norm", block.input_layernorm
-            yield "linear", [attn.q_proj, attn.k_proj, attn.v_proj], None
-            yield "rotate", attn.heads, attn.groups, attn.q_norm, attn.k_norm, self.rotation
-            yield "attend", attn.heads, attn.groups, attn.size**-0.5, attn.window
-            yield "add", attn.o_proj
-            yield "rms_norm", block.post_attention_layernorm
-            yield "linear", [mlp.gate_proj, mlp.up_proj], None
-            yield "gate", self.config.hidden_act
-            yield "add", mlp.down_proj
-        yield "rms_norm", self.norm
-        yield "logits", self.embed_tokens if self.lm_head is None else self.lm_head, None
-
-    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Cos and sin of the angles at `positions` (…), each (…, D/2), and the growth of queries (…), or None.
-
-        float32 whatever the weights are: in 16 bits, far positions would all be the same.
-        """
-        angles = positions.float().unsqueeze(-1) * torch.tensor(self.frequencies, device=positions.device)
-        growth, rope = None, self.config.rope
-        if beta := rope.get("llama_4_scaling_beta"):
-            growth = 1 + beta * torch.log(1 + torch.floor(positions / rope["original_max_position_embeddings"]))
-        return angles.cos() * self.amplitude, angles.sin() * self.amplitude, growth
-
-    def _check(self, idx: Tensor, longest: int, cache: "Cache | None") -> None:
-        limit = self.config.max_position_embeddings
-        if longest > limit:
-            raise ValueError(f"Llama: {longest} positions; this model has {limit} (max_position_embeddings)")
-        if cache is not None and (longest > cache.max_length or idx.size(0) != len(cache.lengths)):
-            raise ValueError(
-                f"Llama: {idx.size(0)} rows of {longest} positions do not fit a cache of "
-                f"{len(cache.lengths)} rows of {cache.max_length}"
-            )
-        # On a GPU the check would wait for the device; there CUDA's own assertion catches a bad id.
-        if idx.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = torch.aminmax(idx)
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(f"Llama: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
+            heads = {"heads": attn.heads, "groups": attn.groups}
+            yield step("rms_norm", layer=block.input_layernorm)
+            yield step("linear", layers=[attn.q_proj, attn.k_proj, attn.v_proj])
+            yield step("rotate", **heads, rope=self.rope, q_norm=attn.q_norm, k_norm=attn.k_norm)
+            yield step("attend", **heads, scale=attn.size**-0.5, window=attn.window, dropout=attn.dropout)
+            yield step("add", layer=attn.o_proj)
+            yield step("rms_norm", layer=block.post_attention_layernorm)
+            yield step("linear", layers=[mlp.gate_proj, mlp.up_proj])
+            yield step("gate", activation=self.config.hidden_act)
+            yield step("add", layer=mlp.down_proj)
+        yield step("rms_norm", layer=self.norm)
+        yield step("logits", layer=self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
-class Place:
-    """What one call knows of its T new positions, the same for all layers: rotations, growth of queries, masks.
+class Turn:
+    """What `rotate` needs for one call's positions: cos, sin (B or 1, 1, T, D/2); growth (B or 1, 1, T, 1) or None."""
 
-    positions (B, T), or (1, T) where all rows are at the same place; cos, sin (B or 1, 1, T, D/2).
-    """
-
-    def __init__(self, model: Llama, lengths: list[int], T: int, like: Tensor) -> None:
-        device = like.device
-        if min(lengths) == max(lengths):  # a set of lengths would make torch.compile start anew at each token
-            lengths = lengths[:1]
-        self.start, self.length, self.ragged = lengths[0], T, len(lengths) > 1
-        starts = torch.tensor(lengths, device=device).unsqueeze(1)
-        self.positions = starts + torch.arange(T, device=device)
-        cos, sin, growth = model.rotation(self.positions)  # (B or 1, T, D/2)
-        self.cos, self.sin = cos.to(like.dtype).unsqueeze(1), sin.to(like.dtype).unsqueeze(1)
-        self.growth = None if growth is None else growth.to(like.dtype)[:, None, :, None]  # (B or 1, 1, T, 1)
-        self._masks: dict[tuple[int, int | None], Tensor | None] = {}
-
-    def mask(self, seen: Tensor, window: int | None) -> Tensor | None:
-        """Which of the positions `seen` (B or 1, S) each query attends to, (B or 1, 1, T, S).
-
-        None: causal from the first position, or one query that attends to all. Negative positions are not there.
-        """
-        S = seen.size(1)
-        if (S, window) not in self._masks:
-            queries = self.positions.unsqueeze(2)  # (B, T, 1)
-            keys = seen.unsqueeze(1)  # (B, 1, S)
-            allowed = (keys <= queries) & (keys >= 0)
-            if window is not None:
-                allowed = allowed & (keys > queries - window)
-            near = window is None or self.start + self.length <= window  # no key is too far back
-            plain = not self.ragged and near and (self.start == 0 or self.length == 1)
-            self._masks[S, window] = None if plain else allowed.unsqueeze(1)
-        return self._masks[S, window]
-
-
-class Cache:
-    """The keys and values of all layers, allocated once. Rows may hold different numbers of positions.
-
-    keys, values: one (B, G, size, D) tensor per layer; size is max_length where a layer sees everything. A layer with a
-    window keeps the window and `spare` positions only, as a ring: position p is in slot p % size.
-    lengths: positions read, one int per row.
-    Zeros, not empty: a masked key that happens to be NaN would still spoil the softmax. As the buffers are written in
-    place, no gradient flows from one call to the next.
-    """
-
-    def __init__(self, config: "LlamaConfig", batch_size: int, max_length: int, spare: int, like: Tensor) -> None:
-        self.windows = config.windows
-        shapes = [
-            (batch_size, config.kv_heads, max_length if window is None else min(window + spare, max_length),
-             config.head_size)
-            for window in config.windows
-        ]  # fmt: skip
-        self.keys = [like.new_zeros(shape) for shape in shapes]
-        self.values = [like.new_zeros(shape) for shape in shapes]
-        self.max_length = max_length
-        self.lengths = [0] * batch_size
-
-    def update(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep the new k and v (B, G, T, D); all that may be attended to, (B, G, S, D), and its positions (B or 1, S).
-
-        `positions` (B or 1, T) are those of the new ones.
-        """
-        keys, values = self.keys[layer], self.values[layer]
-        size, T = keys.size(2), k.size(2)
-        rows = torch.arange(k.size(0), device=k.device).unsqueeze(1)  # (B, 1)
-        if size == self.max_length:
-            S = max(self.lengths) + T
-            if positions.size(0) == 1:  # every row at the same place: plain slices
-                keys[:, :, S - T : S] = k
-                values[:, :, S - T : S] = v
-            else:
-                keys[rows, :, positions] = k.transpose(1, 2)
-                values[rows, :, positions] = v.transpose(1, 2)
-            return keys[:, :, :S], values[:, :, :S], torch.arange(S, device=k.device).unsqueeze(0)
-
-        # A ring: what is in reach is read before the new ones take the place of the oldest.
-        window = self.windows[layer] or size
-        P = min(window - 1, max(self.lengths))
-        past = positions[:, :1] + torch.arange(-P, 0, device=k.device)  # (B or 1, P); negative where nothing was read
-        slots = past % size
-        old_k, old_v = keys[rows, :, slots].transpose(1, 2), values[rows, :, slots].transpose(1, 2)
-        slots = positions[:, -size:] % size
-        keys[rows, :, slots] = k[:, :, -size:].transpose(1, 2)
-        values[rows, :, slots] = v[:, :, -size:].transpose(1, 2)
-        seen = torch.cat((past, positions), dim=1)
-        return torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2), seen
-
-    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The keys and the values of each layer."""
-        return self.keys, self.values
-
-    def advance(self, T: int) -> None:
-        """Count T more positions in every row."""
-        self.lengths = [length + T for length in self.lengths]
-
-    def clear(self, row: int) -> None:
-        """Make a row empty."""
-        self.lengths[row] = 0
-
-    def select(self, rows: list[int]) -> None:
-        """Keep these rows only, in this order."""
-        self.keys = [keys[rows] for keys in self.keys]
-        self.values = [values[rows] for values in self.values]
-        self.lengths = [self.lengths[row] for row in rows]
-
-    def set_row(self, row: int, source: "Cache") -> None:
-        """Make `row` a copy of the one row of `source`, whose rings must be of the same size where they are full."""
-        length = source.lengths[0]
-        for mine, theirs in zip(self.keys + self.values, source.keys + source.values, strict=True):
-            filled = min(length, theirs.size(2))
-            mine[row, :, :filled] = theirs[0, :, :filled]
-        self.lengths[row] = length
+    def __init__(self, rope: rotary.Rope, span: Span, dtype: torch.dtype) -> None:
+        cos, sin, growth = rope(span.positions)  # (B or 1, T, D/2)
+        self.cos, self.sin = cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
+        self.growth = None if growth is None else growth.to(dtype)[:, None, :, None]
 
 
 @dataclass(frozen=True)
@@ -433,7 +257,7 @@ class LlamaConfig:
         for name in sorted(self._others()):
             if getattr(self, name) != _default(name):
                 raise ValueError(f"Llama: a {self.model_type} model has no {name}, but config.json sets it")
-        self._check_rope()
+        rotary.check("Llama", self.rope, grows=self.model_type == "ministral3")
         self.windows  # noqa: B018  # refuses a pattern that does not fit
 
     def _others(self) -> set[str]:
@@ -443,31 +267,6 @@ class LlamaConfig:
         absent |= {"sliding_window"} if kind == "llama" else set()
         absent |= set() if kind in ("llama", "qwen3") else {"attention_bias"}
         return absent | (set() if kind == "llama" else {"mlp_bias"})
-
-    def _check_rope(self) -> None:
-        rope = self.rope
-        kind = rope["rope_type"]
-        if kind not in list(ROPE_TYPES):  # a kind from a file may be anything
-            raise ValueError(f"Llama: rope_parameters' rope_type {brief(kind)} is not one of {', '.join(ROPE_TYPES)}")
-        needed, optional = ROPE_TYPES[kind]
-        if missing := sorted(needed - set(rope)):
-            raise ValueError(f"Llama: rope_parameters of rope_type {kind} lacks {', '.join(missing)}")
-        known = needed | optional | {"rope_type", "rope_theta"}
-        if self.model_type != "ministral3":
-            known.discard("llama_4_scaling_beta")
-        for name, value in rope.items():
-            if name == "partial_rotary_factor" and value == 1:
-                continue
-            if name not in known:
-                raise ValueError(f"Llama: rope_parameters has {brief(name)}, which rope_type {kind} does not know")
-            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-            if name != "rope_type" and not (isinstance(value, bool) if name == "truncate" else number):
-                raise ValueError(f"Llama: rope_parameters' {name} cannot be {brief(value)}")
-            least = {"rope_theta": 1, "factor": 0, "original_max_position_embeddings": 0}.get(name, -1)
-            if name != "rope_type" and value <= least:
-                raise ValueError(f"Llama: rope_parameters' {name} must be above {least}, not {brief(value)}")
-        if kind == "llama3" and not 0 < rope["low_freq_factor"] < rope["high_freq_factor"]:
-            raise ValueError("Llama: rope_parameters' low_freq_factor must be above 0 and below high_freq_factor")
 
     @property
     def kv_heads(self) -> int:
@@ -482,11 +281,7 @@ class LlamaConfig:
     @property
     def rope(self) -> dict[str, Any]:
         """rope_parameters with what it leaves out: rope_type, rope_theta, original_max_position_embeddings."""
-        given = {name: value for name, value in (self.rope_parameters or {}).items() if value is not None}
-        rope = {"rope_type": "default", "rope_theta": 10000.0, **given}
-        if rope["rope_type"] in ("llama3", "yarn"):
-            rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
-        return rope
+        return rotary.completed(self.rope_parameters, self.max_position_embeddings)
 
     @property
     def windows(self) -> list[int | None]:
@@ -525,46 +320,3 @@ class LlamaConfig:
 
 def _default(name: str) -> Any:
     return next(item.default for item in fields(LlamaConfig) if item.name == name)
-
-
-def rotary(config: LlamaConfig) -> tuple[list[float], float]:
-    """The angle per position of each of the D/2 pairs, and the factor of cos and sin, for each rope_type.
-
-    Plain numbers and no buffer: nothing to load, to move, or to round when the model is cast to 16 bits.
-    """
-    rope, D = config.rope, config.head_size
-    kind, theta = rope["rope_type"], rope["rope_theta"]
-    pairs = torch.arange(0, D, 2, dtype=torch.float32, device="cpu") / D
-    frequencies = 1.0 / theta**pairs
-    factor, original = rope.get("factor", 1.0), rope.get("original_max_position_embeddings", 1)
-    amplitude = 1.0
-    if kind == "linear":
-        frequencies = frequencies / factor
-    elif kind == "llama3":  # long waves are stretched, short ones are not, and those between by degrees
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        waves = 2 * math.pi / frequencies
-        part = (original / waves - low) / (high - low)
-        between = (1 - part) * frequencies / factor + part * frequencies
-        stretched = torch.where(waves > original / low, frequencies / factor, between)
-        frequencies = torch.where(waves < original / high, frequencies, stretched)
-    elif kind == "yarn":  # YaRN's equations 18 to 23
-
-        def turns(count: float) -> float:
-            """The pair that turns so many times within the original context."""
-            return D * math.log(original / (count * 2 * math.pi)) / (2 * math.log(theta))
-
-        low, high = turns(rope.get("beta_fast") or 32), turns(rope.get("beta_slow") or 1)
-        if rope.get("truncate", True):
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, D - 1)
-        span = high - low or 0.001
-        ramp = ((torch.arange(D // 2, dtype=torch.float32, device="cpu") - low) / span).clamp(0, 1)
-        frequencies = frequencies / factor * ramp + frequencies * (1 - ramp)
-
-        def scale(mscale: float) -> float:
-            return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-        both = rope.get("mscale") and rope.get("mscale_all_dim")
-        usual = scale(rope["mscale"]) / scale(rope["mscale_all_dim"]) if both else scale(1.0)
-        amplitude = float(rope.get("attention_factor", usual))
-    return frequencies.tolist(), amplitude

@@ -21,10 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.inference.cache import Span, State
+from minhub_py.models.base import LanguageModel, Step, step
+
 MODEL_TYPE = "lstm"
 
 
-class LSTM(nn.Module):
+class LSTM(LanguageModel):
     def __init__(self, config: "LSTMConfig") -> None:
         super().__init__()
         self.config = config
@@ -46,90 +49,28 @@ class LSTM(nn.Module):
         else:
             nn.init.uniform_(self.head.weight, -config.initializer_range, config.initializer_range)
 
-    def new_cache(self, batch_size: int, max_length: int, spare: int = 0) -> "Cache":
-        """A zero state for `batch_size` rows, in the model's dtype and device. It has no need of the other two."""
-        return Cache(self.config, batch_size, like=self.head.bias)
-
-    def forward(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
-
-        With a cache the positions follow those it holds, and it is updated in place.
-        TypeError: `idx` is no tensor of whole numbers.
-        ValueError: an id outside the vocabulary, or a cache of another number of rows.
-        """
-        return self.logits(self.hidden(idx, cache))
-
-    def hidden(self, idx: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """The first part of `forward`: (B, T, H), what the head makes logits of."""
-        if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
-            kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
-            raise TypeError(f"LSTM: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
-        if idx.dim() != 2 or not idx.numel():
-            raise ValueError(f"LSTM: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
-        self._check(idx, cache)
-        state = None if cache is None else (cache.h, cache.c)
+    def body(self, idx: Tensor, span: Span) -> Tensor:
+        layers = range(self.config.num_layers)
+        before = [state for layer in layers if (state := span.state(layer)) is not None]  # of each layer [h, c]
+        h, c = map(torch.stack, zip(*before, strict=True)) if before else (None, None)  # (L, B, H), (L, B, H)
         x = self.drop(self.embedding(idx))  # (B, T, E)
-        x, (h, c) = self.lstm(x, state)  # (B, T, H), (L, B, H), (L, B, H)
-        if cache is not None:
-            cache.h, cache.c = h.detach(), c.detach()
-            cache.advance(idx.size(1))
+        x, (h, c) = self.lstm(x, None if h is None else (h, c))  # (B, T, H)
+        for layer in layers:
+            span.set_state(layer, (h[layer], c[layer]))
         return self.drop(x)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The last part of `forward`: (B, T, V) from (B, T, H)."""
         weight = self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
         return F.linear(x, weight, self.head.bias)
 
-    def steps(self) -> Iterator[tuple[Any, ...]]:
-        """`forward` for one new id after those in a cache, as plain operations (see inference/compiled.py)."""
-        yield "embed", self.embedding
-        for layer in range(self.config.num_layers):
-            names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_ih_l{layer}", f"bias_hh_l{layer}")
-            weight_ih, weight_hh, bias_ih, bias_hh = (getattr(self.lstm, name) for name in names)
-            yield "recur", weight_ih, weight_hh, bias_ih.float() + bias_hh.float()
-        yield "logits", self.embedding if self.config.tie_word_embeddings else self.head, self.head.bias
+    def cache_layout(self) -> list[State]:
+        return [State(((self.config.hidden_size,),) * 2)] * self.config.num_layers  # h and c
 
-    def _check(self, idx: Tensor, cache: "Cache | None") -> None:
-        if cache is not None and cache.h.size(1) != idx.size(0):
-            raise ValueError(f"LSTM: {idx.size(0)} rows do not fit a cache of {cache.h.size(1)}")
-        # On a GPU the check would wait for the device; there CUDA's own assertion catches a bad id.
-        if idx.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = torch.aminmax(idx)
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(f"LSTM: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
-
-
-class Cache:
-    """The state after what was read so far: h and c, each (L, B, H), updated in place. lengths: ids read in each row.
-
-    It is detached from the graph: training across calls is truncated backpropagation through time.
-    """
-
-    def __init__(self, config: "LSTMConfig", batch_size: int, like: Tensor) -> None:
-        self.h = like.new_zeros(config.num_layers, batch_size, config.hidden_size)
-        self.c = torch.zeros_like(self.h)
-        self.lengths = [0] * batch_size
-
-    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What `steps` keeps for each layer."""
-        return list(self.h.unbind(0)), list(self.c.unbind(0))
-
-    def advance(self, T: int) -> None:
-        """Count T more ids in every row."""
-        self.lengths = [length + T for length in self.lengths]
-
-    def clear(self, row: int) -> None:
-        """Make a row empty."""
-        self.h[:, row], self.c[:, row], self.lengths[row] = 0, 0, 0
-
-    def select(self, rows: list[int]) -> None:
-        """Keep these rows only, in this order."""
-        self.h, self.c = self.h[:, rows], self.c[:, rows]
-        self.lengths = [self.lengths[row] for row in rows]
-
-    def set_row(self, row: int, source: "Cache") -> None:
-        """Make `row` a copy of the one row of `source`."""
-        self.h[:, row], self.c[:, row], self.lengths[row] = source.h[:, 0], source.c[:, 0], source.lengths[0]
+    def steps(self) -> Iterator[Step]:
+        p, tied = self.config.dropout, self.config.tie_word_embeddings
+        yield step("embed", tokens=self.embedding, dropout=p)
+        yield step("lstm", layer=self.lstm, dropout=p)
+        yield step("logits", layer=self.embedding if tied else self.head, bias=self.head.bias)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""A reader that calls the model's own `forward`, on whatever device it is and whatever has become of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from minhub_py.inference.cache import Cache
+from minhub_py.inference.eval_mode import has_hooks, in_eval_mode
+from minhub_py.inference.untouched import is_of_this_package
+
+# Positions that `forward` reads at once: bounds its memory.
+CHUNK = 256
+
+
+class Reader(Protocol):
+    """What reads ids with a model: the model's own `forward`, or its steps compiled."""
+
+    guesses: bool  # whether several ids at once give the bits that they give one by one
+
+    def new_cache(self, rows: int, size: int) -> Cache:
+        """A cache for `read`, of at most `size` positions a row."""
+
+    def read(
+        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
+    ) -> Tensor:
+        """Read ids into rows of a cache: {row: its ids}, at least one each, in ascending order of the rows.
+
+        Logits after the last id of each row, (rows, V), or after every id, (ids, V); they stand until the next call.
+        exact: where `guesses` is true, those that come when the ids are read one by one, even if that is slower.
+        ValueError: more positions than the cache has.
+        """
+
+
+class EagerReader:
+    """A model's own `forward`. A text is read by itself, and in parts, which bounds the memory; single ids together."""
+
+    guesses = False
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._mode: bool | None = None  # that of the model when `_in_eval_mode` was made
+
+    def new_cache(self, rows: int, size: int) -> Cache:
+        """See `Reader`."""
+        return self.model.new_cache(rows, size)
+
+    def read(
+        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
+    ) -> Tensor:
+        """See `Reader`."""
+        if all(len(ids) == 1 for ids in texts.values()) and list(texts) == list(range(len(cache.lengths))):
+            return self._call(list(texts.values()), cache)[:, -1]
+        found = []
+        for row, ids in texts.items():
+            with cache.row(row) as one:
+                for place in range(0, len(ids), CHUNK):
+                    found.append(self._call([ids[place : place + CHUNK]], one, every)[0])
+            if not every:
+                found[len(found) - 1 - (len(ids) - 1) // CHUNK :] = [found[-1]]
+        return torch.cat(found)
+
+    def _call(self, rows: Sequence[Sequence[int]], cache: Cache, every: bool = False) -> Tensor:
+        """Logits (B, T, V), or without `every` those of the last position, (B, 1, V)."""
+        idx = torch.tensor([list(ids) for ids in rows], device=next(self.model.parameters()).device)
+        return self._in_eval_mode_do(lambda model: model(idx, cache) if every else last(model, idx, cache))
+
+    def _in_eval_mode_do(self, work: Callable[[Any], Tensor]) -> Tensor:
+        """What `work` makes with the model in eval mode. It may be switched while a text comes."""
+        if self._mode != self.model.training:
+            self._mode, self._in_eval_mode = self.model.training, in_eval_mode(self.model)
+        model, context = self._in_eval_mode
+        with context():
+            return work(model)
+
+
+def last(model: Any, idx: Tensor, cache: Any) -> Tensor:
+    """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
+    if not is_of_this_package(model) or has_hooks(model):
+        return model(idx, cache)[:, -1:]
+    return model.logits(model.hidden(idx, cache)[:, -1:])

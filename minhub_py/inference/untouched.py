@@ -1,0 +1,55 @@
+"""Whether a model is still what its file makes, so that its `steps` say what it computes."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from minhub_py.inference.eval_mode import has_hooks
+from minhub_py.inference.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
+from minhub_py.registry import family_of
+from minhub_py.skeleton import skeleton
+
+
+class UnsupportedError(Exception):
+    """A model that only its own `forward` can read, and why."""
+
+
+def is_of_this_package(model: Any) -> bool:
+    """Whether a model's class is one of our families' own, and not what somebody has made of it."""
+    return type(model).__module__.startswith("minhub_py.") and hasattr(model, "steps")
+
+
+_made: dict[tuple[type, str], dict[str, nn.Module]] = {}  # the modules of models without weights, by class and config
+
+
+def check_untouched(model: Any) -> None:
+    """UnsupportedError: the model is not as its file makes it: only its own `forward` knows what it computes now."""
+    kind = type(model)
+    if not is_of_this_package(model) or model._compiled_call_impl is not None:
+        raise UnsupportedError(f"{kind.__name__} is not of this package, or compiled")
+    if torch.is_autocast_enabled("cpu"):
+        raise UnsupportedError("autocast is on")
+    key = (kind, repr(model.config))
+    if key not in _made:
+        _made[key] = dict(skeleton(family_of(model.config.to_hub()["model_type"]), model.config).named_modules())
+    made = _made[key]
+    found = {name: module for name, module in model.named_modules() if type(module) is not Quantized}
+    if found.keys() != made.keys():
+        raise UnsupportedError(f"{', '.join(sorted(found.keys() ^ made.keys()))} come or are gone")
+    for name, module in found.items():
+        if has_hooks(module) or not is_like(module, made[name]):
+            raise UnsupportedError(f"{name or 'the model'} is not what its file makes")
+
+
+def is_like(module: nn.Module, made: nn.Module) -> bool:
+    """Whether a module computes what the one `made` at its place does, with weights of its own."""
+    if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedLSTM):
+        return module.replaces(made)
+    shapes = [
+        {name: None if tensor is None else tensor.shape for name, tensor in each._parameters.items()}
+        for each in (module, made)
+    ]
+    settings = {name: value for name, value in vars(made).items() if name[0] != "_" and name != "training"}
+    same = all(name in vars(module) and vars(module)[name] == value for name, value in settings.items())
+    return type(module) is type(made) and shapes[0] == shapes[1] and same
