@@ -35,7 +35,7 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         family, config, read_from = read_config(identifier, revision)
         source = {"kind": "preset" if read_from is None else "config"}
         model, layout = skeleton(family, config), "hub"
-        tensors = dict(weights_map.to_hub(family.model_type, model.state_dict()))
+        tensors = dict(weights_map.to_hub(family.model_type, model.state_dict(), config))
     return {
         "model": identifier,
         "source": source,

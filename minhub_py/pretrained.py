@@ -120,7 +120,7 @@ def load(
     family, model, meta = fit(checkpoint)
     probe = choose_device(device)
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
-    native = native_tensors(checkpoint, family, checkpoint)
+    native = native_tensors(checkpoint, family, checkpoint, model.config)
     # What is to be quantized is not rounded to another dtype first.
     kept = {name: native[name].dtype if quantize else target for name in model.state_dict()}
     weights = {name: place(native[name], torch.device(probe.name), own) for name, own in kept.items()}
@@ -138,7 +138,7 @@ def fit(checkpoint: Checkpoint) -> tuple[Family, Any, Mapping[str, Tensor]]:
     """
     family, config = describe(checkpoint)
     model = skeleton(family, config)
-    meta = native_tensors(checkpoint, family, checkpoint.meta())
+    meta = native_tensors(checkpoint, family, checkpoint.meta(), config)
     check_shapes(meta, model.state_dict(), spare=tied_names(family, config))
     return family, model, meta
 
@@ -194,9 +194,11 @@ def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
-def native_tensors(checkpoint: Checkpoint, family: Family, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def native_tensors(
+    checkpoint: Checkpoint, family: Family, tensors: Mapping[str, Tensor], config: Any
+) -> Mapping[str, Tensor]:
     """`tensors` of the checkpoint's files under our names, whichever layout the files are in."""
-    return tensors if checkpoint.layout == "native" else weights_map.to_native(family.model_type, tensors)
+    return tensors if checkpoint.layout == "native" else weights_map.to_native(family.model_type, tensors, config)
 
 
 def tied_names(family: Family, config: Any) -> set[str]:
@@ -224,7 +226,7 @@ def save_pretrained(
         check_tokenizer(tokenizer, "to_str")
     config: Any = model.config
     family = family_of(config.to_hub()["model_type"])
-    tensors = weights_map.to_hub(family.model_type, model.state_dict())
+    tensors = weights_map.to_hub(family.model_type, model.state_dict(), config)
     dtype = next(model.parameters()).dtype
     settings = {**config.to_hub(), "dtype": str(dtype).removeprefix("torch.")}
     companions = {"tokenizer.json": tokenizer.to_str(pretty=True).encode()} if tokenizer is not None else None

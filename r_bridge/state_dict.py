@@ -34,7 +34,7 @@ def as_native(module: Any, tensors: "Mapping[str, Tensor]") -> "Mapping[str, Ten
     if ours is not None and misshaped(ours, weights) is None:
         return ours
     try:
-        hub = weights_map.to_native(model_type, tensors)
+        hub = weights_map.to_native(model_type, tensors, module.config)
         problem = misshaped(hub, weights)
     except ValueError as error:
         hub, problem = {}, str(error)
@@ -63,7 +63,7 @@ def renamed(
             _, row, layer = hit
             if not row.templates("native"):  # a buffer of old checkpoints
                 continue
-            if len(row.templates("hub")) > 1 or len(row.templates("native")) > 1:
+            if len(row.templates("hub")) > 1 or len(row.templates("native")) > 1 or row.operation.settings:
                 return None
             [own] = row.names("native", layer)
             if own not in weights:

@@ -1,13 +1,16 @@
 """The weight tables at the sizes of the published models, on meta tensors, and the engine's strictness."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 
 import weights_map
 from minhub_py.registry import FAMILIES, preset
 from minhub_py.skeleton import skeleton
-from weights_map.engine import Mapped, Row, Table, cat, check_shapes, drop, same, split, tie, transpose
+from weights_map.engine import Mapped, Row, Table, by_part, cat, check_shapes, drop, same, split, tie, transpose
 
 PUBLISHED = [name for family in FAMILIES.values() for name in family.presets]
 
@@ -144,6 +147,48 @@ def test_whatever_does_not_fit_is_listed_by_name(change, message: str) -> None:
     change(tensors)
     with pytest.raises(ValueError, match=message):
         Mapped(TABLE, tensors, "hub")
+
+
+FUSED = Table(
+    "fused",
+    (
+        Row("h.{}.qkv.weight", "h.{}.c_attn.weight", by_part(3, "num_attention_heads")),
+        Row("h.{}.qkv.bias", "h.{}.c_attn.bias", by_part(3, "num_attention_heads")),
+    ),
+)
+
+
+def test_heads_fused_one_by_one_become_three_parts() -> None:
+    """GPT-NeoX: what transformers takes from each head is what plain thirds are for us."""
+    heads, size, width = 4, 6, 24
+    attention = transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXAttention(
+        transformers.GPTNeoXConfig(hidden_size=width, num_attention_heads=heads, num_hidden_layers=1)
+    )
+    fused = attention.query_key_value
+    hub = {"h.0.qkv.weight": torch.randn(3 * width, width), "h.0.qkv.bias": torch.randn(3 * width)}
+    fused.load_state_dict({name.removeprefix("h.0.qkv."): tensor for name, tensor in hub.items()})
+    x = torch.randn(2, 5, width)
+    theirs = fused(x).view(2, 5, heads, 3 * size).chunk(3, dim=-1)  # as in its forward
+
+    config = SimpleNamespace(num_attention_heads=heads)
+    native = Mapped(FUSED, hub, "hub", config)
+    ours = F.linear(x, native["h.0.c_attn.weight"], native["h.0.c_attn.bias"]).chunk(3, dim=-1)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.view(2, 5, heads, size), other)
+    back = Mapped(FUSED, dict(native), "native", config)
+    assert all(torch.equal(back[name], hub[name]) for name in hub)
+    # One head (or GPT-BigCode's one for all queries): nothing moves.
+    alone = Mapped(FUSED, hub, "hub", SimpleNamespace(num_attention_heads=1))
+    assert torch.equal(alone["h.0.c_attn.weight"], hub["h.0.qkv.weight"])
+
+
+def test_a_table_that_needs_the_config_says_so() -> None:
+    hub = {"h.0.qkv.weight": torch.randn(6, 2), "h.0.qkv.bias": torch.randn(7)}
+    with pytest.raises(ValueError, match=r"table of fused needs the model's config, for num_attention_heads"):
+        Mapped(FUSED, hub, "hub")
+    # A size that no such heads have stays as it is, so that it is refused with all others.
+    native = Mapped(FUSED, hub, "hub", SimpleNamespace(num_attention_heads=2))
+    assert native["h.0.c_attn.bias"].shape == (7,)
 
 
 def test_shapes_are_compared_all_at_once() -> None:

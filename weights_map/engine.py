@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,8 +31,9 @@ class Operation:
     """What is done to the tensors of a row on the way in (`to_native`) and undone on the way out (`to_hub`)."""
 
     name: str
-    to_native: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda tensors: tensors
-    to_hub: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda tensors: tensors
+    to_native: Callable[..., Sequence[Tensor]] = lambda tensors: tensors
+    to_hub: Callable[..., Sequence[Tensor]] = lambda tensors: tensors
+    settings: tuple[str, ...] = ()  # of the model's config: both functions take their values after the tensors
     optional: bool = False  # the Hub side may lack the tensor
     tied_to: str | None = None  # the Hub's name of the tensor that this one may be a second name of
 
@@ -59,6 +60,26 @@ def cat(parts: int, dim: int = 0) -> Operation:
 def split(parts: int, dim: int = 0) -> Operation:
     """One tensor of the Hub makes `parts` equal ones of ours, along `dim`. The views share its memory."""
     return Operation(f"split along {dim}", _splitter(parts, dim), lambda tensors: [torch.cat(list(tensors), dim)])
+
+
+def by_part(parts: int, heads: str) -> Operation:
+    """A fused projection whose rows the Hub has head by head, [q k v] of each, is ours part by part: [q | k | v].
+
+    heads: the setting, or property, of the config that tells how many heads lie so; with 1 nothing moves.
+    """
+
+    def swapped(tensors: Sequence[Tensor], outer: int, inner: int) -> Sequence[Tensor]:
+        [tensor] = tensors
+        if tensor.dim() == 0 or tensor.size(0) % (outer * inner):
+            return tensors  # its shape is refused later
+        return [tensor.unflatten(0, (outer, inner, -1)).transpose(0, 1).reshape(tensor.shape)]
+
+    return Operation(
+        f"from heads of {parts} to {parts} parts",
+        lambda tensors, count: swapped(tensors, count, parts),
+        lambda tensors, count: swapped(tensors, parts, count),
+        settings=(heads,),
+    )
 
 
 def _splitter(parts: int, dim: int) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
@@ -135,13 +156,20 @@ class Step:
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     operation: Operation
+    settings: tuple[Any, ...]  # the values of those that the operation names
 
 
-def plan(table: Table, names: Iterable[str], side: Side) -> list[Step]:
+def plan(table: Table, names: Iterable[str], side: Side, config: Any = None) -> list[Step]:
     """Match the `names` of a whole checkpoint, all on one `side`, in the table's order.
 
-    ValueError lists every name that is unknown, stands there twice (in two spellings), or is missing.
+    ValueError lists every name that is unknown, stands there twice (in two spellings), or is missing; or the table
+    has an operation that needs the model's `config`.
     """
+    needed = {setting for row in table.rows for setting in row.operation.settings}
+    if needed and config is None:
+        raise ValueError(
+            f"the weight table of {table.model_type} needs the model's config, for {', '.join(sorted(needed))}"
+        )
     found: dict[tuple[Row, str], dict[str, str]] = {}  # (row, layer) -> {canonical name: name as found}
     problems: dict[str, list[str]] = {"unknown": [], "twice": [], "missing": []}
     for name in names:
@@ -167,7 +195,8 @@ def plan(table: Table, names: Iterable[str], side: Side) -> list[Step]:
                 problems["missing"] += [name for name in wanted if name not in group and "*" not in name]
             if wanted and all(name in group for name in wanted):
                 sources = tuple(group[name] for name in wanted)
-                steps.append(Step(sources, row.names(OTHER[side], layer), row.operation))
+                settings = tuple(getattr(config, setting) for setting in row.operation.settings)
+                steps.append(Step(sources, row.names(OTHER[side], layer), row.operation, settings))
     complain(problems)
     return steps
 
@@ -175,8 +204,8 @@ def plan(table: Table, names: Iterable[str], side: Side) -> list[Step]:
 class Mapped(Mapping[str, Tensor]):
     """The tensors of one side seen from the other: each is fetched and operated on when it is asked for."""
 
-    def __init__(self, table: Table, tensors: Mapping[str, Tensor], side: Side) -> None:
-        self.steps = plan(table, tensors, side)
+    def __init__(self, table: Table, tensors: Mapping[str, Tensor], side: Side, config: Any = None) -> None:
+        self.steps = plan(table, tensors, side, config)
         self._tensors = tensors
         self._side = side
         self._step = {target: step for step in self.steps for target in step.targets}
@@ -184,7 +213,8 @@ class Mapped(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         step = self._step[name]
         operate = step.operation.to_native if self._side == "hub" else step.operation.to_hub
-        return operate([self._tensors[source] for source in step.sources])[step.targets.index(name)]
+        tensors = operate([self._tensors[source] for source in step.sources], *step.settings)
+        return tensors[step.targets.index(name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._step)
