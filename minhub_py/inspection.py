@@ -60,11 +60,11 @@ def _operations(family: Family, config: Any, names: list[str], layout: Layout) -
         if hit is None:
             yield name, name, "", "unknown"
             continue
-        _, row, layer = hit
-        hub_name = name if layout == "hub" else ", ".join(row.names("hub", layer))
+        _, row, place = hit
+        hub_name = name if layout == "hub" else ", ".join(row.names("hub", place))
         # A head that the config does not tie is a weight like any other.
         operation = "same" if row.operation.tied_to and not config.tie_word_embeddings else row.operation.name
-        yield name, hub_name, ", ".join(row.names("native", layer)), operation
+        yield name, hub_name, ", ".join(row.names("native", place)), operation
 
 
 def count_parameters(model: Any) -> dict[str, int]:
