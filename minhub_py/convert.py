@@ -60,7 +60,8 @@ def convert(
         meta, tensors = (weights_map.to_hub(family.model_type, side, model.config) for side in (meta, tensors))
     settings = {**model.config.to_hub(), **(checkpoint.config or {})}
     settings.pop("torch_dtype", None)  # the old name of dtype
-    settings["dtype"] = str(dtype or next(iter(meta.values())).dtype).removeprefix("torch.")
+    own = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
+    settings["dtype"] = str(dtype or own).removeprefix("torch.")
     write_checkpoint(
         out,
         tensors,

@@ -121,8 +121,11 @@ def load(
     probe = choose_device(device)
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
     native = native_tensors(checkpoint, family, checkpoint, model.config)
-    # What is to be quantized is not rounded to another dtype first.
-    kept = {name: native[name].dtype if quantize else target for name in model.state_dict()}
+    # What is to be quantized is not rounded to another dtype first, and whole numbers are no weights to round.
+    kept = {
+        name: meta[name].dtype if quantize or not meta[name].is_floating_point() else target
+        for name in model.state_dict()
+    }
     weights = {name: place(native[name], torch.device(probe.name), own) for name, own in kept.items()}
     model.load_state_dict(weights, assign=True)
     if quantize:

@@ -1,15 +1,23 @@
 """The weight tables at the sizes of the published models, on meta tensors, and the engine's strictness."""
 
 import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from safetensors.torch import save_file
 
 import weights_map
-from minhub_py.registry import FAMILIES, preset
+from minhub_py.convert import convert
+from minhub_py.files.storage import Checkpoint, write_checkpoint
+from minhub_py.pretrained import from_pretrained, save_pretrained
+from minhub_py.registry import ENTRIES, FAMILIES, Entry, Family, Training, preset
 from minhub_py.skeleton import skeleton
 from weights_map.engine import (
     Mapped,
@@ -26,6 +34,7 @@ from weights_map.engine import (
     tie,
     transpose,
 )
+from weights_map.mxfp4 import unpack_mxfp4
 
 PUBLISHED = [name for family in FAMILIES.values() for name in family.presets]
 
@@ -448,3 +457,91 @@ def test_every_row_of_every_table_has_its_own_names() -> None:
         for side in ("hub", "native"):
             names = [template for row in table.rows for template in row.templates(side)]
             assert len(names) == len(set(names))
+
+
+def test_mxfp4_is_unpacked_as_transformers_does() -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks = torch.arange(256, dtype=torch.uint8).repeat(3 * 5 * 2 * 16 // 256 + 1)[: 3 * 5 * 2 * 16].view(3, 5, 2, 16)
+    for low in (0, 1, 100, 127, 226):  # every scale but NaN's, 255
+        scales = (torch.arange(30) + low).clamp(max=254).to(torch.uint8).view(3, 5, 2)
+        for dtype in (torch.bfloat16, torch.float32):
+            weights = unpack_mxfp4(blocks, scales, dtype)
+            assert (weights.shape, weights.dtype, weights.is_contiguous()) == ((3, 64, 5), dtype, True)
+            assert torch.equal(weights, convert_moe_packed_tensors(blocks, scales, dtype=dtype))
+    # One byte by hand: 0x1F is -6 (15), then 0.5 (1); the scale is 2 ** (129 - 127).
+    by_hand = unpack_mxfp4(torch.full((1, 1, 1, 16), 0x1F, dtype=torch.uint8), torch.tensor([[[129]]]).byte())
+    assert by_hand.flatten()[:4].tolist() == [-24, 2, -24, 2]
+    with pytest.raises(ValueError, match=r"MXFP4 is blocks .* not \(3, 5, 2, 16\) torch.uint8 and \(3, 5\)"):
+        unpack_mxfp4(blocks, scales[:, :, 0])
+
+
+@dataclass(frozen=True)
+class PackedConfig:
+    TITLE: ClassVar = "Packed"
+    model_type: str = "packed"
+    vocab_size: int = 6
+    tie_word_embeddings: bool = False
+
+    def to_hub(self) -> dict[str, object]:
+        return {"model_type": "packed", "vocab_size": self.vocab_size, "tie_word_embeddings": False}
+
+
+class Packed(torch.nn.Module):
+    """A model with weights of 4 bits, as they lie in the file."""
+
+    def __init__(self, config: PackedConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("blocks", torch.zeros(1, 4, 1, 16, dtype=torch.uint8))
+        self.wte = torch.nn.Embedding(config.vocab_size, 4)
+
+
+def test_whole_numbers_stay_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded, converted and saved in another dtype, packed weights are the file's own bytes."""
+    module = SimpleNamespace(Packed=Packed, PackedConfig=PackedConfig)
+    family = Family("packed", "Packed", "packed", ("PackedConfig", "Packed"), Training({}))
+    table = Table("packed", (Row("model.blocks", "blocks"), Row("model.embed.weight", "wte.weight")))
+    monkeypatch.setitem(sys.modules, "minhub_py.models.packed", module)
+    monkeypatch.setitem(FAMILIES, "packed", family)
+    monkeypatch.setitem(ENTRIES, "packed", Entry("packed", family, ("packed",)))
+    monkeypatch.setitem(weights_map.tables, "packed", table)
+
+    blocks = torch.randint(0, 256, (1, 4, 1, 16), dtype=torch.uint8)
+    hub = {"model.blocks": blocks, "model.embed.weight": torch.randn(6, 4)}
+    write_checkpoint(tmp_path / "a", hub, PackedConfig().to_hub(), dtype=torch.bfloat16)
+    model = from_pretrained(tmp_path / "a", device="cpu")
+    assert (model.blocks.dtype, model.wte.weight.dtype) == (torch.uint8, torch.bfloat16)
+    for dtype in ("float32", "float16"):
+        model = from_pretrained(tmp_path / "a", device="cpu", dtype=dtype)
+        assert torch.equal(model.blocks, blocks)
+        assert model.wte.weight.dtype == getattr(torch, dtype)
+    convert(Checkpoint(tmp_path / "a"), tmp_path / "b", dtype=torch.float64)
+    save_pretrained(model, tmp_path / "c")
+    convert(Checkpoint(tmp_path / "a"), tmp_path / "e", to="native")
+    assert Checkpoint(tmp_path / "e").config["dtype"] == "bfloat16"
+    for folder, dtype in (("b", "float64"), ("c", "float16")):
+        saved = Checkpoint(tmp_path / folder)
+        assert torch.equal(saved["model.blocks"], blocks)
+        assert saved["model.blocks"].dtype == torch.uint8
+        assert str(saved["model.embed.weight"].dtype) == f"torch.{dtype}"
+        assert saved.config["dtype"] == dtype
+
+    write_checkpoint(tmp_path / "d", {**hub, "model.blocks": blocks.float()}, PackedConfig().to_hub())
+    with pytest.raises(ValueError, match=r"wrong dtype: blocks is torch\.float32, the model's is torch\.uint8"):
+        from_pretrained(tmp_path / "d")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_a_file_in_8_bit_floats_is_refused_by_name(tmp_path: Path, dtype: torch.dtype, kind: str) -> None:
+    tensors = {"lstm.weight_ih_l0": torch.randn(4, 4).to(dtype)}
+    if kind == "safetensors":
+        save_file(tensors, tmp_path / "model.safetensors")
+    else:
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+    message = (
+        r"lstm\.weight_ih_l0 is stored as .*8_?e.m.*: the file is FP8-quantized, .* Take the repository of the same"
+    )
+    with pytest.raises(ValueError, match=f"(?i){message}"):
+        Checkpoint(tmp_path).meta()

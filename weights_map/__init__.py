@@ -9,9 +9,9 @@ from torch import Tensor
 
 from weights_map.engine import Mapped, Table
 
-# Every module here but the engine is one family's table, so that a new family is a new file and nothing more.
-_modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__) if module.name != "engine"]
-tables: dict[str, Table] = {module.table.model_type: module.table for module in _modules}
+# Every module here with a table is one family's, so that a new family is a new file and nothing more.
+_modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+tables: dict[str, Table] = {module.table.model_type: module.table for module in _modules if hasattr(module, "table")}
 
 
 def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapping[str, Tensor]:
