@@ -55,12 +55,13 @@ def convert(
         save_torchscript(model, out, companions_of(checkpoint.folder))
         return
     family, model, meta = fit(checkpoint)  # every check comes before the first byte is written
-    tensors = native_tensors(checkpoint, family, OneByOne(checkpoint))
+    tensors = native_tensors(checkpoint, family, OneByOne(checkpoint), model.config)
     if to == "hub":
-        meta, tensors = (weights_map.to_hub(family.model_type, side) for side in (meta, tensors))
+        meta, tensors = (weights_map.to_hub(family.model_type, side, model.config) for side in (meta, tensors))
     settings = {**model.config.to_hub(), **(checkpoint.config or {})}
     settings.pop("torch_dtype", None)  # the old name of dtype
-    settings["dtype"] = str(dtype or next(iter(meta.values())).dtype).removeprefix("torch.")
+    own = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
+    settings["dtype"] = str(dtype or own).removeprefix("torch.")
     write_checkpoint(
         out,
         tensors,

@@ -35,7 +35,7 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         family, config, read_from = read_config(identifier, revision)
         source = {"kind": "preset" if read_from is None else "config"}
         model, layout = skeleton(family, config), "hub"
-        tensors = dict(weights_map.to_hub(family.model_type, model.state_dict()))
+        tensors = dict(weights_map.to_hub(family.model_type, model.state_dict(), config))
     return {
         "model": identifier,
         "source": source,
@@ -60,11 +60,11 @@ def _operations(family: Family, config: Any, names: list[str], layout: Layout) -
         if hit is None:
             yield name, name, "", "unknown"
             continue
-        _, row, layer = hit
-        hub_name = name if layout == "hub" else ", ".join(row.names("hub", layer))
+        _, row, place = hit
+        hub_name = name if layout == "hub" else ", ".join(row.names("hub", place))
         # A head that the config does not tie is a weight like any other.
         operation = "same" if row.operation.tied_to and not config.tie_word_embeddings else row.operation.name
-        yield name, hub_name, ", ".join(row.names("native", layer)), operation
+        yield name, hub_name, ", ".join(row.names("native", place)), operation
 
 
 def count_parameters(model: Any) -> dict[str, int]:

@@ -120,9 +120,12 @@ def load(
     family, model, meta = fit(checkpoint)
     probe = choose_device(device)
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
-    native = native_tensors(checkpoint, family, checkpoint)
-    # What is to be quantized is not rounded to another dtype first.
-    kept = {name: native[name].dtype if quantize else target for name in model.state_dict()}
+    native = native_tensors(checkpoint, family, checkpoint, model.config)
+    # What is to be quantized is not rounded to another dtype first, and whole numbers are no weights to round.
+    kept = {
+        name: meta[name].dtype if quantize or not meta[name].is_floating_point() else target
+        for name in model.state_dict()
+    }
     weights = {name: place(native[name], torch.device(probe.name), own) for name, own in kept.items()}
     model.load_state_dict(weights, assign=True)
     if quantize:
@@ -138,7 +141,7 @@ def fit(checkpoint: Checkpoint) -> tuple[Family, Any, Mapping[str, Tensor]]:
     """
     family, config = describe(checkpoint)
     model = skeleton(family, config)
-    meta = native_tensors(checkpoint, family, checkpoint.meta())
+    meta = native_tensors(checkpoint, family, checkpoint.meta(), config)
     check_shapes(meta, model.state_dict(), spare=tied_names(family, config))
     return family, model, meta
 
@@ -194,9 +197,11 @@ def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
-def native_tensors(checkpoint: Checkpoint, family: Family, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def native_tensors(
+    checkpoint: Checkpoint, family: Family, tensors: Mapping[str, Tensor], config: Any
+) -> Mapping[str, Tensor]:
     """`tensors` of the checkpoint's files under our names, whichever layout the files are in."""
-    return tensors if checkpoint.layout == "native" else weights_map.to_native(family.model_type, tensors)
+    return tensors if checkpoint.layout == "native" else weights_map.to_native(family.model_type, tensors, config)
 
 
 def tied_names(family: Family, config: Any) -> set[str]:
@@ -224,7 +229,7 @@ def save_pretrained(
         check_tokenizer(tokenizer, "to_str")
     config: Any = model.config
     family = family_of(config.to_hub()["model_type"])
-    tensors = weights_map.to_hub(family.model_type, model.state_dict())
+    tensors = weights_map.to_hub(family.model_type, model.state_dict(), config)
     dtype = next(model.parameters()).dtype
     settings = {**config.to_hub(), "dtype": str(dtype).removeprefix("torch.")}
     companions = {"tokenizer.json": tokenizer.to_str(pretty=True).encode()} if tokenizer is not None else None

@@ -34,7 +34,7 @@ def as_native(module: Any, tensors: "Mapping[str, Tensor]") -> "Mapping[str, Ten
     if ours is not None and misshaped(ours, weights) is None:
         return ours
     try:
-        hub = weights_map.to_native(model_type, tensors)
+        hub = weights_map.to_native(model_type, tensors, module.config)
         problem = misshaped(hub, weights)
     except ValueError as error:
         hub, problem = {}, str(error)
@@ -60,12 +60,12 @@ def renamed(
             if hit is None:
                 unknown.append(name)
                 continue
-            _, row, layer = hit
+            _, row, place = hit
             if not row.templates("native"):  # a buffer of old checkpoints
                 continue
-            if len(row.templates("hub")) > 1 or len(row.templates("native")) > 1:
+            if len(row.templates("hub")) > 1 or len(row.templates("native")) > 1 or row.operation.setting:
                 return None
-            [own] = row.names("native", layer)
+            [own] = row.names("native", place)
             if own not in weights:
                 if row.operation.tied_to:
                     second[name] = row.operation.tied_to
@@ -90,8 +90,8 @@ def check_tied(
     """ValueError: a tied weight's two names have different values, of which the model could take only one."""
     hit = table.find(first, "hub")
     assert hit is not None
-    _, row, layer = hit
-    twin = sources[row.names("native", layer)[0]]
+    _, row, place = hit
+    twin = sources[row.names("native", place)[0]]
     one, other = tensors[name], tensors[twin]
     if one.shape != other.shape or (not one.is_meta and not bool((one == other).all())):
         raise ValueError(f"{name} differs from {twin}, but this model has one weight for both")

@@ -1,13 +1,40 @@
 """The weight tables at the sizes of the published models, on meta tensors, and the engine's strictness."""
 
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
+from safetensors.torch import save_file
 
 import weights_map
-from minhub_py.registry import FAMILIES, preset
+from minhub_py.convert import convert
+from minhub_py.files.storage import Checkpoint, write_checkpoint
+from minhub_py.pretrained import from_pretrained, save_pretrained
+from minhub_py.registry import ENTRIES, FAMILIES, Entry, Family, Training, preset
 from minhub_py.skeleton import skeleton
-from weights_map.engine import Mapped, Row, Table, cat, check_shapes, drop, same, split, tie, transpose
+from weights_map.engine import (
+    Mapped,
+    Row,
+    Table,
+    alternate,
+    by_part,
+    cat,
+    check_shapes,
+    drop,
+    same,
+    split,
+    stack,
+    tie,
+    transpose,
+)
+from weights_map.mxfp4 import unpack_mxfp4
 
 PUBLISHED = [name for family in FAMILIES.values() for name in family.presets]
 
@@ -87,6 +114,8 @@ def test_each_operation_and_its_reverse() -> None:
     assert torch.equal(native["h.0.gate"], hub["t.h.0.gate_up"][:, :3])
     assert torch.equal(native["h.0.up"], hub["t.h.0.gate_up"][:, 3:])
     assert torch.equal(native["h.1.proj"], hub["t.h.1.proj"].T)
+    assert list(native)[:5] == ["embed", "h.0.qkv", "h.0.gate", "h.0.up", "h.0.proj"]  # layer by layer
+    assert list(native)[5:] == ["head", "h.1.qkv", "h.1.gate", "h.1.up", "h.1.proj"]
     back = Mapped(TABLE, dict(native), "native")
     assert set(back) == set(hub)
     assert all(torch.equal(back[name], hub[name]) for name in hub)
@@ -146,6 +175,265 @@ def test_whatever_does_not_fit_is_listed_by_name(change, message: str) -> None:
         Mapped(TABLE, tensors, "hub")
 
 
+FUSED = Table(
+    "fused",
+    (
+        Row("h.{}.qkv.weight", "h.{}.c_attn.weight", by_part(3, "num_attention_heads")),
+        Row("h.{}.qkv.bias", "h.{}.c_attn.bias", by_part(3, "num_attention_heads")),
+    ),
+)
+
+
+def test_heads_fused_one_by_one_become_three_parts() -> None:
+    """GPT-NeoX: what transformers takes from each head is what plain thirds are for us."""
+    heads, size, width = 4, 6, 24
+    attention = transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXAttention(
+        transformers.GPTNeoXConfig(hidden_size=width, num_attention_heads=heads, num_hidden_layers=1)
+    )
+    fused = attention.query_key_value
+    hub = {"h.0.qkv.weight": torch.randn(3 * width, width), "h.0.qkv.bias": torch.randn(3 * width)}
+    fused.load_state_dict({name.removeprefix("h.0.qkv."): tensor for name, tensor in hub.items()})
+    x = torch.randn(2, 5, width)
+    theirs = fused(x).view(2, 5, heads, 3 * size).chunk(3, dim=-1)  # as in its forward
+
+    config = SimpleNamespace(num_attention_heads=heads)
+    native = Mapped(FUSED, hub, "hub", config)
+    ours = F.linear(x, native["h.0.c_attn.weight"], native["h.0.c_attn.bias"]).chunk(3, dim=-1)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.view(2, 5, heads, size), other)
+    back = Mapped(FUSED, dict(native), "native", config)
+    assert all(torch.equal(back[name], hub[name]) for name in hub)
+    # One head (or GPT-BigCode's one for all queries): nothing moves.
+    alone = Mapped(FUSED, hub, "hub", SimpleNamespace(num_attention_heads=1))
+    assert torch.equal(alone["h.0.c_attn.weight"], hub["h.0.qkv.weight"])
+
+
+def test_a_table_that_needs_the_config_says_so() -> None:
+    hub = {"h.0.qkv.weight": torch.randn(6, 2), "h.0.qkv.bias": torch.randn(7)}
+    with pytest.raises(ValueError, match=r"table of fused needs the model's config, for num_attention_heads"):
+        Mapped(FUSED, hub, "hub")
+    # A size that no such heads have is listed with all others.
+    native = Mapped(FUSED, hub, "hub", SimpleNamespace(num_attention_heads=2))
+    expected = {"h.0.c_attn.weight": torch.empty(6, 3), "h.0.c_attn.bias": torch.empty(6)}
+    message = r"wrong shape: h\.0\.c_attn\.weight is \(6, 2\).*, h\.0\.qkv\.bias \(7,\) cannot become h\.0\.c_attn"
+    with pytest.raises(ValueError, match=message):
+        check_shapes(native, expected)
+
+
+EXPERTS = Table(
+    "experts",
+    (
+        Row("model.layers.{}.norm.weight", "layers.{}.norm.weight"),
+        # Some layers have experts, the others an MLP.
+        Row("model.layers.{}.mlp.weight", "layers.{}.mlp.weight", optional=True),
+        Row("model.layers.{}.experts.{}.gate.weight", "layers.{}.experts.{}.gate.weight", transpose, optional=True),
+        Row("model.layers.{}.experts.{}.up.weight", "layers.{}.experts.up", stack("num_experts"), optional=True),
+        Row("mtp.*", (), drop),
+        Row("model.visual.*", (), drop),
+    ),
+)
+FOUR = SimpleNamespace(num_experts=4)
+
+
+def experts(layers: int = 3) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for layer in range(layers):
+        tensors[f"model.layers.{layer}.norm.weight"] = torch.randn(3)
+        if layer == 0:
+            tensors["model.layers.0.mlp.weight"] = torch.randn(3, 3)
+            continue
+        for expert in range(4):
+            for name in ("gate", "up"):
+                tensors[f"model.layers.{layer}.experts.{expert}.{name}.weight"] = torch.randn(5, 3)
+    return tensors
+
+
+def test_experts_have_an_index_of_their_own() -> None:
+    hub = experts()
+    native = Mapped(EXPERTS, hub, "hub", FOUR)
+    assert torch.equal(native["layers.2.experts.3.gate.weight"], hub["model.layers.2.experts.3.gate.weight"].T)
+    assert native["layers.1.experts.up"].shape == (4, 5, 3)
+    assert torch.equal(native["layers.1.experts.up"][3], hub["model.layers.1.experts.3.up.weight"])
+    assert len(native) == 3 + 1 + 2 * (4 + 1)
+    back = Mapped(EXPERTS, dict(native), "native", FOUR)
+    assert set(back) == set(hub)
+    assert all(torch.equal(back[name], hub[name]) for name in hub)
+
+
+def test_one_layers_experts_are_stacked_once() -> None:
+    """From the Hub's layout to the Hub's, as `minhub convert` goes: each expert's matrix is read once."""
+    asked: list[str] = []
+
+    class Watched(dict):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            asked.append(name)
+            return super().__getitem__(name)
+
+    hub = experts()
+    there = Mapped(EXPERTS, Mapped(EXPERTS, Watched(hub), "hub", FOUR), "native", FOUR)
+    assert all(torch.equal(tensor, hub[name]) for name, tensor in there.items())
+    assert sorted(asked) == sorted(hub)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.layers.1.experts.2.up.weight"), r"missing: model\.layers\.1\.experts\.2\.up\.weight$"),
+        (lambda t: t.pop("model.layers.1.experts.3.up.weight"), r"missing: model\.layers\.1\.experts\.3\.up\.weight$"),
+        (lambda t: t.update({"model.layers.1.experts.4.up.weight": torch.ones(5, 3)}),
+         r"left over: model\.layers\.1\.experts\.4\.up\.weight$"),
+        (lambda t: t.update({"model.layers.999999.experts.999999.up.weight": torch.ones(5, 3)}),
+         r"missing: model\.layers\.10\.norm\.weight.*left over: model\.layers\.999999\.experts\.999999\.up\.weight"),
+    ],
+)  # fmt: skip
+def test_experts_are_counted_by_the_config(change, message: str) -> None:
+    tensors = experts()
+    change(tensors)
+    with pytest.raises(ValueError, match=message):
+        Mapped(EXPERTS, tensors, "hub", FOUR)
+
+
+def test_experts_with_an_index_on_both_sides_must_all_be_there() -> None:
+    rows = (Row("h.{}.experts.{}.w", "h.{}.e.{}.w"),)
+    tensors = {f"h.{layer}.experts.{expert}.w": torch.randn(2) for layer in range(2) for expert in range(3)}
+    assert set(Mapped(Table("toy", rows), tensors, "hub")) == {f"h.{i}.e.{j}.w" for i in range(2) for j in range(3)}
+    del tensors["h.0.experts.2.w"], tensors["h.1.experts.1.w"]
+    with pytest.raises(ValueError, match=r"missing: h\.0\.experts\.2\.w, h\.1\.experts\.1\.w$"):
+        Mapped(Table("toy", rows), tensors, "hub")
+    with pytest.raises(ValueError, match=r"missing: h\.0\.experts\.0\.w, h\.0\.experts\.1\.w$"):
+        Mapped(Table("toy", rows), {"h.999999.experts.999999.w": torch.ones(1)}, "hub")
+
+
+def test_too_many_or_too_few_experts_in_one_tensor() -> None:
+    native = dict(Mapped(EXPERTS, experts(), "hub", FOUR))
+    native["layers.2.experts.up"] = torch.ones(5, 5, 3)
+    back = Mapped(EXPERTS, native, "native", FOUR)
+    message = r"layers\.2\.experts\.up \(5, 5, 3\) cannot become .* \(stack: 5 tensors for 4 names\)"
+    with pytest.raises(ValueError, match=message):
+        back["model.layers.2.experts.0.up.weight"]
+
+
+def test_a_whole_part_of_a_file_may_be_dropped() -> None:
+    hub = experts()
+    native = set(Mapped(EXPERTS, hub, "hub", FOUR))
+    more = ("mtp.fc.weight", "mtp.layers.7.experts.0.up.weight", "model.visual.blocks.11.attn.qkv.bias",
+            "_orig_mod.model.visual.patch_embed.proj.weight")  # fmt: skip
+    assert set(Mapped(EXPERTS, {**hub, **dict.fromkeys(more, torch.ones(1))}, "hub", FOUR)) == native
+    with pytest.raises(ValueError, match=r"unknown: model\.mtp\.fc, model\.visual, mtp$"):
+        Mapped(EXPERTS, {**hub, **dict.fromkeys(["mtp", "model.mtp.fc", "model.visual"], torch.ones(1))}, "hub", FOUR)
+
+
+def test_stacks_of_unequal_depth() -> None:
+    rows = tuple(
+        Row(f"{side}.block.{{}}.{name}.weight", f"{side}.{{}}.{name}.weight")
+        for side, names in {"encoder": ("norm", "mlp"), "decoder": ("norm", "cross", "mlp")}.items()
+        for name in names
+    )
+    table = Table("t5", rows)
+    for deep in ({"encoder": 4, "decoder": 2}, {"encoder": 1, "decoder": 3}):
+        hub = {
+            row.names("hub", (layer,))[0]: torch.randn(2)
+            for row in rows
+            for layer in range(deep[str(row.hub).partition(".")[0]])
+        }
+        native = Mapped(table, hub, "hub")
+        assert len(native) == 2 * deep["encoder"] + 3 * deep["decoder"]
+        assert set(Mapped(table, native, "native")) == set(hub)
+        first = {name: tensor for name, tensor in hub.items() if name != "encoder.block.0.mlp.weight"}
+        with pytest.raises(ValueError, match=r"missing: encoder\.block\.0\.mlp\.weight$"):
+            Mapped(table, first, "hub")
+    with pytest.raises(ValueError, match=r"missing: encoder\.block\.0\.mlp\.weight, encoder\.block\.0\.norm\.weight$"):
+        Mapped(table, {name: tensor for name, tensor in hub.items() if name.startswith("decoder")}, "hub")
+
+
+def test_the_parts_of_an_lstms_layer_are_of_one_stack() -> None:
+    """Its index stands at the end of a word, not of a module: weight_ih_l0."""
+    model = FAMILIES["lstm"].Model(FAMILIES["lstm"].Config(vocab_size=5, embedding_size=4, hidden_size=4, num_layers=3))
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lstm.bias_hh_l2"}
+    with pytest.raises(ValueError, match=r"missing: lstm\.bias_hh_l2$"):
+        weights_map.to_native("lstm", tensors)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, -2])
+def test_columns_in_turn(dim: int) -> None:
+    """GPT-OSS: even columns are the gate's, odd ones up's."""
+    table = Table("toy", (Row("gate_up", ("gate", "up"), alternate(2, dim)),))
+    hub = {"gate_up": torch.randn(4, 6, 8)}
+    native = Mapped(table, hub, "hub")
+    assert torch.equal(native["gate"], hub["gate_up"].transpose(0, dim)[0::2].transpose(0, dim))
+    assert torch.equal(native["up"], hub["gate_up"].transpose(0, dim)[1::2].transpose(0, dim))
+    assert torch.equal(Mapped(table, dict(native), "native")["gate_up"], hub["gate_up"])
+
+
+HEADS, EXPERTS_EACH = 2, 3
+# Operations, the templates that each has on the Hub's side and on ours, and the shape of one of the Hub's tensors.
+OPERATIONS = [
+    (same, 1, 1, (3, 5)), (transpose, 1, 1, (3, 5)), (cat(3), 3, 1, (2, 5)), (cat(2, dim=1), 2, 1, (2, 5)),
+    (split(2), 1, 2, (4, 3)), (split(3, dim=-1), 1, 3, (2, 6)), (alternate(2, dim=-1), 1, 2, (3, 8)),
+    (alternate(3, dim=0), 1, 3, (6,)), (by_part(3, "heads"), 1, 1, (12, 5)), (by_part(2, "heads"), 1, 1, (8,)),
+    (stack("experts"), 1, 1, (4, 2)),
+]  # fmt: skip
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8]
+
+
+def random_checkpoint(seed: int) -> tuple[Table, dict[str, torch.Tensor], set[str]]:
+    """A table of up to four stacks, tensors of its Hub side, and the names that are ours."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    rows, hub, native = [], {}, set()
+    for number in range(random.randint(1, 4)):
+        indices, layers = random.randint(0, 2), random.randint(1, 12)
+        depth = [layers, EXPERTS_EACH][:indices]
+        places = [()] if not depth else [(i,) for i in range(layers)]
+        places = [(*place, i) for place in places for i in range(EXPERTS_EACH)] if indices == 2 else places
+        beginning = ".".join([f"stack{number}", "{}", "experts", "{}"][: 2 * indices or 1])
+        for name in range(random.randint(1, 5)):
+            operation, theirs, ours, shape = random.choice(OPERATIONS)
+            more = ".each.{}" if operation.name == "stack" and indices < 2 else ""
+            if operation.name == "stack" and not more:
+                operation = same
+            row = Row(
+                tuple(f"{beginning}{more}.t{name}_{i}" for i in range(theirs)),
+                tuple(f"{beginning}.o{name}_{i}".replace("stack", "s") for i in range(ours)),
+                operation,
+                optional=name > 0 and random.random() < 0.3,
+            )
+            rows.append(row)
+            for place in places:
+                if row.optional and random.random() < 0.5:
+                    continue
+                native |= set(row.names("native", place))
+                dtype = random.choice(DTYPES)
+                for key in row.names("hub", place, EXPERTS_EACH):
+                    hub[key] = torch.randn(shape).mul(100).to(dtype)
+    return Table("random", tuple(rows), spellings=(("old.", ""),)), hub, native
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_table_goes_both_ways_bit_for_bit(seed: int) -> None:
+    table, hub, names = random_checkpoint(seed)
+    config = SimpleNamespace(heads=HEADS, experts=EXPERTS_EACH)
+    shuffled = random.sample(sorted(hub), len(hub))
+    found = {random.choice(["", "old.", "_orig_mod.", "module.old."]) + name: hub[name] for name in shuffled}
+    native = dict(Mapped(table, found, "hub", config))
+    assert set(native) == names
+    back = Mapped(table, dict(random.sample(sorted(native.items()), len(native))), "native", config)
+    assert set(back) == set(hub)
+    again = Mapped(table, dict(back), "hub", config)
+    for one, other in ((back, hub), (again, native)):
+        for name in one:
+            assert one[name].dtype == other[name].dtype
+            assert torch.equal(one[name], other[name])
+
+    hits = {name: table.find(name, "hub") for name in hub}
+    lost = random.choice([name for name, (_, row, place) in sorted(hits.items()) if not (row.optional or any(place))])
+    without = {name: tensor for name, tensor in hub.items() if name != lost}
+    with pytest.raises(ValueError, match=rf"table: missing: {lost}$"):
+        Mapped(table, without, "hub", config)
+    with pytest.raises(ValueError, match=rf"table: unknown: x\.{lost}; missing: {lost}$"):
+        Mapped(table, {**without, f"x.{lost}": hub[lost]}, "hub", config)
+
+
 def test_shapes_are_compared_all_at_once() -> None:
     expected = {"a": torch.empty(2, 3), "b": torch.empty(4), "c": torch.empty(1)}
     found = {"a": torch.empty(3, 2), "b": torch.empty(4), "d": torch.empty(1), "head": torch.empty(1)}
@@ -155,9 +443,105 @@ def test_shapes_are_compared_all_at_once() -> None:
     check_shapes(expected, expected)
 
 
+def test_whole_numbers_are_no_weights_and_weights_no_whole_numbers() -> None:
+    expected = {"a": torch.empty(2), "b": torch.empty(2, dtype=torch.uint8), "c": torch.empty(2)}
+    found = {"a": torch.empty(2, dtype=torch.uint8), "b": torch.empty(2), "c": torch.empty(2, dtype=torch.bfloat16)}
+    message = r"wrong dtype: a is torch\.uint8, the model's is torch\.float32, b is torch\.float32, .* torch\.uint8$"
+    with pytest.raises(ValueError, match=message):
+        check_shapes(found, expected)
+
+
 def test_every_row_of_every_table_has_its_own_names() -> None:
     assert set(weights_map.tables) == {family.model_type for family in FAMILIES.values()}
     for table in weights_map.tables.values():
         for side in ("hub", "native"):
             names = [template for row in table.rows for template in row.templates(side)]
             assert len(names) == len(set(names))
+
+
+def test_mxfp4_is_unpacked_as_transformers_does() -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks = torch.arange(256, dtype=torch.uint8).repeat(3 * 5 * 2 * 16 // 256 + 1)[: 3 * 5 * 2 * 16].view(3, 5, 2, 16)
+    for low in (0, 1, 100, 127, 226):  # every scale but NaN's, 255
+        scales = (torch.arange(30) + low).clamp(max=254).to(torch.uint8).view(3, 5, 2)
+        for dtype in (torch.bfloat16, torch.float32):
+            weights = unpack_mxfp4(blocks, scales, dtype)
+            assert (weights.shape, weights.dtype, weights.is_contiguous()) == ((3, 64, 5), dtype, True)
+            assert torch.equal(weights, convert_moe_packed_tensors(blocks, scales, dtype=dtype))
+    # One byte by hand: 0x1F is -6 (15), then 0.5 (1); the scale is 2 ** (129 - 127).
+    by_hand = unpack_mxfp4(torch.full((1, 1, 1, 16), 0x1F, dtype=torch.uint8), torch.tensor([[[129]]]).byte())
+    assert by_hand.flatten()[:4].tolist() == [-24, 2, -24, 2]
+    with pytest.raises(ValueError, match=r"MXFP4 is blocks .* not \(3, 5, 2, 16\) torch.uint8 and \(3, 5\)"):
+        unpack_mxfp4(blocks, scales[:, :, 0])
+
+
+@dataclass(frozen=True)
+class PackedConfig:
+    TITLE: ClassVar = "Packed"
+    model_type: str = "packed"
+    vocab_size: int = 6
+    tie_word_embeddings: bool = False
+
+    def to_hub(self) -> dict[str, object]:
+        return {"model_type": "packed", "vocab_size": self.vocab_size, "tie_word_embeddings": False}
+
+
+class Packed(torch.nn.Module):
+    """A model with weights of 4 bits, as they lie in the file."""
+
+    def __init__(self, config: PackedConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("blocks", torch.zeros(1, 4, 1, 16, dtype=torch.uint8))
+        self.wte = torch.nn.Embedding(config.vocab_size, 4)
+
+
+def test_whole_numbers_stay_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded, converted and saved in another dtype, packed weights are the file's own bytes."""
+    module = SimpleNamespace(Packed=Packed, PackedConfig=PackedConfig)
+    family = Family("packed", "Packed", "packed", ("PackedConfig", "Packed"), Training({}))
+    table = Table("packed", (Row("model.blocks", "blocks"), Row("model.embed.weight", "wte.weight")))
+    monkeypatch.setitem(sys.modules, "minhub_py.models.packed", module)
+    monkeypatch.setitem(FAMILIES, "packed", family)
+    monkeypatch.setitem(ENTRIES, "packed", Entry("packed", family, ("packed",)))
+    monkeypatch.setitem(weights_map.tables, "packed", table)
+
+    blocks = torch.randint(0, 256, (1, 4, 1, 16), dtype=torch.uint8)
+    hub = {"model.blocks": blocks, "model.embed.weight": torch.randn(6, 4)}
+    write_checkpoint(tmp_path / "a", hub, PackedConfig().to_hub(), dtype=torch.bfloat16)
+    model = from_pretrained(tmp_path / "a", device="cpu")
+    assert (model.blocks.dtype, model.wte.weight.dtype) == (torch.uint8, torch.bfloat16)
+    for dtype in ("float32", "float16"):
+        model = from_pretrained(tmp_path / "a", device="cpu", dtype=dtype)
+        assert torch.equal(model.blocks, blocks)
+        assert model.wte.weight.dtype == getattr(torch, dtype)
+    convert(Checkpoint(tmp_path / "a"), tmp_path / "b", dtype=torch.float64)
+    save_pretrained(model, tmp_path / "c")
+    convert(Checkpoint(tmp_path / "a"), tmp_path / "e", to="native")
+    assert Checkpoint(tmp_path / "e").config["dtype"] == "bfloat16"
+    for folder, dtype in (("b", "float64"), ("c", "float16")):
+        saved = Checkpoint(tmp_path / folder)
+        assert torch.equal(saved["model.blocks"], blocks)
+        assert saved["model.blocks"].dtype == torch.uint8
+        assert str(saved["model.embed.weight"].dtype) == f"torch.{dtype}"
+        assert saved.config["dtype"] == dtype
+
+    write_checkpoint(tmp_path / "d", {**hub, "model.blocks": blocks.float()}, PackedConfig().to_hub())
+    with pytest.raises(ValueError, match=r"wrong dtype: blocks is torch\.float32, the model's is torch\.uint8"):
+        from_pretrained(tmp_path / "d")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_a_file_in_8_bit_floats_is_refused_by_name(tmp_path: Path, dtype: torch.dtype, kind: str) -> None:
+    tensors = {"lstm.weight_ih_l0": torch.randn(4, 4).to(dtype)}
+    if kind == "safetensors":
+        save_file(tensors, tmp_path / "model.safetensors")
+    else:
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+    message = (
+        r"lstm\.weight_ih_l0 is stored as .*8_?e.m.*: the file is FP8-quantized, .* Take the repository of the same"
+    )
+    with pytest.raises(ValueError, match=f"(?i){message}"):
+        Checkpoint(tmp_path).meta()

@@ -3,27 +3,30 @@
 from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from torch import Tensor
 
 from weights_map.engine import Mapped, Table
 
-# Every module here but the engine is one family's table, so that a new family is a new file and nothing more.
-_modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__) if module.name != "engine"]
-tables: dict[str, Table] = {module.table.model_type: module.table for module in _modules}
+# Every module here with a table is one family's, so that a new family is a new file and nothing more.
+_modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+tables: dict[str, Table] = {module.table.model_type: module.table for module in _modules if hasattr(module, "table")}
 
 
-def to_native(model_type: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapping[str, Tensor]:
     """The tensors of a Hub checkpoint under our names and in our shapes, each made when it is asked for.
 
-    ValueError lists names that are unknown, missing, or there twice; KeyError: no such `model_type`.
+    config: the model's; some tables need it, as where fused heads are told apart by their number alone.
+    ValueError lists names that are unknown, missing, or there twice; or the table needs the config.
+    KeyError: no such `model_type`.
     """
-    return Mapped(tables[model_type], tensors, "hub")
+    return Mapped(tables[model_type], tensors, "hub", config)
 
 
-def to_hub(model_type: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapping[str, Tensor]:
     """The reverse of `to_native`, under the names that transformers writes today."""
-    return Mapped(tables[model_type], tensors, "native")
+    return Mapped(tables[model_type], tensors, "native", config)
 
 
 __all__ = ["tables", "to_hub", "to_native"]

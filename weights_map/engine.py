@@ -1,9 +1,14 @@
 """Rows, operations, and both directions between the Hub's tensor names and ours.
 
-A table is a list of rows (hub template, our template, operation), with `{}` for the layer index. Every tensor of a
-checkpoint stands in exactly one row, and the one table serves loading and saving alike:
+A table is a list of rows (hub template, our template, operation), with `{}` for the layer's index and, where there are
+experts, a second one for theirs. Every tensor of a checkpoint stands in exactly one row, and the one table serves
+loading and saving alike:
 
     Row("transformer.h.{}.attn.c_attn.weight", "h.{}.attn.c_attn.weight", transpose)
+    Row("model.layers.{}.mlp.experts.{}.up_proj.weight", "layers.{}.mlp.experts.up_proj", stack("num_experts"))
+
+Layers are counted by the names that are there, each stack by itself: an encoder may be deeper than its decoder.
+Whether that is what the config says, `check_shapes` finds, which sees the model.
 
 Names are matched before any tensor is touched, so that one error can list all that is wrong, and tensors are taken
 from the source one by one, so that a source that opens them lazily never holds a whole checkpoint.
@@ -13,7 +18,8 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from itertools import islice, product
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +27,7 @@ from torch import Tensor
 Side = Literal["hub", "native"]
 SIDES: tuple[Side, ...] = ("hub", "native")
 OTHER: dict[Side, Side] = {"hub": "native", "native": "hub"}
+Place = tuple[int, ...]  # nothing, or a layer, or a layer and an expert
 
 # What torch.compile and DataParallel put before the names of the model that they wrap.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+")
@@ -31,8 +38,9 @@ class Operation:
     """What is done to the tensors of a row on the way in (`to_native`) and undone on the way out (`to_hub`)."""
 
     name: str
-    to_native: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda tensors: tensors
-    to_hub: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda tensors: tensors
+    to_native: Callable[..., Sequence[Tensor]] = lambda tensors: tensors
+    to_hub: Callable[..., Sequence[Tensor]] = lambda tensors: tensors
+    setting: str | None = None  # a name in the model's config: both functions take its value after the tensors
     optional: bool = False  # the Hub side may lack the tensor
     tied_to: str | None = None  # the Hub's name of the tensor that this one may be a second name of
 
@@ -65,6 +73,49 @@ def _splitter(parts: int, dim: int) -> Callable[[Sequence[Tensor]], Sequence[Ten
     return lambda tensors: tensors[0].tensor_split(parts, dim)
 
 
+def alternate(parts: int, dim: int = 0) -> Operation:
+    """One tensor of the Hub holds `parts` of ours in turn along `dim`: its even columns one, its odd ones the other."""
+    inner = dim + 1 if dim >= 0 else dim  # the dimension of the parts, once `dim` is (columns, parts)
+    return Operation(
+        f"alternate along {dim}",
+        lambda tensors: [part.contiguous() for part in tensors[0].unflatten(dim, (-1, parts)).unbind(inner)],
+        lambda tensors: [torch.stack(list(tensors), inner).flatten(inner - 1, inner)],
+    )
+
+
+def by_part(parts: int, heads: str) -> Operation:
+    """A fused projection whose rows the Hub has head by head, [q k v] of each, is ours part by part: [q | k | v].
+
+    heads: the name, in the config, of the number of heads that lie so; with 1 nothing moves.
+    """
+
+    def swapped(tensors: Sequence[Tensor], outer: int, inner: int) -> Sequence[Tensor]:
+        [tensor] = tensors
+        if 1 in (outer, inner):
+            return tensors
+        return [tensor.unflatten(0, (outer, inner, -1)).transpose(0, 1).reshape(tensor.shape)]
+
+    return Operation(
+        f"from heads of {parts} to {parts} parts",
+        lambda tensors, count: swapped(tensors, count, parts),
+        lambda tensors, count: swapped(tensors, parts, count),
+        setting=heads,
+    )
+
+
+def stack(count: str) -> Operation:
+    """The Hub's tensors of all experts of a layer make one of ours, (experts, …).
+
+    The Hub's template has one `{}` more than ours.    count: the name, in the config, of the number of experts.
+    """
+    return Operation(
+        "stack",
+        lambda tensors, count: [torch.stack(list(tensors))],
+        lambda tensors, count: tensors[0].unbind(),
+        setting=count,
+    )
+
+
 @dataclass(frozen=True)
 class Row:
     """A line of a table. Several templates on one side (for `cat` and `split`) are a tuple; `drop` has none of ours.
@@ -82,14 +133,28 @@ class Row:
         templates = self.hub if side == "hub" else self.native
         return (templates,) if isinstance(templates, str) else templates
 
-    @property
-    def layered(self) -> bool:
-        """Whether the row stands for a tensor of each layer."""
-        return "{}" in self.templates("hub")[0]
+    @cached_property
+    def indices(self) -> int:
+        """How many indices a place has: those that both sides share."""
+        return min(template.count("{}") for side in SIDES for template in self.templates(side))
 
-    def names(self, side: Side, layer: str) -> tuple[str, ...]:
-        """The names of one side at one layer."""
-        return tuple(template.replace("{}", layer) for template in self.templates(side))
+    def names(self, side: Side, place: Place, count: int | None = None) -> tuple[str, ...]:
+        """The names of one side at a place. A `{}` beyond its indices stands for each of `count`; None: it stays."""
+        names = [_fill(template, place) for template in self.templates(side)]
+        if count is None:
+            return tuple(names)
+        return tuple(name.replace("{}", str(i)) for name in names for i in range(count if "{}" in name else 1))
+
+    def stacks(self, side: Side) -> list[str]:
+        """What each index counts: the templates' part before it, up to a dot."""
+        parts = self.templates(side)[0].split("{}")[: self.indices] if self.indices else []
+        return ["{}".join(parts[: level + 1]).rpartition(".")[0] for level in range(len(parts))]
+
+
+def _fill(template: str, place: Place) -> str:
+    for index in place:
+        template = template.replace("{}", str(index), 1)
+    return template
 
 
 @dataclass(frozen=True)
@@ -105,18 +170,18 @@ class Table:
 
     @cached_property
     def _patterns(self) -> dict[Side, list[tuple[re.Pattern[str], Row]]]:
-        layer = r"(0|[1-9][0-9]{0,5})"
+        index = r"(0|[1-9][0-9]{0,5})"
         return {
             side: [
-                (re.compile(re.escape(template).replace(r"\{\}", layer).replace(r"\*", ".+")), row)
+                (re.compile(re.escape(template).replace(r"\{\}", index).replace(r"\*", ".+")), row)
                 for row in self.rows
                 for template in row.templates(side)
             ]
             for side in SIDES
         }
 
-    def find(self, name: str, side: Side) -> tuple[str, Row, str] | None:
-        """The canonical name, the row and the layer ("" for none) of `name`; None for a name that is in no row."""
+    def find(self, name: str, side: Side) -> tuple[str, Row, Place] | None:
+        """The canonical name, the row and the place of `name`; None for a name that is in no row."""
         name = WRAPPERS.sub("", name)
         candidates = [name]
         if side == "hub":
@@ -124,50 +189,69 @@ class Table:
         for candidate in candidates:
             for pattern, row in self._patterns[side]:
                 if match := pattern.fullmatch(candidate):
-                    return candidate, row, match[1] if pattern.groups else ""
+                    return candidate, row, tuple(map(int, match.groups()[: row.indices]))
         return None
 
 
 @dataclass(frozen=True)
 class Step:
-    """One row at one layer: the names read, the names written, and the operation between."""
+    """One row at one place: the names read, the names written, and the operation between."""
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     operation: Operation
+    values: tuple[int, ...]  # of the operation's setting, if it has one
 
 
-def plan(table: Table, names: Iterable[str], side: Side) -> list[Step]:
-    """Match the `names` of a whole checkpoint, all on one `side`, in the table's order.
+def plan(table: Table, names: Iterable[str], side: Side, config: Any = None) -> list[Step]:
+    """Match the `names` of a whole checkpoint, all on one `side`, layer by layer in the table's order.
 
-    ValueError lists every name that is unknown, stands there twice (in two spellings), or is missing.
+    ValueError lists every name that is unknown, stands there twice (in two spellings), is missing, or is of an expert
+    that the config does not have; or the table has an operation that needs the model's `config`.
     """
-    found: dict[tuple[Row, str], dict[str, str]] = {}  # (row, layer) -> {canonical name: name as found}
-    problems: dict[str, list[str]] = {"unknown": [], "twice": [], "missing": []}
+    settings = {row.operation.setting for row in table.rows if row.operation.setting}
+    if settings and config is None:
+        raise ValueError(
+            f"the weight table of {table.model_type} needs the model's config, for {', '.join(sorted(settings))}"
+        )
+    found: dict[Row, dict[Place, dict[str, str]]] = {row: {} for row in table.rows}  # canonical name -> name as found
+    sizes: dict[str, int] = {}  # stack -> how many layers, or experts, it has
+    problems: dict[str, list[str]] = {"unknown": [], "twice": [], "missing": [], "left over": []}
     for name in names:
         if hit := table.find(name, side):
-            canonical, row, layer = hit
-            group = found.setdefault((row, layer), {})
+            canonical, row, place = hit
+            group = found[row].setdefault(place, {})
             if canonical in group:
                 problems["twice"].append(f"{name} and {group[canonical]}")
             group[canonical] = name
+            for index, counted in zip(place, row.stacks(side), strict=True):
+                sizes[counted] = max(sizes.get(counted, 0), index + 1)
         else:
             problems["unknown"].append(name)
 
+    # A damaged name can hold any index: no more places are asked for than could be there.
+    most = 1 + sum(map(len, found.values()))
+    places: list[tuple[int, int, Place]] = []  # layer, row, place
+    for number, row in enumerate(table.rows):
+        here: Iterable[Place] = found[row]
+        if row.templates(side) and not (row.optional or row.operation.optional):
+            every = product(*(range(sizes.get(counted, 1)) for counted in row.stacks(side)))
+            here = islice(every, most)
+        places += [(place[0] if place else 0, number, place) for place in here]
+
     steps = []
-    layers = 1 + max((int(layer) for _, layer in found if layer), default=0)
-    # A damaged name can hold any index: no more layers are asked for than could be there.
-    for layer in map(str, range(min(layers, len(found) + 1))):
-        for row in table.rows:
-            if not row.layered and layer != "0":
-                continue
-            group = found.get((row, layer if row.layered else ""), {})
-            wanted = row.names(side, layer)
-            if group or not (row.optional or row.operation.optional):
-                problems["missing"] += [name for name in wanted if name not in group and "*" not in name]
-            if wanted and all(name in group for name in wanted):
-                sources = tuple(group[name] for name in wanted)
-                steps.append(Step(sources, row.names(OTHER[side], layer), row.operation))
+    for _, number, place in sorted(places):
+        row = table.rows[number]
+        group = found[row].get(place, {})
+        values = (getattr(config, row.operation.setting),) if row.operation.setting else ()
+        wanted = row.names(side, place, *values)
+        if any("*" in name for name in wanted):
+            continue
+        problems["missing"] += [name for name in wanted if name not in group]
+        problems["left over"] += [name for canonical, name in group.items() if canonical not in wanted]
+        if all(name in group for name in wanted):
+            sources = tuple(group[name] for name in wanted)
+            steps.append(Step(sources, row.names(OTHER[side], place, *values), row.operation, values))
     complain(problems)
     return steps
 
@@ -175,16 +259,33 @@ def plan(table: Table, names: Iterable[str], side: Side) -> list[Step]:
 class Mapped(Mapping[str, Tensor]):
     """The tensors of one side seen from the other: each is fetched and operated on when it is asked for."""
 
-    def __init__(self, table: Table, tensors: Mapping[str, Tensor], side: Side) -> None:
-        self.steps = plan(table, tensors, side)
+    def __init__(self, table: Table, tensors: Mapping[str, Tensor], side: Side, config: Any = None) -> None:
+        self.steps = plan(table, tensors, side, config)
         self._tensors = tensors
         self._side = side
         self._step = {target: step for step in self.steps for target in step.targets}
+        self._last: tuple[Step, Sequence[Tensor]] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         step = self._step[name]
+        if self._last is not None and self._last[0] is step:
+            return self._last[1][step.targets.index(name)]
+        sources = [self._tensors[source] for source in step.sources]
         operate = step.operation.to_native if self._side == "hub" else step.operation.to_hub
-        return operate([self._tensors[source] for source in step.sources])[step.targets.index(name)]
+        try:
+            results = operate(sources, *step.values)
+            if len(results) != len(step.targets):
+                raise IndexError(f"{len(results)} tensors for {len(step.targets)} names")
+        except (RuntimeError, IndexError) as error:
+            shapes = [f"{source} {tuple(tensor.shape)}" for source, tensor in zip(step.sources, sources, strict=True)]
+            reason = f"{step.operation.name}: {error}".partition("\n")[0]
+            raise ValueError(f"{brief_list(shapes)} cannot become {brief_list(step.targets)} ({reason})") from error
+        # Experts are asked for one after the other: without this, each would stack all of them anew.
+        self._last = (step, results) if len(results) > 1 else None
+        return results[step.targets.index(name)]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._step  # Mapping's own would fetch the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._step)
@@ -202,20 +303,29 @@ def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], 
         "missing": [name for name in expected if name not in tensors],
         "left over": [name for name in tensors if name not in expected and name not in spare],
         "wrong shape": [],
+        "wrong dtype": [],
     }
     for name in expected.keys() & tensors.keys():
-        found, wanted = tuple(tensors[name].shape), tuple(expected[name].shape)
-        if found != wanted:
-            problems["wrong shape"].append(f"{name} is {found}, the config says {wanted}")
+        try:
+            found, wanted = tensors[name], expected[name]
+        except ValueError as error:
+            problems["wrong shape"].append(str(error))
+            continue
+        if found.shape != wanted.shape:
+            problems["wrong shape"].append(f"{name} is {tuple(found.shape)}, the config says {tuple(wanted.shape)}")
+        if found.dtype != wanted.dtype and not (found.is_floating_point() and wanted.is_floating_point()):
+            problems["wrong dtype"].append(f"{name} is {found.dtype}, the model's is {wanted.dtype}")
     complain(problems)
 
 
 def complain(problems: Mapping[str, Sequence[str]]) -> None:
     """One ValueError for all `problems`, if there are any; a long list is cut."""
-    parts = []
-    for what, names in problems.items():
-        if names:
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            parts.append(f"{what}: {', '.join(sorted(names)[:4])}{more}")
+    parts = [f"{what}: {brief_list(sorted(names))}" for what, names in problems.items() if names]
     if parts:
         raise ValueError("the tensors do not fit the weight table: " + "; ".join(parts))
+
+
+def brief_list(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"{', '.join(names[:4])}{more}"

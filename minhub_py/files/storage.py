@@ -27,10 +27,12 @@ from minhub_py.printable import gist
 
 Layout = Literal["hub", "native"]
 
-# safetensors' names of the dtypes that a model may have.
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# safetensors' names of the dtypes that a model may have; U8 holds weights of 4 bits, two a byte.
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8,
+}  # fmt: skip
 # Those of the mask buffers of old checkpoints, which are dropped, but have a shape.
-MASKS = {"U8": torch.uint8, "BOOL": torch.bool, "I64": torch.int64}
+MASKS = {"BOOL": torch.bool, "I64": torch.int64}
 # What a pickle of a state dict names: "module name".
 BUILDERS = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
@@ -162,6 +164,11 @@ def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, to
     """The dtype that a file of either format gives a tensor. ValueError: it is not one of `allowed`."""
     dtype = allowed.get(stored) if isinstance(stored, str) else stored
     if dtype is None or dtype not in allowed.values():
+        if str(stored).startswith(("F8_", "torch.float8_")):
+            raise ValueError(
+                f"{name} is stored as {stored}: the file is FP8-quantized, which this package does not read. "
+                "Take the repository of the same model in BF16; quantize='int8' makes it as small"
+            )
         raise ValueError(f"{name} is stored as {stored}; this package reads {', '.join(DTYPES)}")
     return dtype
 
@@ -257,13 +264,16 @@ def write_checkpoint(
     """Write config.json, safetensors files of at most `max_shard_size` bytes each, and `companions` (None: leave them).
 
     `tensors` is asked for one tensor at a time, and a larger one has a file of its own; `meta` gives their shapes and
-    dtypes beforehand (default: `tensors` itself). Floating tensors become `dtype`. Files take their names when all
-    are whole, and what an earlier checkpoint has left in the folder goes last: a full disk or an interrupt loses
-    nothing. `progress(done, total)` hears of bytes.
+    dtypes beforehand (default: `tensors` itself). Floating tensors become `dtype`, others stay. Files take their names
+    when all are whole, and what an earlier checkpoint has left in the folder goes last: a full disk or an interrupt
+    loses nothing. `progress(done, total)` hears of bytes.
 
     ValueError: a tensor that is no weight. OSError: the folder cannot be written.
     """
-    planned = {name: tensor.to("meta", dtype or tensor.dtype) for name, tensor in (meta or tensors).items()}
+    planned = {
+        name: tensor.to("meta", dtype if dtype and tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in (meta or tensors).items()
+    }
     for name, tensor in planned.items():
         checked_dtype(name, tensor.dtype, DTYPES)
     shards = _shards(planned, max_shard_size)

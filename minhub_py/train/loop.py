@@ -294,7 +294,7 @@ class Trainer:
             return
         config = self.model.config
         companions = {"tokenizer.json": self.tokenizer.to_str(pretty=True).encode()}
-        tensors = weights_map.to_hub(self.family.model_type, state)
+        tensors = weights_map.to_hub(self.family.model_type, state, config)
         whole = sum(tensor.nbytes for tensor in state.values()) + 1  # in one file, which is replaced in one moment
         settings = {**config.to_hub(), "dtype": "float32"}
         write_checkpoint(folder, tensors, settings, companions=companions, max_shard_size=whole)

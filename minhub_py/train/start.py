@@ -285,7 +285,7 @@ def model_of(settings: Settings, checkpoint: Path | None, tokenizer: Any) -> tup
 
 def load(checkpoint: Checkpoint, family: Family, model: Any) -> None:
     """Give a model without weights copies, in the layout that is faster to train: the file stays as it is."""
-    tensors = native_tensors(checkpoint, family, checkpoint)
+    tensors = native_tensors(checkpoint, family, checkpoint, model.config)
     state = {name: tensors[name].to(torch.float32, copy=True).contiguous() for name in model.state_dict()}
     model.load_state_dict(state, assign=True)
 
