@@ -147,7 +147,7 @@ def test_a_worker_says_what_went_wrong() -> None:
         (["--from", "nowhere.json"], 2, "No such file"),
         (["--from", __file__], 1, "is no JSON"),
         (["--from", __file__, "--quick"], 2, "--from measures nothing: leave out --quick"),
-        (["--json", "--markdown"], 2, "are two forms of one output"),
+        (["--json", "--markdown"], 2, "either --markdown or --json"),
         (["--threads", "0"], 2, "0 is not in the range x>=1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -61,7 +61,7 @@ def test_lines_for_a_pipe(
     monkeypatch.setattr(screen, "QUIET", 0.0)
     resume(tmp_path / "run", steps=16)
     shown = capsys.readouterr().err
-    assert "goes on after step 12" in shown
+    assert "continues after step 12" in shown
     assert "Note: from step 12 the learning rate follows a cosine that ends at step 16, not at 12" in shown
     assert "\n14 of 16  loss " in shown
 

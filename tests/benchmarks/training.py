@@ -103,14 +103,14 @@ def ours(path: Path, family: str, sizes: dict[str, Any], dtype: str, *, faster: 
         Processes(), torch.device("cpu"), Listener(),
     )  # fmt: skip
     if not faster:
-        trainer.quick = nullcontext
+        trainer.faster = nullcontext
 
     def step() -> None:
         trainer.step()
         trainer.progress.step += 1
-        trainer.look()
+        trainer.report_progress()
 
-    trainer.begin_timing()
+    trainer.reset_timer()
     return step
 
 
