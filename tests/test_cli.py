@@ -313,7 +313,7 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", "./nowhere", "x"], 1, "There is no folder ./nowhere"),
         (["generate", "minhub/nothing", "x"], 1, "There is no built-in minhub/nothing; the built-ins are: minhub/sh"),
         (["generate", "a b", "x"], 1, "is neither a folder nor a name on the Hub"),
-        (["generate", GPT2, ""], 2, "it has no token that MODEL knows; give it some text"),
+        (["generate", GPT2, ""], 2, "it has no token that MODEL knows; give some text"),
         (["generate", GPT2, "\udcff"], 1, "PROMPT is not UTF-8 text"),
         (["generate", GPT2, "x", "--temperature", "-1"], 2, "-1.0 is not in the range x>=0"),
         (["generate", GPT2, "x", "--top-p", "0"], 2, "0.0 is not in the range 0<x<=1"),

@@ -271,7 +271,7 @@ NO_KERNEL = "CUDA error: no kernel image is available for execution on the devic
         ("13.0", Driver((13, 0), 1), "out of memory", False,
          "look with nvidia-smi for what else uses the GPU, and run again"),
         ("13.0", Driver((13, 0), 0, "system has unsupported display driver / cuda driver combination"), "none", False,
-         "restart the machine; if that does not help, update the driver (https://www.nvidia.com/drivers)"),
+         "restart the computer; if that does not help, update the driver (https://www.nvidia.com/drivers)"),
     ],
 )  # fmt: skip
 def test_cuda_build_and_driver(build: str | None, driver: Driver | None, fault: str, fits: bool, advice: str) -> None:

@@ -7,7 +7,6 @@ Models are tiny, and real; a process that has to die is forked from a server tha
 import csv
 import json
 import math
-import multiprocessing
 import os
 import random
 import re
@@ -25,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from children import SERVER
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -460,11 +460,6 @@ def test_bfloat16_is_near_float32(tmp_path: Path, text: Path, family: str) -> No
 
 # --- Killed, and resumed
 
-SERVER = multiprocessing.get_context("forkserver")
-# With all that a child imports: one that has become nobody may not read a clone in a private folder.
-SERVER.set_forkserver_preload(
-    ["torch._dynamo", "minhub_py.models.gpt2", "minhub_py.train.summary", "minhub_py.inference.generate", "pytest"]
-)
 # Functions of C by which what stands on the disk becomes another.
 CHANGES = {"open", "writerow", "flush", "rename", "replace", "unlink", "rmdir", "mkdir"}
 

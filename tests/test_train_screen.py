@@ -41,7 +41,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look after each step."""
-    monkeypatch.setattr(loop, "LOOK", 0.0)
+    monkeypatch.setattr(loop, "REPORT_INTERVAL", 0.0)
 
 
 def test_lines_for_a_pipe(

@@ -130,7 +130,7 @@ def start_of(settings: Settings) -> Checkpoint | None:
 
 
 def resolve_settings(settings: Settings) -> Settings:
-    """Fill in settings that are None or "auto". ValueError: settings contradict each other, the model or the machine."""
+    """Fill in settings that are None or "auto". ValueError: they do not fit each other, the model or the machine."""
     start = start_of(settings)
     if start is None:
         family = FAMILIES[settings.family or "gpt2"]
