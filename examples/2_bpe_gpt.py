@@ -1,30 +1,31 @@
-"""BPE -> GPT: tokens learnt from the text, a small GPT learnt on them, and how to compare it with one on characters.
+"""BPE -> GPT: train a tokenizer and a small GPT on a text, and compare it with a GPT on characters.
 
-The idea. Characters make long sequences, words an endless vocabulary. *Byte-pair encoding* lies between: begin with
-bytes, and join the most frequent pair of neighbours to a new token, again and again. Frequent words become one token,
-rare ones a few, and as any text is bytes, none is unknown. A model's loss is a mean over tokens, and a longer token is
-harder to guess. So losses per token of different tokenizers cannot be compared. Per character they can:
+The idea. Characters give long sequences, words an unlimited vocabulary. *Byte-pair encoding* is in between: start with
+bytes, and repeatedly merge the most frequent pair of neighbours into a new token. Frequent words become one token, rare
+words several, and since any text consists of bytes, no text is unknown. A model's loss is a mean over tokens, and a
+longer token is harder to predict. So losses per token cannot be compared between tokenizers. Losses per character can:
 
     nats per character = nats per token / characters per token
 
-Sources. Gage (1994) for byte pairs; Sennrich et al. (2016) for words of a language model; Radford et al. (2018) for the
-GPT, and (2019) for bytes, in GPT-2; Mielke (2019) on comparing models over different vocabularies.
+Sources. Gage (1994) for byte pairs; Sennrich et al. (2016) for their use in language models; Radford et al. (2018) for
+GPT, and (2019) for byte-level BPE in GPT-2; Mielke (2019) on comparing models with different vocabularies.
 
     python examples/2_bpe_gpt.py input.txt
 
-You see the first pairs that are joined, a line of the text cut into ever fewer tokens, and another script that survives
-all the same. Then two models of the same sizes, trained by as many steps of as many tokens: per token the one on
-characters seems far better. Per character it is not; not least as tokens let it read more text in the same time.
+Output. A line of the text split into fewer and fewer tokens, the first merged pairs, and a text in another script that
+is encoded without loss. Then two models of the same size, trained for the same number of steps and tokens: per token,
+the one on characters seems far better; per character it is not, also because with BPE the same number of tokens covers
+more text.
 """
 
 import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from minhub_py import generate, train
 from minhub_py.files.tokenizer import train_byte_level_bpe
+from minhub_py.train import Run
 
 BATCH = 16
 FOREIGN = "Grüße, 世界!"
@@ -41,19 +42,19 @@ def main() -> None:
     args = parser.parse_args()
 
     text = args.text.read_text(encoding="utf-8")
-    cut = int(len(text) * 0.9)  # where `train` cuts too: a tokenizer must not learn from what measures
+    cut = int(len(text) * 0.9)  # as in `train`: a tokenizer must not be trained on held-out text
     line = max(text[cut:].splitlines()[:40], key=len)[:60]
 
-    print("A held-out line, cut by tokenizers of more and more tokens:")
-    for size in sorted({257, (257 + args.vocab_size) // 2, args.vocab_size}):  # 256 bytes, <|endoftext|>, and pairs
+    print("A held-out line, split by tokenizers with larger and larger vocabularies:")
+    for size in sorted({257, (257 + args.vocab_size) // 2, args.vocab_size}):  # 257: 256 bytes and <|endoftext|>
         bpe = train_byte_level_bpe([text[:cut]], size)
         ids = bpe.encode(line).ids
-        # A token may be a part of a character, which shows as �.
+        # A token may be a part of a character, which is printed as �.
         print(f"  {size:5} tokens: {len(ids):3} for {len(line)} characters  {'|'.join(bpe.decode([id]) for id in ids)}")
     pairs = json.loads(bpe.to_str())["model"]["merges"][:12]
-    print("The first pairs joined:", *(repr(bpe.decode([bpe.token_to_id("".join(pair))])) for pair in pairs))
+    print("The first merges:", *(repr(bpe.decode([bpe.token_to_id("".join(pair))])) for pair in pairs))
     ids = bpe.encode(FOREIGN).ids
-    print(f"No text is unknown: {FOREIGN!r} is {len(ids)} tokens, and comes back as {bpe.decode(ids)!r}")
+    print(f"No text is unknown: {FOREIGN!r} is {len(ids)} tokens, which decode to {bpe.decode(ids)!r}")
 
     sizes = {"family": "gpt2", "layers": args.layers, "width": args.width, "context": args.context}
     how = {"steps": args.steps, "batch": BATCH, "learning_rate": 3e-3, "dropout": 0.0, "evaluate_tokens": 2**15}
@@ -73,13 +74,13 @@ def main() -> None:
                 f"{run.best_loss:10.3f}  {per_character:14.3f}",
                 flush=True,
             )
-            samples[name] = write_on(run, " ".join(line.split()[:3]), 160)
-    for name, sample in samples.items():
-        print(f"\n{name}:\n{sample}")
+            samples[name] = sample(run, " ".join(line.split()[:3]), 160)
+    for name, written in samples.items():
+        print(f"\n{name}:\n{written}")
 
 
-def write_on(run: Any, prompt: str, length: int) -> str:
-    """The prompt, and about `length` characters that the best model of the run writes on."""
+def sample(run: Run, prompt: str, length: int) -> str:
+    """The prompt in brackets, and about `length` characters generated by the best model of the run."""
     ids = run.tokenizer.encode(prompt).ids
     [new] = generate(run.model, [ids], round(length / run.characters_per_token), temperature=0.8, seed=1)
     return f"[{prompt}]{run.tokenizer.decode(new)}"

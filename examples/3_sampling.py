@@ -1,25 +1,26 @@
 """Sampling: greedy, temperature, top-k and top-p, side by side, from the same model and prompt.
 
-The idea. A language model gives probabilities; a text needs one id after the other. To take the likeliest each time
-(*greedy*) ends in circles: what was just written makes itself likelier. To draw from all of the distribution gives
-variety, and now and then an id from the long tail of unlikely ones, which no text recovers from. Methods differ in what
-they do about the tail:
+The idea. A language model gives probabilities; a text needs one token after the other. Always taking the most likely
+token (*greedy*) ends in repetition, because a phrase makes itself more likely. Sampling from the whole distribution
+gives variety, but sometimes an unlikely token from the long tail, from which the text does not recover. The methods
+differ in how they treat the tail:
 
-    temperature t   divides the logits, p ** (1 / t) in effect: below 1 sharper, above 1 flatter, no id is excluded
-    top-k           keeps the k likeliest ids, however sure or unsure the model is
-    top-p           keeps the fewest likeliest ids that reach the probability p: few where the model is sure
+    temperature t   divides the logits, so p becomes p ** (1 / t), normalized: sharper below 1, flatter above 1; no
+                    token is excluded
+    top-k           keeps the k most likely tokens, however certain the model is
+    top-p           keeps the smallest set of most likely tokens with total probability p: few if the model is certain
 
 Sources. Ackley et al. (1985) for temperature; Fan et al. (2018) for top-k; Holtzman et al. (2020) for top-p, and why
-the likeliest text is a poor one.
+the most likely text is a poor one.
 
     python examples/3_sampling.py
     python examples/3_sampling.py --prompt "What is" --new-tokens 500
 
-You see a table of the next character's probabilities, a column for each method, made by the plain functions below; and
-how many characters top-p keeps at each place of the prompt, where top-k always keeps k. Then what `generate` writes by
-the same methods, with two numbers: how many of the text's 8-character pieces are new ones (greedy repeats itself), and
-the model's own surprise, in nats per character: that of drawing at t=1 is about what real text costs it, others are
-below or above.
+Output. A table of the next character's probabilities by each method, computed by the plain functions below; and the
+number of characters that top-p keeps at each position of the prompt, where top-k always keeps k. Then the text that
+`generate` writes by each method, with two numbers: the fraction of its 8-character pieces that are distinct (greedy
+repeats itself), and the model's loss on it, in nats per character: sampling at t=1 gives about the loss of real text,
+the other methods a lower or higher one.
 """
 
 import argparse
@@ -33,29 +34,29 @@ from minhub_py import from_pretrained, generate, score, tokenizer_from_pretraine
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """All probability for the likeliest id. Logits and probabilities are (V,)."""
+    """Probability 1 for the most likely id. Logits and probabilities are (V,)."""
     return torch.nn.functional.one_hot(logits.argmax(), len(logits)).float()
 
 
 def temperature(logits: Tensor, t: float) -> Tensor:
-    """Divided logits."""
+    """Softmax of the divided logits."""
     return torch.softmax(logits / t, dim=0)
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Others than the k likeliest get nothing; what they had is shared out in proportion."""
+    """Softmax over the k most likely ids; the others get probability 0."""
     return torch.softmax(logits.masked_fill(logits < logits.topk(k).values[-1], -torch.inf), dim=0)
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """An id stays if those that are likelier have less than p together: so the one that crosses p stays too."""
+    """Softmax over the smallest set of most likely ids with total probability p or more; the others get 0."""
     probabilities, order = torch.softmax(logits, dim=0).sort(descending=True)
     before = probabilities.cumsum(dim=0) - probabilities
     kept = order[before < p]
     return torch.softmax(torch.full_like(logits, -torch.inf).index_copy(0, kept, logits[kept]), dim=0)
 
 
-# A name, the distribution that it leaves, and the settings of `generate` that do the same.
+# Name, distribution, and the arguments of `generate` for the same method.
 METHODS: list[tuple[str, Callable[[Tensor], Tensor], dict[str, float]]] = [
     ("greedy", greedy, {"temperature": 0}),
     ("t=1", lambda logits: temperature(logits, 1.0), {}),
@@ -68,7 +69,7 @@ METHODS: list[tuple[str, Callable[[Tensor], Tensor], dict[str, float]]] = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="minhub/shakespeare-gpt2", help="a built-in, a folder, or one of the Hub")
+    parser.add_argument("--model", default="minhub/shakespeare-gpt2", help="built-in model, folder, or repository")
     parser.add_argument("--prompt", default="ROMEO:\nWhat s")
     parser.add_argument("--new-tokens", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
@@ -81,8 +82,8 @@ def main() -> None:
         all_logits = model(torch.tensor([prompt]))[0].float()  # (T, V)
     logits = all_logits[-1]  # (V,), of the id after the prompt
 
-    print(f"What may follow {args.prompt!r}, and how probable it is:")
-    left = [leave(logits) for _, leave, _ in METHODS]
+    print(f"Probabilities of the next token after {args.prompt!r}:")
+    left = [distribution(logits) for _, distribution, _ in METHODS]
     print("          ", *(f"{name:>9}" for name, _, _ in METHODS))
     likeliest = logits.argsort(descending=True)[:12].tolist()
     for id in likeliest:
@@ -91,7 +92,7 @@ def main() -> None:
     print(f"{'possible':>10} ", *(f"{p.count_nonzero():9}" for p in left))
     print(f"{'entropy':>10} ", *(f"{torch.special.entr(p).sum():9.3f}" for p in left))
 
-    print("\nHow many may come next, by top-p=0.9, after each part of the prompt:")
+    print("\nNumber of tokens that top-p=0.9 keeps after each token of the prompt:")
     kept = [int(top_p(row, 0.9).count_nonzero()) for row in all_logits]
     print(" ", "  ".join(f"{tokenizer.decode([id])!r} {count}" for id, count in zip(prompt, kept, strict=True)))
 

@@ -1,18 +1,18 @@
-"""Local (banded) against full attention: the masks, the same numbers by plain matrices, the cost, the reach.
+"""Local (banded) and full attention: masks, a check against plain matrix products, cost, and receptive field.
 
-The idea. In full causal attention each position looks at itself and at all before it: the work grows with the square of
-the length. In a *local* layer it looks at the last W positions only, itself included: the mask is a band along the
-diagonal, and the work grows with the length. What is further back is reached through several layers, of which each
-carries it W - 1 positions on. GPT-Neo alternates, so every second layer sees everything.
+The idea. In full causal attention each position attends to itself and to all positions before it, so the cost grows
+with the square of the length. In a *local* layer it attends to the last W positions only, itself included: the mask is
+a band along the diagonal, and the cost is linear in the length. Positions further back are reached through several
+layers, each of which adds W - 1 positions. GPT-Neo alternates, so every second layer sees everything.
 
-Sources. Child et al. (2019) and Beltagy et al. (2020) for windows; Black et al. (2021), GPT-Neo; Rae & Razavi (2020) on
-how few layers need a long reach.
+Sources. Child et al. (2019) and Beltagy et al. (2020) for windows; Black et al. (2021) for GPT-Neo; Rae & Razavi (2020)
+on how few layers need a long range.
 
     python examples/4_local_attention.py
 
-You see the two masks; the largest difference between GPT-Neo's layer, which never looks at the other keys, and softmax
-of a whole matrix with the band left in it (a band that is one position off differs at once); how many scores are
-computed, and how long it takes; and how far back several layers reach, by counting and by the model's own gradients.
+Output. The two masks; the largest difference between GPT-Neo's layer, which reads only the keys in the window, and full
+attention with a banded mask (a band that is off by one differs clearly); the number of scores that are computed, and
+the time; and the receptive field of several layers, by counting and by the gradients of a model.
 """
 
 import argparse
@@ -33,20 +33,20 @@ def full_mask(T: int) -> Tensor:
 
 
 def band_mask(T: int, W: int) -> Tensor:
-    """The full mask without what lies W or more positions back: at W = 3, position 5 sees 3, 4 and 5."""
+    """The full mask without positions that are W or more back: for W = 3, position 5 sees 3, 4 and 5."""
     return full_mask(T) ^ full_mask(T).tril(-W)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """By whole matrices; q, k, v are (B, H, T, D). GPT-Neo has no 1/sqrt(D) here: it was trained without."""
+    """Attention by matrix products; q, k, v are (B, H, T, D). GPT-Neo was trained without the factor 1/sqrt(D)."""
     scores = (q @ k.transpose(2, 3)).masked_fill(~mask, -torch.inf)  # (B, H, T, T)
     return scores.softmax(dim=-1) @ v
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--window", type=int, default=64, help="for the cost; the published models have 256")
-    parser.add_argument("--longest", type=int, default=2048)
+    parser.add_argument("--window", type=int, default=64, help="window for timing; the published models have 256")
+    parser.add_argument("--longest", type=int, default=2048, help="longest text for timing")
     args = parser.parse_args()
     torch.manual_seed(1)
     draw_masks(8, 3)
@@ -56,25 +56,25 @@ def main() -> None:
 
 
 def draw_masks(T: int, W: int) -> None:
-    """Side by side, a row for each query."""
-    print(f"Who sees whom, {T} positions:\n  {'full':{2 * T + 3}} local, window {W}")
+    """Print both masks, one row per query."""
+    print(f"Attention masks for {T} positions:\n  {'full':{2 * T + 3}} local, window {W}")
     for full, band in zip(full_mask(T).tolist(), band_mask(T, W).tolist(), strict=True):
         print("  " + " ".join(".x"[seen] for seen in full) + "     " + " ".join(".x"[seen] for seen in band))
 
 
 @torch.no_grad()
 def check_layer(T: int, W: int) -> None:
-    """GPT-Neo's own local layer against whole matrices of its weights. ValueError: they differ."""
+    """Compare GPT-Neo's local layer with full attention and a banded mask. ValueError: they differ."""
     model = gptneo(hidden_size=32, num_layers=2, num_heads=4, vocab_size=9, max_position_embeddings=T, window_size=W)
-    layer = model.eval().h[1].attn  # layers are global, local, global ...
+    layer = model.eval().h[1].attn  # layers are global, local, global, …
     x = torch.randn(2, T, 32)
     for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
-        torch.nn.init.normal_(projection.weight, std=0.3)  # large scores: attention that is nearly uniform hides errors
+        torch.nn.init.normal_(projection.weight, std=0.3)  # large scores: nearly uniform attention would hide errors
     q, k, v = (f(x).view(2, T, 4, 8).transpose(1, 2) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
     found = layer(x, torch.arange(T).expand(2, T), None)
-    print(f"\nLargest difference of GPT-Neo's local layer ({T} positions, window {W}) to whole matrices with")
-    masks = {"the band": band_mask(T, W), "a band one wider": band_mask(T, W + 1)}
-    masks |= {"a band one narrower": band_mask(T, W - 1), "the full mask": full_mask(T)}
+    print(f"\nLargest difference between GPT-Neo's local layer ({T} positions, window {W}) and attention with")
+    masks = {"the band": band_mask(T, W), "a band wider by 1": band_mask(T, W + 1)}
+    masks |= {"a band narrower by 1": band_mask(T, W - 1), "the full mask": full_mask(T)}
     differences = {}
     for name, mask in masks.items():
         y = plain_attention(q, k, v, mask).transpose(1, 2).reshape(2, T, 32)
@@ -86,21 +86,21 @@ def check_layer(T: int, W: int) -> None:
 
 @torch.no_grad()
 def show_cost(W: int, longest: int) -> None:
-    """Scores that count, scores computed, and time, over lengths."""
-    print(f"\nScores of a head, window {W}, and milliseconds of 4 heads of size 32 (the best of 5):")
+    """Print the number of scores that are needed and computed, and the time, for several lengths."""
+    print(f"\nScores per head, window {W}, and milliseconds for 4 heads of size 32 (best of 5):")
     print("  length       full  in the band  computed in blocks   full ms  local ms")
     for T in (W * 2**i for i in range((longest // W).bit_length())):
         q, k, v = torch.randn(3, 1, 4, T, 32)
         full = milliseconds(F.scaled_dot_product_attention, q, k, v, is_causal=True, scale=1.0)
         local = milliseconds(local_attention, q, k, v, torch.tensor([0]), W, 0.0)
         counts = int(full_mask(T).sum()), int(band_mask(T, W).sum()), T * min(2 * W, T)
-        # In blocks: W queries meet the 2 W keys that any of them may see.
+        # Blocks of W queries are multiplied with the 2 W keys that any of them may see.
         shown = [f"{count:{width},}" for count, width in zip(counts, (11, 13, 20), strict=True)]
         print(f"  {T:6}{''.join(shown)}  {full:8.2f}  {local:8.2f}")
 
 
 def milliseconds(function: Callable[..., object], *arguments: object, **settings: object) -> float:
-    """The best of five."""
+    """The best time of five calls, in milliseconds."""
     times = []
     for _ in range(5):
         began = time.perf_counter()
@@ -110,8 +110,8 @@ def milliseconds(function: Callable[..., object], *arguments: object, **settings
 
 
 def show_reach(T: int, W: int) -> None:
-    """What the last position depends on, after one to five local layers, and with a global one among them."""
-    print(f"\nWhat the last of {T} positions depends on, by gradients, window {W}; counted: 1 + {W - 1} a layer")
+    """Print the receptive field of the last position after one to five local layers, and with a global layer."""
+    print(f"\nReceptive field of the last of {T} positions, by gradients, window {W}; expected: 1 + {W - 1} per layer")
     for kinds in (["local"], ["local"] * 2, ["local"] * 3, ["local"] * 5, ["local", "global"]):
         model = gptneo(hidden_size=16, num_layers=len(kinds), num_heads=2, vocab_size=9, max_position_embeddings=T,
                        window_size=W, attention_types=[[kinds, 1]]).eval()  # fmt: skip

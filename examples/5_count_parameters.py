@@ -1,19 +1,19 @@
-"""Parameters by formula: what a model's size is made of, term by term, against the model itself.
+"""Parameters by formula: the size of a model, term by term, checked against the model itself.
 
-The idea. Who can count the parameters of a model knows each of its matrices. With C channels, L layers, V ids, P
-positions and an inner size F = 4 C, a block of GPT-2 has 12 C C and a few vectors: the blocks make a large model, the
-vocabulary weighs in a small one. A block multiplies each token by each of its matrices once, so reading a token takes
-about 2 operations a parameter, learning from it about 6. An LSTM layer has four gates, each with a matrix for the input
-and one for the state.
+The idea. Counting the parameters of a model means knowing each of its matrices. With C channels, L layers, V tokens, P
+positions and an inner size F = 4 C, a block of GPT-2 has 12 C C parameters and a few vectors: the blocks dominate a
+large model, the vocabulary a small one. A block multiplies each token by each of its matrices once, so a forward pass
+takes about 2 operations per parameter and token, and a training step about 6. An LSTM layer has four gates, each with a
+matrix for the input and one for the state.
 
 Sources. Vaswani et al. (2017) and Radford et al. (2019) for the parts; Press & Wolf (2017) for the tied head; Kaplan et
-al. (2020) for 12 L C C, and for operations; Hochreiter & Schmidhuber (1997) for the LSTM.
+al. (2020) for 12 L C C and the operations; Hochreiter & Schmidhuber (1997) for the LSTM.
 
     python examples/5_count_parameters.py
     python examples/5_count_parameters.py gpt2-xl minhub/shakespeare-lstm run/
 
-You see the sum for GPT-2 124M written out, and a table of all published sizes, none of which is downloaded. A formula
-that differs from `minhub_py.inspection.inspect`, which counts the model's own tensors, is an error.
+Output. The sum for GPT-2 124M term by term, and a table of published sizes, without any download. The formula is
+checked against `minhub_py.inspection.inspect`, which counts the tensors of the model.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from minhub_py.inspection import inspect
 from minhub_py.registry import FAMILIES
 
 BUILT_IN = ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"]
-Terms = list[tuple[str, str, str, int]]  # the model's part, what it is, the formula, its value
+Terms = list[tuple[str, str, str, int]]  # module of the model, description, formula, value
 
 
 def transformer(V: int, P: int, C: int, L: int, F: int, *, bias_qkv: bool, tied: bool) -> Terms:
-    """GPT-2, and GPT-Neo, whose q, k and v have no bias. The head is the token embedding once more, if it is tied."""
+    """Terms of GPT-2 and GPT-Neo; in GPT-Neo, q, k and v have no bias. A tied head is the token embedding."""
     qkv = ("3 C C + 3 C", 3 * C * C + 3 * C) if bias_qkv else ("3 C C", 3 * C * C)
     return [
         ("wte", "token embedding", "V C", V * C),
@@ -43,7 +43,7 @@ def transformer(V: int, P: int, C: int, L: int, F: int, *, bias_qkv: bool, tied:
 
 
 def recurrent(V: int, E: int, H: int, L: int, *, tied: bool) -> Terms:
-    """The LSTM: embeddings of size E, states of size H. PyTorch gives each gate two biases, as cuDNN has them."""
+    """Terms of the LSTM, with embeddings of size E and states of size H. PyTorch has two biases per gate."""
     return [
         ("embedding", "token embedding", "V E", V * E),
         ("lstm", "first layer, four gates", "4 H (E + H + 2)", 4 * H * (E + H + 2)),
@@ -53,7 +53,7 @@ def recurrent(V: int, E: int, H: int, L: int, *, tied: bool) -> Terms:
 
 
 def terms_of(family: str, config: dict[str, Any]) -> Terms:
-    """By the names that a family's config.json has for the sizes."""
+    """Terms of a model, from the sizes in its config.json."""
     V, tied = config["vocab_size"], config["tie_word_embeddings"]
     if family == "gpt2":
         C, L, F = config["n_embd"], config["n_layer"], config["n_inner"]
@@ -65,7 +65,7 @@ def terms_of(family: str, config: dict[str, Any]) -> Terms:
 
 
 def check(model: str, terms: Terms, counted: dict[str, int]) -> int:
-    """The sum. ValueError: a part of the model, or all of it, is not what its terms say."""
+    """The sum of the terms. ValueError: the sum, or that of a module, differs from the model."""
     parts: dict[str, int] = {"total": sum(value for *_, value in terms)}
     for part, _, _, value in terms:
         parts[part] = parts.get(part, 0) + value
@@ -77,7 +77,9 @@ def check(model: str, terms: Terms, counted: dict[str, int]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     published = [name for family in FAMILIES.values() for name in family.presets]
-    parser.add_argument("models", nargs="*", default=published + BUILT_IN, help="published sizes, folders, built-ins")
+    parser.add_argument(
+        "models", nargs="*", default=published + BUILT_IN, help="published sizes, folders or built-in models"
+    )
     args = parser.parse_args()
 
     for model in ("gpt2", "minhub/shakespeare-lstm"):
@@ -87,7 +89,7 @@ def main() -> None:
         print(f"{model}, term by term:")
         for part, what, formula, value in terms:
             print(f"  {part:10} {what:25} {formula:25} {value:13,} {value / total:6.1%}")
-        print(f"  {'':10} {'in all':25} {'':25} {total:13,}\n")
+        print(f"  {'':10} {'total':25} {'':25} {total:13,}\n")
 
     print("model                         by formula     by the model  12 L C C  MB: float32  bfloat16    4 bits")
     for model in args.models:

@@ -1,4 +1,4 @@
-"""The Python side in one page: load, encode, generate, stream, score. Needs no network.
+"""The Python interface on one page: load, encode, generate, stream, score. Needs no network.
 
 python examples/write_text.py
 """
@@ -11,12 +11,12 @@ def main() -> None:
     model = from_pretrained(name)
     tokenizer = tokenizer_from_pretrained(name)
 
-    prompts = ["ROMEO:", "To be, or not to be", "O"]  # of any lengths, together
+    prompts = ["ROMEO:", "To be, or not to be", "O"]  # one batch, of different lengths
     ids = [tokenizer.encode(prompt).ids for prompt in prompts]
     for prompt, new in zip(prompts, generate(model, ids, 40, temperature=0.8, top_k=20, seed=1), strict=True):
         print(repr(prompt + tokenizer.decode(new)))
 
-    print("\nAs it is made:")
+    print("\nStreamed:")
     for piece in decode_stream(tokenizer, stream(model, ids[0], 200, temperature=0.8, seed=2)):
         print(piece, end="", flush=True)
 

@@ -1,4 +1,4 @@
-"""Language models of the Hub in single files of PyTorch, shared by Python and R.
+"""Language models from the Hugging Face Hub as single PyTorch files, for Python and R.
 
     from minhub_py import gpt2_from_pretrained, tokenizer_from_pretrained, generate
 
@@ -7,8 +7,8 @@
     [ids] = generate(model, [tokenizer.encode("ROMEO:").ids], max_new_tokens=100)
     print(tokenizer.decode(ids))
 
-Every family of `registry.ENTRIES` has three entry points: `gpt2()`, `gpt2_from_config()`, `gpt2_from_pretrained()`.
-Names are imported when they are first used: importing the package does not import PyTorch.
+Every name in `registry.ENTRIES` has three functions, such as `gpt2()`, `gpt2_from_config()` and
+`gpt2_from_pretrained()`. Names are imported on first use: importing the package does not import PyTorch.
 """
 
 import sys
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from minhub_py.registry import ENTRIES
 
-if TYPE_CHECKING:  # what editors and type checkers see; at run time __getattr__ imports these
+if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ imports these
     import os
     from collections.abc import Callable
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time __getattr__
     from minhub_py.train import resume as resume
     from minhub_py.train import train as train
 
-    # Each a function and a module of one name: without this line the module would be seen.
+    # Declared as functions, since there are modules of the same names.
     gpt2: Callable[..., Any]
     gptneo: Callable[..., Any]
     lstm: Callable[..., Any]
@@ -92,14 +92,14 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, and those that every module has."""
+    """The public names and the dunder names of the module."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 class _Package(ModuleType):
-    """Python binds a submodule to its package when it is imported; `gpt2` and `generate` are to stay the functions.
+    """A module whose public names stay functions when Python imports submodules of the same names, such as `train`.
 
-    The modules themselves are where they always are: `from minhub_py.models.gpt2 import GPT2`.
+    Importing from a submodule works as always: `from minhub_py.train import Run`.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""`python -m minhub_py`: the command minhub."""
+"""`python -m minhub_py` runs the command `minhub`."""
 
 from minhub_py.cli import main
 

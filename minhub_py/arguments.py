@@ -1,18 +1,18 @@
-"""What callers hand over: models, tokenizers, numbers. Who gives something else hears what would be right."""
+"""Checks of arguments: models, tokenizers, numbers. Error messages say what would be right."""
 
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from os import PathLike
 from reprlib import repr as brief
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 
 
-def model_of(model: Any, call: str) -> Any:
-    """A model of this package, without what data parallelism wraps around it.
+def model_of(model: object, call: str) -> Any:
+    """The model itself, without wrappers for data parallelism. call: the called function, for messages.
 
-    ValueError: it is something else, and what would do for `call`.
+    ValueError: it is not a model of this package.
     """
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         model = model.module
@@ -20,7 +20,7 @@ def model_of(model: Any, call: str) -> Any:
         return model
     kind = type(model)
     if isinstance(model, str | PathLike):
-        raise ValueError(f"{call} takes a model, not its name: from_pretrained({str(model)!r}) gives it")
+        raise ValueError(f"{call} takes a model, not its name: from_pretrained({str(model)!r}) loads it")
     if kind.__module__.startswith("transformers."):
         raise ValueError(
             f"{call} takes models of this package, not a {kind.__name__} of transformers: save it with its own "
@@ -31,8 +31,8 @@ def model_of(model: Any, call: str) -> Any:
     raise ValueError(f"{call} takes models of this package, not {kind.__name__}: from_pretrained(…) gives one")
 
 
-def check_tokenizer(tokenizer: Any, method: str) -> None:
-    """ValueError: it is not a `tokenizers.Tokenizer`, nor anything else with its `method`."""
+def check_tokenizer(tokenizer: object, method: str) -> None:
+    """ValueError: `tokenizer` is not a `tokenizers.Tokenizer`, nor another object with its method `method`."""
     if hasattr(tokenizer, "backend_tokenizer"):
         raise ValueError(
             f"tokenizer must be a tokenizers.Tokenizer, not the {type(tokenizer).__name__} of transformers: "
@@ -42,31 +42,31 @@ def check_tokenizer(tokenizer: Any, method: str) -> None:
         raise ValueError(f"tokenizer must be a tokenizers.Tokenizer, not {type(tokenizer).__name__}")
 
 
-def is_whole(value: Any) -> bool:
-    """Whether it is a whole number, of Python or numpy. True and False are none."""
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether the value is a whole number of Python or numpy, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
-    """Whether it is a number, of Python or numpy. True and False are none."""
+def is_number(value: object) -> bool:
+    """Whether the value is a real number of Python or numpy, and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def is_text(value: Any) -> bool:
-    """Whether it is a string."""
+def is_text(value: object) -> bool:
+    """Whether the value is a string."""
     return isinstance(value, str)
 
 
-def all_of(values: Any, good: Callable[[Any], bool]) -> tuple[Any, ...] | None:
-    """Several values as a tuple; None: they are not several, or one is not `good`."""
+def all_of(values: object, good: Callable[[Any], bool]) -> tuple[Any, ...] | None:
+    """An iterable as a tuple; None if it is a string or not iterable, or if an element is not `good`."""
     if is_text(values) or not isinstance(values, Iterable):
         return None
     found = tuple(values)
     return found if all(map(good, found)) else None
 
 
-def whole(name: str, value: Any, least: int, meaning: str = "") -> int:
-    """`value` as an int. ValueError: it is no whole number, or less than `least`."""
+def whole(name: str, value: object, least: int, meaning: str = "") -> int:
+    """`value` as an int. ValueError: it is not a whole number, or less than `least`."""
     if not is_whole(value) or value < least:
         raise ValueError(f"{name} must be a whole number of {least}{meaning} or more, not {brief(value)}")
     return int(value)

@@ -1,4 +1,4 @@
-"""The `minhub` command. Whatever needs PyTorch or the network is imported inside the commands, so that --help is quick.
+"""The `minhub` command. Commands import PyTorch and network code when they run, so that --help is fast.
 
 Results go to standard output, everything else to standard error. Exit status: 0 done, 1 the work failed, 2 the call
 was wrong.
@@ -9,10 +9,10 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 import click
 
@@ -22,7 +22,7 @@ from minhub_py.completion import Model
 from minhub_py.console import (
     Bytes,
     Group,
-    check_files,
+    check_writable,
     emit,
     note,
     progress_bar,
@@ -36,45 +36,56 @@ from minhub_py.files.hub import size
 from minhub_py.printable import displayed
 from minhub_py.registry import FAMILIES
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from minhub_py.files.storage import Layout
+
+F = TypeVar("F", bound=Callable[..., None])
+
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, "-V", "--version", prog_name="minhub")
 @click.option("--debug", is_flag=True, expose_value=False, callback=remember_debug, help="Show tracebacks.")
 def main() -> None:
-    """Download, check, convert and run language models of the Hugging Face Hub.
+    """Download, check, convert, run and train language models from the Hugging Face Hub.
 
-    MODEL is a repository (gpt2, EleutherAI/gpt-neo-125m), a local folder, or a built-in model such as
+    MODEL is a repository on the Hub (gpt2, EleutherAI/gpt-neo-125m), a local folder, or a built-in model such as
     minhub/shakespeare-gpt2, which needs no network:
 
       minhub generate minhub/shakespeare-gpt2 "ROMEO:"
 
-    `minhub COMMAND --help` describes a command.
+    Run `minhub COMMAND --help` for the options of a command.
     """
 
 
 model_argument = click.argument("model", type=Model())
-revision_option = click.option("--revision", default="main", show_default=True, help="Branch, tag or commit.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output on standard output.")
-device_option = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps or xpu.")
+revision_option = click.option(
+    "--revision", default="main", show_default=True, help="Branch, tag or commit on the Hub."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+device_option = click.option(
+    "--device", default="auto", show_default=True, help="Device: auto, cpu, cuda, cuda:1, mps or xpu."
+)
 dtype_choice = click.Choice(["float32", "bfloat16", "float16"])
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["auto", *dtype_choice.choices]),
     default="auto",
     show_default=True,
-    help="Of the weights.",
+    help="Dtype of the weights; auto keeps that of the checkpoint if the device supports it.",
 )
 
 
 quantize_option = click.option(
     "--quantize",
     type=click.Choice(["int8", "nf4"]),
-    help="Weights in 8 or 4 bits: on a CPU faster, and a little different.",
+    help="Store weights in 8 or 4 bits: faster on a CPU, slightly less accurate.",
 )
 
 
 def readable(folder: Path) -> None:
-    """Before weights are downloaded: is there code for the model? ValueError says what is missing."""
+    """Check before weights are downloaded that the model is supported. ValueError: it is not."""
     from minhub_py.files.storage import Checkpoint
     from minhub_py.pretrained import describe
 
@@ -82,7 +93,7 @@ def readable(folder: Path) -> None:
 
 
 def holds_model(name: str) -> bool:
-    """Whether a file of this name belongs to a checkpoint that should not be written over by mistake."""
+    """Whether a file of this name belongs to a checkpoint that must not be overwritten by mistake."""
     return name == "config.json" or name.endswith((".safetensors", ".bin", ".pt"))
 
 
@@ -105,13 +116,13 @@ def list_models(as_json: bool) -> None:
     table(["BUILT-IN MODEL", "SIZE"], [(name, size(count)) for name, count in built_in])
     click.echo()
     if cached:
-        state = {True: "complete", False: "not complete: minhub download"}
+        state = {True: "complete", False: "incomplete: minhub download"}
         table(
-            ["IN THE CACHE", "REVISION", "SIZE", "STATE"],
+            ["CACHED MODEL", "REVISION", "SIZE", "STATE"],
             [(m.repository, ", ".join(m.revisions) or m.commit[:7], size(m.size), state[m.complete]) for m in cached],
         )
     else:
-        click.echo("Nothing in the cache of the Hub yet: minhub download REPO")
+        click.echo("No cached models yet. To download one: minhub download REPO")
     click.echo()
     table(["PUBLISHED SIZE", "FAMILY"], sizes)
     click.echo('\nTry: minhub generate minhub/shakespeare-gpt2 "ROMEO:"')
@@ -120,13 +131,14 @@ def list_models(as_json: bool) -> None:
 @main.command()
 @click.argument("repo", type=Model(local=False))
 @revision_option
-@click.option("--dry-run", is_flag=True, help="Only show what would be fetched.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be downloaded.")
 @json_option
 def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
-    """Fetch REPO into the local cache.
+    """Download REPO into the local cache.
 
-    Every file is checked by its hash. One format of weights is fetched, safetensors before .bin. A download that
-    was interrupted continues where it stopped. For gated and private repositories set HF_TOKEN.
+    The hash of every file is verified. If a repository has weights in several formats, only one is downloaded,
+    safetensors rather than .bin. An interrupted download continues where it stopped. For gated and private
+    repositories, set HF_TOKEN.
     """
     if repo.startswith("minhub/"):
         raise click.UsageError(f"{repo} ships with the package: there is nothing to download.")
@@ -147,12 +159,12 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
 @main.command()
 @model_argument
 @revision_option
-@click.option("--tensors", is_flag=True, help="List every tensor, not only one layer's.")
+@click.option("--tensors", is_flag=True, help="List all tensors, not only those of one layer.")
 @json_option
 def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
-    """Show MODEL's settings, sizes and tensors.
+    """Show the settings, sizes and tensors of MODEL.
 
-    No weights are downloaded or read; a published size (gpt2-xl) needs no network at all.
+    No weights are downloaded or read. Published sizes such as gpt2-xl need no network.
     """
     from minhub_py.inspection import inspect as look
 
@@ -162,8 +174,8 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
         return
     source = report["source"]
     where = {
-        "preset": "a published size; not on this machine",
-        "config": "from its config.json; weights not downloaded",
+        "preset": "published size; not downloaded",
+        "config": "from config.json; weights not downloaded",
     }
     say(f"{model}: {report['class']}", bold=True)
     say(where.get(source["kind"]) or f"{source['folder']} ({source['layout']} layout)")
@@ -179,22 +191,22 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
     shown = rows if tensors else _one_layer(rows)
     table(["TENSOR ON THE HUB", "TENSOR HERE", "OPERATION", "SHAPE", "DTYPE"], shown)
     if len(shown) < len(rows):
-        click.echo(f"{{}} is the layer; {len(rows)} tensors in all (--tensors lists them)")
+        click.echo(f"{{}} is the layer number; {len(rows)} tensors in all (list them with --tensors)")
 
 
 def _one_layer(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Rows with the layer's number as {}, each once."""
+    """The rows with the layer number replaced by {}, without duplicates."""
     return list(dict.fromkeys(tuple(re.sub(r"\.\d+\.|(?<=_l)\d+$", lambda m: ".{}." if "." in m[0] else "{}", cell)
                                     for cell in row) for row in rows))  # fmt: skip
 
 
 def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
-    """Before anything is fetched: may `convert` write OUT? UsageError says why not."""
+    """Check before any download that `convert` may write OUT. UsageError: it may not."""
     is_file = to == "torchscript"
     if is_file and (out.suffix != ".pt" or out.is_dir()):
-        raise click.UsageError("--to torchscript writes one file: give OUT a name that ends in .pt and is no folder's.")
+        raise click.UsageError("--to torchscript writes one file: OUT must end in .pt and must not be a folder.")
     if not is_file and out.is_file():
-        raise click.UsageError(f"--to {to} writes a folder, and {out} is a file: name another.")
+        raise click.UsageError(f"--to {to} writes a folder, but {out} is a file: name another.")
     folder = out.parent if is_file else out
     if source is not None and folder.exists() and folder.resolve() == source.resolve():
         raise click.UsageError("OUT is the folder of MODEL itself: name another.")
@@ -210,32 +222,32 @@ def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
 @model_argument
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Choice(["hub", "native", "torchscript"]), default="hub", show_default=True,
-              help="hub: as transformers reads it. native: this package's own names and shapes. torchscript: one file "
-                   "that R torch (jit_load) and C++ run without Python.")  # fmt: skip
-@click.option("--dtype", type=dtype_choice, help="Of the weights; as they are, if not given.")
-@click.option("--max-shard-size", type=Bytes(), default="5GB", show_default=True, help="Of one file: 500MB, 2GB …")
-@click.option("--overwrite", is_flag=True, help="Replace a checkpoint that is in OUT, or is OUT, already.")
+              help="hub: the layout of transformers. native: the tensor names and shapes of this package. torchscript: "
+                   "one file that R torch (jit_load) and C++ can run without Python.")  # fmt: skip
+@click.option("--dtype", type=dtype_choice, help="Dtype of the weights.  [default: unchanged]")
+@click.option("--max-shard-size", type=Bytes(), default="5GB", show_default=True,
+              help="Maximum size of one weights file, such as 500MB or 2GB.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint.")
 @revision_option
 @json_option
 def convert(
     model: str,
     out: Path,
-    to: Any,
+    to: 'Layout | Literal["torchscript"]',
     dtype: str | None,
     max_shard_size: int,
     overwrite: bool,
     revision: str,
     as_json: bool,
 ) -> None:
-    """Write MODEL to OUT in another form.
+    """Convert MODEL to another layout, dtype or shard size.
 
-    OUT is a folder; with --to torchscript it is a file, whose name ends in .pt. Layout, dtype and shard size can
-    change. A few tensors are in memory at a time; for torchscript the whole model is. Nothing in OUT changes until
-    all is written.
+    OUT is a folder; with --to torchscript it is a file whose name ends in .pt. Only a few tensors are in memory at a
+    time, except with --to torchscript. OUT is unchanged until everything is written.
     """
     given = click.get_current_context().get_parameter_source("max_shard_size")
     if to == "torchscript" and given is not click.core.ParameterSource.DEFAULT:
-        raise click.UsageError("--to torchscript writes one file: --max-shard-size is for the other forms.")
+        raise click.UsageError("--to torchscript writes one file: --max-shard-size is for the other layouts.")
     source = hub.locate(model)
     check_out(out, to, overwrite, source)
     folder = source or hub.fetch(model, revision, check=readable)
@@ -260,10 +272,10 @@ def convert(
 @revision_option
 @json_option
 def verify(model: str, revision: str, as_json: bool) -> None:
-    """Check MODEL's files, tensors and values.
+    """Check the files, tensors and values of MODEL.
 
-    Sizes and SHA-256 are compared with what the Hub declares, every tensor with the weight table and the config;
-    values must be finite. The exit status is 1 if anything is wrong.
+    Compares file sizes and SHA-256 hashes with those on the Hub, and every tensor with the weights table and the
+    config. All values must be finite. The exit status is 1 if there is a problem.
     """
     from minhub_py.inspection import verify as check
 
@@ -276,7 +288,7 @@ def verify(model: str, revision: str, as_json: bool) -> None:
         for problem in report["problems"]:
             say(f"PROBLEM: {problem}", fg="red")
         if not report["problems"]:
-            click.echo("all is well")
+            click.echo("no problems found")
     if report["problems"]:
         sys.exit(1)
 
@@ -285,31 +297,31 @@ def verify(model: str, revision: str, as_json: bool) -> None:
 @model_argument
 @click.argument("prompt", required=False, metavar="PROMPT")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True,
-              help="Number of tokens to generate, at most.")  # fmt: skip
+              help="Maximum number of tokens to generate.")  # fmt: skip
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
-    help="Divides the logits; 0 takes the likeliest token each time.",
+    help="Divides the logits; 0 always takes the most likely token.",
 )
-@click.option("--top-k", type=click.IntRange(min=1), help="Sample from the k likeliest tokens.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Sample from the k most likely tokens.")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Sample from the fewest likeliest tokens that reach probability p.",
+    help="Sample from the smallest set of most likely tokens whose probabilities sum to p.",
 )
 @click.option(
     "--repetition-penalty",
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Above 1: repeat less of the text.",
+    help="Values above 1 reduce repetition.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="The same seed gives the same text.")
-@click.option("--stop", multiple=True, help="End the text at this string; may be given several times.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Random seed; the same seed gives the same text.")
+@click.option("--stop", multiple=True, help="End the text before this string; may be given several times.")
 @click.option("--speculate", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Guess up to so many tokens from what the text repeats: the same text, sooner.")  # fmt: skip
+              help="Guess up to this many tokens from repetitions in the text: the same result, faster.")  # fmt: skip
 @revision_option
 @device_option
 @dtype_option
@@ -321,7 +333,7 @@ def generate(
 ) -> None:  # fmt: skip
     """Generate text that continues PROMPT.
 
-    The text appears as it is generated. With "-" as PROMPT, the prompt is read from standard input.
+    The text is printed as it is generated. With "-" as PROMPT, the prompt is read from standard input.
     """
     if prompt is None:
         raise click.UsageError("Missing argument 'PROMPT'. To read it from standard input, give - as PROMPT.")
@@ -333,9 +345,9 @@ def generate(
     network, tokenizer = _open(model, revision, device, dtype, quantize)
     ids = encode(tokenizer, prompt)
     if not ids:
-        raise click.BadParameter("it has no token that MODEL knows; give it some text", param_hint="'PROMPT'")
+        raise click.BadParameter("it has no token that MODEL knows; give some text", param_hint="'PROMPT'")
     if not from_pipe and unread_pipe():
-        note("Note: what is piped in is not read; give - as PROMPT for that.")
+        note("Note: standard input is not read; to read it, give - as PROMPT.")
 
     from minhub_py.files.tokenizer import decode_stream, until
     from minhub_py.inference.generate import stream as make
@@ -349,7 +361,7 @@ def generate(
         speed = len(made) / (time.perf_counter() - started)
         emit({"model": model, "prompt": prompt, "text": text, "ids": made, "tokens_per_second": speed})
         return
-    # A file, or a program, gets the text as it is; click.echo would take escape sequences out.
+    # A pipe or file gets the text unchanged; click.echo would remove escape sequences.
     shown = displayed if sys.stdout.isatty() else str
     sys.stdout.write(shown(prompt))
     for piece in pieces:
@@ -359,14 +371,14 @@ def generate(
 
 
 def keep(items: Iterable[int], kept: list[int]) -> Iterator[int]:
-    """Pass `items` on, and remember them."""
+    """Yield `items`, and append each to `kept`."""
     for item in items:
         kept.append(item)
         yield item
 
 
 def decode(data: bytes, where: str) -> str:
-    """UTF-8 text. ValueError: it is none."""
+    """Decode UTF-8. ValueError: the bytes are not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -375,8 +387,8 @@ def decode(data: bytes, where: str) -> str:
         ) from error
 
 
-def _open(model: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, Any]:
-    """The model and its tokenizer."""
+def _open(model: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, "Tokenizer"]:
+    """Load the model and its tokenizer."""
     from minhub_py.files.storage import Checkpoint
     from minhub_py.files.tokenizer import read_tokenizer
     from minhub_py.pretrained import load
@@ -390,11 +402,11 @@ def _open(model: str, revision: str, device: str, dtype: str, quantize: str | No
     return load(Checkpoint(folder), device=device, dtype=dtype, quantize=quantize), tokenizer
 
 
-def encode(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text; a note where characters are not in the vocabulary. ValueError: it is no text."""
+def encode(tokenizer: "Tokenizer", text: str) -> list[int]:
+    """Encode a text, with a note about characters that are not in the vocabulary. ValueError: it is not UTF-8."""
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
+    except UnicodeEncodeError as error:  # the command line was not UTF-8
         raise ValueError("PROMPT is not UTF-8 text: convert it first") from error
     from minhub_py.files.tokenizer import describe_unknown, unknown_characters, working
 
@@ -414,18 +426,20 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 @dtype_option
 @quantize_option
 @json_option
-def score(model: str, file: Any, revision: str, device: str, dtype: str, quantize: str | None, as_json: bool) -> None:
+def score(
+    model: str, file: BinaryIO, revision: str, device: str, dtype: str, quantize: str | None, as_json: bool
+) -> None:
     """Measure how well MODEL predicts a text.
 
-    Prints the perplexity of the text in FILE ("-" is standard input); --json adds the log-probability of each
-    token. A text longer than the model's context is read in overlapping windows, each half new.
+    Prints the perplexity of the text in FILE ("-" is standard input); --json adds the log-probability of each token.
+    A text longer than the model's context is read in windows that overlap by half.
     """
     where = getattr(file, "name", "standard input")
     text = decode(file.read(), where)
     network, tokenizer = _open(model, revision, device, dtype, quantize)
     ids = encode(tokenizer, text)
     if len(ids) < 2:
-        raise ValueError(f"{where} has {len(ids)} tokens: there is nothing to predict with fewer than 2")
+        raise ValueError(f"{where} is too short to score: it needs at least 2 tokens and has {len(ids)}")
 
     from minhub_py.inference.generate import score as evaluate
 
@@ -445,60 +459,66 @@ def score(model: str, file: Any, revision: str, device: str, dtype: str, quantiz
         )
         return
     table(["MEASURE", "VALUE"], [
-        ("tokens scored", result["tokens"]), ("characters in them", result["characters"]),
+        ("tokens scored", result["tokens"]), ("characters scored", result["characters"]),
         ("nats per token", f"{result['nats_per_token']:.4f}"), ("perplexity", f"{result['perplexity']:.3f}"),
         ("bits per character", f"{result['bits_per_character']:.4f}"),
     ])  # fmt: skip
 
 
-def training_options(command: Any) -> Any:
-    """Those of `train`, in the order of its help; `train.settings.Settings` has their defaults and checks them."""
+def training_options(command: F) -> F:
+    """The options of `train`, in the order of --help. `train.settings.Settings` has their defaults and checks them."""
     whole, part = click.IntRange(min=1), click.FloatRange(0, 1)
     options = [
-        click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The run's folder."),
+        click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="New folder for the run."),
         click.option("--resume", type=click.Path(path_type=Path, file_okay=False), metavar="RUN",
                      help="Continue this run from its last checkpoint; without TEXT, and only with options marked *."),
         click.option("--family", type=click.Choice(list(FAMILIES)), help="Architecture.  [default: gpt2]"),
-        click.option("--from", "start", type=Model(), help="Fine-tune this model instead of a fresh one."),
-        click.option("--tokenizer", metavar="KIND", help="characters, bpe (learnt from TEXT), or that of a MODEL.  "
-                                                         "[default: characters, or that of --from]"),
-        click.option("--vocab-size", type=click.IntRange(min=257), help="Of the bpe.  [default: 4096]"),
-        click.option("--layers", type=whole, help="Number of blocks.  [default: 4; lstm: 2]"),
+        click.option("--from", "start", type=Model(), help="Fine-tune this model instead of training a new one."),
+        click.option("--tokenizer", metavar="KIND",
+                     help="characters, bpe (trained on TEXT), or a MODEL whose tokenizer to use.  "
+                          "[default: characters, or that of --from]"),
+        click.option("--vocab-size", type=click.IntRange(min=257), help="Vocabulary size of bpe.  [default: 4096]"),
+        click.option("--layers", type=whole, help="Number of layers.  [default: 4; lstm: 2]"),
         click.option("--width", type=whole, help="Channels, or the LSTM's hidden size.  [default: 128; lstm: 256]"),
-        click.option("--heads", type=whole, help="Attention heads.  [default: one for 32 channels]"),
+        click.option("--heads", type=whole, help="Number of attention heads.  [default: width / 32]"),
         click.option("--context", type=whole,
-                     help="Tokens of a row; a transformer's positions.  [default: 128; --from: its own, to 1024]"),
-        click.option("--dropout", type=part,
-                     help="Of embeddings, residuals, LSTM layers.  [default: 0.1, or that of --from]"),
+                     help="Tokens per row; a transformer's context.  [default: 128; --from: its own, up to 1024]"),
+        click.option("--dropout", type=part, help="Dropout probability.  [default: 0.1, or that of --from]"),
         click.option("--set", "config", multiple=True, metavar="NAME=VALUE",
-                     help="A further setting of config.json: window_size=64; may be given several times."),
-        click.option("--steps", type=whole, help="* Optimizer steps.  [default: 2000]"),
-        click.option("--batch", type=whole, help="Rows of a step, of all processes together.  [default: 32]"),
-        click.option("--accumulate", type=whole, help="Read them in so many pieces, with less memory.  [default: 1]"),
-        click.option("--learning-rate", type=float, help="Its peak.  [default: 0.0015; lstm: 0.003; --from: a tenth]"),
+                     help="Another setting of config.json, such as window_size=64; may be given several times."),
+        click.option("--steps", type=whole, help="* Number of optimizer steps.  [default: 2000]"),
+        click.option("--batch", type=whole, help="Rows per step, over all processes.  [default: 32]"),
+        click.option("--accumulate", type=whole,
+                     help="Split each batch into this many parts, to use less memory.  [default: 1]"),
+        click.option("--learning-rate", type=float,
+                     help="Peak learning rate.  [default: 0.0015; lstm: 0.003; --from: a tenth]"),
         click.option("--warm-up", type=click.IntRange(min=0), help="Steps until the peak.  [default: 100]"),
-        click.option("--floor", type=part, help="What the cosine ends at, of the peak.  [default: 0.1]"),
-        click.option("--weight-decay", type=float, help="Of matrices.  [default: 0.1]"),
-        click.option("--beta2", type=float, help="Of AdamW.  [default: 0.99]"),
-        click.option("--clip", type=float, help="The largest norm of the gradients; 0: any.  [default: 1]"),
+        click.option("--floor", type=part,
+                     help="Final learning rate of the cosine schedule, as a fraction of the peak.  [default: 0.1]"),
+        click.option("--weight-decay", type=float, help="Weight decay of matrices.  [default: 0.1]"),
+        click.option("--beta2", type=float, help="Second beta of AdamW.  [default: 0.99]"),
+        click.option("--clip", type=float, help="Maximum gradient norm; 0: no clipping.  [default: 1]"),
         click.option("--carry/--no-carry", default=None,
-                     help="LSTM: rows follow on, and its state is carried.  [default: carry]"),
-        click.option("--held-out", type=part, help="The part of TEXT, its last, that measures.  [default: 0.1]"),
+                     help="LSTM: carry the state from one row of the text to the next.  [default: carry]"),
+        click.option("--held-out", type=part,
+                     help="Fraction of TEXT, at its end, for evaluation only.  [default: 0.1]"),
         click.option("--evaluate-every", type=whole, metavar="STEPS",
-                     help="* Measure the held-out loss this often.  [default: 250]"),
-        click.option("--evaluate-tokens", type=whole, help="At most, spread over that part.  [default: 1048576]"),
-        click.option("--checkpoint-every", type=whole, metavar="STEPS", help="* Save this often.  [default: 250]"),
-        click.option("--patience", type=whole, help="* Stop after so many evaluations without a lower loss."),
-        click.option("--sample", metavar="PROMPT", help="* Generate text from it at each evaluation."),
-        click.option("--sample-tokens", type=whole, help="* Length of that text.  [default: 200]"),
+                     help="* Steps between evaluations on the held-out text.  [default: 250]"),
+        click.option("--evaluate-tokens", type=whole, help="Maximum tokens per evaluation.  [default: 1048576]"),
+        click.option("--checkpoint-every", type=whole, metavar="STEPS",
+                     help="* Steps between checkpoints.  [default: 250]"),
+        click.option("--patience", type=whole, help="* Stop after this many evaluations without a lower loss."),
+        click.option("--sample", metavar="PROMPT", help="* Generate text from this prompt at each evaluation."),
+        click.option("--sample-tokens", type=whole, help="* Length of that text in tokens.  [default: 200]"),
         click.option("--seed", type=click.IntRange(0, 2**63 - 1),
-                     help="Of weights, batches and dropout.  [default: 1337]"),
-        click.option("--device", help="* auto, cpu, cuda, cuda:1, mps or xpu.  [default: auto]"),
+                     help="Random seed of weights, batches and dropout.  [default: 1337]"),
+        click.option("--device", help="* Device: auto, cpu, cuda, cuda:1, mps or xpu.  [default: auto]"),
         click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]),
-                     help="Of products; weights are float32.  [default: bfloat16 on CUDA]"),
-        click.option("--compile/--no-compile", default=None, help="* With torch.compile.  [default: no-compile]"),
-        click.option("--parallel", type=click.Choice(["ddp", "fsdp"]), help="* Under torchrun.  [default: ddp]"),
-        click.option("--threads", type=whole, help="* Of the CPU.  [default: all]"),
+                     help="Dtype of matrix products; weights are float32.  [default: bfloat16 on CUDA, else float32]"),
+        click.option("--compile/--no-compile", default=None, help="* Use torch.compile.  [default: no-compile]"),
+        click.option("--parallel", type=click.Choice(["ddp", "fsdp"]),
+                     help="* With torchrun: copy the model to each process (ddp) or shard it (fsdp).  [default: ddp]"),
+        click.option("--threads", type=whole, help="* Number of CPU threads.  [default: all cores]"),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -512,10 +532,10 @@ def training_options(command: Any) -> Any:
 def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json: bool, **options: Any) -> None:
     r"""Train a model on UTF-8 text files.
 
-    The folder of the run gets the best model in Hub layout, a CSV and a picture of the losses, samples,
-    and a model card. Ctrl-C stops after the current step; --resume continues, also after a crash.
+    The folder OUT receives the best model in Hub layout, the losses as CSV and PNG, sample texts, and a
+    model card. Ctrl-C stops after the current step; --resume continues the run, also after a crash.
 
-    TEXT is any plain text of 100 kB or more. The examples of this package use tiny shakespeare (1.1 MB):
+    TEXT is any plain text of 100 kB or more. The examples use tiny shakespeare (1.1 MB):
     data/tinyshakespeare/input.txt of https://github.com/karpathy/char-rnn
 
     \b
@@ -529,11 +549,11 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
 
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if resume is not None and (text or out):
-        raise click.UsageError("--resume goes on with the text and in the folder of RUN: leave TEXT and --out away.")
+        raise click.UsageError("--resume uses the text and the folder of RUN: leave out TEXT and --out.")
     if resume is None and not text:
         raise click.UsageError("Give TEXT, one or more text files; or --resume RUN.")
     if resume is None and out is None:
-        raise click.UsageError("Give --out, the folder for the run.")
+        raise click.UsageError("Give --out, a new folder for the run.")
 
     run = training.run(text, out, resume, given, live=not as_json)
     if as_json and training.talks():
@@ -542,12 +562,14 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
 
 @main.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write their curves here, a .png.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the loss curves into this PNG file."
+)
 @json_option
 def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
     """Compare runs of `minhub train`.
 
-    The run with the lowest loss comes first. Losses in nats per character can be compared between tokenizers.
+    The run with the lowest loss comes first. Losses in nats per character are comparable between tokenizers.
     """
     from minhub_py.train import cli as training
 
@@ -559,36 +581,37 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--model", type=Model(), help="Measure this one; otherwise random weights of the published sizes.")
+@click.option("--model", type=Model(), help="Model to measure.  [default: random weights of published sizes]")
 @click.option("--only", "names", multiple=True, type=click.Choice(list(CASES)), metavar="CASE",
-              help=f"Measure this case alone; may be given several times: {', '.join(CASES)}.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="Fewer repeats, dtypes and ids: rough figures soon.")
-@click.option("--threads", type=click.IntRange(min=1), help="For all; 2, or the number of cores if there are fewer.")
-@click.option("--repeats", type=click.IntRange(min=1), help="Of which medians are taken: 5, or 2 with --quick.")
-@click.option("--text", type=click.File("rb"), help="What the case quality reads, instead of a scene of Shakespeare's.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture here, a .png.")
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here, as JSON.")
-@click.option("--from", "saved", type=click.File("rb"), help="Measure nothing: show what --save has written.")
-@click.option("--markdown", is_flag=True, help="Tables for a README.")
+              help=f"Run only this case; may be given several times: {', '.join(CASES)}.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Fewer repeats, dtypes and tokens, for rough numbers.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of each library.  [default: 2, or 1 on one core]")
+@click.option("--repeats", type=click.IntRange(min=1), help="Repeats of each measurement.  [default: 5; --quick: 2]")
+@click.option("--text", type=click.File("rb"),
+              help="Text for the cases quality and tokenize.  [default: a scene by Shakespeare]")  # fmt: skip
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the result into this PNG file.")
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the result to this JSON file.")
+@click.option("--from", "saved", type=click.File("rb"), help="Show a result written by --save; measure nothing.")
+@click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
 @json_option
 def bench(
-    names: tuple[str, ...], text: Any, plot: Path | None, save: Path | None, saved: Any, markdown: bool,
-    as_json: bool, **settings: Any,
+    names: tuple[str, ...], text: BinaryIO | None, plot: Path | None, save: Path | None, saved: BinaryIO | None,
+    markdown: bool, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
-    """Measure the speed on this machine's CPU.
+    """Benchmark this package on the CPU of this machine.
 
-    Compares this package with transformers and CTranslate2, as far as they are installed (pip install
-    transformers ctranslate2). Needs no network. Takes twenty minutes; with --quick a few.
+    Compares it with transformers and CTranslate2 where they are installed (pip install transformers
+    ctranslate2). Needs no network. Takes about twenty minutes; a few with --quick.
     """
     from minhub_py.bench import cli as benchmark
 
     if markdown and as_json:
-        raise click.UsageError("--markdown and --json are two forms of one output: give one of them.")
+        raise click.UsageError("Give either --markdown or --json, not both.")
     measured = {**settings, "text": text, "save": save}
     if saved and (given := [name for name, value in measured.items() if value]):
         raise click.UsageError(f"--from measures nothing: leave out --{given[0]}.")
 
-    check_files(plot, save)
+    check_writable(plot, save)
     live = not (markdown or as_json)
     if saved:
         result = benchmark.read(decode(saved.read(), saved.name), saved.name, names)
@@ -610,7 +633,7 @@ def bench(
 @main.command()
 @json_option
 def devices(as_json: bool) -> None:
-    """Show the devices found, and what "auto" picks."""
+    """Show the available devices and which one "auto" selects."""
     from minhub_py.device import devices as probe
 
     report = probe()
@@ -625,8 +648,8 @@ def devices(as_json: bool) -> None:
 def doctor(as_json: bool) -> None:
     """Check the installation.
 
-    Reports what is missing or does not fit, with the next step; then the exit status is 1. Nothing is changed, and
-    no connection is opened.
+    Reports what is missing or incompatible and how to fix it; the exit status is then 1. Changes nothing and opens no
+    connection.
     """
     from minhub_py.doctor import examine
 
@@ -643,11 +666,12 @@ def doctor(as_json: bool) -> None:
 @main.command("r", context_settings={"allow_interspersed_args": False})
 @click.argument("arguments", nargs=-1, metavar="[SCRIPT] [ARGS]...")
 @click.option("-e", "expressions", multiple=True, metavar="EXPR", help="Run R code; may be given several times.")
-@click.option("--install", is_flag=True, help="Install minhubpy into your own R library, and do nothing else.")
+@click.option("--install", is_flag=True, help="Install minhubpy into your R library, and exit.")
 def run_r(arguments: tuple[str, ...], expressions: tuple[str, ...], install: bool) -> None:
-    """Run R in this process, with minhubpy.
+    """Run R with the package minhubpy, in this process.
 
-    With SCRIPT ("-" is standard input) or -e like Rscript, otherwise R's prompt. The models run in this process too.
+    With SCRIPT ("-" is standard input) or -e it works like Rscript, otherwise it opens R's prompt. Models run in the
+    same process.
     """
     from r_bridge import command
 

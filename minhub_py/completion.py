@@ -1,4 +1,4 @@
-"""What the shell completes for MODEL: names that are known on this machine, and folders. No connection is opened."""
+"""Shell completion of MODEL: names known on this machine, and folders. Opens no connection."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +12,7 @@ from minhub_py.registry import FAMILIES
 
 
 class Model(click.ParamType):  # type: ignore[type-arg]
-    """A model's identifier; `local`: it may be a built-in or a folder too, not a repository alone."""
+    """The identifier of a model. local: False allows repositories only, no built-in models or folders."""
 
     name = "model"
 
@@ -20,14 +20,14 @@ class Model(click.ParamType):  # type: ignore[type-arg]
         self.local = local
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names that begin so; where there are none, what the shell itself knows of folders."""
+        """Known names that begin with `incomplete`; if there are none, the shell completes folders."""
         names = sorted(name for name in set(self._names()) if name.startswith(incomplete))
         if self.local and not names:
             return [CompletionItem(incomplete, type="dir")]
         return [CompletionItem(name) for name in names]
 
     def _names(self) -> Iterator[str]:
-        with suppress(OSError):  # a folder that may not be read has nothing to complete
+        with suppress(OSError):  # an unreadable folder
             yield from (model.repository for model in hub.cached_models())
         for family in FAMILIES.values():
             yield from family.published

@@ -1,21 +1,21 @@
-"""config.json -> a family's dataclass: types, ranges, spellings and refusals. No family is named here.
+"""Read config.json into a family's dataclass: checks types, ranges and unsupported settings. Names no family.
 
 A model file declares its settings as data, and this file reads them:
 
-    class GPT2Config            a frozen dataclass; the fields are the settings that change the result, under the Hub's
-                                names. Its __post_init__ holds the checks that only this family knows.
-        TITLE                   the family's name in messages
-        ONLY_VALUE              settings that would change the result, and the one value that the file implements
-        NO_EFFECT               names of settings that change nothing, beyond those of NO_EFFECT below
-        DERIVED                 properties of the dataclass that config.json may repeat, but not contradict
-        DEFAULTS                for each model_type, what a setting is that config.json leaves out, where that is not
-                                the field's own default (for files that serve several model types)
+    class GPT2Config            a frozen dataclass. The fields are the settings that change the result, by the Hub's
+                                names. __post_init__ makes the checks that are specific to the family.
+        TITLE                   name of the family in messages
+        ONLY_VALUE              settings that would change the result, each with the only supported value
+        NO_EFFECT               names of settings without effect, in addition to NO_EFFECT below
+        DERIVED                 properties of the dataclass that config.json may repeat but not contradict
+        DEFAULTS                for each model_type, defaults that differ from those of the fields (for files that
+                                serve several model types)
 
-The type of a field is its annotation; an int may stand for a float, True for nothing but a bool. A field annotated
-`int` is a size, 1 to 2**24, and one annotated `float` a rate, 0 to 1, unless its metadata has another "range". For
-other annotations only a "range" in the metadata bounds the numbers.
+A value must have the type of the field's annotation; an int is accepted as a float, and a bool only as a bool. An `int`
+field is a size, 1 to 2**24, and a `float` field a rate, 0 to 1, unless the field's metadata has another "range". Fields
+with other annotations have no range unless the metadata gives one.
 
-A setting that changes the result is honoured or refused by name, never ignored.
+A setting that changes the result is never ignored: it is used, or an error names it.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ C = TypeVar("C")
 
 SIZE, RATE = (1, 2**24), (0.0, 1.0)
 
-# Settings that change nothing in what a model file computes: bookkeeping, defaults of generation (whose place today is
-# generation_config.json), heads for other tasks.
+# Settings without effect on the logits: bookkeeping, generation defaults (today in generation_config.json), and heads
+# for other tasks.
 NO_EFFECT = frozenset(
     """
     model_type architectures transformers_version torch_dtype dtype use_cache gradient_checkpointing auto_map
@@ -44,7 +44,7 @@ NO_EFFECT = frozenset(
     num_return_sequences early_stopping min_new_tokens eos_token_ids xla_device attn_implementation
     """.split()
 )
-# Settings that would change the result of any model, and the one value that no model file refuses.
+# Settings that would change the result of any model, with the only supported value.
 ONLY_VALUE = {
     "add_cross_attention": False,
     "is_encoder_decoder": False,
@@ -56,7 +56,7 @@ ONLY_VALUE = {
 
 
 def read(Config: type[C], hub: Mapping[str, Any]) -> C:
-    """The dataclass of the settings of a config.json. ValueError names a setting, or a value, that is not honoured."""
+    """The dataclass for a config.json. ValueError: names a setting or value that is not supported."""
     names = {field.name for field in dataclasses.fields(Config)}  # type: ignore[arg-type]
     only = ONLY_VALUE | dict(getattr(Config, "ONLY_VALUE", {}))
     ignored = NO_EFFECT | getattr(Config, "NO_EFFECT", frozenset())
@@ -83,14 +83,14 @@ def read(Config: type[C], hub: Mapping[str, Any]) -> C:
 
 
 def build(Config: type[C], settings: Mapping[str, Any]) -> C:
-    """The dataclass of `settings`, each checked by its field's type and range. ValueError: one that does not fit."""
+    """The dataclass for `settings`, each checked by type and range. ValueError: a setting is unknown or invalid."""
     fields = {field.name: field for field in dataclasses.fields(Config)}  # type: ignore[arg-type]
     title = Config.TITLE  # type: ignore[attr-defined]
     if unknown := sorted(set(settings) - set(fields)):
         raise ValueError(f"{title} has no setting {', '.join(unknown)}; its settings are {', '.join(fields)}")
     kinds = getattr(Config, "DEFAULTS", {})
     kind = settings.get("model_type", fields["model_type"].default) if kinds else None
-    if kinds and kind not in list(kinds):  # a kind from a file may be anything
+    if kinds and kind not in list(kinds):  # not `in kinds`: a value from a file may be unhashable
         raise ValueError(f"{title}: model_type {brief(kind)} is not one of {', '.join(kinds)}")
     values = {**kinds.get(kind, {}), **settings}
     for name, value in values.items():
@@ -105,12 +105,12 @@ def changed(config: C, changes: Mapping[str, Any]) -> C:
 
 
 def check(title: str, field: "dataclasses.Field[Any]", value: Any) -> None:
-    """ValueError: the value is not of the field's type, or out of its range."""
+    """ValueError: the value has the wrong type or is out of range."""
     if not fits(value, field.type):
         raise ValueError(f"{title}: {field.name} cannot be {brief(value)}")
     usual = SIZE if field.type is int else RATE if field.type is float else (-math.inf, math.inf)
     low, high = field.metadata.get("range", usual)
-    if isinstance(value, int | float) and not low <= value <= high:  # NaN is in no range
+    if isinstance(value, int | float) and not low <= value <= high:  # also refuses NaN
         bounds = f"{low:g} to {high:g}" if field.type is float else f"{low} to {high}"
         raise ValueError(f"{title}: {field.name} cannot be {brief(value)}: it is a number of {bounds}")
     if "choices" in field.metadata and value not in field.metadata["choices"]:
@@ -120,7 +120,7 @@ def check(title: str, field: "dataclasses.Field[Any]", value: Any) -> None:
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is of the annotated type. To Python True is a number; here it is a bool and nothing else."""
+    """Whether a JSON value has the annotated type. Unlike in Python, a bool is not a number."""
     if isinstance(kind, UnionType):
         return any(fits(value, part) for part in get_args(kind))
     if get_origin(kind) is list:
@@ -131,10 +131,9 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def one_rope(title: str, hub: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the rotary embedding's in one spelling: rope_parameters, a dict with rope_type and rope_theta.
+    """The settings with the rotary embedding's merged into rope_parameters, a dict with rope_type and rope_theta.
 
-    Older spellings are rope_theta and rope_scaling (with `type` for rope_type). ValueError: two spellings that
-    contradict each other.
+    Older files have rope_theta and rope_scaling (with `type` for rope_type). ValueError: the two contradict each other.
     """
     rest = dict(hub)
     new, old = rest.pop("rope_parameters", None), rest.pop("rope_scaling", None)

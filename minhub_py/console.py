@@ -1,4 +1,4 @@
-"""How the command talks: results on standard output, everything else on standard error, and failures in one message."""
+"""Output of the command: results on standard output, everything else on standard error, one message per error."""
 
 import json
 import os
@@ -8,26 +8,29 @@ import stat
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minhub_py.printable import displayed, printable
 
-INTERRUPTED = 128 + signal.SIGINT  # the status that shells give to a command which Ctrl-C has ended
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERRUPTED = 128 + signal.SIGINT  # the exit status of a command that Ctrl-C has ended, as in shells
 TERMINATED = 128 + signal.SIGTERM
 
 
 class Command(click.Command):
-    """A command with --debug, whose failures are one clear message, and which cleans up when it is ended early."""
+    """A click command with --debug, that turns exceptions into one message and cleans up when it is interrupted."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.help = (self.help or "").replace("\\b\n", "\b\n")  # click's mark, as a raw docstring has it
+        self.help = (self.help or "").replace("\\b\n", "\b\n")  # click's no-wrap mark, written in a raw docstring
         for param in self.params:
             if param.metavar is None and isinstance(param.type, click.IntRange | click.FloatRange):
                 param.metavar = "INTEGER" if isinstance(param.type, click.IntRange) else "FLOAT"
@@ -37,7 +40,7 @@ class Command(click.Command):
         )  # fmt: skip
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; any exception becomes its message, with exit status 1. Ctrl-C: status 130. SIGTERM: 143."""
+        """Run the command. Exit status: 1 for an exception, with its message; 130 for Ctrl-C; 143 for SIGTERM."""
         try:
             with warnings.catch_warnings(), sigterm_raises():
                 warnings.simplefilter("default")
@@ -51,7 +54,7 @@ class Command(click.Command):
             if ctx.find_root().obj == "debug":
                 raise
             message = printable(" ".join(str(error).split()))
-            # What this package raises on purpose says what to do; anything else is a fault of its own.
+            # The package raises these on purpose, with advice. Anything else is a bug.
             if not isinstance(error, ValueError | OSError | MemoryError) or not message:
                 message = f"unexpected {type(error).__name__}: {message[:300]} (run again with --debug for details)"
             raise click.ClickException(message) from error
@@ -59,9 +62,9 @@ class Command(click.Command):
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises SystemExit here, so that progress bars and files that are half written are removed."""
+    """Raise SystemExit on SIGTERM, so that progress bars and incomplete files are removed."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield  # whoever runs this command in a process of their own decides
+        yield  # another program runs this command in its own process: leave its handler alone
         return
 
     def terminate(*_: object) -> None:
@@ -75,38 +78,38 @@ def sigterm_raises() -> Iterator[None]:
 
 
 def remember_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    """--debug, before the command or after it."""
+    """Callback of --debug, which may be given before or after the command."""
     if value:
         ctx.find_root().obj = "debug"
 
 
 class Group(click.Group):
-    """Its commands are `Command`s, listed in the order in which they are written here."""
+    """A click group of `Command`s, listed in the order of their definition."""
 
     command_class = Command
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Run a command line, that of the process if `args` is None.
+        """Run a command line; None is that of the process.
 
-        Ctrl-C ends the process by SIGINT itself: for an exit with status 130 a shell would go on with its loop.
+        Ctrl-C ends the process by the signal itself: after a mere exit status of 130, a shell would continue a loop.
         """
         try:
             return super().main(args, *rest, **extra)
         except SystemExit as end:
             if args is not None or end.code != INTERRUPTED:
                 raise
-        # Python ends so when nobody catches a KeyboardInterrupt, after its usual cleaning up.
+        # An uncaught KeyboardInterrupt makes Python clean up and then end by SIGINT.
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The summary of each command as a whole: click cuts what does not fit into a line."""
+        """List the commands with their full summaries, which click would cut to one line."""
         rows = [(name, command.get_short_help_str(limit=1000)) for name, command in self.commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; whatever its error quotes, a terminal can show it."""
+        """Run the command; control characters in its error message are escaped."""
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
@@ -114,14 +117,14 @@ class Group(click.Group):
             raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """As they are used: get a model, look at it, use it."""
+        """The commands in the order of their definition."""
         return list(self.commands)
 
 
-def emit(data: Any) -> None:
+def emit(data: object) -> None:
     """Print JSON on standard output."""
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-    # What is no visible character stands in a string, but for the ends of lines.
+    # Outside strings, JSON contains no invisible characters but line ends, so escaping all others is safe.
     click.echo("".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text))
 
 
@@ -130,21 +133,21 @@ def _escaped(char: str) -> str:
 
 
 def say(*lines: str, **style: Any) -> None:
-    """Print lines on standard output, whatever is in them as one line each; `style` is that of click.style()."""
+    """Print lines on standard output, with control characters escaped; `style` is passed to click.style()."""
     for line in lines:
         click.echo(click.style(printable(line), **style) if style else printable(line))
 
 
 def note(text: str) -> None:
-    """Print a line on standard error."""
+    """Print a line on standard error, with control characters escaped."""
     click.echo(printable(text), err=True)
 
 
 def unread_pipe() -> bool:
-    """Whether somebody pipes something into this very command, which has not read it. Waits for nothing.
+    """Whether input is piped to this command and has not been read. Never blocks.
 
-    In `... | while read line; do minhub ...; done` the pipe is the loop's: there our parent reads from it as well.
-    Only Linux tells what a parent reads from, so elsewhere this is False, as it is wherever there is doubt.
+    In `... | while read line; do minhub ...; done` the pipe belongs to the loop: the parent process reads it too. Only
+    Linux shows what the parent reads from; elsewhere, and in doubt, the result is False.
     """
     try:
         import fcntl
@@ -154,13 +157,13 @@ def unread_pipe() -> bool:
         if not stat.S_ISFIFO(ours.st_mode) or os.path.samestat(ours, parents):
             return False
         waiting = fcntl.ioctl(0, termios.FIONREAD, b"\0" * 4)
-    except (ImportError, OSError):  # not Linux, or no standard input at all
+    except (ImportError, OSError):  # not Linux, or no standard input
         return False
     return any(waiting)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print aligned columns on standard output; numbers to the right. Never cut, so that a pipe gets all of it."""
+    """Print aligned columns on standard output, numbers right-aligned. Nothing is truncated, for use in pipes."""
     cells = [[format(cell, ",") if isinstance(cell, int) else printable(str(cell)) for cell in row] for row in rows]
     right = [all(re.fullmatch(r"[\d,.]+( [kMG]?B)?", row[i]) for row in cells) for i in range(len(headings))]
     cells.insert(0, [printable(heading) for heading in headings])
@@ -171,11 +174,14 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         click.echo(click.style(text, bold=True) if number == 0 else text)
 
 
-def check_files(plot: Path | None, save: Path | None = None) -> None:
-    """Before any work: may they be written? ValueError, OSError: they may not, or matplotlib is missing to draw."""
+def check_writable(plot: Path | None, save: Path | None = None) -> None:
+    """Check before any work that --plot and --save can be written.
+
+    ValueError: `plot` is not a .png, or matplotlib is missing.    OSError: a file cannot be written.
+    """
     if plot is not None:
         if plot.suffix != ".png":
-            raise ValueError(f"--plot writes a PNG: give a name that ends in .png, not {plot}")
+            raise ValueError(f"--plot writes a PNG file: give a name that ends in .png, not {plot}")
         if find_spec("matplotlib") is None:
             raise ValueError("--plot needs matplotlib: pip install matplotlib")
     for path in filter(None, (plot, save)):
@@ -191,8 +197,8 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
 
     name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """To bytes; decimal units, as on the Hub."""
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The size in bytes; units are decimal, as on the Hub."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]?)B?", str(value))
         if match is None:
             self.fail(f"{value!r} is not a size; write 500MB, 2GB or a number of bytes", param, ctx)
@@ -202,10 +208,11 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         return count
 
 
-def bar_console() -> Any:
-    """Standard error as a rich.console.Console for moving lines.
+def bar_console() -> "Console":
+    """A rich.console.Console on standard error, for progress bars.
 
-    They end a few columns early: the "^C" that a terminal shows would begin another line, and leave a stale one.
+    It is a few columns narrower than the terminal: the "^C" that a terminal prints would otherwise wrap to a new line
+    and leave a stale bar behind.
     """
     from rich.console import Console, ConsoleDimensions
 
@@ -219,8 +226,8 @@ def bar_console() -> Any:
 
 
 @contextmanager
-def progress_bar(what: str, unit: str = "bytes") -> Any:
-    """A bar on standard error, for a person who waits: `update(done, total)`."""
+def progress_bar(what: str, unit: str = "bytes") -> Iterator[Callable[[int, int | None], None]]:
+    """Show a progress bar on standard error; yields a function `update(done, total)`."""
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = bar_console()

@@ -1,8 +1,8 @@
-"""Which device and dtype, and why.
+"""Choice of device and dtype.
 
-"auto" takes the first of CUDA, XPU, MPS and CPU that really works: each is probed by running something on it, since
-a driver that is too old, or a GPU that this build has no kernels for, shows only then. A GPU that does not work is a
-reason in the report, never an error.
+"auto" selects the first of CUDA, XPU, MPS and CPU that works. Each is probed by running a kernel: only this detects an
+outdated driver, or a GPU for which this build of PyTorch has no kernels. A GPU that does not work is reported with the
+reason and is never an error.
 """
 
 import shutil
@@ -16,7 +16,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found of one device: `name` as PyTorch calls it, memory in bytes."""
+    """The result of probing one device: its name in PyTorch, whether it works, and its memory in bytes."""
 
     name: str
     works: bool
@@ -28,7 +28,7 @@ class Probe:
 
 @dataclass(frozen=True, repr=False)
 class Devices:
-    """All probes, and what "auto" picks; printed as a table."""
+    """All probes and the device that "auto" selects; prints as a table."""
 
     probes: tuple[Probe, ...]
     device: str
@@ -38,31 +38,31 @@ class Devices:
         rows = [("DEVICE", "WORKS", "DETAIL")]
         rows += [(probe.name, "yes" if probe.works else "no", probe.detail) for probe in self.probes]
         lines = [f"{name:8}{works:7}{detail}" for name, works, detail in rows]
-        return "\n".join([*lines, f'"auto" picks {self.device}: {self.reason}'])
+        return "\n".join([*lines, f'"auto" selects {self.device}: {self.reason}'])
 
-    __repr__ = __str__  # what a Python prompt and a notebook show
+    __repr__ = __str__  # for a Python prompt and a notebook
 
 
 def devices() -> Devices:
-    """Probe every kind of device that PyTorch knows. Never fails: a device that does not work says why."""
+    """Probe all devices. Never fails: for a device that does not work, the report says why."""
     found = [probe() for probe in PROBES.values()]
     probes = [probe for kind in found for probe in kind]
-    # Of several GPUs of a kind the one with the most free memory.
+    # Of several GPUs, the one with the most free memory.
     working = next(filter(None, ([probe for probe in kind if probe.works] for kind in found)))
     best = max(working, key=lambda probe: probe.free_memory or 0)
     reason = "the first of CUDA, XPU, MPS and CPU that works"
     if len(working) > 1:
-        reason += ", and of several the one with the most free memory"
+        reason += ", with the most free memory of its kind"
     return Devices(tuple(probes), best.name, reason)
 
 
 def probe_cuda() -> list[Probe]:
-    """One probe per CUDA (or ROCm) device; a single one that says why where there is none."""
+    """One probe per CUDA (or ROCm) device; if there is none, one that says why."""
     if not torch.backends.cuda.is_built():
         hint = ""
         if shutil.which("nvidia-smi"):
-            hint = "; an NVIDIA driver is installed, so a CUDA build of torch (see pytorch.org) would find it"
-        return [Probe("cuda", False, f"this PyTorch ({torch.__version__}) is a build without CUDA{hint}")]
+            hint = "; an NVIDIA driver is installed, so install a CUDA build of PyTorch (see pytorch.org)"
+        return [Probe("cuda", False, f"this PyTorch ({torch.__version__}) is built without CUDA{hint}")]
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     try:
         torch.cuda.init()
@@ -70,16 +70,16 @@ def probe_cuda() -> list[Probe]:
     except (RuntimeError, AssertionError) as error:  # no driver, or one too old for this build
         return [Probe("cuda", False, f"PyTorch is built for {build}, but: {first_line(error)}")]
     if count == 0:
-        return [Probe("cuda", False, f"PyTorch is built for {build}, but there is no such device")]
+        return [Probe("cuda", False, f"PyTorch is built for {build}, but there is no GPU")]
     return [probe_cuda_device(index, build) for index in range(count)]
 
 
 def probe_cuda_device(index: int, build: str) -> Probe:
-    """One CUDA device: its name, capability and memory, and whether a kernel runs on it."""
+    """Probe one CUDA device: its name, compute capability and memory, and whether a kernel runs on it."""
     name = f"cuda:{index}"
     try:
         about = torch.cuda.get_device_properties(index)
-        run_something(name)
+        run_kernel(name)
         free, total = torch.cuda.mem_get_info(index)
     except (RuntimeError, AssertionError) as error:
         return Probe(name, False, first_line(error))
@@ -91,49 +91,49 @@ def probe_cuda_device(index: int, build: str) -> Probe:
 
 
 def probe_xpu() -> list[Probe]:
-    """Intel GPUs."""
+    """Probe Intel GPUs."""
     if not torch.xpu.is_available():
-        return [Probe("xpu", False, "no Intel GPU, or a build of PyTorch without support for it")]
-    return probe_plain("xpu", torch.xpu.get_device_name(0), ("float32", "float16", "bfloat16"))
+        return [Probe("xpu", False, "no Intel GPU, or PyTorch is built without XPU")]
+    return probe_by_kernel("xpu", torch.xpu.get_device_name(0), ("float32", "float16", "bfloat16"))
 
 
 def probe_mps() -> list[Probe]:
-    """Apple GPUs."""
+    """Probe Apple GPUs."""
     if not torch.backends.mps.is_available():
-        return [Probe("mps", False, "no Apple GPU, or a build of PyTorch without Metal")]
-    return probe_plain("mps", "Apple GPU", ("float32", "float16", "bfloat16"))
+        return [Probe("mps", False, "no Apple GPU, or PyTorch is built without Metal")]
+    return probe_by_kernel("mps", "Apple GPU", ("float32", "float16", "bfloat16"))
 
 
 def probe_cpu() -> list[Probe]:
-    """The processor, which always works."""
+    """The CPU, which always works."""
     capability = torch.backends.cpu.get_cpu_capability()
     detail = f"{torch.get_num_threads()} threads, {capability}"
     return [Probe("cpu", True, detail, dtypes=tuple(DTYPES))]
 
 
-def probe_plain(name: str, detail: str, dtypes: tuple[str, ...]) -> list[Probe]:
-    """A device of which there is no more to ask than whether it works."""
+def probe_by_kernel(name: str, detail: str, dtypes: tuple[str, ...]) -> list[Probe]:
+    """Probe a device by running a kernel alone."""
     try:
-        run_something(name)
+        run_kernel(name)
     except RuntimeError as error:
         return [Probe(name, False, first_line(error))]
     return [Probe(name, True, detail, dtypes=dtypes)]
 
 
-def run_something(device: str) -> None:
-    """A matrix product, whose result is waited for: what is asynchronous fails no earlier."""
+def run_kernel(device: str) -> None:
+    """Run a matrix product and wait for the result, since asynchronous errors appear only then."""
     ones = torch.ones(8, 8, device=device)
     if (ones @ ones).sum().item() != 512:
-        raise RuntimeError("a matrix product on it gave a wrong result")
+        raise RuntimeError("a matrix product gave a wrong result")
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's first line: PyTorch appends pages."""
+    """The first line of an exception's message; PyTorch's messages can be pages long."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def choose_device(device: str | torch.device = "auto") -> Probe:
-    """The probe of the device that a `device=` argument means. ValueError: unknown, or it does not work, and why."""
+    """The probe of the device given by `device=`. ValueError: the device is unknown or does not work."""
     if device == "auto":
         report = devices()
         return next(probe for probe in report.probes if probe.name == report.device)
@@ -151,14 +151,14 @@ def choose_device(device: str | torch.device = "auto") -> Probe:
         if probe.works:
             return probe
     why = "; ".join(probe.detail for probe in matching) or f"there are {len(probes)} devices of this kind"
-    raise ValueError(f'device "{device}" does not work here: {why}. "auto" takes what does')
+    raise ValueError(f'device "{device}" does not work here: {why}. Use "auto" to select one that works')
 
 
 def choose_dtype(dtype: str | torch.dtype, device: Probe, stored: Iterable[torch.dtype]) -> torch.dtype:
-    """The torch.dtype for a `dtype=` argument, for weights `stored` so.
+    """The torch.dtype given by `dtype=`, for weights stored in the dtypes `stored`.
 
-    "auto" keeps the checkpoint's own dtype (the widest, where it has several) if the device computes in it, and is
-    float32 if it does not. ValueError: unknown dtype.
+    "auto" keeps the dtype of the checkpoint (the widest, if it has several) if the device supports it, and otherwise
+    selects float32. ValueError: unknown dtype.
     """
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
@@ -172,7 +172,7 @@ def choose_dtype(dtype: str | torch.dtype, device: Probe, stored: Iterable[torch
     return widest if str(widest).removeprefix("torch.") in device.dtypes else torch.float32
 
 
-# In the order in which "auto" prefers them.
+# In the order of preference of "auto".
 PROBES: dict[str, Callable[[], list[Probe]]] = {
     "cuda": probe_cuda,
     "xpu": probe_xpu,

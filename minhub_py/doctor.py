@@ -1,4 +1,4 @@
-"""`minhub doctor`: what is installed, whether it fits together, and the exact next step where it does not."""
+"""`minhub doctor`: checks what is installed and whether it fits together, and says how to fix what does not."""
 
 import ctypes
 import importlib.metadata
@@ -17,7 +17,7 @@ from minhub_py import __version__
 if TYPE_CHECKING:
     from r_bridge.probe import R
 
-# The oldest versions that pyproject.toml accepts.
+# The minimum versions, as in pyproject.toml.
 PACKAGES = {
     "torch": "2.4",
     "numpy": "1.26",
@@ -28,9 +28,10 @@ PACKAGES = {
     "click": "8.1",
     "rich": "13",
 }
-# PyTorch's builds by the CUDA that a driver must at least run; within a major version any driver runs any build.
+# The build of PyTorch to install, by the CUDA version that the driver supports. Within a major version any driver runs
+# any build.
 WHEELS = {(13, 0): "13.0", (12, 0): "12.6"}
-# R as a library, which rpy2 loads: on Linux, macOS and Windows.
+# R's shared library, which rpy2 loads: on Linux, macOS and Windows.
 LIBR = ("lib/libR.so", "lib/libR.dylib", "bin/x64/R.dll")
 DRIVERS = "https://www.nvidia.com/drivers"
 BUILDS = "https://pytorch.org/get-started/locally"
@@ -38,7 +39,7 @@ BUILDS = "https://pytorch.org/get-started/locally"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `advice` is the next step; where all fits, one for who wants more, or empty."""
+    """One line of the report. advice: how to fix it; for a finding that fits, how to get more, or empty."""
 
     what: str
     found: str
@@ -47,10 +48,10 @@ class Finding:
 
 
 def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
-    """All findings. Nothing is changed, and no connection is opened.
+    """Check the installation. Changes nothing and opens no connection.
 
-    `r_facts` is what R says of itself where R is the caller, with the keys of r_bridge.probe.ask_r; then no R is
-    started but by rpy2's trial. Without it, the R on the PATH is asked.
+    r_facts: facts about R from a calling R session, with the keys of r_bridge.probe.ask_r; R is then started only to
+    try rpy2. None: the R on the PATH is asked.
     """
     sections: dict[str, Callable[[], Iterable[Finding]]] = {
         "Python": _python,
@@ -63,8 +64,8 @@ def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
     for what, section in sections.items():
         try:
             findings += section()
-        except Exception as error:  # a doctor reports what is broken
-            findings.append(Finding(what, f"{type(error).__name__}: {error}", False, "mend what this names"))
+        except Exception as error:  # a broken installation can fail anywhere: report it
+            findings.append(Finding(what, f"{type(error).__name__}: {error}", False, "fix what this error names"))
     return findings
 
 
@@ -79,16 +80,16 @@ def _python() -> Iterator[Finding]:
 
 
 def pip() -> str:
-    """The command that installs into this very Python, whichever one the shell's own `pip` belongs to."""
+    """The command that installs packages into the running Python, which `pip` on the PATH may not do."""
     python = shlex.quote(sys.executable)
-    # Not find_spec("pip"): setuptools watches for it, and takes away its distutils, which PyTorch compiles with.
+    # Not find_spec("pip"): setuptools hooks that and removes its distutils, which PyTorch needs to compile.
     if _version("pip") is None and shutil.which("uv"):
         return f"uv pip install --python {python}"
     return f"{python} -m pip install"
 
 
 def _version(package: str) -> str | None:
-    """The version of a Python package that is installed."""
+    """The version of an installed Python package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -112,7 +113,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _devices() -> Iterator[Finding]:
     try:
         import torch
-    except (ImportError, OSError) as error:  # a part of it, or of what it was built with, is missing
+    except (ImportError, OSError) as error:  # a part of PyTorch, or a library that it needs, is missing
         yield Finding("devices", f"PyTorch does not load: {error}", False, f"{pip()} --force-reinstall torch")
         return
 
@@ -121,7 +122,7 @@ def _devices() -> Iterator[Finding]:
 
     report = devices()
     for probe in report.probes:
-        # A machine without a GPU is in order; what an NVIDIA GPU lacks is said with its driver.
+        # A machine without a GPU is fine; problems of an NVIDIA GPU are reported with its driver.
         yield Finding(probe.name, probe.detail if probe.works else f"none: {probe.detail}", True)
     yield Finding('device "auto"', report.device, True)
     yield judge_decoder(*opened())
@@ -131,16 +132,16 @@ def _devices() -> Iterator[Finding]:
 
 
 def judge_decoder(library: object, detail: str) -> Finding:
-    """Whether text on a CPU comes at its full speed. Without a compiler it does not, which is no fault either."""
+    """Whether the decoder in C is compiled. It is optional: without it, a CPU generates text more slowly."""
     if library is not None:
-        return Finding("native decoder", f"{detail} kernels", True)
-    again = "install a C compiler, then this package again"
-    return Finding("native decoder", f"{detail}; text on a CPU is made by PyTorch alone, more slowly", True, again)
+        return Finding("decoder in C", f"{detail} kernels", True)
+    again = "install a C compiler, then reinstall this package"
+    return Finding("decoder in C", f"{detail}; generation on a CPU uses PyTorch, which is slower", True, again)
 
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver: the newest CUDA that it runs, the GPUs that it sees, and what it says if it does not start."""
+    """NVIDIA's driver: the newest CUDA version it supports, the number of GPUs, and its error if it does not start."""
 
     cuda: tuple[int, int]
     gpus: int
@@ -148,7 +149,7 @@ class Driver:
 
 
 def nvidia_driver() -> Driver | None:
-    """The driver as its own library tells it, or None. PyTorch's CPU build cannot, and nvidia-smi may hang."""
+    """Ask the driver's own library; None without a driver. PyTorch's CPU build cannot ask, and nvidia-smi may hang."""
     try:
         cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -165,9 +166,9 @@ def nvidia_driver() -> Driver | None:
 
 
 def judge_driver(build: str | None, driver: Driver | None, fault: str) -> Finding:
-    """Whether PyTorch's build, the driver and the GPU fit together.
+    """Whether the build of PyTorch, the driver and the GPU fit together.
 
-    `build`: the CUDA that PyTorch was built for; `fault`: why nothing ran on a GPU, empty if something did.
+    build: the CUDA version that PyTorch was built for.    fault: why no GPU works; empty if one does.
     """
     found = f"PyTorch for CUDA {build}" if build else "PyTorch without CUDA"
     if driver is None:
@@ -175,7 +176,7 @@ def judge_driver(build: str | None, driver: Driver | None, fault: str) -> Findin
     found += f", driver for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}, GPUs: {driver.gpus}"
     update = f"update the driver ({DRIVERS})"
     if driver.fault:
-        advice = f"restart the machine; if that does not help, {update}"
+        advice = f"restart the computer; if that does not help, {update}"
         return Finding("CUDA", f"{found}; the driver does not start: {driver.fault}", False, advice)
     if not fault or not driver.gpus:
         return Finding("CUDA", found, True)
@@ -194,7 +195,7 @@ def judge_driver(build: str | None, driver: Driver | None, fault: str) -> Findin
 
 
 def _install_torch(wheel: str) -> str:
-    # Without --force-reinstall pip is content with the same version of another build.
+    # Without --force-reinstall pip keeps another build of the same version.
     return f"{pip()} --force-reinstall torch --index-url … as {BUILDS} shows it for CUDA {wheel}"
 
 
@@ -208,12 +209,12 @@ def _hub() -> Iterator[Finding]:
     free = shutil.disk_usage(existing).free
     advice = ""
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        advice = "set HF_HOME to a folder that you may write"
-    elif free < 1e9:  # GPT-2, the smallest, has half of that
-        advice = "make room, or set HF_HOME to a folder of a larger disk"
+        advice = "set HF_HOME to a folder that you can write to"
+    elif free < 1e9:  # GPT-2, a small model, takes half of that
+        advice = "free some space, or set HF_HOME to a folder on a larger disk"
     yield Finding("Hub cache", f"{cache} ({size(free)} free)", not advice, advice)
 
-    # Names and counts only: what a token is stands in no report.
+    # Only where the token was found; a report never contains the token.
     variables = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name, "").strip()]
     found = f"found, from {(*variables, constants.HF_TOKEN_PATH)[0]}"
     yield Finding("Hub token", found if get_token() else "none (only private and gated models need one)", True)
@@ -224,7 +225,7 @@ def _hub() -> Iterator[Finding]:
     partial = sorted(cache.glob("models--*/blobs/*.incomplete"))
     models = sorted({path.parents[1].name.removeprefix("models--").replace("--", "/") for path in partial})
     found = f"{size(sum(path.stat().st_size for path in partial))} of {', '.join(models)}" if partial else "none"
-    advice = f"minhub download {models[0]}, which goes on where it stopped" if partial else ""
+    advice = f"minhub download {models[0]}, which continues where it stopped" if partial else ""
     yield Finding("unfinished downloads", found, True, advice)
 
 
@@ -239,7 +240,7 @@ def _r(facts: Mapping[str, str] | None) -> Iterator[Finding]:
             return
         facts = facts or ask_r(r.executable)
     except OSError as error:
-        yield Finding("R", str(error), False, "run R in a terminal and mend what it says, or reinstall it")
+        yield Finding("R", str(error), False, "run R in a terminal and fix the error that it shows, or reinstall R")
         return
     yield Finding("R", f"{facts['version']} ({r.executable}), home {facts['home']}", True)
     yield _rpy2(r, facts["home"])
@@ -247,19 +248,19 @@ def _r(facts: Mapping[str, str] | None) -> Iterator[Finding]:
     package = facts.get("minhubpy")
     fits = package in (None, __version__)
     found = package or "not in R's library (only R users need it)"
-    found += "" if fits else f", which is for another version than this one, {__version__}"
+    found += "" if fits else f", which does not match minhub_py {__version__}"
     yield Finding("R package minhubpy", found, fits, "" if package == __version__ else "minhub r --install")
     yield from _r_torch(facts, _version("torch"), hosted="rpy2.rinterface" in sys.modules)
 
 
 def _rpy2(r: "R", home: str) -> Finding:
-    """What only a Python that hosts R needs: R as a library, an R_HOME that is not another R's, and a fitting rpy2."""
+    """What Python needs to host R: R's shared library, an R_HOME that belongs to this R, and a matching rpy2."""
     from r_bridge.probe import try_rpy2
 
     found = r.rpy2_found or "none (only `minhub r` and Python programs that host R need it)"
     install = f"{pip()} 'rpy2-rinterface{r.rpy2}'"
     if not any(Path(home, name).exists() for name in LIBR):
-        advice = "take R from r-base-core, conda or www.r-project.org, or build it with ./configure --enable-R-shlib"
+        advice = "install R from r-base-core, conda or www.r-project.org, or build it with ./configure --enable-R-shlib"
         return Finding("rpy2", f"{found}; this R has no shared library ({LIBR[0]})", r.rpy2_found is None, advice)
     if r.rpy2_found is None:
         return Finding("rpy2", found, True, install)
@@ -269,34 +270,34 @@ def _rpy2(r: "R", home: str) -> Finding:
     if not r.rpy2_fits:
         return Finding("rpy2", f"{found}, which does not import on R {'.'.join(map(str, r.version))}", False, install)
     if "rpy2.rinterface" not in sys.modules and (fault := try_rpy2()):
-        # Its compiled part may be of another R, and come from pip's cache again.
+        # Its compiled part may have been built for another R; pip's cache would bring it back.
         advice = f"{install} --force-reinstall --no-cache-dir"
         return Finding("rpy2", f"{found}, but it does not start R: {fault}", False, advice)
     return Finding("rpy2", found, True)
 
 
 def _r_torch(facts: Mapping[str, str], ours: str | None, hosted: bool) -> Iterator[Finding]:
-    """R torch by itself, and beside Python's torch: two versions of LibTorch cannot share a process.
+    """R torch, and whether it works beside Python's torch: two versions of LibTorch cannot share a process.
 
-    `hosted`: this process holds R too.
+    hosted: R runs in this process.
     """
     version = facts.get("torch")
     if version is None:
         advice = 'in R: install.packages("torch"), then torch::install_torch()'
-        yield Finding("R torch", "none (only who wants its tensors needs it)", True, advice)
+        yield Finding("R torch", "none (only needed for R torch tensors)", True, advice)
         return
     theirs = facts.get("libtorch", "of unknown version")
     found = f"{version}, LibTorch {theirs}"
     works = facts.get("torch_works", "R ended or hung when it was loaded")
     same = ours is not None and theirs.partition("+")[0] == ours.partition("+")[0]
-    apart = "use R torch in a plain R session, where Python is another process; under `minhub r` it does not work"
+    apart = "use R torch in a plain R session, where Python is another process; it does not work in `minhub r`"
     if works == "yes":
         yield Finding("R torch", found, True)
     elif hosted and not same:
-        yield Finding("R torch", f"{found}, which does not work in one process with Python's torch", False, apart)
+        yield Finding("R torch", f"{found}, which does not work in the same process as Python's torch", False, apart)
     else:
         yield Finding("R torch", f"{found}, but: {works}", False, "in R: torch::install_torch(reinstall = TRUE)")
     if ours is not None:
         both = f"LibTorch {theirs} and Python's {ours}: "
-        both += "the same, they may share a process" if same else "in two processes only"
+        both += "equal, so they can share a process" if same else "different, so they need two processes"
         yield Finding("R torch with Python's", both, True, "" if same else apart)

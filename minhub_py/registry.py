@@ -1,4 +1,4 @@
-"""The families: which classes, which table, which published sizes. To add one is to add its line here."""
+"""The families of models: one row each, with classes, weights table, published sizes and training defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,38 +11,38 @@ from minhub_py.config import build
 
 @dataclass(frozen=True)
 class Training:
-    """What training knows of a family: its own names of common settings, and a size that a CPU trains in minutes.
+    """Training defaults of a family: its names of the common settings, and a size that a CPU trains in minutes.
 
-    Attention weights are not dropped unless a run's `config` says so (attn_pdrop): PyTorch's fused attention for CPUs
-    cannot.
+    There is no dropout of attention weights, which PyTorch's fused attention for CPUs does not support, unless a run's
+    `config` sets it (attn_pdrop).
     """
 
-    names: Mapping[str, tuple[str, ...]]  # layers, width, heads, inner, context, dropout -> names in its config
-    small: Mapping[str, Any] = field(default_factory=dict)  # further settings, where not the config's defaults
+    names: Mapping[str, tuple[str, ...]]  # layers, width, heads, inner, context, dropout -> names in the config
+    small: Mapping[str, Any] = field(default_factory=dict)  # further settings that differ from the config's defaults
     layers: int = 4
     width: int = 128
     learning_rate: float = 1.5e-3
-    carries_state: bool = False  # from row to row of the text, as an LSTM does
+    carries_state: bool = False  # a recurrent state is carried from row to row of the text
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models. Its file is imported when a class of it is asked for, and torch with it."""
+    """A family of models. Its module, and PyTorch with it, is imported when Config or Model is first used."""
 
-    name: str  # of the module
-    title: str  # as it is written
-    model_type: str  # of the weight table; in config.json too, but for what `names` says
-    classes: tuple[str, str]
+    name: str  # name of the module
+    title: str  # name in text
+    model_type: str  # key of the weights table, and of config.json unless `names` says otherwise
+    classes: tuple[str, str]  # names of the config's dataclass and of the model's class
     training: Training
-    owner: str = ""  # on the Hub, of the checkpoints of these sizes
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published sizes, where not the defaults
-    # For a file that serves several model types: the names that users call, and the model types of each.
+    owner: str = ""  # owner of the published checkpoints on the Hub
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published size -> settings
+    # If a file serves several model types: the names that users call, and the model types of each.
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()  # model types of multimodal files whose text_config is one of this family
 
     @property
     def published(self) -> list[str]:
-        """The published sizes by their full names on the Hub."""
+        """Full names of the published sizes on the Hub."""
         return [f"{self.owner}/{size}" if self.owner else size for size in self.presets]
 
     @property
@@ -58,7 +58,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Entry:
-    """What users call: gpt2(), gpt2_from_config() and gpt2_from_pretrained(), for these model types of a family."""
+    """A public name, with its three functions such as gpt2(), gpt2_from_config() and gpt2_from_pretrained()."""
 
     name: str
     family: Family
@@ -66,11 +66,11 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The name of what it makes, for docstrings."""
+        """The name of the model in docstrings."""
         return self.family.classes[1] if self.name == self.family.name else self.name.title()
 
     def config(self, settings: Mapping[str, Any]) -> Any:
-        """The family's dataclass. ValueError: an unknown setting, or a value that the model does not honour."""
+        """The config for these settings. ValueError: a setting is unknown, or a value is not supported."""
         own: dict[str, Any] = {"model_type": self.model_types[0]} if self.family.names else {}
         wanted = settings.get("model_type", self.model_types[0])
         if wanted not in self.model_types:
@@ -187,7 +187,7 @@ ENTRIES = {
 
 
 def entry_of(model_type: object) -> Entry:
-    """The entry for a config.json's model_type. ValueError names the model types that there are."""
+    """The entry for the model_type of a config.json. ValueError: it is not supported; lists those that are."""
     for entry in ENTRIES.values():
         if model_type in entry.model_types:
             return entry
@@ -196,12 +196,12 @@ def entry_of(model_type: object) -> Entry:
 
 
 def family_of(model_type: object) -> Family:
-    """The family of a config.json's model_type. ValueError names the model types that there are."""
+    """The family for the model_type of a config.json. ValueError: it is not supported; lists those that are."""
     return entry_of(model_type).family
 
 
 def preset(name: str) -> tuple[Family, Any] | None:
-    """The family and the config of a published size such as gpt2-xl, with or without its owner; None: not known."""
+    """The family and config of a published size such as gpt2-xl, with or without its owner; None if unknown."""
     for family in FAMILIES.values():
         for size, settings in family.presets.items():
             if name in (size, f"{family.owner}/{size}", size.rpartition("/")[2]):

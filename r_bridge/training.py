@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,9 +53,9 @@ class News(Listener):
             "seconds_left": seconds_left, "time_left": duration(seconds_left),
         })  # fmt: skip
 
-    def evaluated(self, row: dict[str, Any], best: bool) -> None:
+    def evaluated(self, row: LossRow, best: bool) -> None:
         """A row of the losses."""
-        values = {name: column[0] for name, column in columns([cast(LossRow, row)]).items()}
+        values = {name: column[0] for name, column in columns([row]).items()}
         self.service.emit({"event": "evaluated", **values, "time": duration(row["seconds"]), "best": best})
 
     def sampled(self, step: int, text: str) -> None:

@@ -90,9 +90,9 @@ def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert result.exit_code == 0, result.output
     assert "minhub_py float32" in result.stdout
     assert "transformers float32" not in result.stdout
-    line = "transformers is not installed, and is left out: pip install transformers"
+    line = "transformers is left out because it is not installed: pip install transformers"
     assert result.stdout.count(line) == 1
-    assert f"lstm is left out: it measures lstm, and {tmp_path / 'tiny'} is gpt2" in result.stdout
+    assert f"lstm is left out: it measures lstm, but {tmp_path / 'tiny'} is gpt2" in result.stdout
     assert "start is left out: " in result.stdout
     assert "has no tokenizer" in result.stdout
 
@@ -106,7 +106,7 @@ def test_text_of_ones_own(tmp_path: Path) -> None:
     text.write_text("short")
     result = minhub(*call)
     assert result.exit_code == 1
-    assert "the text has 5 tokens of this model: give one of 64 at least" in result.stderr
+    assert "the text has 5 tokens of this model: give a text of at least 64" in result.stderr
 
 
 def test_every_case_has_its_columns() -> None:
@@ -141,13 +141,13 @@ def test_a_worker_says_what_went_wrong() -> None:
     [
         (["--only", "everything"], 2, "'everything' is not one of 'bandwidth', 'decode'"),
         (["--plot", "nowhere/run.png"], 1, "nowhere/run.png cannot be written: there is no folder nowhere"),
-        (["--plot", "run.jpg"], 1, "--plot writes a PNG: give a name that ends in .png, not run.jpg"),
+        (["--plot", "run.jpg"], 1, "--plot writes a PNG file: give a name that ends in .png, not run.jpg"),
         (["--save", "nowhere/run.json"], 1, "nowhere/run.json cannot be written: there is no folder nowhere"),
         (["--model", "./nowhere"], 1, "There is no folder ./nowhere"),
         (["--from", "nowhere.json"], 2, "No such file"),
-        (["--from", __file__], 1, "is no JSON"),
+        (["--from", __file__], 1, "is not JSON"),
         (["--from", __file__, "--quick"], 2, "--from measures nothing: leave out --quick"),
-        (["--json", "--markdown"], 2, "are two forms of one output"),
+        (["--json", "--markdown"], 2, "either --markdown or --json"),
         (["--threads", "0"], 2, "0 is not in the range x>=1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -161,7 +161,7 @@ def test_errors_come_before_anything_is_measured(arguments: list[str], status: i
 def test_files_that_are_no_result(tmp_path: Path, decoded: tuple[str, Path]) -> None:
     other = tmp_path / "other.json"
     other.write_text("{}")
-    assert "is no result of minhub bench" in failed("bench", "--from", str(other))
+    assert "is not a result of minhub bench" in failed("bench", "--from", str(other))
     assert "has no case batch: measure it" in failed("bench", "--from", str(decoded[1]), "--only", "batch")
     result = json.loads(decoded[1].read_text())
     other.write_text(json.dumps({**result, "cases": {}}))

@@ -159,7 +159,7 @@ def test_score(tmp_path: Path) -> None:
     text.write_bytes(b"caf\xe9")
     assert "is not UTF-8 text" in failed("score", GPT2, str(text))
     text.write_text("a")
-    assert "nothing to predict" in failed("score", GPT2, str(text))
+    assert "at least 2 tokens and has 1" in failed("score", GPT2, str(text))
 
 
 def test_inspect() -> None:
@@ -313,7 +313,7 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", "./nowhere", "x"], 1, "There is no folder ./nowhere"),
         (["generate", "minhub/nothing", "x"], 1, "There is no built-in minhub/nothing; the built-ins are: minhub/sh"),
         (["generate", "a b", "x"], 1, "is neither a folder nor a name on the Hub"),
-        (["generate", GPT2, ""], 2, "it has no token that MODEL knows; give it some text"),
+        (["generate", GPT2, ""], 2, "it has no token that MODEL knows; give some text"),
         (["generate", GPT2, "\udcff"], 1, "PROMPT is not UTF-8 text"),
         (["generate", GPT2, "x", "--temperature", "-1"], 2, "-1.0 is not in the range x>=0"),
         (["generate", GPT2, "x", "--top-p", "0"], 2, "0.0 is not in the range 0<x<=1"),
@@ -358,7 +358,7 @@ def test_debug_shows_the_traceback() -> None:
 def test_devices_and_doctor() -> None:
     report = json.loads(done("devices", "--json"))
     assert report["device"] in {probe["name"] for probe in report["probes"] if probe["works"]}
-    assert '"auto" picks' in done("devices")
+    assert '"auto" selects' in done("devices")
     findings = {finding["what"]: finding for finding in json.loads(done("doctor", "--json"))}
     assert findings["torch"]["found"] == torch.__version__
     assert all(finding["fits"] for finding in findings.values())
@@ -466,7 +466,7 @@ def test_a_piped_text_that_is_not_read_is_hinted_at(monkeypatch: pytest.MonkeyPa
     arguments = ("generate", GPT2, "ROMEO:", "-n", "1")
     assert "piped" not in minhub(*arguments).stderr
     monkeypatch.setattr("minhub_py.cli.unread_pipe", lambda: True)
-    assert "Note: what is piped in is not read; give - as PROMPT for that." in minhub(*arguments).stderr
+    assert "Note: standard input is not read; to read it, give - as PROMPT." in minhub(*arguments).stderr
     assert minhub("generate", GPT2, "-", "-n", "1", input="ROMEO:").stderr == ""
 
 

@@ -21,14 +21,14 @@ def test_the_probes_say_what_there_is() -> None:
         assert report.device == "cpu"
     assert repr(report) == str(report)  # what a prompt and a notebook show
     assert str(report).splitlines()[0].split() == ["DEVICE", "WORKS", "DETAIL"]
-    assert str(report).endswith(f'"auto" picks {report.device}: {report.reason}')
+    assert str(report).endswith(f'"auto" selects {report.device}: {report.reason}')
     assert choose_device("auto").name == report.device
 
 
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda:99", r'device "cuda:99" does not work here: .*"auto" takes what does'),
+        ("cuda:99", r'device "cuda:99" does not work here: .*Use "auto" to select one that works'),
         ("toaster", "is unknown; give"),
         ("meta", "is not one of"),
         (None, "is unknown; give"),

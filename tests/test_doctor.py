@@ -76,7 +76,7 @@ def test_what_r_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert facts.keys() <= {"version", "home", "minhubpy", "torch", "libtorch", "torch_works"}
     finding = found()["R package minhubpy"]
     assert not finding.fits
-    assert finding.found == f"9.8.7, which is for another version than this one, {__version__}"
+    assert finding.found == f"9.8.7, which does not match minhub_py {__version__}"
     assert finding.advice == "minhub r --install"
 
 
@@ -136,10 +136,10 @@ def test_r_torch_beside_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     facts = ask_r(executable())
     assert facts["libtorch"] == torch.__version__
     together = found(facts)["R torch with Python's"]
-    assert together.found.endswith("the same, they may share a process")
+    assert together.found.endswith("equal, so they can share a process")
     assert together.advice == ""
     apart = found(facts | {"libtorch": "1.2.3+cpu"})["R torch with Python's"]
-    assert apart.found == f"LibTorch 1.2.3+cpu and Python's {torch.__version__}: in two processes only"
+    assert apart.found == f"LibTorch 1.2.3+cpu and Python's {torch.__version__}: different, so they need two processes"
     assert apart.fits  # nothing is wrong: a plain R session has two processes
     assert "plain R session" in apart.advice
 
@@ -148,7 +148,7 @@ def test_in_a_process_that_hosts_r_another_libtorch_cannot_work(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "rpy2.rinterface", sys)
     facts = {"version": "4.2.2", "home": "/nowhere", "torch": "0.17.0", "libtorch": "1.2.3", "torch_works": "undefined"}
     finding = found(facts)["R torch"]
-    assert finding.found == "0.17.0, LibTorch 1.2.3, which does not work in one process with Python's torch"
+    assert finding.found == "0.17.0, LibTorch 1.2.3, which does not work in the same process as Python's torch"
     assert not finding.fits
     assert "plain R session" in finding.advice
 
@@ -271,7 +271,7 @@ NO_KERNEL = "CUDA error: no kernel image is available for execution on the devic
         ("13.0", Driver((13, 0), 1), "out of memory", False,
          "look with nvidia-smi for what else uses the GPU, and run again"),
         ("13.0", Driver((13, 0), 0, "system has unsupported display driver / cuda driver combination"), "none", False,
-         "restart the machine; if that does not help, update the driver (https://www.nvidia.com/drivers)"),
+         "restart the computer; if that does not help, update the driver (https://www.nvidia.com/drivers)"),
     ],
 )  # fmt: skip
 def test_cuda_build_and_driver(build: str | None, driver: Driver | None, fault: str, fits: bool, advice: str) -> None:
@@ -328,11 +328,11 @@ def test_token_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (blobs / "abd").write_bytes(bytes(10))
     finding = found()["unfinished downloads"]
     assert finding.found == "2.5 MB of owner/name"
-    assert finding.advice == "minhub download owner/name, which goes on where it stopped"
+    assert finding.advice == "minhub download owner/name, which continues where it stopped"
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(file / "hub"))  # below a file: even root cannot write there
     cannot = found()["Hub cache"]
-    assert (cannot.fits, cannot.advice) == (False, "set HF_HOME to a folder that you may write")
+    assert (cannot.fits, cannot.advice) == (False, "set HF_HOME to a folder that you can write to")
 
 
 def test_the_r_package_has_the_version_of_the_python_package() -> None:

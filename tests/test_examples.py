@@ -82,7 +82,10 @@ def test_lstm_characters(text: Path) -> None:
     window, steps = 8, 160
     shown = run("1_lstm_characters.py", "--steps", steps, "--window", window, "--hidden", 64, text=text)
     letters = len(set(text.read_text()))
-    assert f"{letters} different ones; knowing nothing costs log({letters}) = {math.log(letters):.3f} nats" in shown
+    assert (
+        f"{letters} different ones; uniform guessing has a loss of log({letters}) = {math.log(letters):.3f} nats"
+        in shown
+    )
 
     found = [(int(step), float(loss)) for step, loss in re.findall(rf"step +(\d+) .*held out +{NUMBER}", shown)]
     assert [step for step, _ in found] == 2 * list(range(0, steps + 1, steps // 4))
@@ -93,12 +96,12 @@ def test_lstm_characters(text: Path) -> None:
         assert curve[-1] < 0.6 * curve[0]
 
     carried, zero = (numbers(re.search(rf"^  {name} +(.*)$", shown, re.MULTILINE)[1]) for name in ("carried", "zero"))
-    assert re.search(r"^  place .*$", shown, re.MULTILINE)[0].split() == ["place", "1", "2", "4", "8", "all"]
+    assert re.search(r"^  position .*$", shown, re.MULTILINE)[0].split() == ["position", "1", "2", "4", "8", "all"]
     assert carried[-1] == losses[4]
     assert zero[-1] == losses[9]
     assert zero[-1] - carried[-1] > 0.08  # the first letters of eight are guessed from nothing
     assert zero[0] - carried[0] > 3 * abs(zero[3] - carried[3])  # … those at the start of a window
-    assert float(re.search(rf"worth {NUMBER} nats", shown)[1]) == pytest.approx(zero[-1] - carried[-1], abs=0.0011)
+    assert float(re.search(rf"gains {NUMBER} nats", shown)[1]) == pytest.approx(zero[-1] - carried[-1], abs=0.0011)
     learning = [float(loss) for loss in re.findall(rf"step +{steps}  training +{NUMBER}", shown)]
     assert learning[1] - learning[0] > 0.08
 
@@ -124,10 +127,10 @@ def test_bpe_gpt(text: Path) -> None:
         ends.append({len("".join(pieces[:i])) for i in range(len(pieces))})
     assert ends[2] < ends[1] < ends[0]  # tokens are joined, never cut
 
-    first = ast.literal_eval(re.search(r"pairs joined: ('.*?')(?: '|$)", shown, re.MULTILINE)[1])
+    first = ast.literal_eval(re.search(r"first merges: ('.*?')(?: '|$)", shown, re.MULTILINE)[1])
     pairs = Counter("".join(pair) for word in re.findall(r" ?[a-z]+", learnt) for pair in pairwise(word))
     assert pairs[first] == max(pairs.values())
-    foreign = re.search(r"unknown: '(.*)' is (\d+) tokens, and comes back as '(.*)'", shown)
+    foreign = re.search(r"unknown: '(.*)' is (\d+) tokens, which decode to '(.*)'", shown)
     assert foreign[1] == foreign[3]
     assert int(foreign[2]) == len(foreign[1].encode())
 

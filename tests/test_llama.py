@@ -16,7 +16,7 @@ def test_layers_keep_no_more_than_their_window(load) -> None:  # noqa: F811
     assert [keys.size(2) for keys, _ in model.new_cache(2, 4).layers] == [4, 4, 4]
 
 
-def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
+def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:  # noqa: F811
     """mistral3: settings below text_config, tensors below language_model; what is for pictures is left alone."""
     _, model, folder = load("ministral3")
     settings = json.loads((folder / "config.json").read_text())

@@ -53,7 +53,7 @@ def test_what_people_see(tmp_path: Path, text: Path) -> None:
     run = Run(tmp_path / "run")
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     assert f"GPT-2, {parameters:,} parameters, on cpu, float32" in shown
-    assert "3,600 tokens to learn from, 400 held out; 6 steps of 4 × 16" in shown
+    assert "3,600 tokens to train on, 400 held out; 6 steps of 4 × 16" in shown
     rows = [line.split() for line in shown.splitlines() if re.match(r" +\d+  ", line)]
     assert [row[0] for row in rows] == ["0", "3", "6"]
     assert [row[1] for row in rows[:1]] == [f"{run.losses[0]['held_out_loss']:.4f}"]
@@ -251,8 +251,8 @@ def test_wrong_calls(tmp_path: Path, text: Path) -> None:
     cases: list[tuple[list[object], str]] = [
         ([], "TEXT"),
         ([text], "--out"),
-        (["--resume", run, text], "leave TEXT and --out away"),
-        (["--resume", run, "--out", run], "leave TEXT and --out away"),
+        (["--resume", run, text], "leave out TEXT and --out"),
+        (["--resume", run, "--out", run], "leave out TEXT and --out"),
         ([text, "--out", text], "file"),
         ([text, "--out", run, "--family", "bert"], "bert"),
         ([text, "--out", run, "--steps", "0"], "steps"),
@@ -273,14 +273,14 @@ def test_failures(tmp_path: Path, text: Path) -> None:
     before = contents(tmp_path)
     missing = tmp_path / "missing"
     cases: list[tuple[list[object], str]] = [
-        (["train", missing, "--out", tmp_path / "new", *OPTIONS], "There is no text file"),
+        (["train", missing, "--out", tmp_path / "new", *OPTIONS], "there is no text file"),
         (["train", text, "--out", run], f"holds a run already: go on with it, minhub train --resume {run}, or"),
         (["train", text, "--out", tmp_path / "new", "--dropout", "1"], "--dropout must be 0 to 0.99"),
         (
             ["train", text, "--out", tmp_path / "new", "--set", "speed=3"],
             "--set: unknown setting speed; those of gpt2 are",
         ),
-        (["train", text, "--out", tmp_path / "new", "--context", "5000"], "longer than the text that trains"),
+        (["train", text, "--out", tmp_path / "new", "--context", "5000"], "longer than the training text"),
         (["train", text, "--out", tmp_path / "new", "--device", "abacus"], "device 'abacus' is unknown"),
         (["train", "--resume", missing], "is no run of minhub train"),
         (["train", "--resume", run, "--width", "32"], "--width cannot change"),
@@ -300,7 +300,7 @@ def test_a_loss_that_is_no_number(tmp_path: Path, text: Path) -> None:
     result = minhub(*call)
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert "the loss is no number any more, at step" in result.stderr.splitlines()[-1]
+    assert "the loss is infinite or NaN at step" in result.stderr.splitlines()[-1]
 
 
 # --- Stopped
@@ -323,7 +323,7 @@ def test_going_on(tmp_path: Path, text: Path) -> None:
     done("train", text, "--out", tmp_path / "whole" / "run", *OPTIONS)
     train(text, tmp_path / "run", listener=Stop(), **settings)
     result = done("train", "--resume", tmp_path / "run")
-    assert "goes on after step 3" in result.stderr
+    assert "continues after step 3" in result.stderr
     same(contents(tmp_path / "run"), contents(tmp_path / "whole" / "run"))
     found = json.loads(done("train", "--resume", tmp_path / "run", "--steps", "8", "--json").stdout)
     assert (found["steps"], found["settings"]["steps"]) == (8, 8)

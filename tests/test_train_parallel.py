@@ -1,17 +1,24 @@
-"""Many processes: torchrun's, on this machine, by gloo. They do what one does."""
+"""Training in several processes, connected by gloo, gives the result of one process.
+
+One test starts torchrun. The others fork their processes from a server that has imported PyTorch, with torchrun's
+environment variables, because torchrun takes half a minute to import PyTorch in each process on a busy machine.
+"""
 
 import csv
 import os
 import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from children import SERVER
 from safetensors import safe_open
 
+from minhub_py.cli import main
 from minhub_py.files.storage import Checkpoint
 from minhub_py.train import Run, resume, train
 
@@ -29,12 +36,43 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+def torchrun(processes: int, *arguments: object) -> tuple[int, str]:
+    """The exit status of torchrun, and what its processes print on standard error."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command += ["-m", "minhub_py.train", *map(str, arguments)]
-    return subprocess.run(
+    done = subprocess.run(
         command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
+    return done.returncode, done.stderr
+
+
+def forked(processes: int, *arguments: object) -> tuple[int, str]:
+    """The same without torchrun: forked processes, with its environment variables and its store."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(processes),
+    }  # fmt: skip
+    with tempfile.NamedTemporaryFile("r") as errors:
+        children = []
+        for rank in range(processes):
+            own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            child = SERVER.Process(target=minhub_train, args=(own, list(map(str, arguments)), errors.name))
+            child.start()
+            children.append(child)
+        for child in children:
+            child.join(200)
+            child.kill()  # one that waits for another that has failed
+            child.join()
+        return max(abs(child.exitcode or 0) for child in children), errors.read()
+
+
+def minhub_train(environment: dict[str, str], arguments: list[str], errors: str) -> None:
+    """`minhub train`, in a child."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    with open(errors, "a", encoding="utf-8", buffering=1) as sys.stderr:
+        main(["train", *arguments], prog_name="minhub")
 
 
 def as_options(settings: dict[str, Any]) -> list[str]:
@@ -54,10 +92,12 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("family", "way"), [("gpt2", "ddp"), ("gptneo", "fsdp"), ("lstm", "ddp"), ("lstm", "fsdp")])
 def test_two_processes_reach_the_losses_of_one(text: Path, tmp_path: Path, family: str, way: str) -> None:
     alone = train(text, tmp_path / "one", family=family, **SETTINGS)
-    done = torchrun(2, text, "--out", tmp_path / "two", "--family", family, "--parallel", way, *as_options(SETTINGS))
-    assert done.returncode == 0, done.stderr
-    assert f"2 processes ({way})" in done.stderr
-    assert done.stderr.count("STEP  TRAINING") == 1  # one of them talks
+    start = torchrun if family == "gpt2" else forked
+    options = ["--out", tmp_path / "two", "--family", family, "--parallel", way, *as_options(SETTINGS)]
+    status, errors = start(2, text, *options)
+    assert status == 0, errors
+    assert f"2 processes ({way})" in errors
+    assert errors.count("STEP  TRAINING") == 1  # only one of them prints
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [row[0] for row in two] == [0, 4, 8]
     torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=2e-6, atol=2e-6)
@@ -77,8 +117,8 @@ def test_a_sharded_run_goes_on_with_other_numbers_of_processes(text: Path, tmp_p
         (2, [text, "--out", many, "--family", "lstm", "--parallel", "fsdp", *as_options(SETTINGS)]),
         (4, ["--resume", many, "--steps", 16]),
     ):
-        done = torchrun(count, *arguments)
-        assert done.returncode == 0, done.stderr
+        status, errors = forked(count, *arguments)
+        assert status == 0, errors
     resume(many, steps=24)
     torch.testing.assert_close(torch.tensor(losses(many)), torch.tensor(losses(one)), rtol=5e-6, atol=5e-6)
     assert [row[0] for row in losses(many)] == [0, 4, 8, 12, 16, 20, 24]
@@ -87,7 +127,7 @@ def test_a_sharded_run_goes_on_with_other_numbers_of_processes(text: Path, tmp_p
 
 
 def test_rows_that_cannot_be_shared_are_refused(text: Path, tmp_path: Path) -> None:
-    done = torchrun(2, text, "--out", tmp_path / "run", *as_options(SETTINGS | {"batch": 6}))
-    assert done.returncode != 0
-    assert "3 rows at a time cannot be shared among 2 processes" in done.stderr
+    status, errors = forked(2, text, "--out", tmp_path / "run", *as_options(SETTINGS | {"batch": 6}))
+    assert status == 1
+    assert "3 rows at a time cannot be shared among 2 processes" in errors
     assert not (tmp_path / "run").exists()

@@ -41,7 +41,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look after each step."""
-    monkeypatch.setattr(loop, "LOOK", 0.0)
+    monkeypatch.setattr(loop, "REPORT_INTERVAL", 0.0)
 
 
 def test_lines_for_a_pipe(
@@ -61,7 +61,7 @@ def test_lines_for_a_pipe(
     monkeypatch.setattr(screen, "QUIET", 0.0)
     resume(tmp_path / "run", steps=16)
     shown = capsys.readouterr().err
-    assert "goes on after step 12" in shown
+    assert "continues after step 12" in shown
     assert "Note: from step 12 the learning rate follows a cosine that ends at step 16, not at 12" in shown
     assert "\n14 of 16  loss " in shown
 

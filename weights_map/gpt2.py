@@ -1,4 +1,4 @@
-"""GPT-2's weight table. OpenAI's Conv1D keeps its weights (in, out); ours are Linear's, (out, in)."""
+"""Weights table of GPT-2. OpenAI's Conv1D stores weights as (in, out), nn.Linear as (out, in)."""
 
 from weights_map.engine import Row, Table, drop, same, tie, transpose
 
@@ -22,9 +22,9 @@ table = Table(
         Row("transformer.ln_f.weight", "ln_f.weight", same),
         Row("transformer.ln_f.bias", "ln_f.bias", same),
         Row("lm_head.weight", "lm_head.weight", tie("transformer.wte.weight")),
-        # The causal mask, which old checkpoints carry as if it were a weight.
+        # The causal mask, which old checkpoints store as a weight.
         Row("transformer.h.{}.attn.bias", (), drop),
         Row("transformer.h.{}.attn.masked_bias", (), drop),
     ),
-    spellings=(("", "transformer."),),  # OpenAI's own files lack the prefix
+    spellings=(("", "transformer."),),  # OpenAI's files have no prefix
 )

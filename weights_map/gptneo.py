@@ -1,4 +1,4 @@
-"""GPT-Neo's weight table. Its layers are Linear on both sides; the Hub nests `attention` in `attn`."""
+"""Weights table of GPT-Neo. All matrices are nn.Linear on both sides; the Hub nests `attention` in `attn`."""
 
 from weights_map.engine import Row, Table, drop, same, tie
 
@@ -23,7 +23,7 @@ table = Table(
         Row("transformer.ln_f.weight", "ln_f.weight", same),
         Row("transformer.ln_f.bias", "ln_f.bias", same),
         Row("lm_head.weight", "lm_head.weight", tie("transformer.wte.weight")),
-        # The causal (and local) mask, which old checkpoints carry as if it were a weight.
+        # The causal or local mask, which old checkpoints store as a weight.
         Row("transformer.h.{}.attn.attention.bias", (), drop),
         Row("transformer.h.{}.attn.attention.masked_bias", (), drop),
     ),

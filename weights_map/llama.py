@@ -1,6 +1,6 @@
-"""The weight table of Llama and its kin: Mistral, Ministral, Qwen 2 and 3. Every layer is Linear on both sides.
+"""Weights table of Llama, Mistral, Ministral, Qwen 2 and Qwen 3. All matrices are nn.Linear on both sides.
 
-The Hub keeps q and k in the order in which the model file rotates them (halves, not pairs), so nothing is permuted.
+The Hub stores q and k in the order that the model file rotates (halves, not pairs), so no row is permuted.
 """
 
 from weights_map.engine import Row, Table, drop, same, tie
@@ -14,7 +14,7 @@ table = Table(
         Row("model.layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.k_proj.weight", same),
         Row("model.layers.{}.self_attn.v_proj.weight", "layers.{}.self_attn.v_proj.weight", same),
         Row("model.layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.weight", same),
-        # Which of these a model has depends on its model_type and flags; the config's model says what is missing.
+        # The model_type and flags of the config decide which of these exist; the model reports missing ones.
         Row("model.layers.{}.self_attn.q_proj.bias", "layers.{}.self_attn.q_proj.bias", same, optional=True),
         Row("model.layers.{}.self_attn.k_proj.bias", "layers.{}.self_attn.k_proj.bias", same, optional=True),
         Row("model.layers.{}.self_attn.v_proj.bias", "layers.{}.self_attn.v_proj.bias", same, optional=True),
@@ -30,12 +30,12 @@ table = Table(
         Row("model.layers.{}.mlp.down_proj.bias", "layers.{}.mlp.down_proj.bias", same, optional=True),
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
-        # The rotary frequencies, which old checkpoints carry as if they were weights.
+        # The rotary frequencies, which old checkpoints store as weights.
         Row("model.layers.{}.self_attn.rotary_emb.inv_freq", (), drop),
-        # What else a multimodal file (mistral3) holds beside the text model.
+        # The other parts of a multimodal file (mistral3).
         Row("vision_tower.*", (), drop),
         Row("multi_modal_projector.*", (), drop),
     ),
-    # In mistral3 files the text model lies below `language_model`, in two spellings.
+    # mistral3 files have the text model below `language_model`, in two spellings.
     spellings=(("language_model.", ""), ("model.language_model.", "model."), ("model.", "")),
 )

@@ -1,4 +1,4 @@
-"""The LSTM's weight table. PyTorch's own names, with or without the underscore of private attributes."""
+"""Weights table of the LSTM: PyTorch's names, with or without the underscore of private attributes."""
 
 from weights_map.engine import Row, Table, same, tie
 
@@ -13,7 +13,7 @@ table = Table(
         Row("head.weight", "head.weight", tie("embedding.weight")),
         Row("head.bias", "head.bias", same),
     ),
-    # christianb93's MLLM; PyTorch's word language model example
+    # christianb93's MLLM, and PyTorch's word language model example
     spellings=(
         ("_embedding.", "embedding."),
         ("_lstm.", "lstm."),

@@ -1,26 +1,26 @@
-"""`minhub bench`: this package measured against its peers, on one's own machine.
+"""`minhub bench`: compares the speed of this package with that of others, on the user's machine.
 
-A reader's way: `cases` (what is measured) -> `run` (models, and workers that take turns) -> `worker` (a process for
-each library) -> `engines` (what is asked of it) -> `report` and `plot` (what is shown of it).
+Read in this order: `cases` (what is measured), `run` (models, and workers that take turns), `worker` (one process per
+library), `engines` (the same tasks for each library), `tables` and `plot` (the output).
 
-Every ratio is of medians, with both sides interleaved in one run and a round before that is not counted. All of it runs
-on the CPU. Nothing heavy is imported here: the command shows the names of the cases in its --help.
+Every ratio is one of medians, with both sides interleaved in one run after an uncounted warm-up round. Everything runs
+on the CPU. This module imports nothing, because --help needs the names of the cases.
 """
 
-# Name -> what it measures, in the order in which they run.
+# Name -> what is measured, in the order of the run.
 CASES = {
     "bandwidth": "reading memory",
-    "decode": "one text, id by id",
-    "positions": "an id at the beginning of a text and far into it",
+    "decode": "decoding one text",
+    "positions": "time per token early and late in a text",
     "gptneo": "GPT-Neo near the end of its context",
     "batch": "several texts at once",
-    "prefill": "a prompt to its first new id",
-    "speculation": "text that repeats, several ids at a time",
-    "quality": "what smaller weights cost",
-    "load": "opening a checkpoint, in a fresh process",
-    "start": "the command line to the first text, in a fresh process",
-    "lstm": "an LSTM against a plain loop over nn.LSTM",
+    "prefill": "time to the first new token",
+    "speculation": "speculative decoding of repetitive text",
+    "quality": "accuracy with 16-, 8- and 4-bit weights",
+    "load": "loading a checkpoint in a new process",
+    "start": "time from the command line to the first text, in a new process",
+    "lstm": "an LSTM compared with a plain loop over nn.LSTM",
     "busy": "decoding while another program uses a core",
-    "tokenize": "text to ids",
-    "convert": "a checkpoint to another layout and dtype",
+    "tokenize": "encoding text",
+    "convert": "converting a checkpoint to another layout and dtype",
 }

@@ -1,6 +1,6 @@
-"""What is measured, case by case: who takes part, what each is asked, and what is made of the times.
+"""The cases of the benchmark: which libraries run, what each does, and the result computed from the times.
 
-`report.COLUMNS` says which of a row's values are shown.
+`tables.COLUMNS` selects the values that are shown.
 """
 
 import statistics
@@ -24,24 +24,24 @@ def median(values: Sequence[float]) -> float:
 
 
 def same_start(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids are the same before the first that differs."""
+    """The number of equal ids before the first difference."""
     return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def named(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """The row of a runner, if it took part."""
+    """The row of a runner, or None."""
     return next((row for row in rows if row["runner"] == name), None)
 
 
 def compare(rows: Sequence[dict[str, Any]], key: str, baseline: str, into: str = "ratio") -> None:
-    """How many times as fast as `baseline` each row is, by its times `key`: under `into`."""
+    """Set `into` of each row to its speed relative to `baseline`, computed from the times `key`."""
     base = named(rows, baseline)
     for row in rows:
         row[into] = base[key] / row[key] if base else None
 
 
-def reading(found: Sequence[Mapping[str, list[float]]], size: int) -> list[dict[str, Any]]:
-    """A row for each reader of memory, the fastest first: gigabytes (10^9 bytes) per second."""
+def bandwidth_rows(found: Sequence[Mapping[str, list[float]]], size: int) -> list[dict[str, Any]]:
+    """A row for each method of reading memory, fastest first, in gigabytes (10^9 bytes) per second."""
     rows = []
     for name in found[0]:
         seconds = [value for passes in found for value in passes[name]]
@@ -51,15 +51,17 @@ def reading(found: Sequence[Mapping[str, list[float]]], size: int) -> list[dict[
 
 
 def bandwidth(bench: Bench) -> Case:
-    """How fast memory is read."""
+    """Memory bandwidth for reading."""
     size = bench.pick(512, 128) * 2**20
     with bench.worker("Memory", size=size) as memory:
         found = bench.interleave("Reading memory", {"": partial(memory.ask, "read", passes=3)})[""]
-    return Case(f"Reading {size // 2**20} MiB of memory, with --threads {bench.settings.threads}", reading(found, size))
+    return Case(
+        f"Reading {size // 2**20} MiB of memory, with --threads {bench.settings.threads}", bandwidth_rows(found, size)
+    )
 
 
 def decode(bench: Bench) -> Case:
-    """One prompt, greedy: whole generations as a user sees them, and the time of an id by the difference to one id."""
+    """Greedy decoding of one prompt: total time, and time per token from the difference to generating one token."""
     subject = bench.text_model()
     new = subject.room(32, bench.pick(128, 16))
     prompts = [subject.prompt(32)]
@@ -75,7 +77,7 @@ def decode(bench: Bench) -> Case:
             steps["memory", runner] = partial(memory.ask, "read", passes=2)
         held = {runner: worker.ask("bytes_per_token") for runner, worker in team.items() if runner.engine == "Minhub"}
         found = bench.interleave("Decoding", steps)
-    readers = reading([reply for runner in team for reply in found["memory", runner]], size)
+    readers = bandwidth_rows([reply for runner in team for reply in found["memory", runner]], size)
     limit = readers[0]["gigabytes_per_second"]
     rows = []
     for runner in team:
@@ -97,16 +99,16 @@ def decode(bench: Bench) -> Case:
     case.notes.append(f"Memory was read at {limit:.1f} GB/s in the same rounds ({readers[0]['reader']}).")
     if (eight := named(rows, "minhub_py int8")) and eight["ratio_to_ctranslate2_int8"]:
         case.notes.append(f"minhub_py int8 is {eight['ratio_to_ctranslate2_int8']:.2f} × CTranslate2 int8.")
-    judge_ids(case, rows, new)
+    count_same_ids(case, rows, new)
     if bench.settings.model is None:
         case.notes.append(
-            "The weights are random: with smaller ones the ids soon differ (the case quality judges that)."
+            "The weights are random, so with fewer bits the ids soon differ; see the case quality for accuracy."
         )
     return case
 
 
-def judge_ids(case: Case, rows: list[dict[str, Any]], new: int) -> None:
-    """Count the ids that each shares with transformers in float32 (with our own where it is absent)."""
+def count_same_ids(case: Case, rows: list[dict[str, Any]], new: int) -> None:
+    """Count the leading ids that each row shares with transformers in float32, or with the first row."""
     reference = named(rows, "transformers float32") or rows[0]
     for row in rows:
         row["same_ids"] = same_start(row["ids"], reference["ids"])
@@ -118,7 +120,7 @@ def judge_ids(case: Case, rows: list[dict[str, Any]], new: int) -> None:
 
 
 def curve(rows: list[dict[str, Any]], points: Sequence[int], baseline: str = "transformers float32") -> list[str]:
-    """How each row compares with `baseline` at each point, by the lists "values" (less is better); notes on ours."""
+    """Set the "ratios" of each row to `baseline` at each point, from "values" (lower is better); notes for our rows."""
     base = named(rows, baseline)
     for row in rows:
         row["ratios"] = [b / a for a, b in zip(row["values"], base["values"], strict=True)] if base else None
@@ -130,8 +132,8 @@ def curve(rows: list[dict[str, Any]], points: Sequence[int], baseline: str = "tr
     return notes
 
 
-def along(bench: Bench, subject: Subject, places: Sequence[int], runners: Sequence[Runner], title: str) -> Case:
-    """Milliseconds of an id at places of a text: medians of the ids around each."""
+def by_position(bench: Bench, subject: Subject, places: Sequence[int], runners: Sequence[Runner], title: str) -> Case:
+    """Time per token at several positions of a text: the median over the tokens around each position."""
     span = bench.pick(32, 8)
     with bench.team(subject, runners) as team:
         steps = {(runner, place): partial(worker.ask, "steps", prompt=subject.prompt(place - span // 2), new=span)
@@ -148,23 +150,27 @@ def along(bench: Bench, subject: Subject, places: Sequence[int], runners: Sequen
 
 
 def positions(bench: Bench) -> Case:
-    """Whether an id costs more far into the text."""
+    """Whether a token takes longer late in the text."""
     subject = bench.text_model()
     places = subject.fits(bench.pick((50, 200, 500, 1000), (50, 200)), 16)
     runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32")]
-    return along(bench, subject, places, runners, f"Milliseconds of an id at positions of a text: {subject.name}")
+    return by_position(
+        bench, subject, places, runners, f"Milliseconds per token at positions of a text: {subject.name}"
+    )
 
 
 def gptneo(bench: Bench) -> Case:
-    """GPT-Neo, whose local layers see 256 positions: they need not cost more far into the text."""
+    """Positions of GPT-Neo, whose local layers see 256 positions and so need not be slower late in the text."""
     subject = bench.subject("gptneo")
     places = subject.fits((50, bench.pick(2000, 300)), 16)
     runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32")]
-    return along(bench, subject, places, runners, f"Milliseconds of an id at positions of a text: {subject.name}")
+    return by_position(
+        bench, subject, places, runners, f"Milliseconds per token at positions of a text: {subject.name}"
+    )
 
 
 def batch(bench: Bench) -> Case:
-    """Several prompts of 5 to 60 ids, which transformers pads on the left; of one row there is one of 32 ids."""
+    """Batches of prompts of 5 to 60 tokens, padded on the left for transformers; a batch of one has 32 tokens."""
     subject = bench.text_model()
     new, counts = subject.room(60, bench.pick(64, 8)), bench.pick((1, 2, 4, 8, 16), (1, 2, 8))
     lengths = {count: [32] if count == 1 else [5 + 55 * row // (count - 1) for row in range(count)] for count in counts}
@@ -183,12 +189,12 @@ def batch(bench: Bench) -> Case:
                      "values": [1 / speed for speed in speeds],
                      "eight_to_one": speeds[counts.index(8)] / speeds[0]})  # fmt: skip
     notes = curve(rows, counts)
-    title = f"Tokens/s of several prompts of 5 to 60 ids (one: 32), {new} new ids each: {subject.name}"
+    title = f"Tokens/s of several prompts of 5 to 60 tokens (one: 32), {new} new tokens each: {subject.name}"
     return Case(title, rows, {"points": list(counts), "unit": "tokens/s"}, notes)
 
 
 def prefill(bench: Bench) -> Case:
-    """A prompt to its first new id."""
+    """Time from a prompt to its first new token."""
     subject = bench.text_model()
     lengths = subject.fits(bench.pick((32, 256, 1024), (32, 128)))
     runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32"),
@@ -202,12 +208,12 @@ def prefill(bench: Bench) -> Case:
         seconds = [[reply["seconds"] for reply in found[runner, length]] for length in lengths]
         rows.append({"runner": runner.name, "values": [1000 * median(times) for times in seconds], "seconds": seconds})
     notes = curve(rows, lengths)
-    title = f"Milliseconds from a prompt of so many ids to the first new one: {subject.name}"
+    title = f"Milliseconds to the first new token, by prompt length: {subject.name}"
     return Case(title, rows, {"points": lengths, "unit": "ms"}, notes)
 
 
 def speculation(bench: Bench) -> Case:
-    """Ids guessed from earlier places of the text, by n-gram look-up on both sides: where it repeats, and where not."""
+    """Speculative decoding by n-gram lookup, in both libraries, for text that repeats and text that does not."""
     rows = []
     for text, scale in (("repeats", TAME), ("does not", WILD)):
         subject = bench.text_model(scale)
@@ -229,11 +235,11 @@ def speculation(bench: Bench) -> Case:
                 "seconds": plain, "seconds_speculating": guessing,
                 "same_ids": same_start(replies[0][0]["ids"][0], replies[8][0]["ids"][0]),
             })  # fmt: skip
-    return Case(f"Up to 8 ids guessed at a time; {new} new ones: {subject.name}", rows, {"new": new})
+    return Case(f"Up to 8 tokens guessed at a time, {new} new tokens: {subject.name}", rows, {"new": new})
 
 
 def quality(bench: Bench) -> Case:
-    """What smaller weights change: the perplexity of a text, the likeliest id at each of its positions, greedy text."""
+    """Effect of fewer bits on the perplexity of a text, the most likely token at each position, and greedy text."""
     models = [f"minhub/{path.name}" for path in built_ins()]
     if bench.settings.model:
         models = [bench.settings.model]
@@ -255,13 +261,14 @@ def quality(bench: Bench) -> Case:
                     "same_starts": starts, "same_start": statistics.mean(starts),
                 })  # fmt: skip
     title = (
-        f"Against float32: a text of {len(bench.text):,} characters, and {new} greedy ids from {prompts} places of it"
+        f"Compared with float32: a text of {len(bench.text):,} characters, and {new} greedy tokens from each of "
+        f"{prompts} places in it"
     )
     return Case(title, rows, {"new": new, "prompts": prompts})
 
 
 def built_ins() -> list[Path]:
-    """The folders of the models that ship with the package."""
+    """The folders of the built-in models."""
     return sorted(path.parent for path in hub.BUILTIN.glob("*/config.json"))
 
 
@@ -301,10 +308,11 @@ print(json.dumps({"import": imported - start, "load": loaded - begin, "forward":
 
 
 def load(bench: Bench) -> Case:
-    """From a folder to the first logits: the file is in the page cache, so the software is measured, not the disk.
+    """Time from a folder to the first logits. The file is in the page cache: this measures software, not the disk.
 
-    import: the package and what its loader needs.    load: from_pretrained.    forward: the first, of 8 ids: pages that
-    only now are read.    memory: growth of resident memory (MB) since the imports; private: what of it is no file's.
+    import: the package and what its loader needs.    load: from_pretrained.    forward: the first one, of 8 tokens,
+    which reads the mapped pages.    memory: growth of resident memory (MB) after the imports; private: without pages of
+    files.
     """
     subject = bench.text_model()
     arguments = (str(subject.folder.resolve()), str(bench.settings.threads))
@@ -313,13 +321,13 @@ def load(bench: Bench) -> Case:
     rows = []
     for name, runs in found.items():
         rows.append({"runner": name, "runs": runs, **{key: median([run[key] for run in runs]) for key in runs[0]}})
-    title = f"From a folder to the first logits, in a fresh process: {subject.name}"
+    title = f"From a folder to the first logits, in a new process: {subject.name}"
     case = Case(title, rows, {"bytes": sum(file.stat().st_size for file in subject.folder.glob("*.safetensors"))})
     if len(rows) > 1:
         ours, theirs = rows
         case.values["ratios"] = {key: theirs[key] / ours[key] for key in ours if key not in {"runner", "runs"}}
         shown = ", ".join(f"{key} {ratio:.2f}" for key, ratio in case.values["ratios"].items())
-        case.notes.append(f"transformers takes so many times as much: {shown}.")
+        case.notes.append(f"transformers relative to minhub_py: {shown}.")
     return case
 
 
@@ -345,7 +353,7 @@ print(json.dumps({"seconds": time.perf_counter() - start}))
 
 
 def start(bench: Bench) -> Case:
-    """From the start of a process to the first text that it prints."""
+    """Time from the start of a process to the first text that it prints."""
     subject = bench.text_model()
     subject.needs_tokenizer()
     folder = str(subject.folder.resolve())
@@ -364,7 +372,9 @@ def start(bench: Bench) -> Case:
     if "transformers generate()" in found:
         ours, theirs_too = (median(found[name]) for name in ("minhub generate", "transformers generate()"))
         case.values["ratio"] = theirs_too / ours
-        case.notes.append(f"minhub generate is {theirs_too / ours:.2f} times as fast as transformers to its first id.")
+        case.notes.append(
+            f"minhub generate is {theirs_too / ours:.2f} times as fast as transformers to the first token."
+        )
     return case
 
 
@@ -385,7 +395,7 @@ def first_text(bench: Bench, command: list[str], after: str = PROMPT) -> float:
 
 
 def lstm(bench: Bench) -> Case:
-    """generate() against the loop that one writes by hand, with the same weights."""
+    """generate() compared with a hand-written loop, with the same weights."""
     subject = bench.subject("lstm")
     new = bench.pick(256, 32)
     prompts = [subject.prompt(32)]
@@ -409,7 +419,7 @@ BUSY = "print(flush=True)\nwhile True: pass"
 
 
 def busy(bench: Bench) -> Case:
-    """The same decoding alone, and while other programs use so many cores that one of ours is shared."""
+    """Decoding alone, and while other processes keep enough cores busy that one is shared."""
     subject = bench.text_model()
     new = subject.room(32, bench.pick(16, 4))
     others = max(cores() - bench.settings.threads, 0) + 1
@@ -440,11 +450,12 @@ def busy(bench: Bench) -> Case:
                      "kept_percent": 100 * median(alone) / median(beside),
                      "seconds": alone, "seconds_busy": beside})  # fmt: skip
     what = "a busy process" if others == 1 else f"{others} busy processes"
-    return Case(f"Decoding beside {what} on {cores()} cores: {subject.name}", rows, {"new": new, "processes": others})
+    title = f"Decoding while {what} run{'s' * (others == 1)} on {cores()} cores: {subject.name}"
+    return Case(title, rows, {"new": new, "processes": others})
 
 
 def tokenize(bench: Bench) -> Case:
-    """Files to a tokenizer, and text to ids; both sides are the library tokenizers at heart."""
+    """Loading a tokenizer, and encoding text. Both packages use the library tokenizers."""
     subject = bench.text_model()
     subject.needs_tokenizer()
     text = bench.text[:5000]
@@ -467,7 +478,8 @@ def tokenize(bench: Bench) -> Case:
         rows.append({"runner": name, "load_ms": 1000 * median(found[name, "load"]),
                      "megabytes_per_second": size / 1e6 / median(seconds), "ids": encoded[0]["ids"],
                      "seconds": seconds, "seconds_of_load": found[name, "load"]})  # fmt: skip
-    case = Case(f"Text to ids, {size / 1e6:.1f} MB in {times} pieces, and loading the tokenizer: {subject.name}", rows)
+    title = f"Encoding {size / 1e6:.1f} MB of text in {times} pieces, and loading the tokenizer: {subject.name}"
+    case = Case(title, rows)
     if len(rows) > 1:
         ours, theirs = rows
         speed = ours["megabytes_per_second"] / theirs["megabytes_per_second"]
@@ -480,7 +492,7 @@ def tokenize(bench: Bench) -> Case:
 
 
 def convert(bench: Bench) -> Case:
-    """A checkpoint read from the page cache and written, fsync included; transformers loads it and saves it."""
+    """Converting a checkpoint that is in the page cache, including fsync; transformers loads and saves it."""
     subject = bench.text_model()
     size = sum(file.stat().st_size for file in subject.folder.glob("*.safetensors"))
     folders = {"folder": str(subject.folder), "out": str(bench.scratch / "converted")}

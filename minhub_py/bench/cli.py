@@ -1,4 +1,4 @@
-"""What `minhub bench` does around a run: files that are written or read, and what is shown when."""
+"""The command `minhub bench`: runs the benchmark, and saves, reads and shows results."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def run(
     names: Sequence[str], save: Path | None, live: bool, *, model: str | None, quick: bool, threads: int | None,
     repeats: int | None, text: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure. `live`: show each table as soon as it is there; `save`: keep the file up to date with them."""
+    """Run the benchmark. live: print each table when its case is done.    save: write the result after each case."""
     from minhub_py.bench.cases import FUNCTIONS
     from minhub_py.bench.run import Settings, cores, measure
 
@@ -40,22 +40,22 @@ def run(
 
 
 def read(text: str, where: str, names: Sequence[str]) -> dict[str, Any]:
-    """A saved result, of the cases `names` alone if there are any. ValueError: it is none, or has none of them."""
+    """Read a saved result, reduced to the cases `names` if given. ValueError: it is not a result, or lacks them."""
     try:
         result: Any = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is no JSON ({error}): give a file that minhub bench --save has written") from error
+        raise ValueError(f"{where} is not JSON ({error}): give a file written by minhub bench --save") from error
     if not isinstance(result, dict) or result.get("minhub_bench") != 1 or not {"machine", "cases"} <= result.keys():
-        raise ValueError(f"{where} is no result of minhub bench: give a file that --save has written")
+        raise ValueError(f"{where} is not a result of minhub bench: give a file written by --save")
     if names:
         result["cases"] = {name: case for name, case in result["cases"].items() if name in names}
         if not result["cases"]:
-            raise ValueError(f"{where} has no case {' or '.join(names)}: measure it")
+            raise ValueError(f"{where} has no case {' or '.join(names)}: measure it first")
     return result
 
 
 def show(result: dict[str, Any]) -> None:
-    """All tables, as a run shows them."""
+    """Print all tables of a result."""
     tables.show_head(result)
     for name in CASES:
         if name in result["cases"]:
@@ -64,13 +64,13 @@ def show(result: dict[str, Any]) -> None:
 
 
 def show_markdown(result: dict[str, Any]) -> None:
-    """All tables, for a README."""
+    """Print all tables in Markdown."""
     for line in tables.markdown(result):
         click.echo(line)
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """The picture of a result."""
+    """Plot a result."""
     from minhub_py.bench import plot
 
     plot.draw(result, path, tables.headline(result))

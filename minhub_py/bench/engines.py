@@ -1,6 +1,6 @@
-"""What a worker is asked to do: a class for each library, alike where they do the same. Libraries load in them alone.
+"""What workers do: one class per library, with the same methods for the same tasks. Libraries are imported only here.
 
-Greedy generation everywhere, and no id ends a text, so that all make the same number of ids.
+Generation is always greedy and ignores end-of-text tokens, so that all libraries generate the same number of tokens.
 """
 
 import math
@@ -17,35 +17,35 @@ Ids = list[int]
 
 
 class Generator(ABC):
-    """A library with a model in it. `prompts`: lists of ids; `new`: ids to make for each; times are seconds."""
+    """A library with a loaded model. prompts: lists of ids.    new: number of ids for each. Times are in seconds."""
 
     @abstractmethod
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
         """The new ids of each prompt."""
 
     def timed(self, prompts: list[Ids], new: int, **options: Any) -> dict[str, Any]:
-        """The time of a whole generation, and its ids."""
+        """Generate, and return the time and the ids."""
         start = time.perf_counter()
         ids = self.generate(prompts, new, **options)
         return {"seconds": time.perf_counter() - start, "ids": ids}
 
 
 class Streamer(Generator):
-    """One that tells of each id as soon as it is known."""
+    """A library that reports each new id as soon as it is known."""
 
     @abstractmethod
-    def stream(self, prompt: Ids, new: int, heard: Callable[[], None]) -> None:
-        """Generate from one prompt; `heard` is called at each new id."""
+    def stream(self, prompt: Ids, new: int, on_id: Callable[[], None]) -> None:
+        """Generate from one prompt, and call `on_id` for each new id."""
 
     def steps(self, prompt: Ids, new: int) -> list[float]:
-        """The time from each new id to the next: of `new - 1` of them, so the prompt's reading is not in it."""
+        """Times between consecutive new ids: `new - 1` of them, without the time for the prompt."""
         times: list[float] = []
         self.stream(prompt, new, lambda: times.append(time.perf_counter()))
         return [after - before for before, after in pairwise(times)]
 
 
 class Minhub(Streamer):
-    """The package itself."""
+    """The package minhub_py."""
 
     def __init__(self, folder: str, threads: int, **options: Any) -> None:
         import torch
@@ -61,15 +61,15 @@ class Minhub(Streamer):
 
         return generate(self.model, prompts, new, temperature=0, eos_id=None, **options)
 
-    def stream(self, prompt: Ids, new: int, heard: Callable[[], None]) -> None:
-        """Generate from one prompt; `heard` is called at each new id."""
+    def stream(self, prompt: Ids, new: int, on_id: Callable[[], None]) -> None:
+        """Generate from one prompt, and call `on_id` for each new id."""
         from minhub_py import stream
 
         for _ in stream(self.model, prompt, new, temperature=0, eos_id=None):
-            heard()
+            on_id()
 
     def bytes_per_token(self) -> int:
-        """What is read of the weights for an id: all but the embeddings of which a row is enough."""
+        """Bytes of weights read for one token: all but the embeddings, of which one row is read."""
         from torch import nn
 
         from minhub_py.inference.quantize import QuantizedEmbedding
@@ -78,13 +78,13 @@ class Minhub(Streamer):
             return sum(tensor.nbytes for tensor in module.state_dict().values())
 
         embeddings = [part for part in self.model.children() if isinstance(part, nn.Embedding | QuantizedEmbedding)]
-        # The first is that of the ids, and the head too where they are tied.
+        # The first is the token embedding, which is also the head if they are tied.
         rows_only = embeddings[1:] if self.model.config.tie_word_embeddings else embeddings
         return held(self.model) - sum(map(held, rows_only))
 
 
 class Transformers(Streamer):
-    """Hugging Face transformers, as its documentation loads and calls it."""
+    """Hugging Face transformers, used as in its documentation."""
 
     def __init__(self, folder: str, threads: int, dtype: str) -> None:
         import torch
@@ -96,7 +96,7 @@ class Transformers(Streamer):
         self.model.generation_config.eos_token_id = None
 
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
-        """The new ids of each prompt; those of a batch are padded on the left."""
+        """The new ids of each prompt; a batch is padded on the left."""
         import torch
 
         if "speculate" in options:
@@ -109,15 +109,15 @@ class Transformers(Streamer):
         )
         return made[:, width:].tolist()
 
-    def stream(self, prompt: Ids, new: int, heard: Callable[[], None]) -> None:
-        """Generate from one prompt; `heard` is called at each new id."""
+    def stream(self, prompt: Ids, new: int, on_id: Callable[[], None]) -> None:
+        """Generate from one prompt, and call `on_id` for each new id."""
 
         class Streamer:
             began = False
 
             def put(self, _ids: Any) -> None:
-                if self.began:  # the first call brings the prompt
-                    heard()
+                if self.began:  # the first call passes the prompt
+                    on_id()
                 self.began = True
 
             def end(self) -> None:
@@ -127,7 +127,7 @@ class Transformers(Streamer):
 
 
 class CTranslate2(Generator):
-    """CTranslate2, with a model that `Converter` has made."""
+    """CTranslate2, with a model converted by `Converter`."""
 
     def __init__(self, folder: str, threads: int, dtype: str) -> None:
         import ctranslate2  # type: ignore[import-untyped]
@@ -138,7 +138,7 @@ class CTranslate2(Generator):
 
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
         """The new ids of each prompt."""
-        tokens = [list(map(str, prompt)) for prompt in prompts]  # as `Numbers` names them
+        tokens = [list(map(str, prompt)) for prompt in prompts]  # the tokens of `Numbers`
         results = self.model.generate_batch(
             tokens, max_length=new, min_length=new, beam_size=1, sampling_topk=1, include_prompt_in_result=False
         )
@@ -146,7 +146,7 @@ class CTranslate2(Generator):
 
 
 class Numbers:
-    """A tokenizer whose tokens are the ids themselves: CTranslate2 wants one, and a model need not have any."""
+    """A tokenizer whose tokens are the ids as text: CTranslate2 requires a tokenizer, but a model may have none."""
 
     bos_token = eos_token = unk_token = "0"
 
@@ -158,7 +158,7 @@ class Numbers:
 
 
 class Converter:
-    """Writes checkpoints: random ones to measure with, and others' forms of those that there are."""
+    """Creates and converts checkpoints."""
 
     def __init__(self, threads: int) -> None:
         import torch
@@ -166,9 +166,9 @@ class Converter:
         torch.set_num_threads(threads)
 
     def random(self, family: str, config: dict[str, Any], scale: float, folder: str, text: str) -> None:
-        """A checkpoint of `family` with random weights and, for GPT-2's vocabulary, a tokenizer in GPT-2's layout.
+        """Write a checkpoint of `family` with random weights and, for GPT-2, a tokenizer.
 
-        scale: how many times as large as a fresh model's the layers' matrices are.
+        scale: factor for the matrices of the layers, relative to initialization.
         """
         import torch
 
@@ -187,7 +187,7 @@ class Converter:
             write_tokenizer(Path(folder), text, model.config.vocab_size)
 
     def ctranslate2(self, folder: str, out: str) -> None:
-        """The model of `folder` in CTranslate2's form, in float32."""
+        """Convert the model in `folder` to CTranslate2's format, in float32."""
         import torch
         from ctranslate2.converters import TransformersConverter  # type: ignore[import-untyped]
         from transformers import AutoConfig
@@ -205,7 +205,7 @@ class Converter:
         Plain(folder).convert(out, force=True)
 
     def minhub(self, folder: str, out: str, to: str, dtype: str | None) -> float:
-        """Seconds of `minhub convert`."""
+        """Time of `minhub convert`, in seconds."""
         import torch
 
         from minhub_py.convert import convert
@@ -217,7 +217,7 @@ class Converter:
         return time.perf_counter() - start
 
     def transformers(self, folder: str, out: str, dtype: str) -> float:
-        """Seconds of loading in `dtype` and saving, with transformers."""
+        """Time to load in `dtype` and save with transformers, in seconds."""
         import torch
         import transformers
 
@@ -230,7 +230,7 @@ class Converter:
 
 
 def write_tokenizer(folder: Path, text: str, size: int) -> None:
-    """vocab.json and merges.txt of a byte-level BPE trained on `text`, filled up to `size` tokens with unused ones."""
+    """Write vocab.json and merges.txt of a byte-level BPE trained on `text`, padded to `size` with unused tokens."""
     import json
 
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -250,7 +250,7 @@ def write_tokenizer(folder: Path, text: str, size: int) -> None:
 
 
 class PlainLSTM(Generator):
-    """The loop that one writes by hand around nn.Embedding, nn.LSTM and nn.Linear, with a checkpoint's weights."""
+    """A hand-written loop over nn.Embedding, nn.LSTM and nn.Linear, with the weights of a checkpoint."""
 
     def __init__(self, folder: str, threads: int) -> None:
         import torch
@@ -287,7 +287,7 @@ class PlainLSTM(Generator):
 
 
 class Memory:
-    """Readers of a buffer much larger than the caches. The fastest of them stands for what memory gives."""
+    """Several ways to read a buffer much larger than the caches. The fastest one gives the memory bandwidth."""
 
     def __init__(self, threads: int, size: int) -> None:
         import numpy as np
@@ -300,7 +300,7 @@ class Memory:
         self.pool = ThreadPoolExecutor(threads)
 
     def read(self, passes: int) -> dict[str, list[float]]:
-        """Seconds of each of `passes` passes over the buffer, for each reader."""
+        """Times of `passes` passes over the buffer, for each way, in seconds."""
         import numpy as np
 
         def in_threads(read: Callable[[Any], object]) -> Callable[[], object]:
@@ -316,14 +316,14 @@ class Memory:
 
 
 def clocked(call: Callable[[], object]) -> float:
-    """Seconds of a call."""
+    """Time of a call, in seconds."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 class Quality:
-    """A model in several dtypes, against itself in float32."""
+    """A model in several dtypes, for comparison with float32."""
 
     def __init__(self, folder: str, threads: int, text: str) -> None:
         import torch
@@ -334,12 +334,12 @@ class Quality:
         self.folder = folder
         self.ids: Ids = tokenizer_from_pretrained(folder).encode(text).ids
         if len(self.ids) < 64:
-            raise ValueError(f"the text has {len(self.ids)} tokens of this model: give one of 64 at least")
+            raise ValueError(f"the text has {len(self.ids)} tokens of this model: give a text of at least 64")
 
     def measure(self, options: dict[str, Any], prompts: int, new: int) -> dict[str, Any]:
-        """Perplexity of the text, the likeliest id at each of its positions, and what is written from places in it.
+        """Perplexity of the text, the most likely id at each position, and greedy continuations from places in it.
 
-        options: of from_pretrained.    prompts: how many places, each with the 32 ids from there on as the prompt.
+        options: for from_pretrained.    prompts: number of places; the 32 ids from each place are a prompt.
         """
         import torch
 
@@ -361,14 +361,14 @@ class Quality:
 
 
 class MinhubTokenizer:
-    """The package's own way to a tokenizer, which is one of the library tokenizers."""
+    """The tokenizer of this package, which is one of the library tokenizers."""
 
     def __init__(self, folder: str, threads: int) -> None:
         self.folder = folder
         self.tokenizer: Any = None
 
     def load(self) -> float:
-        """Seconds from the files to the tokenizer."""
+        """Load the tokenizer from its files; returns the time in seconds."""
         from minhub_py import tokenizer_from_pretrained
 
         start = time.perf_counter()
@@ -376,7 +376,7 @@ class MinhubTokenizer:
         return time.perf_counter() - start
 
     def encode(self, text: str, times: int) -> dict[str, Any]:
-        """Seconds from `times` copies of the text, as a batch, to lists of ids; the ids of one."""
+        """Encode `times` copies of the text as a batch; returns the time in seconds, and the ids of one."""
         start = time.perf_counter()
         ids = self.batch([text] * times)
         return {"seconds": time.perf_counter() - start, "ids": ids[0]}
@@ -387,10 +387,10 @@ class MinhubTokenizer:
 
 
 class TransformersTokenizer(MinhubTokenizer):
-    """Transformers' fast tokenizer."""
+    """The fast tokenizer of transformers."""
 
     def load(self) -> float:
-        """Seconds from the files to the tokenizer."""
+        """Load the tokenizer from its files; returns the time in seconds."""
         from transformers import AutoTokenizer
 
         start = time.perf_counter()

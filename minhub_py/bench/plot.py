@@ -1,4 +1,4 @@
-"""A picture of a run: decoding as bars, with the limit that memory sets; an id along a text; batches."""
+"""Plot of a benchmark result: decoding speed with the limit set by memory bandwidth, time by position, and batches."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -10,15 +10,15 @@ INK, GREY = "#30343b", "#70757d"
 
 
 def drawable(cases: dict[str, Any]) -> list[str]:
-    """The cases of a run of which there is a picture."""
+    """The measured cases that have a panel in the plot."""
     return [name for name in PANELS if cases.get(name, {}).get("rows")]
 
 
 def draw(result: dict[str, Any], path: Path, caption: str) -> None:
-    """Write the picture. ValueError: none of its cases was measured.    OSError: the file cannot be written."""
+    """Write the plot. ValueError: none of its cases was measured.    OSError: the file cannot be written."""
     names = drawable(result["cases"])
     if not names:
-        raise ValueError(f"there is nothing to draw: a picture shows {', '.join(PANELS)}")
+        raise ValueError(f"there is nothing to plot: --plot shows the cases {', '.join(PANELS)}")
 
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -47,7 +47,7 @@ def draw(result: dict[str, Any], path: Path, caption: str) -> None:
 
 
 def colour(runner: str) -> tuple[float, ...]:
-    """A library's own, paler with smaller weights."""
+    """The color of a library, paler for fewer bits."""
     from matplotlib.colors import to_rgb
 
     library, _, weights = runner.rpartition(" ")
@@ -56,18 +56,18 @@ def colour(runner: str) -> tuple[float, ...]:
 
 
 def bars(axes: Any, case: dict[str, Any]) -> None:
-    """Tokens per second of each runner, and where it would be if memory alone held it up."""
+    """Plot tokens per second of each runner, and the limit set by memory bandwidth."""
     rows = case["rows"]
     speeds = [row["tokens_per_second"] for row in rows]
     axes.barh(range(len(rows)), speeds, height=0.66, color=[colour(row["runner"]) for row in rows])
-    # Weights that stay in the caches are not held up by memory: their limit would be far out of the picture.
+    # Small weights stay in the CPU's caches, where this limit does not apply: it would be far outside the plot.
     limits = {place: row["limit_tokens_per_second"] for place, row in enumerate(rows)}
     limits = {place: limit for place, limit in limits.items() if limit < 3 * max(speeds)}
     places = list(limits)
-    found = f"what memory allows at {case['values']['limit_gigabytes_per_second']:.0f} GB/s"
+    found = f"limit of memory at {case['values']['limit_gigabytes_per_second']:.0f} GB/s"
     axes.vlines(limits.values(), [place - 0.4 for place in places], [place + 0.4 for place in places],
                 color="#c0392b", linewidth=1.8, label=found)  # fmt: skip
-    # The figures stand in columns of their own, where no bar and no limit crosses them.
+    # The numbers have their own columns, clear of bars and limits.
     column = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center", "fontsize": 8.5}
     for x, heading in ((1.08, "tokens/s"), (1.21, "× transformers")):
         axes.text(x, -0.85, heading, color=GREY, **{**column, "fontsize": 7.5})
@@ -86,7 +86,7 @@ def bars(axes: Any, case: dict[str, Any]) -> None:
 
 
 def lines(axes: Any, name: str, case: dict[str, Any]) -> None:
-    """A line for each runner over the points of the case."""
+    """Plot a line for each runner over the points of the case."""
     points = case["values"]["points"]
     key = {"positions": "values", "batch": "tokens_per_second"}[name]
     for row in case["rows"]:
@@ -101,6 +101,6 @@ def lines(axes: Any, name: str, case: dict[str, Any]) -> None:
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_xlabel({"positions": "position in the text", "batch": "prompts at once"}[name])
-    axes.set_title({"positions": "Milliseconds of an id", "batch": "Tokens per second"}[name],
+    axes.set_title({"positions": "Milliseconds per token", "batch": "Tokens per second"}[name],
                    loc="left", fontweight="bold", fontsize=10)  # fmt: skip
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3, frameon=False, fontsize=7.5)

@@ -1,7 +1,7 @@
-"""What a run of the benchmark is made of: settings, models, workers that take turns, and its result.
+"""A run of the benchmark: settings, models, workers that take turns, and the result.
 
-A case of `cases.py` is a function from a `Bench` to a `Case`, whose rows are dicts: raw times stand in them under
-"seconds" (all of them, in seconds) beside the medians.
+A case in `cases.py` is a function from a `Bench` to a `Case`, whose rows are dicts: medians, and all raw times under
+"seconds".
 """
 
 import json
@@ -27,9 +27,9 @@ from minhub_py.files import hub
 
 # From The Taming of the Shrew, act 2 scene 1: the built-in models have not been trained on it.
 TEXT = Path(__file__).with_name("text.txt")
-PEERS = {"transformers": "transformers", "CTranslate2": "ctranslate2"}  # as they are called -> as they are imported
-# How many times as large as a fresh model's the random matrices are. A fresh GPT-2 repeats one id for ever, in any
-# dtype; with large ones what it writes never repeats, and shows at once where two sides differ.
+PEERS = {"transformers": "transformers", "CTranslate2": "ctranslate2"}  # name -> module
+# Scale of random matrices, relative to initialization. A newly initialized GPT-2 repeats one id for ever in any dtype;
+# with large matrices the text never repeats, and any difference between two libraries shows at once.
 TAME, WILD = 1, 5
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 SIZES: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command was told. `model`: None is random weights of the published sizes."""
+    """Settings of a run. model: None stands for random weights of published sizes."""
 
     model: str | None = None
     threads: int = 2
@@ -52,7 +52,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Runner:
-    """One side of a comparison: an engine of `engines.py`, and the options with which it opens a model."""
+    """One side of a comparison: an engine from `engines.py` with its options for loading a model."""
 
     library: str
     weights: str
@@ -66,7 +66,7 @@ class Runner:
 
 @dataclass
 class Case:
-    """What a case found. `values`: what stands beside the rows; `notes`: what is to be said under the table."""
+    """The result of a case. values: numbers besides the rows.    notes: text below the table."""
 
     title: str
     rows: list[dict[str, Any]]
@@ -75,12 +75,12 @@ class Case:
 
 
 class LeftOutError(Exception):
-    """A case cannot be measured with this model or on this machine; the message says why."""
+    """A case cannot run with this model or on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is measured. `read`: the numbers of its weights that each new id needs."""
+    """A model to measure. read: number of weights that are read for each new token."""
 
     name: str
     family: str
@@ -90,7 +90,7 @@ class Subject:
     read: int
 
     def needs_tokenizer(self) -> None:
-        """LeftOutError: it has none."""
+        """LeftOutError: the model has no tokenizer."""
         from minhub_py.files.tokenizer import read_tokenizer
 
         try:
@@ -99,25 +99,25 @@ class Subject:
             raise LeftOutError(str(error)) from error
 
     def fits(self, lengths: Sequence[int], more: int = 0) -> list[int]:
-        """Those of the lengths that the context holds, with `more` ids after them. LeftOutError: none of them."""
+        """The lengths that fit into the context, with `more` ids after them. LeftOutError: none fits."""
         fitting = [length for length in lengths if self.context is None or length + more <= self.context]
         if not fitting:
             raise LeftOutError(f"the context of {self.name} holds {self.context} ids")
         return fitting
 
     def room(self, known: int, new: int) -> int:
-        """How many ids, `new` at most, the context holds after `known` ones. LeftOutError: not two."""
+        """How many ids, at most `new`, the context holds after `known` ids. LeftOutError: fewer than two."""
         self.fits([known + 2])
         return new if self.context is None else min(new, self.context - known)
 
     def prompt(self, length: int, seed: int = 0) -> list[int]:
-        """Ids drawn evenly, always the same."""
+        """Random ids, always the same for the same length and seed."""
         draw = random.Random(1000 * seed + length)
         return [draw.randrange(self.vocabulary) for _ in range(length)]
 
 
 class Bench:
-    """A run of the benchmark: its settings, the models it has written, and what it had to leave out."""
+    """A run of the benchmark: its settings, the models that it created, and what was left out."""
 
     def __init__(self, settings: Settings, scratch: Path) -> None:
         self.settings = settings
@@ -127,28 +127,28 @@ class Bench:
 
     @property
     def text(self) -> str:
-        """What quality and tokenize read."""
+        """The text for the cases quality and tokenize."""
         return self.settings.text or TEXT.read_text(encoding="utf-8")
 
     def pick(self, full: Any, quick: Any) -> Any:
-        """A count, or the smaller one of --quick."""
+        """`full`, or `quick` with --quick."""
         return quick if self.settings.quick else full
 
     def leave_out(self, line: str) -> None:
-        """Say, once, what is not measured."""
+        """Print and record, once, what is not measured."""
         if line not in self.left_out:
             self.left_out.append(line)
             note(f"Note: {line}")
 
     def has(self, library: str) -> bool:
-        """Whether a peer is installed; where it is not, that is said."""
+        """Whether a peer is installed; if not, say so."""
         if util.find_spec(PEERS[library]) is not None:
             return True
-        self.leave_out(f"{library} is not installed, and is left out: pip install {PEERS[library]}")
+        self.leave_out(f"{library} is left out because it is not installed: pip install {PEERS[library]}")
         return False
 
     def subject(self, family: str, scale: float = WILD) -> Subject:
-        """The model for a case about `family`: that of --model, or random weights. LeftOutError: it is of another."""
+        """The model for a case about `family`: --model, or random weights. LeftOutError: --model has another family."""
         given = self.settings.model
         key = given or f"{family}-{scale:g}"
         if key not in self._subjects:
@@ -156,11 +156,11 @@ class Bench:
             self._subjects[key] = look(given or f"random {family}", folder)
         found = self._subjects[key]
         if given and found.family != family:
-            raise LeftOutError(f"it measures {family}, and {given} is {found.family}")
+            raise LeftOutError(f"it measures {family}, but {given} is {found.family}")
         return found
 
     def text_model(self, scale: float = WILD) -> Subject:
-        """The model for a case about any model: that of --model, or random weights of GPT-2's size."""
+        """The model for a case about any family: --model, or random weights of GPT-2's size."""
         given = self.settings.model
         return self.subject(look(given, hub.fetch(given)).family if given else "gpt2", scale)
 
@@ -179,7 +179,7 @@ class Bench:
 
     @contextmanager
     def worker(self, engine: str, **options: Any) -> Iterator[Worker]:
-        """A worker that is ready. RuntimeError: it does not start."""
+        """Start a worker and wait until it is ready. RuntimeError: it does not start."""
         worker = Worker(engine, options, self.settings.threads)
         try:
             worker.ready()
@@ -189,10 +189,10 @@ class Bench:
 
     @contextmanager
     def team(self, subject: Subject, runners: Sequence[Runner]) -> Iterator[dict[Runner, Worker]]:
-        """A worker for each runner that opens the model; those that do not are left out with their reason."""
+        """Start a worker for each runner. Runners that cannot load the model are left out, with the reason."""
         with ExitStack() as started:
             workers: dict[Runner, Worker] = {}
-            for runner in runners:  # they start side by side, and are waited for in turn
+            for runner in runners:  # start all, then wait for each
                 with self._unless_broken(subject, runner):
                     folder = self._for_ctranslate2(subject) if runner.engine == "CTranslate2" else subject.folder
                     worker = Worker(runner.engine, {"folder": str(folder), **runner.options}, self.settings.threads)
@@ -204,7 +204,7 @@ class Bench:
                     worker.ready()
                     team[runner] = worker
             if not team:
-                raise LeftOutError(f"nothing opens {subject.name}")
+                raise LeftOutError(f"no library loads {subject.name}")
             yield team
 
     @contextmanager
@@ -212,27 +212,27 @@ class Bench:
         try:
             yield
         except RuntimeError as error:
-            self.leave_out(f"{runner.name} does not open {subject.name}, and is left out: {error}")
+            self.leave_out(f"{runner.name} is left out because it does not load {subject.name}: {error}")
 
     def ours(self, *weights: str) -> list[Runner]:
-        """Runners of this package, with each of these weights, or with all that there are."""
+        """Runners of this package for these kinds of weights, or for all kinds."""
         found = variants()
         return [Runner("minhub_py", name, "Minhub", found[name]) for name in found if not weights or name in weights]
 
     def transformers(self, subject: Subject, *weights: str) -> list[Runner]:
-        """Transformers with each of these dtypes, where it is installed and has the family."""
+        """Runners of transformers for these dtypes, if it is installed and supports the family."""
         if subject.family == "lstm" or not self.has("transformers"):
             return []
         return [Runner("transformers", dtype, "Transformers", {"dtype": dtype}) for dtype in weights]
 
     def ctranslate2(self, subject: Subject, *weights: str) -> list[Runner]:
-        """CTranslate2 likewise; its converter needs transformers."""
+        """Runners of CTranslate2 for these dtypes, if it is installed with transformers, which its converter needs."""
         if subject.family != "gpt2" or not (self.has("CTranslate2") and self.has("transformers")):
             return []
         return [Runner("CTranslate2", dtype, "CTranslate2", {"dtype": dtype}) for dtype in weights]
 
     def interleave(self, what: str, steps: Mapping[Any, Callable[[], Any]]) -> dict[Any, list[Any]]:
-        """Every step in turn, again and again: the results of each, without those of the round that warms up."""
+        """Run all steps in turn, for several rounds. Returns the results of each, without the warm-up round."""
         results: dict[Any, list[Any]] = {name: [] for name in steps}
         rounds = self.settings.repeats + 1
         with progress_bar(what, "steps") as update:
@@ -243,7 +243,7 @@ class Bench:
         return {name: found[1:] for name, found in results.items()}
 
     def fresh(self, code: str, *arguments: str) -> dict[str, float]:
-        """What a process of its own prints as JSON in its last line."""
+        """Run code in a new process, and return the JSON in its last line of output."""
         command = [sys.executable, "-c", code, *arguments]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env=environment(self.settings.threads)
@@ -255,7 +255,7 @@ class Bench:
 
 
 def variants() -> dict[str, dict[str, Any]]:
-    """The weights in which this package holds a model -> the options of from_pretrained for them."""
+    """The kinds of weights of this package, with the options of from_pretrained for each."""
     from minhub_py.inference.quantize import KINDS
 
     dtypes = {name: {"dtype": name} for name in ("float32", "bfloat16", "float16")}
@@ -263,7 +263,7 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def look(name: str | None, folder: Path) -> Subject:
-    """What the cases need to know of the model in `folder`. ValueError: there is no code for it."""
+    """Describe the model in `folder` for the cases. ValueError: it is not supported."""
     from torch import nn
 
     from minhub_py.files.storage import Checkpoint
@@ -272,7 +272,7 @@ def look(name: str | None, folder: Path) -> Subject:
 
     family, config = describe(Checkpoint(folder))
     model = skeleton(family, config)
-    # Of an embedding one row is read; the first one, of the ids, is the head too where they are tied.
+    # Only one row of an embedding is read, but a tied head reads all of the first one, the token embedding.
     embeddings = [module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding)]
     rows_only = sum(embeddings[1:] if config.tie_word_embeddings else embeddings)
     read = sum(parameter.numel() for parameter in model.parameters()) - rows_only
@@ -285,10 +285,10 @@ def measure(
     names: Sequence[str],
     done: Callable[[dict[str, Any], str], object],
 ) -> dict[str, Any]:
-    """Run the cases `names` (all, if there are none), in the order of CASES: the result, as JSON can hold it.
+    """Run the cases `names`, or all, in the order of CASES. Returns the result as a JSON object.
 
-    `done(result, name)` hears of each case that has been measured. A case that fails stands under "failed" with its
-    reason, and the others go on.    OSError, ValueError: those of `from_pretrained`, before anything is measured.
+    `done(result, name)` is called after each case. A case that fails is recorded under "failed" with its reason, and
+    the others continue.    OSError, ValueError: as for `from_pretrained`, before anything is measured.
     """
     result: dict[str, Any] = {
         "minhub_bench": 1, "date": time.strftime("%Y-%m-%d"), "machine": machine(settings.threads),
@@ -315,7 +315,7 @@ def measure(
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Where it was measured: processor, cores, threads, system, versions."""
+    """The machine: processor, cores, threads, system and versions."""
     versions: dict[str, str | None] = {}
     for name in ("torch", "transformers", "ctranslate2", "tokenizers"):
         try:
@@ -324,14 +324,14 @@ def machine(threads: int) -> dict[str, Any]:
             versions[name] = None
     return {
         "processor": processor(), "cores": cores(), "threads": threads,
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # of what else runs, at first
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # before the first case
         "system": platform.platform(terse=True), "python": platform.python_version(), "minhub_py": __version__,
         **versions,
     }  # fmt: skip
 
 
 def processor() -> str:
-    """Its name, where the system tells."""
+    """The name of the processor, where the system provides it."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text(errors="replace").splitlines() if about.exists() else []
     name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
@@ -339,5 +339,5 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

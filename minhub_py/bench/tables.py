@@ -1,4 +1,4 @@
-"""What a run of the benchmark shows: tables on a terminal, or in Markdown. Both are made of the result alone."""
+"""Tables of a benchmark result, for the terminal or in Markdown."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import click
 from minhub_py.console import table
 
 Row = dict[str, Any]
-# A heading, and the cell that stands under it: a key of the row with its format, or a function of the row.
+# Heading, key of the row or a function of the row, and format.
 Column = tuple[str, str | Callable[[Row], object], str]
 
 COLUMNS: dict[str, tuple[Column, ...]] = {
@@ -44,7 +44,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     "tokenize": (("library", "runner", ""), ("load ms", "load_ms", ".1f"), ("MB/s", "megabytes_per_second", ".2f")),
     "convert": (("what", "what", ""), ("s", "seconds_median", ".2f"), ("GB/s", "gigabytes_per_second", ".2f")),
 }  # fmt: skip
-# A column for each point of the case, and one more.
+# Cases measured at several points: key, prefix of the headings, format, and one more column.
 CURVES: dict[str, tuple[str, str, str, Column | None]] = {
     "positions": ("values", "ms at ", ".2f", ("last / first", "last_to_first", ".2f")),
     "gptneo": ("values", "ms at ", ".2f", ("last / first", "last_to_first", ".2f")),
@@ -54,13 +54,13 @@ CURVES: dict[str, tuple[str, str, str, Column | None]] = {
 
 
 def cells(name: str, case: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The headings and the rows of a case's table."""
+    """Headings and rows of the table of a case."""
     columns = COLUMNS.get(name) or curve_columns(name, case["values"]["points"])
     return [column[0] for column in columns], [[cell(row, column) for column in columns] for row in case["rows"]]
 
 
 def curve_columns(name: str, points: Sequence[int]) -> tuple[Column, ...]:
-    """Those of a case that measures at several points."""
+    """Columns of a case that is measured at several points."""
     key, before, form, last = CURVES[name]
 
     def at(place: int) -> Callable[[Row], object]:
@@ -71,14 +71,14 @@ def curve_columns(name: str, points: Sequence[int]) -> tuple[Column, ...]:
 
 
 def cell(row: Row, column: Column) -> str:
-    """A value as it is shown; what is not known is a dash."""
+    """A formatted value; a dash if there is none."""
     _, source, form = column
     value = source(row) if callable(source) else row.get(source)
     return "-" if value is None else format(value, form)
 
 
 def headline(result: dict[str, Any]) -> str:
-    """Where and with what it was measured, in a line."""
+    """One line about the machine, the versions, the date and the repeats."""
     about = result["machine"]
     versions = [
         f"{name} {about[name]}" for name in ("minhub_py", "torch", "transformers", "ctranslate2") if about[name]
@@ -91,12 +91,12 @@ def headline(result: dict[str, Any]) -> str:
 
 
 def show_head(result: dict[str, Any]) -> None:
-    """Before the cases."""
+    """Print the line above all tables."""
     click.echo(headline(result))
 
 
 def show_case(result: dict[str, Any], name: str) -> None:
-    """A case, on a terminal."""
+    """Print the table of a case."""
     case = result["cases"][name]
     headings, rows = cells(name, case)
     click.echo()
@@ -106,12 +106,12 @@ def show_case(result: dict[str, Any], name: str) -> None:
         click.echo(line)
 
 
-# Units, which capitals would change.
+# Headings that are units, which must not be put in capitals.
 KEPT = {"GB/s", "MB/s", "ms", "s"}
 
 
 def show_tail(result: dict[str, Any]) -> None:
-    """After the cases: what there is none of."""
+    """Print what was left out or failed, below all tables."""
     lines = [*result["left_out"], *(f"FAILED: {name}: {reason}" for name, reason in result["failed"].items())]
     if lines:
         click.echo()
@@ -120,7 +120,7 @@ def show_tail(result: dict[str, Any]) -> None:
 
 
 def markdown(result: dict[str, Any]) -> Iterator[str]:
-    """The lines of all cases, for a README."""
+    """All tables in Markdown, line by line."""
     yield headline(result) + "."
     for name, case in result["cases"].items():
         headings, rows = cells(name, case)

@@ -1,8 +1,8 @@
-"""A process for each library that is measured, so that none shares another's threads or memory.
+"""One process for each measured library, so that they share no threads and no memory.
 
-The driver asks with a line of JSON on the worker's standard input and reads a line of it back. Between two asks a
-worker is stopped (SIGSTOP), where the system can: OpenMP's threads go on spinning for up to 0.2 s after the work is
-done, and would take the time of whoever comes next. So each library runs with its own defaults and yet alone.
+A request is a line of JSON on the worker's standard input, and so is the answer on its standard output. Between two
+requests the worker is stopped (SIGSTOP), where the system supports it: OpenMP's threads spin for up to 0.2 s after
+their work, and would slow down the next worker. So each library runs with its own defaults, and alone.
 """
 
 import ctypes
@@ -12,25 +12,27 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
 class Worker:
-    """An engine of `engines.py` in a process of its own."""
+    """An engine from `engines.py` in its own process."""
 
-    def __init__(self, engine: str, options: dict[str, Any], threads: int) -> None:
+    def __init__(self, engine: str, options: Mapping[str, object], threads: int) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
-        command = [sys.executable, "-m", "minhub_py.bench.worker", engine, json.dumps(options | {"threads": threads})]
+        settings = json.dumps({**options, "threads": threads})
+        command = [sys.executable, "-m", "minhub_py.bench.worker", engine, settings]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment(threads)
         )
 
     def ready(self) -> None:
-        """Wait until it is set up. RuntimeError: it could not be, and why."""
+        """Wait until the engine is set up. RuntimeError: it failed, with the reason."""
         self._answer()
 
-    def ask(self, method: str, **arguments: Any) -> Any:
-        """What the engine's method gives. RuntimeError: it failed, or the process died."""
+    def ask(self, method: str, **arguments: object) -> Any:
+        """Call a method of the engine and return its result. RuntimeError: it failed, or the process died."""
         self._signal("SIGCONT")
         assert self._process.stdin is not None
         try:
@@ -41,7 +43,7 @@ class Worker:
         return self._answer()
 
     def close(self) -> None:
-        """End the process. It has nothing to lose."""
+        """Kill the process, which has nothing to save."""
         self._process.kill()
         self._process.communicate()
         self._errors.close()
@@ -58,7 +60,7 @@ class Worker:
         return answer["result"]
 
     def _signal(self, name: str) -> None:
-        if hasattr(signal, name):  # Windows has neither; there the threads spin out
+        if hasattr(signal, name):  # Windows has neither signal
             self._process.send_signal(getattr(signal, name))
 
     def _death(self) -> str:
@@ -69,23 +71,23 @@ class Worker:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """The variables of a process that is measured: its threads, no network, no bars, no advice."""
+    """Environment variables of a measured process: number of threads, no network, no progress bars, no warnings."""
     count = str(threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
     quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    # The reader of memory has threads of its own, and in each of them one of OpenBLAS.
+    # The engine Memory has its own threads, and OpenBLAS must use one in each.
     return {**os.environ, **dict.fromkeys(names, count), "OPENBLAS_NUM_THREADS": "1", **quiet,
             "TOKENIZERS_PARALLELISM": "true", "PYTHONWARNINGS": "ignore"}  # fmt: skip
 
 
 def serve(engine: str, options: dict[str, Any]) -> None:
-    """The worker's side: set the engine up, say so, then answer until standard input ends."""
-    if sys.platform == "linux":  # to end with the driver, even stopped and even if that is killed: PR_SET_PDEATHSIG
+    """The worker's main loop: set up the engine, report success, and answer until standard input ends."""
+    if sys.platform == "linux":  # PR_SET_PDEATHSIG: end with the parent, even if stopped and even if it is killed
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries that print must not disturb the answers
 
-    def answer(call: Any) -> None:
+    def answer(call: Callable[[], object]) -> None:
         try:
             reply = {"result": call()}
         except Exception as error:
@@ -95,13 +97,13 @@ def serve(engine: str, options: dict[str, Any]) -> None:
 
     from minhub_py.bench import engines
 
-    made: list[Any] = []
+    made: list[object] = []
     answer(lambda: made.append(getattr(engines, engine)(**options)))
     if not made:
         return
     for line in sys.stdin:
         method, arguments = json.loads(line)
-        answer(lambda: getattr(made[0], method)(**arguments))  # noqa: B023  # it is called at once
+        answer(lambda: getattr(made[0], method)(**arguments))  # noqa: B023  # called at once
 
 
 if __name__ == "__main__":

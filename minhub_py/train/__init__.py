@@ -1,4 +1,4 @@
-"""Training: text files in, a model in Hub layout out, and nothing lost on the way.
+"""Train a model on text files; the result is a folder in Hub layout, and an interrupted run can be resumed.
 
     from minhub_py import resume, train
 
@@ -6,8 +6,8 @@
     run.model, run.tokenizer, run.losses, run.best_loss
     run = resume("run", steps=6000)
 
-`settings.Settings` has all that can be set, `loop.py` the loop, `checkpoint.py` what stands in a run's folder.
-The same in the shell: `minhub train`; on many processes: `torchrun -m minhub_py.train`, with the same arguments.
+`settings.Settings` lists all settings, `loop.py` is the training loop, `checkpoint.py` describes a run's folder.
+In the shell the same is `minhub train`, and for several processes `torchrun -m minhub_py.train`, with its arguments.
 """
 
 import os
@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from tokenizers import Tokenizer
 
 from minhub_py.files.tokenizer import read_tokenizer
 from minhub_py.pretrained import from_pretrained
@@ -30,27 +32,27 @@ from minhub_py.train.words import unknown
 
 __all__ = ["Change", "Listener", "LossRow", "Run", "Settings", "resume", "train"]
 
-Text = str | os.PathLike[str] | BinaryIO
+TextSource = str | os.PathLike[str] | BinaryIO
 
 
 def train(
-    text: Text | Sequence[Text], out: str | os.PathLike[str], *, progress: bool = True,
+    text: TextSource | Sequence[TextSource], out: str | os.PathLike[str], *, progress: bool = True,
     listener: Listener | None = None, **settings: Any,
 ) -> "Run":  # fmt: skip
-    """Train a model on text files (UTF-8), in the folder `out`; the run, when it is finished.
+    """Train a model on UTF-8 text files and write it to the folder `out`. Returns the finished run.
 
     text: paths of files, or files opened in binary mode, such as sys.stdin.buffer.
     settings: the fields of `Settings`, such as family, start (an identifier to fine-tune), tokenizer, layers, width,
     context, steps, batch, learning_rate, sample, seed, device.
-    progress: show the losses as they come, on standard error: a line for each evaluation, and on a terminal or in a
-    notebook one that moves. False shows nothing.    listener: hears how it goes, instead.
+    progress: print a line for each evaluation on standard error, and a progress bar on a terminal or in a notebook.
+    listener: receives the progress instead; nothing is printed.
 
-    Ctrl-C ends it after the step that it is at, with a checkpoint: KeyboardInterrupt, and `resume(out)` goes on. So
-    does SIGTERM, as SystemExit.
+    Ctrl-C stops after the current step, writes a checkpoint and raises KeyboardInterrupt; `resume(out)` continues.
+    SIGTERM does the same and raises SystemExit.
 
-    FileExistsError: `out` holds a run, or a model.    FileNotFoundError: no such text.    ValueError: an unknown
-    setting or value, a text that is empty, too short or not UTF-8, a loss that is no number any more.
-    OSError: the disk is full; the last checkpoint is intact.
+    FileExistsError: `out` already holds a run or a model.    FileNotFoundError: a text file is missing.
+    ValueError: a setting is unknown or out of range, a text is empty, too short or not UTF-8, or the loss became
+    infinite or NaN.    OSError: the disk is full; the last checkpoint is intact.
     """
     given = text if isinstance(text, Sequence) and not isinstance(text, str) else [text]
     texts = [Path(item) if isinstance(item, str | os.PathLike) else item for item in given]
@@ -58,33 +60,33 @@ def train(
     if others := sorted(set(settings) - set(names)):
         raise ValueError(unknown(others, names))
     wanted = Settings(**settings)
-    return shown(lambda hears: begin(RunFolder(Path(out)), wanted, texts, hears), out, listener, progress)
+    return with_progress(lambda to: begin(RunFolder(Path(out)), wanted, texts, to), out, listener, progress)
 
 
 def resume(
     out: str | os.PathLike[str], *, progress: bool = True, listener: Listener | None = None, **changes: Any
 ) -> "Run":
-    """Go on with the run in the folder `out`, from its last checkpoint, as if it had not stopped.
+    """Continue the run in the folder `out` from its last checkpoint, with the same result as without the stop.
 
     progress, listener: as for `train`.
-    changes: of its settings, those that neither the data nor the model depend on: steps, evaluate_every,
-    checkpoint_every, patience, sample, sample_tokens, device, compile, parallel, threads. With other steps the
-    learning rate follows another cosine from here on, which is said, and stands in `Run.history` and the model card.
+    changes: new values of the settings that affect neither the data nor the model: steps, evaluate_every,
+    checkpoint_every, patience, sample, sample_tokens, device, compile, parallel, threads. A new number of steps
+    gives the learning rate a new cosine from here on; a note says so, and `Run.history` and the model card record it.
 
-    FileNotFoundError: there is no run.    ValueError: a file of it is missing or damaged; the message says what can
-    be saved. Other errors are those of `train`.
+    FileNotFoundError: there is no run in `out`.    ValueError: a file of the run is missing or damaged; the message
+    says what can be saved. Other errors are those of `train`.
     """
     run = Run(out)
     wanted = run.settings.changed(changes)
-    return shown(lambda hears: go_on(run.files, wanted, hears), out, listener, progress)
+    return with_progress(lambda to: go_on(run.files, wanted, to), out, listener, progress)
 
 
-def shown(
+def with_progress(
     work: Callable[[Listener], None], out: str | os.PathLike[str], listener: Listener | None, progress: bool
 ) -> "Run":
-    """The run after the work, which the listener hears of; without one, it is shown or silent."""
+    """Call `work` with the listener, or with one that prints (`progress`) or one that does nothing. Returns the run."""
     if not isinstance(progress, bool):
-        raise ValueError(f"progress must be True or False, not {progress!r}; a listener hears of everything")
+        raise ValueError(f"progress must be True or False, not {progress!r}; to follow a run, pass listener=")
     if listener is not None or not progress:
         work(listener or Listener())
         return Run(out)
@@ -99,65 +101,65 @@ def shown(
 
 
 class Run:
-    """A folder that training has made: its model, its losses, its settings and their history.
+    """The folder of a training run: its model, losses, settings, and the history of its settings.
 
-    FileNotFoundError: it is none.    ValueError: settings.json is missing or damaged.
+    FileNotFoundError: the folder holds no run.    ValueError: settings.json is missing or damaged.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.files = RunFolder(Path(folder))
         self.folder = self.files.path
-        self.history: list[Change]  # of the settings: what was changed by `resume`, and after which step
+        self.history: list[Change]  # which settings `resume` changed, and after which step
         with rescued(self.files):
             self.files.check()
             self.settings, self.history = read_settings(self.files.settings)
 
     @property
     def model(self) -> Any:
-        """The best model: that with the lowest loss on the held-out text."""
+        """The best model: the one with the lowest loss on the held-out text."""
         with rescued(self.files), reading(self.folder / "model.safetensors"):
             return from_pretrained(self.folder)
 
     @property
-    def tokenizer(self) -> Any:
-        """The tokenizer."""
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the run."""
         with rescued(self.files), reading(self.folder / "tokenizer.json"):
             return read_tokenizer(self.folder)
 
     @property
     def losses(self) -> list[LossRow]:
-        """A row for each evaluation: losses in nats per token, NaN where there is none yet.
+        """One row for each evaluation: losses in nats per token, NaN where not yet known.
 
-        `train_loss` is the mean over the steps since the row before.
+        `train_loss` is the mean over the steps since the previous row.
         """
         with rescued(self.files):
             return self.files.read_rows()
 
     @property
     def best(self) -> LossRow:
-        """The row of the best model. ValueError: nothing was measured yet."""
+        """The row of the best model. ValueError: there has been no evaluation yet."""
         with rescued(self.files):
             return self.files.best_row()
 
     @property
     def best_loss(self) -> float:
-        """Of the best model, on the held-out text, in nats per token."""
+        """Loss of the best model on the held-out text, in nats per token."""
         return self.best["held_out_loss"]
 
     @property
     def nats_per_character(self) -> float:
-        """`best_loss` for a character of the held-out text: what models of different tokenizers are compared by."""
+        """`best_loss` in nats per character, which can be compared between models with different tokenizers."""
         return self.best_loss / self.characters_per_token
 
     @property
     def corpus(self) -> Corpus:
-        """The ids that it learns from, and those that measure it."""
+        """The token ids of the training text and of the held-out text."""
         with rescued(self.files):
             return Corpus.read(self.files.tokens)
 
     @property
     def characters_per_token(self) -> float:
-        """Of the held-out text: what makes losses of different tokenizers comparable."""
+        """Characters per token of the held-out text."""
         corpus = self.corpus
         return corpus.characters / corpus.held_out.count
 

@@ -1,4 +1,4 @@
-"""`torchrun -m minhub_py.train TEXT --out RUN …`: `minhub train` in each of torchrun's processes."""
+"""`torchrun -m minhub_py.train TEXT --out RUN …` runs `minhub train` in each of torchrun's processes."""
 
 import sys
 

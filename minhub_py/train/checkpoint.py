@@ -1,14 +1,14 @@
-"""The folder of a run: what stands in it, and how it is written so that nothing is ever lost.
+"""The folder of a run: its files, and how they are written so that a crash loses nothing.
 
     RUN/
       config.json model.safetensors tokenizer.json README.md    the best model so far, in Hub layout
-      settings.json                        what the run was told
-      losses.csv losses.png samples.txt    for people
-      tokens/                              the text as ids, memory-mapped
-      checkpoints/step-00000250/           the same files for the last step, optimizer.safetensors and progress.json
+      settings.json                        all settings of the run, and their history
+      losses.csv losses.png samples.txt    losses, their curves, and texts that the model wrote
+      tokens/                              the text as token ids, memory-mapped
+      checkpoints/step-00000250/           the model at the last step, optimizer.safetensors and progress.json
 
-A checkpoint is written under another name, and takes its own when it is on the disk as a whole. Then the one before
-it goes: at any moment there is one to go on from. No pickle is written or read.
+A checkpoint is written to a temporary folder, synced to disk, renamed, and only then is the previous one removed: at
+any moment there is one to resume from. No pickle is written or read.
 """
 
 import csv
@@ -36,13 +36,13 @@ LossColumn = Literal["step", "tokens", "train_loss", "held_out_loss", "learning_
 
 
 class LossRow(TypedDict):
-    """A row of losses.csv: one evaluation. What is not known is NaN.
+    """A row of losses.csv: one evaluation. Unknown values are NaN.
 
-    train_loss and gradient_norm are means over the steps since the row before; losses are in nats per token.
+    train_loss and gradient_norm are means over the steps since the previous row; losses are in nats per token.
     """
 
     step: int
-    tokens: int  # that the model has learnt from until then
+    tokens: int  # seen in training so far
     train_loss: float
     held_out_loss: float
     learning_rate: float
@@ -56,19 +56,19 @@ COLUMNS: tuple[LossColumn, ...] = get_args(LossColumn)
 
 @dataclass
 class Progress:
-    """How far a run is; what a checkpoint has to remember beside tensors."""
+    """The progress of a run: what a checkpoint stores besides tensors."""
 
     step: int = 0
     seconds: float = 0.0  # of training, over all sessions
     best_loss: float | None = None
     best_step: int = 0
-    waited: int = 0  # evaluations without a lower loss
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of losses and gradient norms since the last row
+    waited: int = 0  # evaluations since the lowest loss
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])  # losses and gradient norms since the last row
     steps_in_sums: int = 0
 
 
 class RunFolder:
-    """The paths of a run, and its files."""
+    """The paths of a run, and methods that read and write its files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,7 +81,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     def check(self) -> None:
-        """FileNotFoundError: it is no run's folder.    DamagedError: it is one without its settings."""
+        """FileNotFoundError: the folder holds no run.    DamagedError: it holds a run without settings.json."""
         if self.settings.exists():
             return
         if self.losses.exists() or self.checkpoints.exists():
@@ -89,24 +89,24 @@ class RunFolder:
         raise FileNotFoundError(f"{self.path} is no run of {train_call()}: it has no settings.json")
 
     def best_row(self) -> LossRow:
-        """The line of losses.csv with the lowest loss on the held-out text. ValueError: there is none yet."""
+        """The row of losses.csv with the lowest held-out loss. ValueError: there is no row yet."""
         rows = self.read_rows()
         if not rows:
-            raise ValueError(f"{self.path} has no losses yet: let it train for a while")
+            raise ValueError(f"{self.path} has no losses yet: train it for a while first")
         return min(rows, key=lambda row: row["held_out_loss"])
 
     def newest(self) -> Path | None:
-        """The last whole checkpoint; None: there is none yet."""
+        """The last checkpoint, or None."""
         found = self.all_checkpoints()
         return found[-1] if found else None
 
     def all_checkpoints(self) -> list[Path]:
-        """The whole ones by their steps: one, or two where the process was killed before the older was removed."""
+        """All checkpoints by step: one, or two if the process was killed before it removed the older one."""
         return sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """OSError: the disk is full, or the path may not be written; with what to do."""
+        """Add advice to an OSError while `path` is written: the disk is full, or permission is denied."""
         try:
             yield
         except OSError as error:
@@ -123,9 +123,10 @@ class RunFolder:
 
     @contextmanager
     def new_checkpoint(self, step: int, *, really: bool) -> Iterator[Path]:
-        """A folder to write one into, which is a checkpoint when all is on the disk; then the one before it goes.
+        """A temporary folder that becomes the checkpoint of `step` on exit; the previous checkpoint is then removed.
 
-        really: False for a process that takes part but writes nothing.    OSError: the disk is full; what was there is.
+        really: False for a process that takes part but writes nothing.    OSError: the disk is full; the previous
+        checkpoint is kept.
         """
         partial, target = self.checkpoints / ".partial", self.checkpoints / f"step-{step:08}"
         if not really:
@@ -133,7 +134,7 @@ class RunFolder:
             return
         try:
             with self.writing(self.checkpoints):
-                if partial.exists():  # what an interrupted one has left
+                if partial.exists():  # left by an interrupted run
                     shutil.rmtree(partial)
                 partial.mkdir(parents=True)
                 yield partial
@@ -143,17 +144,17 @@ class RunFolder:
                 os.rename(partial, target)
                 _sync(self.checkpoints)
         except OSError:
-            shutil.rmtree(partial, ignore_errors=True)  # which makes room
+            shutil.rmtree(partial, ignore_errors=True)  # make room
             raise
         self.forget_older()
 
     def forget_older(self) -> None:
-        """Checkpoints before the newest go."""
+        """Remove all checkpoints but the newest."""
         for older in self.all_checkpoints()[:-1]:
             shutil.rmtree(older)
 
     def write_row(self, row: Mapping[str, Any]) -> None:
-        """Add a line to losses.csv."""
+        """Append a row to losses.csv."""
         new = not self.losses.exists()
         with self.writing(self.losses), self.losses.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -162,9 +163,9 @@ class RunFolder:
             writer.writerow({name: _number(row[name]) for name in COLUMNS})
 
     def read_rows(self) -> list[LossRow]:
-        """losses.csv as numbers; a line that was cut when the process was killed is no line.
+        """The rows of losses.csv, without a last line that is incomplete because the process was killed.
 
-        DamagedError: it holds something else.
+        DamagedError: the file holds something else.
         """
         if not self.losses.exists():
             return []
@@ -180,7 +181,7 @@ class RunFolder:
         return rows
 
     def forget_after(self, step: int) -> None:
-        """Leave out the lines, and the samples, of steps that a run which goes on takes once more."""
+        """Remove the rows and samples after `step`, because a resumed run repeats those steps."""
         if self.losses.exists():
             kept = [row for row in self.read_rows() if row["step"] <= step]
             lines = [",".join(COLUMNS), *(",".join(map(_number, row.values())) for row in kept)]  # type: ignore[arg-type]
@@ -189,17 +190,17 @@ class RunFolder:
             text = self.samples.read_bytes()
             heads = re.finditer(rb"^==== step (\d+)\n", text, re.MULTILINE)
             text = text[: next((head.start() for head in heads if int(head[1]) > step), len(text))]
-            whole = text.rfind(b"\n\n") + 2 if b"\n\n" in text else 0  # after it: a head that was cut
+            whole = text.rfind(b"\n\n") + 2 if b"\n\n" in text else 0  # without an incomplete last sample
             self.write(self.samples, text[:whole])
 
     def write(self, path: Path, content: str | bytes) -> None:
-        """As `write_whole`; an OSError says what to do."""
+        """`write_whole` with advice in its OSError."""
         with self.writing(path):
             write_whole(path, content)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """A small file, whole or as it was before, whatever happens to the machine."""
+    """Write a small file atomically: after a crash it has either the old content or the new."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,16 +213,16 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_state(folder: Path, tensors: Mapping[str, Tensor], progress: Progress) -> None:
-    """optimizer.safetensors and progress.json, beside the model."""
+    """Write optimizer.safetensors and progress.json, beside the model."""
     write_safetensors(folder / "optimizer.safetensors", tensors, tensors)
     (folder / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n", encoding="utf-8")
 
 
 def read_state(folder: Path) -> tuple[dict[str, Tensor], Progress]:
-    """What `write_state` has written. DamagedError: a file is missing or damaged."""
+    """Read what `write_state` wrote. DamagedError: a file is missing or damaged."""
     with reading(folder / "optimizer.safetensors"):
         handle = open_safetensors(folder / "optimizer.safetensors")
-        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  # no mapping
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  # not a mapping
     values = read_object(folder / "progress.json")
     with reading(folder / "progress.json"):
         if set(values) != {item.name for item in fields(Progress)}:
@@ -235,14 +236,14 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], Progress]:
 
 
 def _number(value: float) -> str:
-    """To the last bit, a whole number without a point; what is not known is nothing."""
+    """A float as text without loss of precision; whole numbers without a point, NaN as an empty cell."""
     if math.isnan(value):
         return ""
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
 
 
 def _sync(path: Path) -> None:
-    """Have a file, or a folder's names, on the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

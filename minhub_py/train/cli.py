@@ -1,4 +1,4 @@
-"""What `minhub train` and `minhub compare` do around a run: what people see of it, and are told to do next."""
+"""The commands `minhub train` and `minhub compare`: arguments, progress on the terminal, and messages."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from minhub_py.console import check_files, note, table
+from minhub_py.console import check_writable, note, table
 from minhub_py.train import resume, train
 from minhub_py.train.screen import Screen, talks
 from minhub_py.train.summary import Summary, draw, duration, family_title, option, read
@@ -21,16 +21,16 @@ __all__ = ["compare", "run", "setting", "show", "talks"]
 
 
 class ShellWords(Words):
-    """Settings are options, and calls are commands."""
+    """Messages for the shell: settings are options, and calls are commands."""
 
     train = "minhub train"
 
-    def setting(self, name: str, value: Any = None) -> str:
-        """--batch 8, --no-carry."""
+    def setting(self, name: str, value: object = None) -> str:
+        """An option, such as --batch 8 or --no-carry."""
         return shlex.join(option(name, value))
 
-    def resume(self, folder: str | PathLike[str], **changes: Any) -> str:
-        """The command with --resume RUN."""
+    def resume(self, folder: str | PathLike[str], **changes: object) -> str:
+        """The command `minhub train --resume RUN`."""
         words = [word for change in changes.items() for word in option(*change)]
         return shlex.join(["minhub", "train", "--resume", str(folder), *words])
 
@@ -38,9 +38,9 @@ class ShellWords(Words):
 def run(
     texts: Sequence[Path], out: Path | None, stopped: Path | None, given: Mapping[str, Any], *, live: bool
 ) -> Summary:
-    """Train, and show it. `-` among the texts is standard input.
+    """Train or resume a run and show its progress. `-` among the texts is standard input.
 
-    Ctrl-C, and SIGTERM: a note of how to go on, and the end, which a shell sees as status 130, or 143.
+    Ctrl-C and SIGTERM print how to continue and end the process, with status 130 or 143 in a shell.
     """
     settings = dict(given)
     if "config" in settings:
@@ -61,25 +61,25 @@ def run(
 
 @contextmanager
 def ended_by_signals(folder: Path, screen: Screen) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the process after a note."""
+    """Print how to continue when Ctrl-C or SIGTERM ends the process."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         screen.close()
         if talks():
             begun = (folder / "settings.json").exists()
-            note(f"Stopped. To go on: {ShellWords().resume(folder)}" if begun else
-                 "Stopped before the run began: nothing was written.")  # fmt: skip
+            note(f"Stopped. To continue: {ShellWords().resume(folder)}" if begun else
+                 "Stopped before the run began; nothing was written.")  # fmt: skip
         raise
     finally:
         screen.close()
 
 
-def setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, whose value is JSON, or text. UsageError: it has no name."""
+def setting(text: str) -> tuple[str, object]:
+    """Split NAME=VALUE; the value is JSON, or else text. UsageError: there is no name or no "="."""
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise click.UsageError(f"--set {text}: write NAME=VALUE, as in window_size=64.")
+        raise click.UsageError(f"--set {text}: write NAME=VALUE, for example window_size=64.")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -87,8 +87,11 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def compare(runs: Sequence[Path], plot: Path | None) -> list[Summary]:
-    """The runs, the lowest loss per character first; their picture. ValueError: it cannot be drawn."""
-    check_files(plot)
+    """Summaries of the runs, lowest loss per character first; draws their curves into `plot`.
+
+    ValueError: a run is damaged, or matplotlib is missing.
+    """
+    check_writable(plot)
     with speaking(ShellWords()):
         summaries = sorted((read(run) for run in runs), key=lambda run: run.nats_per_character)
     if plot is not None:
@@ -97,7 +100,7 @@ def compare(runs: Sequence[Path], plot: Path | None) -> list[Summary]:
 
 
 def show(summaries: Sequence[Summary]) -> None:
-    """The table."""
+    """Print the summaries as a table."""
     table(
         ["RUN", "MODEL", "PARAMETERS", "TOKENIZER", "VOCABULARY", "STEPS", "BEST AT", "NATS/TOKEN", "NATS/CHARACTER",
          "TOKENS/S", "TIME"],

@@ -1,4 +1,4 @@
-"""Files of a run that are missing or damaged: one error for all of them, which names the file."""
+"""`DamagedError`: one error for every missing or damaged file of a run, with the file's name."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,10 @@ from safetensors import SafetensorError
 
 
 class DamagedError(ValueError):
-    """A file of a run cannot be used. what: "is missing", "is damaged", or why it cannot be read."""
+    """A file of a run is missing or damaged.
+
+    what: "is missing", "is damaged", or why it cannot be read.    advice: what the user can do.
+    """
 
     def __init__(self, path: Path, what: str, advice: str = "") -> None:
         super().__init__(f"{path} {what}" + (f": {advice}" if advice else ""))
@@ -19,7 +22,7 @@ class DamagedError(ValueError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever fails in reading this file is `DamagedError`."""
+    """Turn any error while reading this file into `DamagedError`."""
     try:
         yield
     except DamagedError:
@@ -33,9 +36,9 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file of a run. DamagedError: it is missing, or holds no object."""
+    """Read a JSON file that holds an object. DamagedError: the file is missing or holds something else."""
     with reading(path):
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise TypeError(f"{path} holds no object")
+            raise TypeError(f"{path} does not hold an object")
         return content

@@ -1,7 +1,7 @@
-"""Text files -> ids in files of their own -> the rows of each step.
+"""Text files -> files of token ids -> the rows of each training step.
 
-The text is read in pieces and its ids are memory-mapped, so neither has to fit into memory. Which rows a step reads
-depends on the seed and the step alone: a run that goes on needs to remember nothing else.
+The text is read in pieces and the ids are memory-mapped, so neither has to fit into memory. The rows of a step depend
+only on the seed and the step number, so resuming a run needs no saved generator state.
 """
 
 import json
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.files.tokenizer import encode
@@ -21,22 +21,22 @@ from minhub_py.train.checkpoint import write_whole
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.words import setting
 
-# Characters that are read and encoded at a time.
+# Number of characters that are read and encoded at a time.
 PIECE = 2**14
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A file of ids, little-endian uint16 or uint32, one after the other."""
+    """A file of token ids: little-endian uint16 or uint32, without a header."""
 
     path: Path
     dtype: str
     count: int
-    below: int = 2**32  # what all ids are below
+    below: int = 2**32  # upper bound of the ids, exclusive
 
     def rows(self, starts: Sequence[int], length: int) -> Tensor:
-        """The ids from each of `starts` on: (B, length), int64. DamagedError: they are ids of no token."""
-        # A mapping of each step's own: pages that were read once do not stay in memory, however large the file.
+        """Rows of `length` ids, one from each start: (B, length), int64. DamagedError: an id is out of range."""
+        # Mapped anew for each call, so that pages read once do not stay in memory, however large the file.
         ids = np.memmap(self.path, self.dtype, "r", shape=(self.count,))
         rows = np.stack([ids[start : start + length] for start in starts]).astype(np.int64)
         if rows.max() >= self.below:
@@ -46,19 +46,19 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What trains and what measures."""
+    """The token ids of a run: the part that trains and the held-out part."""
 
     train: Tokens
     held_out: Tokens
-    characters: int  # that the held-out ids stand for
-    texts: list[str]  # the files' names
+    characters: int  # of the held-out text
+    texts: list[str]  # names of the text files
 
     @classmethod
     def read(cls, folder: Path) -> "Corpus":
-        """What `prepare` has written. DamagedError: a file is missing or damaged."""
+        """Read what `prepare` wrote. DamagedError: a file is missing or damaged."""
         about = read_object(folder / "tokens.json")
         with reading(folder / "tokens.json"):
-            below = about.get("below", 2**32)  # which older runs do not say
+            below = about.get("below", 2**32)  # missing in older runs
             train, held_out = (
                 Tokens(folder / f"{name}.bin", about["dtype"], about[name], below) for name in ("train", "held_out")
             )
@@ -72,16 +72,16 @@ class Corpus:
         return cls(train, held_out, characters, texts)
 
 
-def prepare(text: "Text", tokenizer: Any, folder: Path) -> None:
-    """Write train.bin, held_out.bin and tokens.json.
+def prepare(text: "Text", tokenizer: Tokenizer, folder: Path) -> None:
+    """Encode a text and write train.bin, held_out.bin and tokens.json.
 
     ValueError: the text is not UTF-8, or not in the tokenizer's vocabulary.
     """
-    # Ids beyond the largest token's do not occur, whatever a checkpoint's padded vocabulary says.
+    # The largest token decides: a checkpoint's vocabulary may be padded with ids that never occur.
     below = max(tokenizer.get_vocab().values()) + 1
     dtype = "<u2" if below <= 2**16 else "<u4"
     folder.mkdir(parents=True, exist_ok=True)
-    # Characters that no token stands for cost a model nothing, so they do not count when losses are compared.
+    # Characters without a token add nothing to a loss, so they must not count in losses per character.
     lost = [char for char in text.alphabet if not encode(tokenizer, char, add_special_tokens=False)]
     counts = {}
     for name, part in (("train", text.train), ("held_out", text.held_out)):
@@ -93,11 +93,11 @@ def prepare(text: "Text", tokenizer: Any, folder: Path) -> None:
         "characters": characters,
         "texts": [text.names.get(path, path.name) for path in text.paths],
     }
-    write_whole(folder / "tokens.json", json.dumps(about, indent=2) + "\n")  # last: where it is, the others are whole
+    write_whole(folder / "tokens.json", json.dumps(about, indent=2) + "\n")  # last: it marks the others as complete
 
 
-def _write(path: Path, pieces: Iterable[str], tokenizer: Any, dtype: str, lost: Sequence[str]) -> tuple[int, int]:
-    """The number of ids, and of the characters that they stand for."""
+def _write(path: Path, pieces: Iterable[str], tokenizer: Tokenizer, dtype: str, lost: Sequence[str]) -> tuple[int, int]:
+    """Encode and write the pieces. Returns the number of ids, and of the characters without those in `lost`."""
     count = characters = 0
     try:
         with path.open("wb") as file:
@@ -120,10 +120,11 @@ def _write(path: Path, pieces: Iterable[str], tokenizer: Any, dtype: str, lost: 
 
 
 def at_words(pieces: Iterable[str]) -> Iterator[str]:
-    """The same text in pieces of about the same length, cut before the white space that begins a word.
+    """The same text, cut again before the white space that begins a word; pieces keep about the same length.
 
-    There GPT-2's tokenizer cuts too, so the ids are those of the whole text (Radford et al. 2019: a word takes the
-    space before it along). Not before a sign: it may begin a special token, which all of the white space stands before.
+    GPT-2's tokenizer splits there too (Radford et al. 2019: a word includes the space before it), so encoding the
+    pieces gives the ids of the whole text. Never cut before punctuation: it may begin a special token, and all white
+    space before that belongs together.
     """
     held = ""
     for piece in pieces:
@@ -140,23 +141,26 @@ def at_words(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def is_white(character: str) -> bool:
-    """As the tokenizer sees it, to which the separators U+001C to U+001F are none."""
+    """Whether tokenizers treat the character as white space; unlike Python, not U+001C to U+001F."""
     return character.isspace() and not "\x1c" <= character <= "\x1f"
 
 
 class Text:
-    """The texts, one after the other, as they stand. It is read three times: counted, learnt from, and encoded."""
+    """Text files read as one text, without any change, and split into a training part and a held-out part.
+
+    The files are read several times: to count characters, to train a tokenizer, and to encode.
+    """
 
     def __init__(
         self, paths: Sequence[Path], held_out: float, progress: Callable[[str, int, int], object],
         names: Mapping[Path, str] | None = None,
     ) -> None:  # fmt: skip
-        """names: what to call files that are not the user's own."""
+        """names: display names for files that the user did not name, such as a copy of standard input."""
         self.paths, self.names = paths, names or {}
         self.progress = progress
         for path in paths:
             if not path.is_file():
-                raise FileNotFoundError(f"There is no text file {path}: check its name")
+                raise FileNotFoundError(f"there is no text file {path}: check the name")
         self.bytes = sum(path.stat().st_size for path in paths)
         found: set[str] = set()
         self.length = 0
@@ -165,16 +169,16 @@ class Text:
             self.length += len(piece)
         if not self.length:
             shown = ", ".join(self.names.get(path, str(path)) for path in paths)
-            raise ValueError(f"{shown}: the text is empty, there is nothing to learn")
+            raise ValueError(f"{shown}: the text is empty, there is nothing to learn from")
         self.alphabet = sorted(found)
         self.cut = int(self.length * (1 - held_out))
 
     def pieces(self, what: str) -> Iterator[str]:
-        """All of it. ValueError: it is not UTF-8."""
+        """Read the whole text in pieces. ValueError: a file is not UTF-8."""
         done = 0
         for path in self.paths:
             try:
-                with path.open(encoding="utf-8", newline="") as file:  # line ends as they stand
+                with path.open(encoding="utf-8", newline="") as file:  # keep line ends as they are
                     while piece := file.read(PIECE):
                         yield piece
                         done += len(piece.encode())
@@ -184,7 +188,7 @@ class Text:
                 raise ValueError(f"{name} is not UTF-8 text ({error.reason}): convert it first") from error
 
     def train(self, what: str) -> Iterator[str]:
-        """The first part."""
+        """Read the training part, which comes first."""
         left = self.cut
         for piece in self.pieces(what):
             if left <= 0:
@@ -193,7 +197,7 @@ class Text:
             left -= len(piece)
 
     def held_out(self, what: str) -> Iterator[str]:
-        """The last part."""
+        """Read the held-out part, which comes last."""
         skip = self.cut
         for piece in self.pieces(what):
             if skip < len(piece):
@@ -202,13 +206,13 @@ class Text:
 
 
 def random_integers(seed: int, step: int, high: int, count: int) -> list[int]:
-    """`count` integers from 0 to `high` - 1 that depend on nothing but the arguments."""
+    """`count` random integers from 0 to `high` - 1, determined by the arguments alone."""
     return np.random.Generator(np.random.PCG64([seed, step])).integers(high, size=count).tolist()
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Rows that start anywhere, drawn anew for each step: what is nanoGPT's way."""
+    """Rows at random places of the text, drawn anew for each step, as in nanoGPT."""
 
     tokens: Tokens
     batch: int
@@ -216,16 +220,16 @@ class Windows:
     seed: int
 
     def at(self, step: int, rows: slice) -> tuple[Tensor, bool]:
-        """Those of a step's rows (B, T + 1): inputs and, one further, targets. True: they follow on nothing."""
+        """Selected rows of a step, (B, T + 1): inputs and, shifted by one, targets. True: they continue no row."""
         starts = random_integers(self.seed, step, self.tokens.count - self.context, self.batch)
         return self.tokens.rows(starts[rows], self.context + 1), True
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Rows that follow on: row b of a step goes on where row b of the step before ended. For an LSTM's state.
+    """Consecutive rows: row b of a step continues row b of the previous step, so that an LSTM can carry its state.
 
-    The text is cut into one stream for each row; each time it has been read, its beginning is moved.
+    The text is cut into one stream per row. After each pass over the text, the streams start at another offset.
     """
 
     tokens: Tokens
@@ -234,38 +238,39 @@ class Streams:
     seed: int
 
     def at(self, step: int, rows: slice) -> tuple[Tensor, bool]:
-        """As `Windows.at`; True: they begin anew, and so does the state."""
-        length = (self.tokens.count - self.context) // self.batch  # of a stream, at any shift
-        turn, place = divmod(step, (length - 1) // self.context)
-        [shift] = random_integers(self.seed, turn, self.context, 1)
-        starts = [shift + row * length + place * self.context for row in range(self.batch)]
+        """As `Windows.at`. True: the streams start again, so the state must be reset."""
+        length = (self.tokens.count - self.context) // self.batch  # of a stream, for any offset
+        epoch, place = divmod(step, (length - 1) // self.context)
+        [offset] = random_integers(self.seed, epoch, self.context, 1)
+        starts = [offset + row * length + place * self.context for row in range(self.batch)]
         return self.tokens.rows(starts[rows], self.context + 1), place == 0
 
 
 def source_of(tokens: Tokens, batch: int, context: int, seed: int, *, carry: bool) -> Windows | Streams:
-    """The rows of a run. ValueError: the text is shorter than they are, and what would do."""
+    """The source of training rows: `Streams` with `carry`, else `Windows`. ValueError: the text is too short."""
     if tokens.count <= context:
         raise ValueError(
-            f"the context ({context}) is longer than the text that trains ({tokens.count} tokens): give more text, or "
+            f"the context ({context}) is longer than the training text ({tokens.count} tokens): give more text, or "
             f"{setting('context', max(1, tokens.count // 8))}"
         )
     if not carry:
         return Windows(tokens, batch, context, seed)
     if (tokens.count - context) // batch <= context:
         raise ValueError(
-            f"the text that trains ({tokens.count} tokens) is too short for {batch} rows of {context} that follow on: "
+            f"the training text ({tokens.count} tokens) is too short for {batch} streams of rows of {context}: "
             f"give more text, a smaller {setting('batch')} or {setting('context')}, or {setting('carry', False)}"
         )
     return Streams(tokens, batch, context, seed)
 
 
-# What is read of the held-out text, in order: the starts of rows, their length, and whether they begin anew.
+# How the held-out text is read, in order: the starts of rows, their length, and whether the state is reset first.
 Rows = list[tuple[list[int], int, bool]]
 
 
 def held_out_windows(tokens: Tokens, context: int, together: int, most: int) -> Rows:
-    """Contexts by themselves, one after the other, `together` at a time; of a long text so many that they are evenly
-    spread and have about `most` tokens. ValueError: it has no 2 ids.
+    """Independent rows of `context` tokens, `together` at a time, at most about `most` tokens, spread over the text.
+
+    ValueError: the text has fewer than 2 ids.
     """
     length = row_length(tokens, context)
     count = (tokens.count - 1) // length
@@ -275,8 +280,9 @@ def held_out_windows(tokens: Tokens, context: int, together: int, most: int) -> 
 
 
 def held_out_streams(tokens: Tokens, context: int, batch: int, together: int, most: int) -> Rows:
-    """`batch` streams, each read in rows that follow on, `together` streams at a time, and of a long text
-    the beginning of each. ValueError: it has no 2 ids.
+    """`batch` streams of consecutive rows, `together` at a time; at most about `most` tokens, from each stream's start.
+
+    ValueError: the text has fewer than 2 ids.
     """
     length = row_length(tokens, context)
     streams = min(batch, (tokens.count - 1) // length)
@@ -291,8 +297,8 @@ def held_out_streams(tokens: Tokens, context: int, batch: int, together: int, mo
 
 
 def row_length(tokens: Tokens, context: int) -> int:
-    """A context, or as much as there is. ValueError: nothing that could be predicted."""
+    """`context`, or the length of a shorter text. ValueError: the text has fewer than 2 ids."""
     if tokens.count < 2:
-        raise ValueError(f"the held-out text has {tokens.count} tokens, and needs 2 at least: give more text, or a "
+        raise ValueError(f"the held-out text has {tokens.count} tokens and needs at least 2: give more text, or a "
                          f"larger {setting('held_out')}")  # fmt: skip
     return min(context, tokens.count - 1)

@@ -1,13 +1,15 @@
-"""What PyTorch does slowly on a CPU while a model trains, done by other means. The models' files know nothing of it.
+"""Faster replacements for three slow PyTorch functions when training on a CPU. The model files are not changed.
 
-    linear      in float32 it is MKL's, which has no AVX-512 for AMD: 95 billion operations a second on one core, and
-                200 by oneDNN, which PyTorch brings along for 16 bits. Both compute in float32.
-    dropout     its random numbers come one at a time: 3.8 ms for 786,000. Here eight bytes come with each: 0.9 ms.
-    attention   the fused kernel is slow backward in bfloat16: 12 ms + 37 ms for 96 heads of 256 positions. Plain
-                products of matrices take 8 + 11, at a price: the (T, T) scores are in memory, so only for short
-                rows, and they are rounded to bfloat16 before the softmax, an error of 0.5 to 1.4 % for 0.2 %.
+    linear      PyTorch calls MKL in float32, which does not use AVX-512 on AMD: 95 billion operations/s on one core.
+                oneDNN, which PyTorch includes for 16-bit types, reaches 200. Both compute in float32.
+    dropout     PyTorch draws one random number per element: 3.8 ms for 786,000 elements. Here one 64-bit number
+                serves eight elements: 0.9 ms.
+    attention   The backward pass of the fused kernel is slow in bfloat16: 12 ms + 37 ms for 96 heads of 256 positions.
+                Matrix products take 8 + 11 ms, at a price: the (T, T) scores are kept in memory, so this is only for
+                short rows, and they are rounded to bfloat16 before the softmax: an error of 0.5 to 1.4 % instead of
+                0.2 %.
 
-They are switched on around a forward pass; tests/benchmarks/training.py measures what they bring.
+`Faster` is active during a forward pass. tests/benchmarks/training.py measures the gain.
 """
 
 from collections.abc import Callable
@@ -20,16 +22,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-# oneDNN's product, which torch.compile uses too; None: a PyTorch without it.
+# oneDNN's linear, which torch.compile uses too; None: this PyTorch does not have it.
 ONEDNN: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-# Positions up to which plain products are the faster attention.
+# The longest row for which matrix products are the faster attention.
 SHORT = 512
 
 
 class Faster(TorchFunctionMode):
-    """Takes the place of three functions of torch.nn.functional while it is entered."""
+    """Context manager that replaces three functions of torch.nn.functional."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is F.linear:
             return linear(*args, **kwargs)
@@ -41,26 +45,26 @@ class Faster(TorchFunctionMode):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear; x (..., in), weight (out, in), bias (out,). In float32 by oneDNN, where this PyTorch has it."""
-    plain = x.dtype == weight.dtype == torch.float32 and x.dim() > 1 and not torch.is_autocast_enabled("cpu")
-    if ONEDNN is None or not plain:
+    """F.linear, by oneDNN for float32 where available; x (..., in), weight (out, in), bias (out,)."""
+    usable = x.dtype == weight.dtype == torch.float32 and x.dim() > 1 and not torch.is_autocast_enabled("cpu")
+    if ONEDNN is None or not usable:
         return F.linear(x, weight, bias)
     return OneDNNLinear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
 
 
 class OneDNNLinear(torch.autograd.Function):
-    """x @ weight.T + bias, for x (N, in), and its three gradients."""
+    """x @ weight.T + bias with its gradients; x is (N, in)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """(N, out)."""
+        """The result, (N, out)."""
         ctx.save_for_backward(x, weight)
         return product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Of x, weight and bias."""
+        """The gradients of x, weight and bias."""
         x, weight = ctx.saved_tensors
         [gradient] = gradients
         wanted = ctx.needs_input_grad
@@ -72,13 +76,16 @@ class OneDNNLinear(torch.autograd.Function):
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Of x and weight.T, plus bias."""
+    """The product x @ weight.T + bias, by oneDNN."""
     assert ONEDNN is not None
     return ONEDNN(x, weight, bias, "none", [], "")
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """F.dropout with p in 256ths, where those are near: an element is dropped where a random byte is below p * 256."""
+    """F.dropout with p rounded to 256ths: an element is dropped if a random byte is below p * 256.
+
+    Where rounding would change p by more than 5 %, it is F.dropout itself.
+    """
     threshold = round(p * 256)
     near = abs(threshold / 256 - p) <= 0.05 * p
     if not training or inplace or not (near and 0 < threshold < 256):
@@ -92,7 +99,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, **other: Any,
 ) -> Tensor:  # fmt: skip
-    """F.scaled_dot_product_attention; q, k, v (B, H, T, D). By plain products where those are faster."""
+    """F.scaled_dot_product_attention, by matrix products where they are faster; q, k, v (B, H, T, D)."""
     B, H, T, D = q.shape
     S = k.size(2)
     known = is_causal and T == S if attn_mask is None else attn_mask.dtype == torch.bool and not is_causal
@@ -102,18 +109,18 @@ def attention(
         )
     dtype = torch.get_autocast_dtype("cpu")
     if attn_mask is None:
-        hidden = future(T, dtype).expand(B * H, T, T)
+        hidden = causal_bias(T, dtype).expand(B * H, T, T)
     else:
         hidden = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(~attn_mask, -torch.inf)
         hidden = hidden.expand(B, H, T, S).reshape(B * H, T, S)
     q, k, v = (x.to(dtype).reshape(B * H, -1, D) for x in (q, k, v))
     scores = torch.baddbmm(hidden, q, k.transpose(1, 2), alpha=D**-0.5 if scale is None else scale)  # (B * H, T, S)
-    with torch.autocast("cpu", enabled=False):  # whose softmax would make a copy in float32
+    with torch.autocast("cpu", enabled=False):  # with autocast, softmax would make a copy in float32
         weights = torch.softmax(scores, -1)
     return torch.bmm(weights, v).view(B, H, T, D)
 
 
 @cache
-def future(T: int, dtype: torch.dtype) -> Tensor:
-    """(T, T): minus infinity where a key comes after its query, else 0."""
+def causal_bias(T: int, dtype: torch.dtype) -> Tensor:
+    """(T, T): minus infinity where a key comes after its query, otherwise 0."""
     return torch.full((T, T), -torch.inf, dtype=dtype).triu(1)

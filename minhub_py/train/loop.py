@@ -1,11 +1,11 @@
-"""The loop: rows in, loss, gradients, a step of AdamW; looks at the held-out text, and checkpoints.
+"""The training loop: batches, loss, gradients, AdamW steps, evaluation on held-out text, and checkpoints.
 
-Sources: Loshchilov & Hutter (2019) for AdamW, (2017) for the cosine; Radford et al. (2019) and nanoGPT for what decays
-and what does not; Williams & Zipser (1989) for teacher forcing; Williams & Peng (1990) for truncated backpropagation
-through time, where an LSTM's state is carried on and its gradient is not.
+Sources: Loshchilov & Hutter (2019) for AdamW, (2017) for the cosine schedule; Radford et al. (2019) and nanoGPT for
+which parameters decay; Williams & Zipser (1989) for teacher forcing; Williams & Peng (1990) for truncated
+backpropagation through time: an LSTM's state is carried to the next step, its gradient is not.
 
-All that is random in a step (its rows, what is dropped) is made from the seed, the step and the process's number. So a
-run that goes on from a checkpoint needs no state of a generator, and makes the same steps to the last bit.
+Everything random in a step (rows and dropout) follows from the seed, the step number and the process's rank. So a run
+can be resumed without any generator state, and repeats the same steps bit for bit.
 """
 
 import copy
@@ -13,11 +13,13 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 import weights_map
@@ -25,54 +27,55 @@ from minhub_py.files.storage import write_checkpoint
 from minhub_py.inference.generate import generate
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
-from minhub_py.train.checkpoint import Progress, RunFolder, read_state, write_state
+from minhub_py.train.checkpoint import LossRow, Progress, RunFolder, read_state, write_state
 from minhub_py.train.damage import reading
 from minhub_py.train.data import Corpus, held_out_streams, held_out_windows, source_of
 from minhub_py.train.faster import Faster
-from minhub_py.train.parallel import Processes, gathered, like, whole
+from minhub_py.train.parallel import Processes, distribute_like, full_tensor, gather_on_first
 from minhub_py.train.settings import CONTEXT, Settings
 from minhub_py.train.words import setting
 
-# Seconds between two looks of the progress line at the loss: on a GPU each waits for the device.
-LOOK = 0.5
-# What AdamW keeps for each parameter.
+# Seconds between two progress reports: each reads the loss, which waits for the GPU.
+REPORT_INTERVAL = 0.5
+# AdamW's state for each parameter.
 MOMENTS = ("exp_avg", "exp_avg_sq")
+STATES = ("h", "c")  # of an LSTM, for each layer
 
 
 class Listener:
-    """What a person, or a program, hears of a run. This one does nothing; the shell's and R's are made of it."""
+    """Callbacks of a run. The methods here do nothing; subclasses override what they need."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """The text is read: bytes."""
+        """While the text is read and encoded: `done` of `total` bytes; total is 0 where it is not known."""
 
     def begins(self, trainer: "Trainer") -> None:
-        """All is ready."""
+        """Before the first step."""
 
     def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
-        """Now and then; the loss is the mean since the last time."""
+        """About twice a second; `loss` is the mean since the last call."""
 
-    def evaluated(self, row: dict[str, Any], best: bool) -> None:
-        """A line of losses.csv; whether the loss is the lowest so far."""
+    def evaluated(self, row: LossRow, best: bool) -> None:
+        """After each evaluation; `row` is a line of losses.csv, `best` whether its loss is the lowest so far."""
 
     def sampled(self, step: int, text: str) -> None:
-        """What the model writes now."""
+        """After each evaluation of a run with `sample`: a text that the model wrote."""
 
     def note(self, text: str) -> None:
-        """Something that should be known."""
+        """A message for the user."""
 
     def asks_to_stop(self) -> bool:
-        """Asked before each step: whether to make a checkpoint and stop."""
+        """Called before each step. Return True to write a checkpoint and stop."""
         return False
 
 
 class Trainer:
-    """A model in training: what it is made of, and where it stands.
+    """A model in training, with its optimizer, its data and its progress.
 
     ValueError: the batch cannot be shared among the processes, or the text is too short for it.
     """
 
     def __init__(
-        self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Any, family: Family, model: Any,
+        self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Tokenizer, family: Family, model: Any,
         processes: Processes, device: torch.device, listener: Listener,
     ) -> None:  # fmt: skip
         self.settings, self.folder, self.corpus, self.tokenizer = settings, folder, corpus, tokenizer
@@ -81,8 +84,8 @@ class Trainer:
         self.saved = -1  # the step of the last checkpoint
         self.context = settings.context or CONTEXT
         self.carry = settings.carry and family.training.carries_state
-        together = settings.batch // settings.accumulate  # rows that the processes read at a time
-        self.piece = len(range(together)[processes.share(together)])
+        together = settings.batch // settings.accumulate  # rows in one micro-batch of all processes
+        self.micro_batch = len(range(together)[processes.share(together)])
         self.share = processes.share(settings.batch)
         self.source = source_of(corpus.train, settings.batch, self.context, settings.seed, carry=self.carry)
         if self.carry:
@@ -94,32 +97,32 @@ class Trainer:
 
         self.model = model.to(device).train()
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.zero = self.model.new_cache(self.piece, self.context) if self.carry else None
-        self.states = [self.fresh_state(self.piece) for _ in range(settings.accumulate)]
-        self.spread = processes.spread(self.model, device)
-        self.called = torch.compile(self.spread) if settings.compile else self.spread
-        # torch.compile has its own ways.
-        self.quick = Faster if device.type == "cpu" and not settings.compile else nullcontext
+        self.initial_state = self.model.new_cache(self.micro_batch, self.context) if self.carry else None
+        self.states = [self.fresh_state(self.micro_batch) for _ in range(settings.accumulate)]
+        self.wrapped = processes.wrap(self.model, device)
+        self.compiled = torch.compile(self.wrapped) if settings.compile else self.wrapped
+        # torch.compile generates its own kernels.
+        self.faster = Faster if device.type == "cpu" and not settings.compile else nullcontext
         self.optimizer = optimizer_of(self.model, settings)
         exact = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
-        self.sums = torch.zeros(2, dtype=exact, device=device)  # of losses and gradient norms since the last row
+        self.sums = torch.zeros(2, dtype=exact, device=device)  # losses and gradient norms since the last row
 
     def fresh_state(self, rows: int) -> Any:
-        """An LSTM's state before the first id; None for what carries none."""
-        if self.zero is None:
+        """An LSTM's state before the first token; None for a model that carries no state."""
+        if self.initial_state is None:
             return None
-        state = copy.deepcopy(self.zero)
+        state = copy.deepcopy(self.initial_state)
         state.select(list(range(rows)))
         return state
 
     def run(self, interrupted: Callable[[], bool]) -> bool:
-        """Train until the last step. False: it was told to stop before, and can go on."""
+        """Train until the last step. Returns False if it was told to stop earlier, after a checkpoint."""
         settings, progress = self.settings, self.progress
         self.started = time.perf_counter() - progress.seconds
         self.row_step, self.row_began = progress.step, self.started
         if progress.best_loss is None:
             self.evaluate()
-        self.begin_timing()
+        self.reset_timer()
         while not self.finished:
             if self.should_stop(interrupted):
                 self.save()
@@ -129,58 +132,58 @@ class Trainer:
             last = progress.step == settings.steps
             if last or progress.step % settings.evaluate_every == 0:
                 self.evaluate()
-                self.begin_timing()
+                self.reset_timer()
             if self.finished or progress.step % settings.checkpoint_every == 0:
                 self.save()
-            self.look()
+            self.report_progress()
         return True
 
     @property
     def finished(self) -> bool:
-        """All steps are made, or the loss has not become lower for long enough."""
+        """Whether all steps are done, or the loss has not improved for `patience` evaluations."""
         patience = self.settings.patience
         return self.progress.step >= self.settings.steps or (patience is not None and self.progress.waited >= patience)
 
     def should_stop(self, interrupted: Callable[[], bool]) -> bool:
-        """Whether somebody wants it; all processes answer alike."""
+        """Whether any process was interrupted, or the listener asks to stop; the same answer in all processes."""
         asked = interrupted() or self.listener.asks_to_stop()
         return self.processes.sum([float(asked)], self.device) != [0.0]
 
     def step(self) -> None:
-        """One update of the weights."""
+        """One optimizer step, over all micro-batches."""
         settings, step = self.settings, self.progress.step
         torch.manual_seed(random_seed(settings.seed, step, self.processes.rank))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)
         rows, fresh = self.source.at(step, self.share)
         loss = torch.zeros((), device=self.device)
-        pieces = rows.to(self.device).split(self.piece)
-        for number, piece in enumerate(pieces):
+        micro_batches = rows.to(self.device).split(self.micro_batch)
+        for number, micro_batch in enumerate(micro_batches):
             if fresh:
-                self.states[number] = self.fresh_state(self.piece)
-            with self.processes.last_piece(self.spread, number == len(pieces) - 1):
-                part = self.loss(self.called, piece, self.states[number]) / len(pieces)
+                self.states[number] = self.fresh_state(self.micro_batch)
+            with self.processes.gradient_sync(self.wrapped, number == len(micro_batches) - 1):
+                part = self.loss(self.compiled, micro_batch, self.states[number]) / len(micro_batches)
                 part.backward()
             loss += part.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.sums += torch.stack((loss, whole(norm)))
+        self.sums += torch.stack((loss, full_tensor(norm)))
         self.progress.steps_in_sums += 1
 
     def loss(self, model: Any, rows: Tensor, state: Any) -> Tensor:
-        """Mean negative log-likelihood in nats per token; rows (B, T + 1) are inputs and, one further, targets."""
-        with self.precision(), self.quick():
+        """Mean cross-entropy in nats per token; rows (B, T + 1) are inputs and, shifted by one, targets."""
+        with self.precision(), self.faster():
             logits = model(rows[:, :-1]) if state is None else model(rows[:, :-1], state)  # (B, T, V)
             return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
     def precision(self) -> AbstractContextManager[object]:
-        """What products are computed in; weights, gradients and the optimizer are float32."""
+        """Autocast to the dtype of matrix products; weights, gradients and the optimizer stay float32."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.settings.dtype == "bfloat16" else nullcontext()
 
     @torch.no_grad()
-    def measure(self) -> float:
-        """The loss over the held-out text, in nats per token."""
+    def held_out_loss(self) -> float:
+        """Mean loss on the held-out text, in nats per token."""
         self.model.eval()
         total, count = 0.0, 0
         state = None
@@ -188,22 +191,22 @@ class Trainer:
             part = -(-len(starts) // self.processes.count)
             mine = starts[self.processes.rank * part :][:part]
             weight = len(mine) * length
-            mine = mine or starts[:1]  # with nothing to measure a process still has its part in the others' shards
+            mine = mine or starts[:1]  # without rows of its own, a process still takes part in the others' collectives
             if fresh:
                 state = self.fresh_state(len(mine))
             rows = self.corpus.held_out.rows(mine, length + 1).to(self.device)
-            total += self.loss(self.spread, rows, state).item() * weight
+            total += self.loss(self.wrapped, rows, state).item() * weight
             count += weight
         self.model.train()
         total, count = self.processes.sum([total, float(count)], self.device)  # type: ignore[assignment]
         return total / count
 
     def evaluate(self) -> None:
-        """Look at the held-out text: a line of losses.csv, the best model so far, a sample."""
+        """Evaluate on the held-out text: adds a row to losses.csv, keeps the best model, writes a sample."""
         progress, settings = self.progress, self.settings
-        train_loss, norm = self.means()  # which waits for a GPU
+        train_loss, norm = self.means()  # waits for the GPU
         seconds = time.perf_counter() - self.row_began
-        found = self.measure()
+        found = self.held_out_loss()
         if not math.isfinite(found):
             raise ValueError(self.not_finite())
         best = progress.best_loss is None or found < progress.best_loss
@@ -213,7 +216,7 @@ class Trainer:
             with self.folder.writing(self.folder.path):
                 self.write_model(self.folder.path)
         tokens = settings.batch * self.context
-        row = {
+        row: LossRow = {
             "step": progress.step, "tokens": progress.step * tokens, "train_loss": train_loss, "held_out_loss": found,
             "learning_rate": learning_rate(settings, progress.step), "gradient_norm": norm,
             "tokens_per_second": round((progress.step - self.row_step) * tokens / seconds, 1),
@@ -228,7 +231,7 @@ class Trainer:
             self.sample()
 
     def means(self) -> tuple[float, float]:
-        """The mean loss and gradient norm of the steps since the last row. ValueError: they are no numbers."""
+        """The mean loss and gradient norm of the steps since the last row. ValueError: one is infinite or NaN."""
         steps = self.progress.steps_in_sums
         if not steps:
             return math.nan, math.nan
@@ -238,39 +241,39 @@ class Trainer:
         return loss / steps / self.processes.count, norm / steps / self.processes.count
 
     def not_finite(self) -> str:
-        """What to do when weights have blown up."""
+        """The error message for a loss that is infinite or NaN."""
         newest = self.folder.newest()
         kept = f"the checkpoint {newest.name} is intact" if newest else "no checkpoint was made yet"
-        return (f"the loss is no number any more, at step {self.progress.step} or shortly before; {kept}. A lower "
-                f"{setting('learning_rate')} or a longer {setting('warm_up')} helps, in a new run")  # fmt: skip
+        return (f"the loss is infinite or NaN at step {self.progress.step} or shortly before; {kept}. Start a new "
+                f"run with a lower {setting('learning_rate')} or a longer {setting('warm_up')}")  # fmt: skip
 
-    def begin_timing(self) -> None:
-        """Speeds are counted from here: neither evaluations nor earlier sessions belong to them."""
-        self.row_step = self.look_step = self.progress.step
-        self.row_began = self.looked = time.perf_counter()
-        self.look_sum = self.sums[0].item()
+    def reset_timer(self) -> None:
+        """Measure speed from here, so that it excludes evaluations and earlier sessions."""
+        self.row_step = self.reported_step = self.progress.step
+        self.row_began = self.reported_at = time.perf_counter()
+        self.reported_sum = self.sums[0].item()
 
-    def look(self) -> None:
-        """Tell the listener how it goes, now and then."""
+    def report_progress(self) -> None:
+        """Call `Listener.stepped`, at most once per REPORT_INTERVAL."""
         now, step = time.perf_counter(), self.progress.step
-        if now - self.looked < LOOK or step == self.look_step or not self.processes.first:
+        if now - self.reported_at < REPORT_INTERVAL or step == self.reported_step or not self.processes.first:
             return
         loss = self.sums[0].item()
         if not math.isfinite(loss):
             raise ValueError(self.not_finite())
-        steps = step - self.look_step
-        speed = steps / (now - self.looked)
+        steps = step - self.reported_step
+        speed = steps / (now - self.reported_at)
         self.listener.stepped(
-            step, self.settings.steps, (loss - self.look_sum) / steps,
+            step, self.settings.steps, (loss - self.reported_sum) / steps,
             speed * self.settings.batch * self.context, (self.settings.steps - step) / speed,
         )  # fmt: skip
-        self.looked, self.look_step, self.look_sum = now, step, loss
+        self.reported_at, self.reported_step, self.reported_sum = now, step, loss
 
     def sample(self) -> None:
-        """What the model writes on from the prompt; the same random numbers each time."""
+        """Generate text from the prompt, with the same random numbers each time."""
         model = self.model
-        if self.processes.way == "fsdp" and self.processes.count > 1:
-            state = gathered(self.model.state_dict(), self.processes)
+        if self.processes.strategy == "fsdp" and self.processes.count > 1:
+            state = gather_on_first(self.model.state_dict(), self.processes)
             if self.processes.first:
                 model = skeleton(self.family, self.model.config)
                 model.load_state_dict(state, assign=True)
@@ -287,88 +290,91 @@ class Trainer:
             file.write(f"==== step {self.progress.step}\n{text}\n\n")
         self.listener.sampled(self.progress.step, text)
 
-    def write_model(self, folder: Any) -> None:
-        """The model as it is now, in Hub layout."""
-        state = gathered(self.model.state_dict(), self.processes)
+    def write_model(self, folder: Path) -> None:
+        """Write the current model in Hub layout."""
+        state = gather_on_first(self.model.state_dict(), self.processes)
         if not self.processes.first:
             return
         config = self.model.config
         companions = {"tokenizer.json": self.tokenizer.to_str(pretty=True).encode()}
         tensors = weights_map.to_hub(self.family.model_type, state, config)
-        whole = sum(tensor.nbytes for tensor in state.values()) + 1  # in one file, which is replaced in one moment
+        whole = sum(tensor.nbytes for tensor in state.values()) + 1  # one file, so that it can be replaced atomically
         settings = {**config.to_hub(), "dtype": "float32"}
         write_checkpoint(folder, tensors, settings, companions=companions, max_shard_size=whole)
 
     def save(self) -> None:
-        """A checkpoint of this step. OSError: the disk is full; the one before it is still there."""
+        """Write a checkpoint of this step. OSError: the disk is full; the previous checkpoint is intact."""
         if self.saved == self.progress.step:
             return
-        self.means()  # weights that have blown up are not kept
+        self.means()  # raises if the weights have diverged: such a checkpoint is useless
         mean = [total / self.processes.count for total in self.processes.sum(self.sums.tolist(), self.device)]
-        self.progress.sums = mean  # as if each process had it: how many there are may change
+        self.progress.sums = mean  # per process, since a resumed run may have another number of them
         self.progress.seconds = time.perf_counter() - self.started
         with self.folder.new_checkpoint(self.progress.step, really=self.processes.first) as partial:
             self.write_model(partial)
-            tensors = gathered(self.optimizer_tensors() | self.state_tensors(), self.processes)
+            tensors = gather_on_first(self.optimizer_tensors() | self.state_tensors(), self.processes)
             if self.processes.first:
                 write_state(partial, tensors, self.progress)
         self.processes.wait()
         self.saved = self.progress.step
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's two moments of each parameter."""
+        """AdamW's two moments of each parameter, by name."""
         return {
             f"{moment}.{name}": self.optimizer.state[parameter][moment]
             for name, parameter in self.model.named_parameters()
             for moment in MOMENTS
-            if self.progress.step  # before the first one there are none
+            if self.progress.step  # there are none before the first step
         }
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """An LSTM's state (L, B, H) for all rows of a step, whichever process and piece has them."""
+        """An LSTM's state (L, B, H) for all rows of a step, collected from micro-batches and processes."""
         if not self.carry:
             return {}
         found = {}
-        for name in ("h", "c"):
-            mine = torch.cat([getattr(state, name).float() for state in self.states], dim=1)
-            found[f"state.{name}"] = self.processes.side_by_side(mine, dim=1)
+        for place, name in enumerate(STATES):
+            by_layer = [[tensors[place] for tensors in state.layers] for state in self.states]
+            mine = torch.cat([torch.stack(layers).float() for layers in by_layer], dim=1)
+            found[f"state.{name}"] = self.processes.concatenate(mine, dim=1)
         return found
 
-    def resume(self, checkpoint: Any) -> None:
-        """Go on from a checkpoint, whose model this one has already. DamagedError: it is damaged, or of another model.
+    def resume(self, checkpoint: Path) -> None:
+        """Load optimizer, progress and state from a checkpoint, whose weights the model already has.
 
-        ValueError: it has made more steps than there are to be.
+        DamagedError: it is damaged, or belongs to another model.    ValueError: it has more steps than `steps`.
         """
         tensors, self.progress = read_state(checkpoint)
         if self.settings.steps < self.progress.step:
-            raise ValueError(f"this run has made {self.progress.step} steps: give {setting('steps')} of at least so "
-                             "many")  # fmt: skip
+            made = self.progress.step
+            raise ValueError(f"this run has made {made} steps: {setting('steps')} must be at least {made}")
         self.saved = self.progress.step
         wanted = {
             f"{moment}.{name}": parameter.shape for name, parameter in self.model.named_parameters()
             for moment in MOMENTS if self.progress.step
         }  # fmt: skip
         if self.carry:
-            layers, _, width = self.states[0].h.shape
-            wanted |= dict.fromkeys(("state.h", "state.c"), torch.Size((layers, self.settings.batch, width)))
+            layers = self.states[0].layers
+            shape = torch.Size((len(layers), self.settings.batch, layers[0][0].size(1)))
+            wanted |= {f"state.{name}": shape for name in STATES}
         with reading(checkpoint / "optimizer.safetensors"):
             if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
                 raise ValueError("it does not fit the model")
         for name, parameter in self.model.named_parameters() if self.progress.step else ():
             place = parameter.device if is_fused(parameter.device) else "cpu"
             step = torch.tensor(float(self.progress.step), device=place)
-            moments = {moment: like(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS}
+            moments = {moment: distribute_like(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS}
             self.optimizer.state[parameter] = {"step": step, **moments}
         if self.carry:
-            for name in ("h", "c"):
+            for place, name in enumerate(STATES):
                 mine = tensors[f"state.{name}"][:, self.share].to(self.device)
-                for state, part in zip(self.states, mine.split(self.piece, dim=1), strict=True):
-                    setattr(state, name, part.contiguous())
+                for state, part in zip(self.states, mine.split(self.micro_batch, dim=1), strict=True):
+                    for kept, layer in zip(state.layers, part, strict=True):
+                        kept[place].copy_(layer)
         self.sums += torch.tensor(self.progress.sums, dtype=self.sums.dtype, device=self.device)
 
 
 def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """AdamW; matrices decay, and biases and gains do not."""
+    """AdamW with weight decay for matrices, and none for biases and gains."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -377,12 +383,12 @@ def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
 
 
 def is_fused(device: torch.device) -> bool:
-    """Whether AdamW goes over all parameters at once there."""
+    """Whether the device has a fused AdamW, which updates all parameters in one kernel."""
     return device.type in ("cpu", "cuda")
 
 
 def learning_rate(settings: Settings, step: int) -> float:
-    """Up a straight line, then down a cosine to `floor`."""
+    """The learning rate of a step: linear warm-up, then a cosine down to `floor` times the peak."""
     peak = settings.learning_rate or 0.0
     warm_up = min(settings.warm_up, settings.steps // 2)
     if step < warm_up:
@@ -392,5 +398,5 @@ def learning_rate(settings: Settings, step: int) -> float:
 
 
 def random_seed(*numbers: int) -> int:
-    """A seed that depends on all of them."""
+    """A seed that depends on all the numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

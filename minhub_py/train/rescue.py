@@ -1,4 +1,4 @@
-"""What can still be saved of a run of which a file is missing or damaged."""
+"""Advice for damaged runs: what can be repaired, and which model can still be used."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +13,13 @@ from minhub_py.train.checkpoint import RunFolder
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.words import resume_call, setting
 
-# What makes a folder a model.
+# The files of a complete model.
 MODEL = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 @contextmanager
 def rescued(folder: RunFolder) -> Iterator[None]:
-    """A `DamagedError` that leaves this says what to do."""
+    """Add advice to a `DamagedError` raised inside."""
     try:
         yield
     except DamagedError as error:
@@ -27,11 +27,11 @@ def rescued(folder: RunFolder) -> Iterator[None]:
 
 
 def advice(folder: RunFolder, damaged: Path) -> str:
-    """What to do about this file: put it right where that is possible, else keep a model."""
+    """What the user can do about a damaged file: repair the run where possible, otherwise keep a model."""
     path, newest = folder.path, folder.newest()
     if damaged == folder.losses:
         return f"remove it, and {resume_call(path)} goes on without the losses so far"
-    if damaged.name in ("config.json", "tokenizer.json"):  # which are the same wherever they are
+    if damaged.name in ("config.json", "tokenizer.json"):  # every copy in a run is the same
         for place in filter(None, (path, newest, folder.tokens)):
             if is_object(source := place / damaged.name):
                 return f"copy {source} there, and {resume_call(path)} goes on"
@@ -50,7 +50,7 @@ def advice(folder: RunFolder, damaged: Path) -> str:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a model and its tokenizer can be read from the folder."""
+    """Whether the folder holds a model and a tokenizer that can be read."""
     try:
         fit(Checkpoint(folder))
     except (ValueError, OSError, LookupError, TypeError, SafetensorError):
@@ -59,7 +59,7 @@ def is_model(folder: Path) -> bool:
 
 
 def is_object(path: Path) -> bool:
-    """Whether it is a whole JSON file."""
+    """Whether the file holds a complete JSON object."""
     try:
         read_object(path)
     except DamagedError:
@@ -68,7 +68,7 @@ def is_object(path: Path) -> bool:
 
 
 def check_best(folder: RunFolder) -> None:
-    """DamagedError: the best model, which a run that goes on would not write again, is not whole."""
+    """Check that the best model can be read; resuming would not write it again. DamagedError: it cannot."""
     for name in MODEL:
         if not (folder.path / name).exists():
             raise DamagedError(folder.path / name, "is missing")

@@ -1,6 +1,6 @@
-"""What a training run is told: one dataclass for Python, the shell and R, and the model that it asks for.
+"""The settings of a training run: one dataclass for Python, the shell and R, and the model config made from it.
 
-Defaults are those of a small model that a CPU trains in minutes.
+The defaults give a small model that a CPU trains in minutes.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ from minhub_py.registry import FAMILIES, Family
 from minhub_py.train.damage import read_object, reading
 from minhub_py.train.words import setting, unknown
 
-CONTEXT = 128  # tokens of a row, where nothing says otherwise
+CONTEXT = 128  # tokens per row, by default
 
-# What may be another one when a run goes on: it does not belong to the model or to its data.
+# Settings that may change when a run is resumed, because neither the model nor the data depend on them.
 CHANGEABLE = frozenset(
     """steps evaluate_every checkpoint_every patience sample sample_tokens device compile parallel threads""".split()
 )
@@ -26,44 +26,44 @@ CHANGEABLE = frozenset(
 
 @dataclass(frozen=True)
 class Settings:
-    """All of a run but its texts. None: decided by the family, by the model that a run starts from, or by the machine.
+    """All settings of a run but its texts. None: chosen by family, by the model to fine-tune, or by the machine.
 
-    ValueError: a value out of its range, which it names.
+    ValueError: a value is of the wrong type or out of range.
     """
 
-    family: str | None = None  # that of `start`; else gpt2
-    start: str | None = None  # fine-tune this identifier instead of a fresh model; `--from` in the shell
-    # "characters", "bpe" (learnt from the text), or an identifier; None: that of `start`, else characters.
+    family: str | None = None  # None: the family of `start`, or gpt2
+    start: str | None = None  # identifier of a model to fine-tune; None: random weights. `--from` in the shell
+    # "characters", "bpe" (trained on the text), or an identifier. None: the tokenizer of `start`, or characters.
     tokenizer: str | None = None
-    vocab_size: int = 4096  # of the BPE that is trained
-    held_out: float = 0.1  # the last part of the text, which measures and does not train
+    vocab_size: int = 4096  # for tokenizer="bpe"
+    held_out: float = 0.1  # fraction of the text, at its end, that is used for evaluation only
     layers: int | None = None
-    width: int | None = None  # channels of a transformer, hidden size of an LSTM
+    width: int | None = None  # channels of a transformer, or hidden size of an LSTM
     heads: int | None = None
-    context: int | None = None  # tokens of a row; a transformer's positions. None: 128, or what `start` has, up to 1024
+    context: int | None = None  # tokens per row; a transformer's positions. None: 128, or those of `start`, up to 1024
     dropout: float | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)  # more settings of config.json, under the family's names
+    config: Mapping[str, Any] = field(default_factory=dict)  # further settings of config.json, by the family's names
     steps: int = 2000
-    batch: int = 32  # rows of a step, of all processes together
-    accumulate: int = 1  # pieces that a step's rows are read in, one after the other: less memory, the same gradients
-    learning_rate: float | None = None  # the highest
-    warm_up: int = 100  # steps until it
-    floor: float = 0.1  # what the cosine ends at, as a fraction of it
-    weight_decay: float = 0.1  # of matrices; biases and gains do not decay
+    batch: int = 32  # rows per step, over all processes
+    accumulate: int = 1  # micro-batches per step (gradient accumulation): less memory, the same gradients
+    learning_rate: float | None = None  # peak
+    warm_up: int = 100  # steps until the peak
+    floor: float = 0.1  # final learning rate, as a fraction of the peak
+    weight_decay: float = 0.1  # for matrices; biases and gains do not decay
     beta2: float = 0.99
-    clip: float = 1.0  # the largest norm of all gradients together; 0: as they are
-    carry: bool = True  # an LSTM: rows follow on, and its state is carried from step to step
+    clip: float = 1.0  # maximum global gradient norm; 0: no clipping
+    carry: bool = True  # LSTM: read consecutive rows and carry the state from step to step
     evaluate_every: int = 250
-    evaluate_tokens: int = 2**20  # at most, spread over the held-out text
+    evaluate_tokens: int = 2**20  # maximum per evaluation, spread over the held-out text
     checkpoint_every: int = 250
-    patience: int | None = None  # stop after so many evaluations without a lower loss
-    sample: str | None = None  # write on from this text at each evaluation
+    patience: int | None = None  # stop after this many evaluations without a lower loss
+    sample: str | None = None  # generate text from this prompt at each evaluation
     sample_tokens: int = 200
     seed: int = 1337
     device: str = "auto"
-    dtype: str = "auto"  # that products are computed in; weights are float32. "auto": bfloat16 on CUDA, else float32
+    dtype: str = "auto"  # of matrix products; weights are float32. "auto": bfloat16 on CUDA, else float32
     compile: bool = False
-    parallel: str = "ddp"  # under torchrun: "ddp" copies the model to each process, "fsdp" shards it
+    parallel: str = "ddp"  # with torchrun: "ddp" copies the model to each process, "fsdp" shards it
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Settings:
                 raise ValueError(f"{setting(name)} must be {low:g} to {high:g}, not {value}")
         if self.held_out == 0:
             raise ValueError(
-                f"{setting('held_out')} must be above 0: a run is judged by text that it has not learnt from"
+                f"{setting('held_out')} must be above 0: the model is evaluated on text that it was not trained on"
             )
         if self.batch % self.accumulate:
             raise ValueError(f"{setting('batch')} ({self.batch}) must be a multiple of {setting('accumulate')} "
@@ -101,9 +101,9 @@ class Settings:
                 raise ValueError(f"{setting(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}")
 
     def fresh_config(self, family: Family, vocab_size: int, end: int | None = None) -> Any:
-        """The config of a fresh model, for which `end` is the id that ends a text.
+        """The config of a new model. end: the id of the end-of-text token.
 
-        ValueError: a setting that the family has not, or sizes that do not fit.
+        ValueError: the family does not have a setting, or sizes do not fit together.
         """
         training = family.training
         common = training.names
@@ -120,7 +120,7 @@ class Settings:
         values = {"vocab_size": vocab_size, **ends, **training.small}
         self._check_dropout(family)
         if self.heads is not None and "heads" not in common:
-            raise ValueError(f"{setting('heads')}: a model of the family {family.name} has none; leave it out")
+            raise ValueError(f"{setting('heads')}: the family {family.name} has no attention heads; leave it out")
         heads = sizes["heads"]
         if "heads" in common and width % heads:
             raise ValueError(f"{setting('width')} {width} must be a multiple of {setting('heads')}, which is {heads}: "
@@ -134,12 +134,12 @@ class Settings:
 
     def _check_dropout(self, family: Family) -> None:
         if self.dropout and not family.training.names.get("dropout"):
-            raise ValueError(f"{setting('dropout')}: a model of the family {family.name} drops nothing; leave it out")
+            raise ValueError(f"{setting('dropout')}: the family {family.name} has no dropout; leave it out")
 
     def tuned_config(self, family: Family, config: Any) -> Any:
-        """The config of a model that is trained further: only how much is dropped may change.
+        """The config of a model to fine-tune, where only dropout may change.
 
-        ValueError: a setting that would make another model of it.
+        ValueError: a setting would change the model.
         """
         for name in ("layers", "width", "heads"):
             if getattr(self, name) is not None:
@@ -159,39 +159,39 @@ class Settings:
         return changed(config, changes | dict(self.config))
 
     def changed(self, changes: Mapping[str, Any]) -> "Settings":
-        """For a run that goes on. ValueError: something that cannot change any more."""
+        """The settings of a resumed run. ValueError: a setting cannot change when a run is resumed."""
         names = [item.name for item in fields(self)]
         if fixed := sorted(set(changes) - CHANGEABLE):
             if no_settings := sorted(set(fixed) - set(names)):
                 raise ValueError(unknown(no_settings, names))
-            raise ValueError(f"{', '.join(map(setting, fixed))} cannot change when a run goes on: start a new one, "
+            raise ValueError(f"{', '.join(map(setting, fixed))} cannot change when a run is resumed: start a new run, "
                              "from this one if you like; what can change is "
                              + ", ".join(map(setting, sorted(CHANGEABLE))))  # fmt: skip
         return dataclasses.replace(self, **changes)
 
     def to_json(self, history: Sequence["Change"] = ()) -> str:
-        """All of it, for settings.json."""
+        """The text of settings.json."""
         values = asdict(self) | ({"history": [asdict(change) for change in history]} if history else {})
         return json.dumps(values, indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> "Settings":
-        """From settings.json. ValueError: it is damaged, or of another version."""
+        """Read settings.json. ValueError: it is damaged, or written by another version."""
         return read_settings(path)[0]
 
 
 @dataclass(frozen=True)
 class Change:
-    """What was changed when a run went on after `step`: the settings that are others since, as they were before."""
+    """Settings that were changed when a run was resumed after `step`, with their values before."""
 
     step: int
     before: Mapping[str, Any]
 
 
 def read_settings(path: Path) -> tuple[Settings, list[Change]]:
-    """settings.json: what holds now, and what was changed on the way (older runs do not say).
+    """Read settings.json: the current settings and the history of changes, which older runs do not have.
 
-    ValueError: it is damaged, or of another version.
+    ValueError: it is damaged, or written by another version.
     """
     values = read_object(path)
     history = values.pop("history", [])
@@ -204,7 +204,7 @@ def read_settings(path: Path) -> tuple[Settings, list[Change]]:
 
 
 def parts(settings: Settings, history: Sequence[Change]) -> list[tuple[Settings, int | None]]:
-    """The settings of each part of a run, and the step after which it ended; None: the last part."""
+    """The settings of each part of a run between changes, and its last step; None for the last part."""
     found: list[tuple[Settings, int | None]] = [(settings, None)]
     for change in reversed(history):
         settings = dataclasses.replace(settings, **change.before)
@@ -213,9 +213,9 @@ def parts(settings: Settings, history: Sequence[Change]) -> list[tuple[Settings,
 
 
 def with_change(history: Sequence[Change], old: Settings, new: Settings, step: int) -> tuple[Settings, list[Change]]:
-    """The settings that made the steps until `step`, and the history of a run that goes on from there with `new`.
+    """The settings in force until `step`, and the history of a run that is resumed from there with `new`.
 
-    old: the settings until now. Changes at later steps, or at this one, count no more: nothing is left of them.
+    old: the settings so far. Changes at `step` or later are dropped, because the resumed run repeats those steps.
     """
     kept = list(history)
     while kept and kept[-1].step >= step:
@@ -228,7 +228,7 @@ def with_change(history: Sequence[Change], old: Settings, new: Settings, step: i
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:
-    """A value of the annotation's type; a whole number may stand for any. ValueError: it is of another type."""
+    """The value, checked against its annotation; an int may stand for a float. ValueError: it has another type."""
     kinds = get_args(kind) or (kind,)
     kind = Mapping if get_origin(kind) is Mapping else kinds[0]
     if value is None and type(None) in kinds:

@@ -53,7 +53,7 @@ def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO
     if not texts:
         raise ValueError("there is no text to learn from: give a file, or several")
     with processes(settings.parallel, settings.device) as group:
-        settings = completed(settings)
+        settings = resolve_settings(settings)
         if not group.first:
             group.wait()
             return run(folder, settings, group, listener)
@@ -129,8 +129,8 @@ def start_of(settings: Settings) -> Checkpoint | None:
     return None if settings.start is None else Checkpoint(hub.fetch(settings.start))
 
 
-def completed(settings: Settings) -> Settings:
-    """What was left open, decided. ValueError: settings that do not fit each other, the model, or the machine."""
+def resolve_settings(settings: Settings) -> Settings:
+    """Fill in settings that are None or "auto". ValueError: they do not fit each other, the model or the machine."""
     start = start_of(settings)
     if start is None:
         family = FAMILIES[settings.family or "gpt2"]

@@ -1,4 +1,4 @@
-"""What a run has come to: a summary of its folder, its model card, its curves, and runs side by side."""
+"""Summary, model card and loss curves of a run, and comparison of several runs."""
 
 import json
 import math
@@ -21,7 +21,7 @@ INK, GREY = "#30343b", "#70757d"
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one run. Losses are of the held-out text, at its best."""
+    """Summary of a run. Losses are those of the best model on the held-out text."""
 
     name: str
     folder: str
@@ -37,24 +37,24 @@ class Summary:
     seconds: float
     rows: list[LossRow]
     settings: Settings
-    history: list[Change]  # of the settings
+    history: list[Change]  # changes of the settings
     texts: list[str]
 
     @property
     def nats_per_character(self) -> float:
-        """What models of different tokenizers are compared by."""
+        """Loss per character, which can be compared between models with different tokenizers."""
         return self.nats_per_token * self.tokens_per_character
 
     def to_json(self) -> dict[str, Any]:
-        """As a mapping that JSON can hold."""
+        """The summary as a JSON object."""
         rows = [{name: None if math.isnan(row[name]) else row[name] for name in COLUMNS} for row in self.rows]
         return {**asdict(self), "nats_per_character": self.nats_per_character, "rows": rows}
 
 
 def read(path: Path) -> Summary:
-    """The summary of a run's folder.
+    """Summarize a run's folder.
 
-    FileNotFoundError: it is none.    ValueError: it is damaged, or nothing was measured in it yet.
+    FileNotFoundError: the folder holds no run.    ValueError: it is damaged, or has no evaluation yet.
     """
     folder = RunFolder(path)
     with rescued(folder):
@@ -86,8 +86,8 @@ def read(path: Path) -> Summary:
     )
 
 
-def option(name: str, value: Any = None) -> list[str]:
-    """A setting as the shell's option, with its value where there is one."""
+def option(name: str, value: object = None) -> list[str]:
+    """A setting as a shell option, with its value if there is one."""
     word = "--" + {"start": "from", "config": "set"}.get(name, name.replace("_", "-"))
     if isinstance(value, Mapping):
         return [part for key, item in value.items() for part in (word, f"{key}={json.dumps(item)}")]
@@ -97,9 +97,9 @@ def option(name: str, value: Any = None) -> list[str]:
 
 
 def commands(summary: Summary, out: str) -> list[str]:
-    """The shell commands that make such a run again: that which began it, and those that changed its settings.
+    """The shell commands that reproduce a run: the first one, and one for each change of its settings.
 
-    Where it has to be stopped by hand in between, a comment says so.
+    A comment says where the run has to be stopped by hand in between.
     """
     lines: list[str] = []
     before: dict[str, Any] = {
@@ -119,9 +119,9 @@ def commands(summary: Summary, out: str) -> list[str]:
 
 
 def card(summary: Summary) -> str:
-    """A model card, in Markdown."""
+    """The model card, in Markdown."""
     settings = summary.settings
-    tokenizer = {"characters": "one id per character", "bpe": "a byte-level BPE learnt from the text"}.get(
+    tokenizer = {"characters": "one id per character", "bpe": "a byte-level BPE trained on the text"}.get(
         summary.tokenizer, f"the tokenizer of {summary.tokenizer}"
     )
     origin = f"Fine-tuned from {settings.start}." if settings.start else "Trained from random weights."
@@ -137,9 +137,9 @@ def card(summary: Summary) -> str:
 | | |
 | --- | --- |
 | held-out loss | {summary.nats_per_token:.4f} nats per token{per_character}, {step} |
-| held out | the last {100 * settings.held_out:g} % of the text, which also chose the step |
+| held out | the last {100 * settings.held_out:g} % of the text, also used to choose the step |
 | trained on | {summary.rows[-1]["tokens"]:,} tokens, {rows} |
-| took | {duration(summary.seconds)} at {summary.tokens_per_second:,.0f} tokens/s |
+| training time | {duration(summary.seconds)} at {summary.tokens_per_second:,.0f} tokens/s |
 
 ```
 {steps}
@@ -150,12 +150,12 @@ def card(summary: Summary) -> str:
 
 
 def family_title(family: str) -> str:
-    """As it is written."""
+    """The family's name as it is written in text."""
     return FAMILIES[family].title if family in FAMILIES else family
 
 
 def duration(seconds: float) -> str:
-    """For people: 2 h 05 min, 3 min 20 s, 12 s."""
+    """A readable duration: 2 h 05 min, 3 min 20 s, 12 s."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02} min"
@@ -163,12 +163,12 @@ def duration(seconds: float) -> str:
 
 
 def middles(steps: Sequence[float]) -> list[float]:
-    """The middle of the steps that each row's training loss is the mean of: those since the row before."""
+    """The middle of the steps over which each row's training loss is averaged."""
     return [(before + step) / 2 for before, step in zip([steps[0], *steps], steps, strict=False)]
 
 
 def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) -> None:
-    """The losses of runs along their steps: held-out text as lines, the text that trains thin and dotted.
+    """Draw the losses of runs over their steps: held-out loss as a line, training loss thin and dotted.
 
     ModuleNotFoundError: matplotlib is missing.    OSError: the file cannot be written.
     """
@@ -189,15 +189,16 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
             steps = [row["step"] for row in run.rows]
             held_out = [row["held_out_loss"] * scale for row in run.rows]
             train = [row["train_loss"] * scale for row in run.rows]
-            between = middles(steps)  # the mean over these steps belongs in the middle of them
-            name = run.name.replace("$", r"\$")  # or else it is mathematics; after a "_" the legend would leave it out
+            between = middles(steps)  # a mean over several steps is drawn in the middle of them
+            # Matplotlib would read $ as mathematics. The label has a prefix since one that begins with "_" is hidden.
+            name = run.name.replace("$", r"\$")
             axes.plot(steps, held_out, color=colour, linewidth=1.8, label=f"held out: {name}")
             axes.plot(between, train, color=colour, linewidth=1, linestyle=":", label=f"training: {name}")
             best = run.nats_per_token * scale
             axes.plot([run.best_step], [best], "o", color=colour, markersize=5)
             axes.annotate(f"{best:.3f}", (run.best_step, best), (0, 7), textcoords="offset points", color=colour,
                           ha="center", fontsize=8)  # fmt: skip
-            # The first losses are of a model that knows nothing: they would squeeze all others.
+            # The losses of the first tenth are high and would squeeze all others.
             seen = held_out[max(1, len(held_out) // 10) :] + train[max(1, len(train) // 10) :] or held_out
             low, high = min(low, *seen, best), max(high, *seen, best)
         room = max(high - low, 0.05)

@@ -1,7 +1,7 @@
-"""How messages name settings and calls: in Python's words, or in those of the shell or R where these have called.
+"""The spelling of settings and calls in messages: that of Python, the shell or R, whichever the user called.
 
-A message says `setting("batch", 8)`: Python reads batch=8, the shell --batch 8, and R batch = 8. Each caller's words
-are one class: `Words` here, the shell's in cli.py, R's in r_bridge/training.py.
+For `setting("batch", 8)` a Python user reads batch=8, a shell user --batch 8, and an R user batch = 8. There is one
+class for each: `Words` here, the shell's in cli.py, R's in the R bridge.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,29 +9,28 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
 from os import PathLike
-from typing import Any
 
 
 class Words:
-    """Python's."""
+    """The spelling of Python."""
 
     train = "train()"
 
-    def setting(self, name: str, value: Any = None) -> str:
-        """A setting, or the setting with a value that helps."""
+    def setting(self, name: str, value: object = None) -> str:
+        """A setting by its name, or with a suggested value."""
         return name if value is None else f"{name}={value!r}"
 
-    def resume(self, folder: str | PathLike[str], **changes: Any) -> str:
-        """The call that goes on with a run."""
+    def resume(self, folder: str | PathLike[str], **changes: object) -> str:
+        """The call that resumes a run."""
         return f"resume({', '.join([repr(str(folder)), *(self.setting(*change) for change in changes.items())])})"
 
 
-_current: ContextVar[Words] = ContextVar("words", default=Words())  # noqa: B039  # it has no state
+_current: ContextVar[Words] = ContextVar("words", default=Words())  # noqa: B039  # Words has no state
 
 
 @contextmanager
 def speaking(words: Words) -> Iterator[None]:
-    """Messages are in these words."""
+    """Use this spelling in messages."""
     before = _current.set(words)
     try:
         yield
@@ -39,23 +38,23 @@ def speaking(words: Words) -> Iterator[None]:
         _current.reset(before)
 
 
-def setting(name: str, value: Any = None) -> str:
-    """As `Words.setting`, for whoever has called."""
+def setting(name: str, value: object = None) -> str:
+    """`Words.setting` in the current spelling."""
     return _current.get().setting(name, value)
 
 
-def resume_call(folder: str | PathLike[str], **changes: Any) -> str:
-    """As `Words.resume`, for whoever has called."""
+def resume_call(folder: str | PathLike[str], **changes: object) -> str:
+    """`Words.resume` in the current spelling."""
     return _current.get().resume(folder, **changes)
 
 
 def train_call() -> str:
-    """What starts a run."""
+    """The call that starts a run, in the current spelling."""
     return _current.get().train
 
 
 def unknown(names: Sequence[str], known: Sequence[str], whose: str = "the settings") -> str:
-    """A message for settings that do not exist: those that were meant, or all that there are."""
+    """The error message for unknown settings: suggests the nearest ones, or lists all."""
     near = [get_close_matches(name, known, 1) for name in names]
     meant = ", ".join(match[0] for match in near if match)
     advice = f"did you mean {meant}?" if all(near) else f"{whose} are {', '.join(known)}"

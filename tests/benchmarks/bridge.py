@@ -1,8 +1,8 @@
-"""What R pays for the way to Python: R's calls against Python's own, interleaved in one run.
+"""Overhead of the R bridge: calls from R compared with the same calls in Python, interleaved in one run.
 
     python tests/benchmarks/bridge.py
 
-An R session waits for commands on its standard input, so that each pair of measurements is made within moments.
+An R session waits for commands on its standard input, so that the two measurements of a pair are close in time.
 """
 
 import os
@@ -23,10 +23,10 @@ from minhub_py.files.tokenizer import decode_stream
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 PAIRS = 5
-MANY_PAIRS = 11  # where a few per cent are to be told from noise
+MANY_PAIRS = 11  # to tell a few per cent from noise
 NEW = 64
 
-# Each line that R reads is code; it answers with the seconds that it took.
+# R evaluates each line that it reads, and answers with the time in seconds.
 LOOP = """
 library(minhubpy)
 options(minhubpy.quiet = TRUE)
@@ -41,7 +41,7 @@ while (length(line <- readLines(input, 1L))) {
 
 
 class RSession:
-    """R at the other end of a pipe."""
+    """An R process that is controlled through a pipe."""
 
     def __init__(self, library: str) -> None:
         script = Path(library, "loop.R")
@@ -55,7 +55,7 @@ class RSession:
         )
 
     def time(self, code: str) -> float:
-        """Seconds that one line of R code takes."""
+        """Time of one line of R code, in seconds."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(code + "\n")
@@ -67,14 +67,14 @@ class RSession:
 
 
 def clock(work: Callable[[], Any]) -> float:
-    """Seconds that a piece of Python takes."""
+    """Time of a Python call, in seconds."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def compare(name: str, python: Callable[[], Any], r: Callable[[], float], count: int = PAIRS) -> None:
-    """Print Python's and R's medians, and Python's time as a share of R's, pair by pair."""
+    """Print the medians of Python and R, and the median ratio of Python's time to R's."""
     pairs = [(clock(python), r()) for _ in range(count)]
     share = statistics.median(p / q for p, q in pairs)
     mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
@@ -82,7 +82,7 @@ def compare(name: str, python: Callable[[], Any], r: Callable[[], float], count:
 
 
 def main() -> None:
-    """All comparisons."""
+    """Run all comparisons."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["R", "CMD", "INSTALL", "--no-docs", f"--library={folder}", ROOT / "r_bridge" / "minhubpy"],
                        check=True, capture_output=True)  # fmt: skip
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def start_up(library: str) -> None:
-    """library(minhubpy), and the first call against Python's own import of torch."""
+    """Time library(minhubpy), and the first call compared with Python's import of torch."""
     environment = os.environ | {"R_LIBS": library, "MINHUBPY_PYTHON": sys.executable}
     loaded, first, imported = [], [], []
     for _ in range(PAIRS):
@@ -115,14 +115,14 @@ def start_up(library: str) -> None:
 
 
 def calls(r: RSession) -> None:
-    """An empty call, a thousand at a time."""
+    """Time an empty call, over a thousand calls."""
     r.time("minhub_start()")
     each = [r.time("for (i in 1:1000) minhubpy:::ask('nothing')") for _ in range(PAIRS)]
     print(f"an empty call: {statistics.median(each):.3f} ms")
 
 
 def arrays(r: RSession, folder: Path) -> None:
-    """Logits (1, 1024, 50257) as an R array, of a model that computes them in next to no time."""
+    """Time to convert logits (1, 1024, 50257) to an R array, for a model that computes them almost instantly."""
     torch.manual_seed(0)
     model = gpt2(n_layer=1, n_head=1, n_embd=16).eval()
     save_pretrained(model, folder / "thin")
@@ -139,7 +139,7 @@ def arrays(r: RSession, folder: Path) -> None:
 
 
 def texts(r: RSession) -> None:
-    """encode_batch on 10 MB in lines, and decode_batch."""
+    """Compare encode_batch on 10 MB of lines, and decode_batch."""
     text = (SHARED / "tiny-shakespeare" / "input.txt").read_text() * 9
     lines = text.split("\n")
     tokenizer = tokenizer_from_pretrained(str(SHARED / "gpt2-tokenizer"))
@@ -153,7 +153,7 @@ def texts(r: RSession) -> None:
 
 
 def generation(r: RSession, folder: Path) -> None:
-    """A GPT-2 of 124M, and a built-in one whose tokens are so quick that the way shows."""
+    """Compare generation with GPT-2 124M, and with a built-in model, which is so fast that the overhead shows."""
     torch.manual_seed(0)
     save_pretrained(gpt2(), folder / "gpt2", tokenizer_from_pretrained(str(SHARED / "gpt2-tokenizer")))
     prompt = "All the world's a stage, and all the men and women merely players. " * 2

@@ -1,11 +1,11 @@
-"""How fast a large checkpoint is converted, and in how little memory.
+"""Speed and memory of converting a large checkpoint.
 
     .venv/bin/python tests/benchmarks/convert.py [--layers 65] [--folder FOLDER]
 
-Writes a GPT-2 of 65 layers (2.0 GB of float32, in shards of 450 MB) to a temporary folder, and converts it to our own
-layout, back to the Hub's, and to bfloat16, each in a process of its own. The time includes the reading (from the page
-cache, as the files are fresh), the writing and the fsync of each file. Memory is the peak of resident memory above what
-it was after the imports. Needs 6 GB of disk.
+Writes a GPT-2 of 65 layers (2.0 GB of float32, in shards of 450 MB) to a temporary folder, and converts it to native
+layout, back to Hub layout, and to bfloat16, each in a new process. The time includes reading (from the page cache, as
+the files are new), writing and fsync. Memory is the peak of resident memory minus that after the imports. Needs 6 GB
+of disk space.
 """
 
 import argparse
@@ -45,7 +45,7 @@ print(json.dumps([time.perf_counter() - start, peak() - before]))
 
 
 class Drawn(Mapping[str, Tensor]):
-    """Random tensors of given shapes, each made when it is asked for."""
+    """Random tensors of given shapes, each created on access."""
 
     def __init__(self, shapes: Mapping[str, Tensor]) -> None:
         self.shapes = shapes

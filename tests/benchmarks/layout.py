@@ -1,9 +1,9 @@
-"""Which layout of a weight is faster: (out, in), as Linear has it, or (in, out), seen through a transposed view.
+"""Speed of two weight layouts: (out, in) as in nn.Linear, and (in, out) read through a transposed view.
 
     .venv/bin/python tests/benchmarks/layout.py [--threads 2] [--repeats 20]
 
-Twelve matrices of 768 × 3072, so that they do not stay in the processor's cache; medians in milliseconds, the two
-layouts in turn. float16 is not tried at 512 positions, where the view takes minutes.
+Uses twelve matrices of 768 × 3072, too large for the processor's cache, and prints medians in milliseconds of the two
+layouts in turn. float16 is skipped at 512 positions, where the view takes minutes.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def seconds(x: torch.Tensor, weights: list[torch.Tensor]) -> float:
-    """Time of one product with each weight."""
+    """Time of one product with each weight, in seconds."""
     start = time.perf_counter()
     for weight in weights:
         F.linear(x, weight)

@@ -1,4 +1,4 @@
-"""Put the tables of results.json into the README, between its two marks.
+"""Write the tables of results.json into the README, between its two marker comments.
 
 .venv/bin/minhub bench --save tests/benchmarks/results.json --plot tests/benchmarks/results.png
 .venv/bin/python tests/benchmarks/readme.py

@@ -1,11 +1,11 @@
-"""Training: tokens per second against nanoGPT's loop and a plain PyTorch loop of an LSTM, step by step in turns.
+"""Training speed in tokens/s, compared with nanoGPT and with a plain PyTorch loop for an LSTM, step by step in turns.
 
     git clone https://github.com/karpathy/nanoGPT
     python tests/benchmarks/training.py nanoGPT/model.py
 
-Both sides have the same sizes, batch, dtype and threads; a step is all that a loop does from rows to updated weights.
-nanoGPT's side is its own model and its own AdamW, around which the loop does what its train.py does. Its activation is
-the exact GELU, and so is ours here. Without the file only the LSTM is measured, and what `faster.py` brings.
+Both sides have the same sizes, batch, dtype and threads. A step includes everything from reading rows to updating the
+weights. For nanoGPT this is its model and its AdamW, in a loop like that of its train.py. nanoGPT uses the exact GELU,
+so our model does too. Without its model.py, only the LSTM and the gain of `faster.py` are measured.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main() -> None:
 def compare(
     name: str, threads: int, mine: Callable[[], None], theirs: Callable[[], None], sizes: dict[str, Any], rounds: int
 ) -> None:
-    """A line of the table."""
+    """Measure both sides in turn, and print a line of the table."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds + 2):
         for step, kept in zip((mine, theirs), times, strict=True):
@@ -103,19 +103,19 @@ def ours(path: Path, family: str, sizes: dict[str, Any], dtype: str, *, faster: 
         Processes(), torch.device("cpu"), Listener(),
     )  # fmt: skip
     if not faster:
-        trainer.quick = nullcontext
+        trainer.faster = nullcontext
 
     def step() -> None:
         trainer.step()
         trainer.progress.step += 1
-        trainer.look()
+        trainer.report_progress()
 
-    trainer.begin_timing()
+    trainer.reset_timer()
     return step
 
 
 def nanogpt(model_file: Path, path: Path, sizes: dict[str, Any], dtype: str) -> Callable[[], None]:
-    """One step as nanoGPT's train.py makes it."""
+    """One step of nanoGPT's train.py."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", model_file)
     assert spec is not None
     assert spec.loader is not None
@@ -154,7 +154,7 @@ def nanogpt(model_file: Path, path: Path, sizes: dict[str, Any], dtype: str) -> 
 
 
 def plain_lstm(path: Path, sizes: dict[str, Any], dtype: str) -> Callable[[], None]:
-    """One step of the loop that tutorials show: nn.LSTM, cross entropy, AdamW, gradients clipped."""
+    """One step of a loop as in tutorials: nn.LSTM, cross entropy, AdamW, gradient clipping."""
     context, batch = sizes["context"], sizes["batch"]
     embedding, lstm = nn.Embedding(VOCABULARY, 64), nn.LSTM(64, sizes["width"], sizes["layers"], batch_first=True)
     parts = nn.ModuleList([embedding, lstm, nn.Linear(sizes["width"], VOCABULARY)])

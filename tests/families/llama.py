@@ -84,7 +84,7 @@ REFUSED = (
     ({"model_type": "mistral", "layer_types": MIXED}, "a mistral model has no layer_types"),
     ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
     ({"head_dim": 7}, "must be even"),
-    ({"hidden_act": "mish"}, "hidden_act 'mish' is not one of silu"),
+    ({"hidden_act": "mish"}, "hidden_act 'mish' is not one of gelu"),
     ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1]}}, "rope_type 'longrope' is not one of"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "lacks high_freq_factor, low_freq_factor"),
     ({"rope_parameters": {"factor": 2}}, "rope_parameters has 'factor', which rope_type default does not know"),

@@ -324,10 +324,10 @@ show_news <- function(screen, news) {
     begins = {
       say_line(screen, news$family, ", ", counted(news$parameters), " parameters, on ", news$device, ", ", news$dtype)
       say_line(
-        screen, counted(news$train_tokens), " tokens to learn from, ", counted(news$held_out_tokens), " held out; ",
+        screen, counted(news$train_tokens), " tokens to train on, ", counted(news$held_out_tokens), " held out; ",
         counted(news$steps), " steps of ", counted(news$batch), " x ", counted(news$context)
       )
-      if (news$step > 0L) say_line(screen, "goes on after step ", counted(news$step))
+      if (news$step > 0L) say_line(screen, "continues after step ", counted(news$step))
       say_line(screen, sprintf("%8s  %8s  %8s  %10s  %12s", "STEP", "TRAINING", "HELD OUT", "TOKENS/S", "TIME"))
     },
     stepped = {

@@ -184,7 +184,7 @@ test_that("what cannot be trained is refused, and says what to do", {
   expect_refused(minhub_train(VERSE, seed = NA), "seed must be one number, not NA")
   expect_refused(minhub_train(VERSE, seed = -1), "seed must be at least 0, not -1")
   expect_refused(minhub_train(VERSE, family = "gpt3"), "family must be one of gpt2, gptneo, lstm, llama, not 'gpt3'")
-  expect_refused(minhub_train(VERSE, heads = 2), "heads: a model of the family lstm has none; leave it out")
+  expect_refused(minhub_train(VERSE, heads = 2), "heads: the family lstm has no attention heads; leave it out")
   expect_refused(minhub_train(VERSE, epochs = 9), "unknown setting epochs; the settings are family, from, tokenizer")
   expect_refused(minhub_train(VERSE, warmup = 3), "unknown setting warmup; did you mean warm_up?")
   expect_refused(minhub_train(VERSE, start = "gpt2"), "unknown setting start; the settings are family, from")
@@ -195,7 +195,7 @@ test_that("what cannot be trained is refused, and says what to do", {
   expect_refused(minhub_train(VERSE, out = ""), "out is empty: give a path")
   run <- a_run()
   expect_refused(minhub_train(VERSE, out = run$folder), "go on with it, minhub_resume(\"", class = "FileExistsError")
-  expect_refused(minhub_resume(run, width = 3), "width cannot change when a run goes on", class = "ValueError")
+  expect_refused(minhub_resume(run, width = 3), "width cannot change when a run is resumed", class = "ValueError")
   expect_refused(minhub_resume(run, 30, FALSE, 3), "settings need names, such as warm_up = 20")
   expect_refused(minhub_resume(tempfile()), "is no run of minhub_train(): it has no settings.json", class = "FileNotFoundError")
   expect_refused(minhub_run(tempdir()), "is no run of minhub_train(): it has no settings.json")
@@ -311,7 +311,7 @@ test_that("a run is silent, unless it is told to speak: then in lines, with its 
   expect_no_match(text, "\r")
   lines <- strsplit(text, "\n")[[1L]]
   expect_match(lines[[1L]], "^LSTM, [0-9,]+ parameters, on cpu, float32$")
-  expect_match(lines[[2L]], "^[0-9,]+ tokens to learn from, [0-9,]+ held out; 20 steps of 4 x 16$")
+  expect_match(lines[[2L]], "^[0-9,]+ tokens to train on, [0-9,]+ held out; 20 steps of 4 x 16$")
   expect_identical(lines[[3L]], "    STEP  TRAINING  HELD OUT    TOKENS/S          TIME")
   row <- run$losses[2L, ]
   expect_match(text, sprintf("\n      10  %8.4f  %8.4f  ", row$train_loss, row$held_out_loss), fixed = TRUE)
@@ -325,7 +325,7 @@ test_that("a run is silent, unless it is told to speak: then in lines, with its 
     expect_length(grep("not in the tokenizer's vocabulary", said), 1L)
   }
   said <- testthat::capture_messages(minhub_resume(run, steps = 22, progress = TRUE))
-  expect_match(said, "^goes on after step 20\n$", all = FALSE)
+  expect_match(said, "^continues after step 20\n$", all = FALSE)
   said <- testthat::capture_messages(minhub_resume(run, steps = 24))
   expect_match(said, "^Note: from step 22 the learning rate follows a cosine that ends at step 24, not at 22")
 })
