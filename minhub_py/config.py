@@ -42,6 +42,7 @@ NO_EFFECT = frozenset(
     length_penalty repetition_penalty encoder_no_repeat_ngram_size no_repeat_ngram_size bad_words_ids
     suppress_tokens begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values
     num_return_sequences early_stopping min_new_tokens eos_token_ids xla_device attn_implementation
+    transformers.js_config unsloth_fixed unsloth_version
     """.split()
 )
 # Settings that would change the result of any model, with the only supported value.
@@ -52,6 +53,7 @@ ONLY_VALUE = {
     "quantization_config": None,
     "chunk_size_feed_forward": 0,
     "tie_encoder_decoder": False,
+    "use_mrope": False,  # positions in three directions, for images; Qwen's text models say that they have none
 }
 
 
@@ -72,6 +74,12 @@ def read(Config: type[C], hub: Mapping[str, Any]) -> C:
                 "If it does not change the model, delete it from a local copy and load that folder"
             )
         if value not in (only[name], None):
+            if name == "quantization_config" and isinstance(value, dict):
+                raise ValueError(
+                    f"{title}: config.json sets quantization_config: the weights are quantized (quant_method "
+                    f"{brief(value.get('quant_method'))}), which this package does not read; take the repository of "
+                    "the same model in BF16 or F16 (quantize='int8' makes it as small)"
+                )
             raise ValueError(
                 f"{title}: config.json sets {name} to {brief(value)}; this implementation has {only[name]!r} only"
             )
