@@ -20,7 +20,6 @@ from minhub_py.registry import ENTRIES
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ imports these
     import os
-    from collections.abc import Callable
 
     from minhub_py.device import devices as devices
     from minhub_py.files.tokenizer import decode_stream as decode_stream
@@ -33,21 +32,9 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ impo
     from minhub_py.train import resume as resume
     from minhub_py.train import train as train
 
-    # Declared as functions, since there are modules of the same names.
-    gpt2: Callable[..., Any]
-    gptneo: Callable[..., Any]
-    lstm: Callable[..., Any]
-    llama: Callable[..., Any]
-    mistral: Callable[..., Any]
-    ministral: Callable[..., Any]
-    qwen2: Callable[..., Any]
-    qwen3: Callable[..., Any]
+    def _fresh(**config: Any) -> Any: ...
 
-    gpt2_from_pretrained = gptneo_from_pretrained = lstm_from_pretrained = from_pretrained
-    llama_from_pretrained = mistral_from_pretrained = ministral_from_pretrained = from_pretrained
-    qwen2_from_pretrained = qwen3_from_pretrained = from_pretrained
-
-    def gpt2_from_config(
+    def _sized(
         identifier: str | os.PathLike[str],
         revision: str = "main",
         *,
@@ -55,8 +42,14 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ impo
         local_files_only: bool = False,
     ) -> Any: ...
 
-    gptneo_from_config = lstm_from_config = llama_from_config = mistral_from_config = gpt2_from_config
-    ministral_from_config = qwen2_from_config = qwen3_from_config = gpt2_from_config
+    gpt2, gpt2_from_config, gpt2_from_pretrained = _fresh, _sized, from_pretrained
+    gptneo, gptneo_from_config, gptneo_from_pretrained = _fresh, _sized, from_pretrained
+    lstm, lstm_from_config, lstm_from_pretrained = _fresh, _sized, from_pretrained
+    llama, llama_from_config, llama_from_pretrained = _fresh, _sized, from_pretrained
+    mistral, mistral_from_config, mistral_from_pretrained = _fresh, _sized, from_pretrained
+    ministral, ministral_from_config, ministral_from_pretrained = _fresh, _sized, from_pretrained
+    qwen2, qwen2_from_config, qwen2_from_pretrained = _fresh, _sized, from_pretrained
+    qwen3, qwen3_from_config, qwen3_from_pretrained = _fresh, _sized, from_pretrained
 
 __version__ = "0.1.0"
 

@@ -8,7 +8,8 @@ A model file declares its settings as data, and this file reads them:
         ONLY_VALUE              settings that would change the result, each with the only supported value
         NO_EFFECT               names of settings without effect, in addition to NO_EFFECT below
         DERIVED                 properties of the dataclass that config.json may repeat but not contradict
-        DEFAULTS                for each model_type, defaults that differ from those of the fields (for files that
+    ROPE_NAMES              old names of rotary settings beside rope_theta, and their names in rope_parameters
+    DEFAULTS                for each model_type, defaults that differ from those of the fields (for files that
                                 serve several model types)
 
 A value must have the type of the field's annotation; an int is accepted as a float, and a bool only as a bool. An `int`
@@ -64,7 +65,7 @@ def read(Config: type[C], hub: Mapping[str, Any]) -> C:
     ignored = NO_EFFECT | getattr(Config, "NO_EFFECT", frozenset())
     derived = getattr(Config, "DERIVED", ())
     title = Config.TITLE  # type: ignore[attr-defined]
-    hub = one_rope(title, hub) if "rope_parameters" in names else hub
+    hub = one_rope(title, hub, getattr(Config, "ROPE_NAMES", {})) if "rope_parameters" in names else hub
     for name, value in hub.items():
         if name in names or name in ignored or name in derived or name.startswith("_"):
             continue
@@ -138,28 +139,31 @@ def fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
-def one_rope(title: str, hub: Mapping[str, Any]) -> dict[str, Any]:
+def one_rope(title: str, hub: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The settings with the rotary embedding's merged into rope_parameters, a dict with rope_type and rope_theta.
 
-    Older files have rope_theta and rope_scaling (with `type` for rope_type). ValueError: the two contradict each other.
+    Older files have rope_theta and rope_scaling (with `type` for rope_type). names: other old names of its settings, and
+    their names today. ValueError: the spellings contradict each other.
     """
     rest = dict(hub)
     new, old = rest.pop("rope_parameters", None), rest.pop("rope_scaling", None)
-    theta = rest.pop("rope_theta", None)
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, dict | None):
             raise ValueError(f"{title}: {name} cannot be {brief(value)}")
-    if not (new or old) and theta is None:
+    apart = {to: value for name, to in {"rope_theta": "rope_theta", **names}.items()
+             if (value := rest.pop(name, None)) is not None}  # fmt: skip
+    if not (new or old or apart):
         return rest if new is None else {**rest, "rope_parameters": new}
     rope = dict(old or new or {})
-    thetas = [value["rope_theta"] for value in (new, old) if value and "rope_theta" in value]
-    thetas += [theta] if theta is not None else []
-    if any(other != thetas[0] for other in thetas) or (new and old and _kind(new) != _kind(old)):
-        raise ValueError(f"{title}: config.json's rope_parameters, rope_scaling and rope_theta contradict each other")
+    for name in ("rope_theta", *names.values()):
+        said = [value[name] for value in (new, old, apart) if value and name in value]
+        if any(other != said[0] for other in said):
+            raise ValueError(f"{title}: config.json names two values of {name}: {brief(said[0])} and {brief(said[-1])}")
+        rope |= {name: said[0]} if said else {}
+    if new and old and _kind(new) != _kind(old):
+        raise ValueError(f"{title}: config.json's rope_parameters and rope_scaling contradict each other")
     rope["rope_type"] = _kind(rope)
     rope.pop("type", None)
-    if thetas:
-        rope["rope_theta"] = thetas[0]
     return {**rest, "rope_parameters": rope}
 
 

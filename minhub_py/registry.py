@@ -21,6 +21,7 @@ class Training:
     small: Mapping[str, Any] = field(default_factory=dict)  # further settings that differ from the config's defaults
     layers: int = 4
     width: int = 128
+    expansion: float = 4.0  # inner width of the MLP / width, for a family whose config has no default for it
     learning_rate: float = 1.5e-3
     carries_state: bool = False  # a recurrent state is carried from row to row of the text
 
@@ -107,7 +108,7 @@ LSTM_TRAINING = Training(
 LLAMA_TRAINING = Training(
     {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
      "inner": ("intermediate_size",), "context": ("max_position_embeddings",)},
-    {"tie_word_embeddings": True},
+    {"tie_word_embeddings": True}, expansion=8 / 3,  # a gated MLP has three matrices, as many weights as two of 4
 )  # fmt: skip
 
 LLAMA_NAMES = {

@@ -298,9 +298,7 @@ def test_training(family: str, tmp_path: Path) -> None:
     text.write_text("a rose is a rose is a rose. " * 200)
     small = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "tokenizer": "characters", "seed": 1}
     run = minhub_py.train(text, tmp_path / "run", family=family, steps=40, evaluate_every=20, **small, progress=False)
-    assert run.losses[-1]["held_out"] < run.losses[0]["held_out"]
+    assert run.losses[-1]["held_out_loss"] < run.losses[0]["held_out_loss"]
     model = minhub_py.from_pretrained(tmp_path / "run", device="cpu")
     assert type(reader_of(model)) is CompiledReader
-    minhub_py.train(
-        text, tmp_path / "tuned", from_model=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False
-    )
+    minhub_py.train(text, tmp_path / "tuned", start=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False)

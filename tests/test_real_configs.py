@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from minhub_py.files.storage import Checkpoint
-from minhub_py.models.llama import rotary
+from minhub_py.models.rotary import rope_of
 from minhub_py.pretrained import describe
 from minhub_py.skeleton import skeleton
 
@@ -206,7 +206,8 @@ def test_it_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_config(theirs)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
     rope = type(model.model.rotary_emb)(theirs)
-    frequencies, amplitude = rotary(config)
+    ours = rope_of(config.rope, config.head_size)
+    frequencies, amplitude = ours.frequencies, ours.amplitude
     torch.testing.assert_close(torch.tensor(frequencies), rope.inv_freq, rtol=1e-6, atol=0)
     assert amplitude == pytest.approx(rope.attention_scaling)
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * theirs.num_hidden_layers

@@ -112,7 +112,7 @@ class Settings:
             "layers": self.layers or training.layers,
             "width": width,
             "heads": self.heads or max(1, width // 32),
-            "inner": max(32, round(width * 8 / 3 / 32) * 32),  # of a gated MLP: as many weights as 4 * width without
+            "inner": max(32, round(width * training.expansion / 32) * 32),
             "context": self.context or CONTEXT,
             "dropout": 0.1 if self.dropout is None else self.dropout,
         }

@@ -89,7 +89,7 @@ REFUSED = (
     ({"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "lacks high_freq_factor, low_freq_factor"),
     ({"rope_parameters": {"factor": 2}}, "rope_parameters has 'factor', which rope_type default does not know"),
     ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta cannot be 'x'"),
-    ({"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 6.0}, "contradict each other"),
+    ({"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 6.0}, "two values of rope_theta: 5.0 and 6.0"),
     ({"rope_parameters": YARN, "rope_scaling": {"type": "linear", "factor": 2}}, "contradict each other"),
     ({"rope_scaling": [1]}, r"rope_scaling cannot be \[1\]"),
     ({"partial_rotary_factor": 0.5}, "has a setting 'partial_rotary_factor' that this implementation"),
