@@ -119,6 +119,31 @@ LLAMA_NAMES = {
     "qwen3": ("qwen3",),
 }
 
+GPTNEOX_TRAINING = Training(
+    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
+     "inner": ("intermediate_size",), "context": ("max_position_embeddings",), "dropout": ("hidden_dropout",)},
+    {"tie_word_embeddings": True},
+)  # fmt: skip
+
+
+def _pythia(C: int, layers: int, heads: int, vocab_size: int = 50304) -> dict[str, Any]:
+    return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "vocab_size": vocab_size, "eos_token_id": 0}  # fmt: skip
+
+
+GPTNEOX_SIZES = {
+    "pythia-14m": _pythia(128, 6, 4),
+    "pythia-70m": _pythia(512, 6, 8),
+    "pythia-160m": _pythia(768, 12, 12),
+    "pythia-410m": _pythia(1024, 24, 16),
+    "pythia-1b": _pythia(2048, 16, 8),
+    "pythia-1.4b": _pythia(2048, 24, 16),
+    "pythia-2.8b": _pythia(2560, 32, 32),
+    "pythia-6.9b": _pythia(4096, 32, 32, 50432),
+    "pythia-12b": _pythia(5120, 36, 40, 50688),
+    "gpt-neox-20b": {"hidden_act": "gelu_new", "eos_token_id": 0},
+}
+
 
 def _llama(C: int, inner: int, layers: int, heads: int, groups: int, **more: Any) -> dict[str, Any]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
@@ -165,6 +190,15 @@ FAMILIES = {
     for family in (
         Family("gpt2", "GPT-2", "gpt2", ("GPT2Config", "GPT2"), GPT2_TRAINING, "openai-community", GPT2_SIZES),
         Family("gptneo", "GPT-Neo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"), GPTNEO_TRAINING, "EleutherAI", GPTNEO_SIZES),
+        Family(
+            "gptneox",
+            "GPT-NeoX",
+            "gpt_neox",
+            ("GPTNeoXConfig", "GPTNeoX"),
+            GPTNEOX_TRAINING,
+            "EleutherAI",
+            GPTNEOX_SIZES,
+        ),
         Family("lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"), LSTM_TRAINING),
         Family(
             "llama",

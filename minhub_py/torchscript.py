@@ -133,12 +133,17 @@ class Writer:
             self.lines.append(f"x = {self.dropped('x', dropout)}")
         self.lines.append("h = x")
 
-    def norm(self, layer: Any) -> None:
-        weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
-        self.lines.append(f"h = F.layer_norm(x, {list(layer.normalized_shape)}, {weights}, {layer.eps})")
+    def keep(self) -> None:
+        self.lines.append("kept = x")
 
-    def rms_norm(self, layer: Any) -> None:
-        self.lines.append(f"h = rms_norm(x, {self.path(layer.weight)}, {layer.eps})")
+    def norm(self, layer: Any, kept: bool = False) -> None:
+        weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
+        self.lines.append(
+            f"h = F.layer_norm({'kept' if kept else 'x'}, {list(layer.normalized_shape)}, {weights}, {layer.eps})"
+        )
+
+    def rms_norm(self, layer: Any, kept: bool = False) -> None:
+        self.lines.append(f"h = rms_norm({'kept' if kept else 'x'}, {self.path(layer.weight)}, {layer.eps})")
 
     def linear(self, layers: Sequence[Any], activation: str | None = None) -> None:
         results = ", ".join(map(self.linear_of, layers))

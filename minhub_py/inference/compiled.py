@@ -4,9 +4,10 @@ A model says in `steps()` what its `forward` does for a new id, as (operation, {
 and a current value h. Keywords in brackets may be left out.
 
     embed     tokens [positions]          x, h = ids' rows of the one + positions' rows of the other
-    norm      layer                       h = layer(x); rms_norm likewise
+    keep                                  what x is now is kept
+    norm      layer [kept]                h = layer(x), or of what was kept; rms_norm likewise
     linear    layers [activation]         h = activation(layer(h)); several layers' results side by side
-    rotate    heads groups rope [q_norm k_norm]    the heads of q and k in h are normed and turned by their position
+    rotate    heads rope [groups q_norm k_norm]    the heads of q and k in h are normed and turned by their position
     attend    heads scale [groups window upcast]   h = attention(h), which is q, k and v side by side, q of `heads`
                                           heads, k and v of `groups`; keys and values are kept. upcast: in float32
     gate      activation                  h = activation(h's first half) * its second half
@@ -49,7 +50,7 @@ ACTIVATIONS = {
     "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
 }  # fmt: skip
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6, "rms_norm": 7,
-         "rotate": 8, "gate": 9}  # fmt: skip
+         "rotate": 8, "gate": 9, "keep": 10}  # fmt: skip
 # The operations of `steps`, and what they are for the compiled code.
 OPERATIONS = {**{name: name for name in KINDS if name != "recur"}, "lstm": "recur"}
 
@@ -81,8 +82,8 @@ class Operation(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int32), ("activation", ctypes.c_int32), ("layer", ctypes.c_int32), ("heads", ctypes.c_int32),
         ("groups", ctypes.c_int32), ("size", ctypes.c_int32),
-        ("window", ctypes.c_int64), ("number", ctypes.c_float), ("more", ctypes.c_int32), ("weight", Matrix),
-        ("second", Matrix), ("bias", ctypes.c_void_p),
+        ("window", ctypes.c_int64), ("number", ctypes.c_float), ("more", ctypes.c_int32), ("rotated", ctypes.c_int32),
+        ("weight", Matrix), ("second", Matrix), ("bias", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -92,13 +93,13 @@ class Call(ctypes.Structure):
         ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
         ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("wanted", integer_array),
         ("wanted_count", ctypes.c_int64), ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
-        ("g", ctypes.c_void_p), ("width", ctypes.c_int64), ("scratch", ctypes.c_void_p),
+        ("g", ctypes.c_void_p), ("kept", ctypes.c_void_p), ("width", ctypes.c_int64), ("scratch", ctypes.c_void_p),
         ("scratch_width", ctypes.c_int64),
     ]  # fmt: skip
 
 
 # What the compiled code must say of itself.
-INTERFACE = 2 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 3 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -160,7 +161,7 @@ class CompiledReader(EagerReader):
         self.threads = min(torch.get_num_threads(), 64)
         if model.new_cache(1, 1).layers[0][0].dtype not in CACHES:
             raise UnsupportedError("keys and values in float64")
-        self.room = torch.from_numpy(np.zeros((3, MOST_TOKENS, self.width), np.float32))  # memory where it is used only
+        self.room = torch.from_numpy(np.zeros((4, MOST_TOKENS, self.width), np.float32))  # memory where it is used only
         self.scratch = torch.empty(0)
         self.logits = torch.empty(0)
 
@@ -207,7 +208,8 @@ class CompiledReader(EagerReader):
         call = Call(
             keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[keys[0].dtype],
             threads=self.threads, x=self.room[0].data_ptr(), h=self.room[1].data_ptr(), g=self.room[2].data_ptr(),
-            width=self.width, scratch=self.scratch.data_ptr(), scratch_width=self.scratch.numel() // self.threads,
+            kept=self.room[3].data_ptr(), width=self.width, scratch=self.scratch.data_ptr(),
+            scratch_width=self.scratch.numel() // self.threads,
         )  # fmt: skip
         for first in range(0, len(ids), MOST_TOKENS):
             part = slice(first, first + MOST_TOKENS)
@@ -241,13 +243,17 @@ class CompiledReader(EagerReader):
             raise UnsupportedError("an embedding whose rows are not stored as rows")
         return [operation]
 
-    def _norm(self, layer: Any) -> list[Operation]:
+    def _keep(self) -> list[Operation]:
+        return [Operation()]
+
+    def _norm(self, layer: Any, kept: bool = False) -> list[Operation]:
         if layer.weight is None or layer.bias is None:
             raise UnsupportedError("a norm without weight or bias")
-        return [Operation(weight=self._vector(layer.weight), bias=self._floats(layer.bias), number=layer.eps)]
+        weights = {"weight": self._vector(layer.weight), "bias": self._floats(layer.bias)}
+        return [Operation(**weights, number=layer.eps, more=kept)]
 
-    def _rms_norm(self, layer: Any) -> list[Operation]:
-        return [Operation(weight=self._vector(layer.weight), number=layer.eps)]
+    def _rms_norm(self, layer: Any, kept: bool = False) -> list[Operation]:
+        return [Operation(weight=self._vector(layer.weight), number=layer.eps, more=kept)]
 
     def _linear(self, layers: Sequence[Any], activation: str | None = None) -> list[Operation]:
         operations = [self._product(layer, layer.bias) for layer in layers]
@@ -262,7 +268,8 @@ class CompiledReader(EagerReader):
         self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None
     ) -> list[Operation]:
         self.rope, groups = rope, groups or heads
-        operation = Operation(heads=heads, groups=groups, size=self.outputs // (heads + 2 * groups))
+        size = self.outputs // (heads + 2 * groups)
+        operation = Operation(heads=heads, groups=groups, size=size, rotated=2 * len(rope.frequencies))
         if q_norm is not None:
             operation.weight, operation.second = self._vector(q_norm.weight), self._vector(k_norm.weight)
             operation.number = q_norm.eps
@@ -272,7 +279,7 @@ class CompiledReader(EagerReader):
         """Have the rotations of the first `count` positions: a row each, cos and sin for q, then for k."""
         if count <= self.rotated.size(0):
             return
-        cos, sin, growth = self.rope(torch.arange(max(count, 2 * self.rotated.size(0))))  # (positions, D/2)
+        cos, sin, growth = self.rope(torch.arange(max(count, 2 * self.rotated.size(0))))  # (positions, R/2)
         grown = 1.0 if growth is None else growth.unsqueeze(1)
         self.rotated = torch.cat((cos * grown, sin * grown, cos, sin), dim=1).contiguous()
         for operation in self.operations:

@@ -31,7 +31,7 @@
 /* compiled.py has the same numbers and structures. */
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4 };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
-enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE };
+enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP };
 #define GROUP 32 /* NF4 weights that share a scale */
 #define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
 #define AHEAD 8192 /* bytes that weights are asked for in advance; measured (NOTES.md) */
@@ -50,7 +50,8 @@ typedef struct {
     int32_t groups, size; /* ATTEND, ROTATE: heads of k and v, numbers of a head */
     int64_t window;       /* positions that ATTEND looks back on, itself included; 0: all */
     float number;         /* NORM, RMS_NORM, ROTATE: epsilon; ATTEND: the factor of the scores */
-    int32_t more;         /* LINEAR: the next one's output stands beside this one's */
+    int32_t more;         /* LINEAR: the next one's output stands beside this one's; NORM, RMS_NORM: of what KEEP kept */
+    int32_t rotated;      /* ROTATE: numbers of a head that turn, the first ones */
     matrix weight, second; /* EMBED: ids, positions; RECUR: weight_ih, weight_hh; ROTATE: norms of q's and k's heads */
     const float *bias;    /* NORM, LINEAR, ADD, RECUR, LOGITS; ROTATE: by position cos and sin for q, then for k */
 } operation;
@@ -65,7 +66,7 @@ typedef struct {
     const int64_t *wanted; /* the tokens after which logits are wanted */
     int64_t wanted_count;
     float *logits;        /* (wanted_count, V) */
-    float *x, *h, *g;     /* room for (tokens, width) each */
+    float *x, *h, *g, *kept; /* room for (tokens, width) each */
     int64_t width;        /* a multiple of 128, at least that of the widest operation */
     float *scratch;       /* (threads, scratch_width) */
     int64_t scratch_width;
@@ -188,7 +189,7 @@ API const char *choose(const char *name) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 2 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 2: the count of changes of meaning */
+    return 3 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 3: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -471,15 +472,15 @@ static void recur(const operation *op, const call *c, float *in, float *out, flo
     }
 }
 
-/* Turns the pairs (i, i + D/2) of each head of q and k by its position, after the head's norm where it has one. */
+/* Turns the pairs (i, i + R/2) of each head of q and k by its position, after the head's norm where it has one. */
 static void rotate(const operation *op, const call *c, float *in) {
-    const int64_t H = op->heads, G = op->groups, D = op->size, half = D / 2;
+    const int64_t H = op->heads, G = op->groups, D = op->size, R = op->rotated, half = R / 2;
     for (int64_t m = 0; m < c->tokens; m++)
         for (int64_t head = 0; head < H + G; head++) {
             float *v = in + m * c->width + head * D;
             const float *norm = head < H ? op->weight.data : op->second.data;
             if (norm) chosen->rms_norm(v, norm, op->number, D, v);
-            const float *cos = op->bias + c->positions[m] * 2 * D + (head < H ? 0 : D), *sin = cos + half;
+            const float *cos = op->bias + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
             for (int64_t i = 0; i < half; i++) {
                 const float first = v[i], second = v[i + half];
                 v[i] = first * cos[i] - second * sin[i];
@@ -504,13 +505,14 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
                 memcpy(in + m * width, x + m * width, op->weight.columns * sizeof(float));
             }
             break;
+        case KEEP: memcpy(c->kept, x, c->tokens * width * sizeof(float)); break;
         case NORM:
             for (int64_t m = 0; m < c->tokens; m++)
-                chosen->norm(x + m * width, op->weight.data, op->bias, op->number, op->weight.columns, in + m * width);
+                chosen->norm((op->more ? c->kept : x) + m * width, op->weight.data, op->bias, op->number, op->weight.columns, in + m * width);
             break;
         case RMS_NORM:
             for (int64_t m = 0; m < c->tokens; m++)
-                chosen->rms_norm(x + m * width, op->weight.data, op->number, op->weight.columns, in + m * width);
+                chosen->rms_norm((op->more ? c->kept : x) + m * width, op->weight.data, op->number, op->weight.columns, in + m * width);
             break;
         case ROTATE: rotate(op, c, in); break;
         case GATE:

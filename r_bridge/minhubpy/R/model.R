@@ -52,6 +52,10 @@ gptneo_from_pretrained <- pretrained_of("gptneo")
 
 #' @rdname from_pretrained
 #' @export
+gptneox_from_pretrained <- pretrained_of("gptneox")
+
+#' @rdname from_pretrained
+#' @export
 lstm_from_pretrained <- pretrained_of("lstm")
 
 #' @rdname from_pretrained
@@ -138,6 +142,10 @@ gptneo <- fresh_of("gptneo")
 
 #' @rdname gpt2
 #' @export
+gptneox <- fresh_of("gptneox")
+
+#' @rdname gpt2
+#' @export
 lstm <- fresh_of("lstm")
 
 #' @rdname gpt2
@@ -167,6 +175,10 @@ gpt2_from_config <- configured_of("gpt2")
 #' @rdname gpt2
 #' @export
 gptneo_from_config <- configured_of("gptneo")
+
+#' @rdname gpt2
+#' @export
+gptneox_from_config <- configured_of("gptneox")
 
 #' @rdname gpt2
 #' @export
