@@ -65,7 +65,7 @@ def read(Config: type[C], hub: Mapping[str, Any]) -> C:
     ignored = NO_EFFECT | getattr(Config, "NO_EFFECT", frozenset())
     derived = getattr(Config, "DERIVED", ())
     title = Config.TITLE  # type: ignore[attr-defined]
-    hub = one_rope(title, hub, getattr(Config, "ROPE_NAMES", {})) if "rope_parameters" in names else hub
+    hub = one_rope(Config, hub)
     for name, value in hub.items():
         if name in names or name in ignored or name in derived or name.startswith("_"):
             continue
@@ -95,6 +95,7 @@ def build(Config: type[C], settings: Mapping[str, Any]) -> C:
     """The dataclass for `settings`, each checked by type and range. ValueError: a setting is unknown or invalid."""
     fields = {field.name: field for field in dataclasses.fields(Config)}  # type: ignore[arg-type]
     title = Config.TITLE  # type: ignore[attr-defined]
+    settings = one_rope(Config, settings)
     if unknown := sorted(set(settings) - set(fields)):
         raise ValueError(f"{title} has no setting {', '.join(unknown)}; its settings are {', '.join(fields)}")
     kinds = getattr(Config, "DEFAULTS", {})
@@ -139,12 +140,15 @@ def fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
-def one_rope(title: str, hub: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings with the rotary embedding's merged into rope_parameters, a dict with rope_type and rope_theta.
 
-    Older files have rope_theta and rope_scaling (with `type` for rope_type). names: other old names of its settings, and
-    their names today. ValueError: the spellings contradict each other.
+    Older files have rope_theta and rope_scaling (with `type` for rope_type), and what Config.ROPE_NAMES says. A family
+    without rotary positions has them as they are. ValueError: the spellings contradict each other.
     """
+    if not any(field.name == "rope_parameters" for field in dataclasses.fields(Config)):
+        return hub
+    title, names = Config.TITLE, getattr(Config, "ROPE_NAMES", {})
     rest = dict(hub)
     new, old = rest.pop("rope_parameters", None), rest.pop("rope_scaling", None)
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
