@@ -119,6 +119,20 @@ LLAMA_NAMES = {
     "qwen3": ("qwen3",),
 }
 
+GPTBIGCODE_TRAINING = Training(
+    {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "context": ("n_positions",),
+     "dropout": ("embd_pdrop", "resid_pdrop")},
+    {"attn_pdrop": 0.0},
+)  # fmt: skip
+_STARCODER = {"n_positions": 8192, "vocab_size": 49152, "bos_token_id": 0, "eos_token_id": 0}
+GPTBIGCODE_SIZES = {
+    "gpt_bigcode-santacoder": {"n_embd": 2048, "n_layer": 24, "n_head": 16, "n_positions": 2048, "vocab_size": 49280,
+                               "bos_token_id": 49152, "eos_token_id": 49152},
+    "starcoderbase-1b": {"n_embd": 2048, "n_layer": 24, "n_head": 16, **_STARCODER},
+    "starcoderbase": {"n_embd": 6144, "n_layer": 40, "n_head": 48, **_STARCODER},
+    "starcoder": {"n_embd": 6144, "n_layer": 40, "n_head": 48, **_STARCODER},
+}  # fmt: skip
+
 GPTNEOX_TRAINING = Training(
     {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
      "inner": ("intermediate_size",), "context": ("max_position_embeddings",), "dropout": ("hidden_dropout",)},
@@ -190,6 +204,15 @@ FAMILIES = {
     for family in (
         Family("gpt2", "GPT-2", "gpt2", ("GPT2Config", "GPT2"), GPT2_TRAINING, "openai-community", GPT2_SIZES),
         Family("gptneo", "GPT-Neo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"), GPTNEO_TRAINING, "EleutherAI", GPTNEO_SIZES),
+        Family(
+            "gptbigcode",
+            "GPT-BigCode",
+            "gpt_bigcode",
+            ("GPTBigCodeConfig", "GPTBigCode"),
+            GPTBIGCODE_TRAINING,
+            "bigcode",
+            GPTBIGCODE_SIZES,
+        ),
         Family(
             "gptneox",
             "GPT-NeoX",

@@ -52,6 +52,10 @@ gptneo_from_pretrained <- pretrained_of("gptneo")
 
 #' @rdname from_pretrained
 #' @export
+gptbigcode_from_pretrained <- pretrained_of("gptbigcode")
+
+#' @rdname from_pretrained
+#' @export
 gptneox_from_pretrained <- pretrained_of("gptneox")
 
 #' @rdname from_pretrained
@@ -142,6 +146,10 @@ gptneo <- fresh_of("gptneo")
 
 #' @rdname gpt2
 #' @export
+gptbigcode <- fresh_of("gptbigcode")
+
+#' @rdname gpt2
+#' @export
 gptneox <- fresh_of("gptneox")
 
 #' @rdname gpt2
@@ -175,6 +183,10 @@ gpt2_from_config <- configured_of("gpt2")
 #' @rdname gpt2
 #' @export
 gptneo_from_config <- configured_of("gptneo")
+
+#' @rdname gpt2
+#' @export
+gptbigcode_from_config <- configured_of("gptbigcode")
 
 #' @rdname gpt2
 #' @export
