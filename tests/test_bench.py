@@ -165,7 +165,7 @@ def test_files_that_are_no_result(tmp_path: Path, decoded: tuple[str, Path]) -> 
     assert "has no case batch: measure it" in failed("bench", "--from", str(decoded[1]), "--only", "batch")
     result = json.loads(decoded[1].read_text())
     other.write_text(json.dumps({**result, "cases": {}}))
-    assert "there is nothing to draw" in failed(
+    assert "there is nothing to plot" in failed(
         "bench", "--from", str(other), "--json", "--plot", str(tmp_path / "a.png")
     )
 
