@@ -1015,10 +1015,10 @@ BAD_TEXTS: dict[str, tuple[bytes | None, dict[str, Any], str]] = {
     "one character": (b"a", {}, "context|held-out"),
     "two characters": (b"ab", {}, "context|held-out"),
     "context": (TEXT.encode(), {"context": 4000}, r"context \(4000\) is longer than the training text \(3600 tok"),
-    "held out": (TEXT.encode(), {"held_out": 0.0002}, "held-out text has 1 tokens, and needs 2"),
-    "nothing held out": (TEXT.encode(), {"held_out": 1e-20}, "held-out text has 0 tokens, and needs 2"),
-    "streams": (TEXT.encode(), {"family": "lstm", "batch": 300}, "too short for 300 rows of 16 that "
-     "follow.* a smaller batch or context, or carry=False$"),
+    "held out": (TEXT.encode(), {"held_out": 0.0002}, "held-out text has 1 tokens and needs at least 2"),
+    "nothing held out": (TEXT.encode(), {"held_out": 1e-20}, "held-out text has 0 tokens and needs at least 2"),
+    "streams": (TEXT.encode(), {"family": "lstm", "batch": 300}, "too short for 300 streams with rows of 16: "
+     ".* a smaller batch or context, or carry=False$"),
     "other characters": ("漢字".encode() * 500, {"tokenizer": BUILT_IN["gpt2"]}, "no token"),
 }  # fmt: skip
 
@@ -1088,7 +1088,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"n_layers": 3}}, "^config: unknown setting n_layers; did you mean n_layer\\?$"),
     ({"config": {"n_positions": 8}}, "8 positions"),
     ({"config": {"vocab_size": 3}}, "3 ids"),
-    ({"family": "lstm", "heads": 2}, "heads: .* lstm has none"),
+    ({"family": "lstm", "heads": 2}, "heads: .* lstm has no attention heads"),
     ({"width": 16, "heads": 3}, "16.*multiple of.*3"),
     ({"device": "abacus"}, "device 'abacus' is unknown"),
     ({"sample": ""}, "sample"),
