@@ -58,7 +58,7 @@ ONLY_VALUE = {
 }
 
 
-def read(Config: type[C], hub: Mapping[str, Any]) -> C:
+def read(Config: type[C], hub: Mapping[str, object]) -> C:
     """The dataclass for a config.json. ValueError: names a setting or value that is not supported."""
     names = {field.name for field in dataclasses.fields(Config)}  # type: ignore[arg-type]
     only = ONLY_VALUE | dict(getattr(Config, "ONLY_VALUE", {}))
@@ -91,7 +91,7 @@ def read(Config: type[C], hub: Mapping[str, Any]) -> C:
     return config
 
 
-def build(Config: type[C], settings: Mapping[str, Any]) -> C:
+def build(Config: type[C], settings: Mapping[str, object]) -> C:
     """The dataclass for `settings`, each checked by type and range. ValueError: a setting is unknown or invalid."""
     fields = {field.name: field for field in dataclasses.fields(Config)}  # type: ignore[arg-type]
     title = Config.TITLE  # type: ignore[attr-defined]
@@ -108,13 +108,13 @@ def build(Config: type[C], settings: Mapping[str, Any]) -> C:
     return Config(**values)
 
 
-def changed(config: C, changes: Mapping[str, Any]) -> C:
+def changed(config: C, changes: Mapping[str, object]) -> C:
     """A copy of `config` with some settings changed, each checked as in `build`."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     return build(type(config), {**values, **changes})
 
 
-def check(title: str, field: "dataclasses.Field[Any]", value: Any) -> None:
+def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
     """ValueError: the value has the wrong type or is out of range."""
     if not fits(value, field.type):
         raise ValueError(f"{title}: {field.name} cannot be {brief(value)}")
@@ -129,7 +129,7 @@ def check(title: str, field: "dataclasses.Field[Any]", value: Any) -> None:
         )
 
 
-def fits(value: Any, kind: Any) -> bool:
+def fits(value: object, kind: Any) -> bool:
     """Whether a JSON value has the annotated type. Unlike in Python, a bool is not a number."""
     if isinstance(kind, UnionType):
         return any(fits(value, part) for part in get_args(kind))
@@ -171,5 +171,5 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**rest, "rope_parameters": rope}
 
 
-def _kind(rope: Mapping[str, Any]) -> Any:
+def _kind(rope: Mapping[str, object]) -> object:
     return rope.get("rope_type", rope.get("type", "default"))

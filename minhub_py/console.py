@@ -165,7 +165,7 @@ def unread_pipe() -> bool:
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print aligned columns on standard output, numbers right-aligned. Nothing is truncated, for use in pipes."""
     cells = [[format(cell, ",") if isinstance(cell, int) else printable(str(cell)) for cell in row] for row in rows]
-    right = [all(re.fullmatch(r"[\d,.]+( [kMG]?B)?", row[i]) for row in cells) for i in range(len(headings))]
+    right = [all(re.fullmatch(r"[\d,.]+( ([kMG]?B|%))?", row[i]) for row in cells) for i in range(len(headings))]
     cells.insert(0, [printable(heading) for heading in headings])
     widths = [max(len(line[i]) for line in cells) for i in range(len(headings))]
     for number, line in enumerate(cells):

@@ -18,7 +18,7 @@ class Training:
     """
 
     names: Mapping[str, tuple[str, ...]]  # layers, width, heads, inner, context, dropout -> names in the config
-    small: Mapping[str, Any] = field(default_factory=dict)  # further settings that differ from the config's defaults
+    small: Mapping[str, object] = field(default_factory=dict)  # further settings that differ from the config's defaults
     layers: int = 4
     width: int = 128
     expansion: float = 4.0  # inner width of the MLP / width, for a family whose config has no default for it
@@ -36,7 +36,7 @@ class Family:
     classes: tuple[str, str]  # names of the config's dataclass and of the model's class
     training: Training
     owner: str = ""  # owner of the published checkpoints on the Hub
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published size -> settings
+    presets: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # published size -> settings
     # If a file serves several model types: the names that users call, and the model types of each.
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()  # model types of multimodal files whose text_config is one of this family
@@ -70,9 +70,9 @@ class Entry:
         """The name of the model in docstrings."""
         return self.family.classes[1] if self.name == self.family.name else self.name.title()
 
-    def config(self, settings: Mapping[str, Any]) -> Any:
+    def config(self, settings: Mapping[str, object]) -> Any:
         """The config for these settings. ValueError: a setting is unknown, or a value is not supported."""
-        own: dict[str, Any] = {"model_type": self.model_types[0]} if self.family.names else {}
+        own: dict[str, object] = {"model_type": self.model_types[0]} if self.family.names else {}
         wanted = settings.get("model_type", self.model_types[0])
         if wanted not in self.model_types:
             raise ValueError(f"{self.name} has model_type {' or '.join(self.model_types)}, not {brief(wanted)}")
@@ -159,12 +159,12 @@ GPTNEOX_SIZES = {
 }
 
 
-def _llama(C: int, inner: int, layers: int, heads: int, groups: int, **more: Any) -> dict[str, Any]:
+def _llama(C: int, inner: int, layers: int, heads: int, groups: int, **more: object) -> dict[str, object]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": groups, **more}  # fmt: skip
 
 
-def _rope(theta: float, **more: Any) -> dict[str, Any]:
+def _rope(theta: float, **more: object) -> dict[str, object]:
     return {"rope_type": "default", "rope_theta": theta, **more}
 
 
@@ -175,7 +175,7 @@ _LLAMA3 = {"vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_ep
 _WAVES = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _QWEN = {"bos_token_id": 151643, "eos_token_id": 151643, "rope_parameters": _rope(1e6), "tie_word_embeddings": True}
 _QWEN25, _QWEN3 = {"model_type": "qwen2", **_QWEN}, {"model_type": "qwen3", **_QWEN}
-LLAMA_SIZES: dict[str, dict[str, Any]] = {
+LLAMA_SIZES: dict[str, dict[str, object]] = {
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": _llama(2048, 5632, 22, 32, 4, rms_norm_eps=1e-5),
     "HuggingFaceTB/SmolLM2-135M": _llama(576, 1536, 30, 9, 3, **_SMOL, rope_parameters=_rope(1e5)),
     "HuggingFaceTB/SmolLM2-360M": _llama(960, 2560, 32, 15, 5, **_SMOL, rope_parameters=_rope(1e5)),

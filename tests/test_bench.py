@@ -1,4 +1,4 @@
-"""`minhub bench` from end to end, on models that ship with the package. No test asserts a time."""
+"""`minhub bench` from end to end, on built-in models. No test asserts a time."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ QUICK = ("bench", "--quick", "--repeats", "1", "--threads", "1")
 
 @pytest.fixture(scope="module")
 def decoded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What a run shows, and the result that it saves."""
+    """The output of a run, and the result that it saves."""
     saved = tmp_path_factory.mktemp("bench") / "run.json"
     return done(*QUICK, "--model", GPT2, "--only", "decode", "--save", str(saved)), saved
 
@@ -82,7 +82,7 @@ def test_the_lstm_and_what_smaller_weights_cost() -> None:
 
 
 def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And a case about another family is one, and a model without a tokenizer has no start to measure."""
+    """A missing peer, a case of another family, and a model without a tokenizer are each one line."""
     monkeypatch.setitem(sys.modules, "transformers", None)  # Python's own way to say that there is none
     save_pretrained(gpt2(vocab_size=11, n_positions=64, n_embd=8, n_layer=1, n_head=2), tmp_path / "tiny")
     call = (*QUICK, "--model", str(tmp_path / "tiny"), "--only", "prefill", "--only", "lstm", "--only", "start")
@@ -165,7 +165,7 @@ def test_files_that_are_no_result(tmp_path: Path, decoded: tuple[str, Path]) -> 
     assert "has no case batch: measure it" in failed("bench", "--from", str(decoded[1]), "--only", "batch")
     result = json.loads(decoded[1].read_text())
     other.write_text(json.dumps({**result, "cases": {}}))
-    assert "there is nothing to draw" in failed(
+    assert "there is nothing to plot" in failed(
         "bench", "--from", str(other), "--json", "--plot", str(tmp_path / "a.png")
     )
 

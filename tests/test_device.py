@@ -1,4 +1,4 @@
-"""Devices and dtypes on whatever machine this is; a GPU is not needed, and where there is one it is found."""
+"""Devices and dtypes on any machine; a GPU is optional, and found if there is one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Names and messages of strangers on a terminal: nothing in them may be obeyed."""
+"""Untrusted names and messages on a terminal: control characters in them are escaped."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_errors(error: type[Exception]) -> None:
 
 @pytest.fixture
 def evil(tmp_path: Path) -> Path:
-    """A model whose folder has an escape sequence in its name, and its tokens have them too."""
+    """A model with escape sequences in its folder's name and in its tokens."""
     torch.manual_seed(0)
     folder = tmp_path / "evil\x1b[2J"
     tokenizer = characters({"a": 0, "\x1b[2J": 1, "\x1b": 2, "\x9b": 3})
@@ -91,7 +91,7 @@ def test_commands(hub: HubServer, evil: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a pseudo-terminal")
 def test_text_on_a_terminal_and_in_a_pipe(evil: Path) -> None:
-    """A terminal is shown what a token is, a pipe gets it as it is."""
+    """Tokens are escaped on a terminal and unchanged in a pipe."""
     command = [sys.executable, "-m", "minhub_py.cli", "generate", str(evil), "a", "-n", "40", "--seed", "1"]
     piped = subprocess.run(command, capture_output=True, check=True).stdout.decode()
     assert "\x1b" in piped

@@ -1,7 +1,6 @@
-"""Training, by what it promises: the loop against a plain one, runs that are killed against runs that are not, and all
-that a text, a disk or a person can do wrong.
+"""Training: the loop compared with a plain one, killed runs with undisturbed ones, faults of texts and disks.
 
-Models are tiny, and real; a process that has to die is forked from a server that has imported PyTorch already.
+Models are tiny but real. Processes to be killed are forked from a server that has already imported PyTorch.
 """
 
 import csv
@@ -44,12 +43,12 @@ TINY: dict[str, Any] = {
     "checkpoint_every": 3, "threads": 1,
 }  # fmt: skip
 BUILT_IN = {family: f"minhub/shakespeare-{family}" for family in FAMILY_NAMES}
-# What a run's files say of the clock.
+# Columns of losses.csv that depend on the clock.
 TIMES = ("tokens_per_second", "seconds")
 
 
 def verses(length: int, seed: int = 0) -> str:
-    """Lines of words that are none, a few of them often."""
+    """Lines of random words, some of them frequent."""
     draw = random.Random(seed)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 7))) for _ in range(300)]
     text = ""
@@ -63,12 +62,12 @@ TEXT = verses(4000)
 
 @pytest.fixture
 def pictures() -> None:
-    """Asked for by the tests that are about them."""
+    """Requested by the tests of pictures, to let matplotlib be imported."""
 
 
 @pytest.fixture(autouse=True)
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where matplotlib is not installed: a picture for each run would take longer than all else here."""
+    """Hide matplotlib, as if it were not installed: drawing would take longer than everything else in these tests."""
     if "pictures" not in request.fixturenames:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
 
@@ -81,7 +80,7 @@ def text(tmp_path: Path) -> Path:
 
 
 class Notes(Listener):
-    """Remembers what it hears, and the weights that a run begins with; stops before the step `stop`."""
+    """Records all calls and the initial weights of a run; stops before step `stop`."""
 
     def __init__(self, stop: int | None = None) -> None:
         self.stop = stop
@@ -115,7 +114,7 @@ class Notes(Listener):
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """A run's files, but for what they say of the clock."""
+    """The files of a run, without values that depend on the clock."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -134,7 +133,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 
 def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """The message names the files, not their bytes."""
+    """Assert that two runs have equal files; the message names the files, not their contents."""
     assert sorted(found) == sorted(wanted)
     assert [name for name in wanted if found[name] != wanted[name]] == []
 
@@ -147,11 +146,11 @@ def steps(run: Run) -> list[float]:
     return [row["step"] for row in run.losses]
 
 
-# --- The loop, against one that is written down plainly
+# --- The loop, compared with a plain one
 
 
 def plain_loss(family: str, model: Any, rows: Tensor, state: list[Any]) -> Tensor:
-    """Of rows (B, T + 1); an LSTM's state is carried on in `state`, and its gradient is not."""
+    """The loss of rows (B, T + 1); an LSTM's state is carried in `state`, its gradient is not."""
     if family == "lstm":
         x, after = model.lstm(model.embedding(rows[:, :-1]), state[0])
         state[0] = tuple(tensor.detach() for tensor in after)
@@ -162,7 +161,7 @@ def plain_loss(family: str, model: Any, rows: Tensor, state: list[Any]) -> Tenso
 
 
 def plain_rate(step: int, count: int, peak: float, warm_up: int, floor: float) -> float:
-    """A straight line up, half a cosine down."""
+    """The learning rate: linear warm-up, then half a cosine."""
     if step < warm_up:
         return peak * (step + 1) / warm_up
     angle = math.pi * (step - warm_up) / (count - warm_up)
@@ -170,7 +169,7 @@ def plain_rate(step: int, count: int, peak: float, warm_up: int, floor: float) -
 
 
 def plain_loop(family: str, notes: Notes, settings: dict[str, Any]) -> tuple[Any, list[tuple[float, float, float]]]:
-    """The model after all steps; loss, norm of the gradients and learning rate of each."""
+    """The model after all steps, with the loss, gradient norm and learning rate of each step."""
     model = FAMILIES[family].Model(notes.trainer.model.config)
     model.load_state_dict(notes.weights)
     model.train()
@@ -291,7 +290,7 @@ def test_training_learns(tmp_path: Path, text: Path) -> None:
         assert run.losses[-1]["train_loss"] < entropy
 
 
-# --- What PyTorch does slowly, by other means
+# --- Faster replacements of PyTorch's functions
 
 
 def qkv(*shape: int) -> list[Tensor]:
@@ -460,12 +459,12 @@ def test_bfloat16_is_near_float32(tmp_path: Path, text: Path, family: str) -> No
 
 # --- Killed, and resumed
 
-# Functions of C by which what stands on the disk becomes another.
+# C functions that change files.
 CHANGES = {"open", "writerow", "flush", "rename", "replace", "unlink", "rmdir", "mkdir"}
 
 
 def in_a_child(function: Callable[..., None], *arguments: object) -> int | None:
-    """The exit status of a process that calls it; minus the signal that has ended it."""
+    """Call the function in a child process. Returns its exit status, negative for a signal."""
     process = SERVER.Process(target=function, args=arguments)
     process.start()
     process.join(200)
@@ -481,7 +480,7 @@ def go_on(folder: Path, listener: Listener | None = None) -> None:
 
 
 def until(last: int, work: Callable[[], object]) -> None:
-    """In a child: SIGKILL at the `last`th time that a file is changed."""
+    """In a child: send SIGKILL to itself at the `last`th change of a file."""
     count = 0
 
     def look(_frame: object, event: str, function: Any) -> None:
@@ -500,7 +499,7 @@ def until(last: int, work: Callable[[], object]) -> None:
 
 
 def stopped(tmp_path: Path, text: Path, stop: int, **settings: Any) -> Path:
-    """A run that was stopped after some steps."""
+    """The folder of a run that was stopped before step `stop`."""
     folder = tmp_path / "stopped" / "run"
     with suppress(KeyboardInterrupt):
         train(text, folder, listener=Notes(stop), **settings)
@@ -540,7 +539,7 @@ def test_killed_at_every_change_of_a_file(tmp_path: Path, text: Path) -> None:
 
 
 class Pulse(Listener):
-    """Tells a pipe of each step."""
+    """Writes a byte into a pipe before each step."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
@@ -637,7 +636,7 @@ def test_lines_that_were_cut_come_again(tmp_path: Path, text: Path) -> None:
 
 
 class Interrupts(Notes):
-    """Sends this process signals after step 4."""
+    """Sends signals to this process after step 4."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         super().__init__()
@@ -1016,10 +1015,10 @@ BAD_TEXTS: dict[str, tuple[bytes | None, dict[str, Any], str]] = {
     "one character": (b"a", {}, "context|held-out"),
     "two characters": (b"ab", {}, "context|held-out"),
     "context": (TEXT.encode(), {"context": 4000}, r"context \(4000\) is longer than the training text \(3600 tok"),
-    "held out": (TEXT.encode(), {"held_out": 0.0002}, "held-out text has 1 tokens, and needs 2"),
-    "nothing held out": (TEXT.encode(), {"held_out": 1e-20}, "held-out text has 0 tokens, and needs 2"),
-    "streams": (TEXT.encode(), {"family": "lstm", "batch": 300}, "too short for 300 rows of 16 that "
-     "follow.* a smaller batch or context, or carry=False$"),
+    "held out": (TEXT.encode(), {"held_out": 0.0002}, "held-out text has 1 tokens and needs at least 2"),
+    "nothing held out": (TEXT.encode(), {"held_out": 1e-20}, "held-out text has 0 tokens and needs at least 2"),
+    "streams": (TEXT.encode(), {"family": "lstm", "batch": 300}, "too short for 300 streams with rows of 16: "
+     ".* a smaller batch or context, or carry=False$"),
     "other characters": ("漢字".encode() * 500, {"tokenizer": BUILT_IN["gpt2"]}, "no token"),
 }  # fmt: skip
 
@@ -1089,7 +1088,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"n_layers": 3}}, "^config: unknown setting n_layers; did you mean n_layer\\?$"),
     ({"config": {"n_positions": 8}}, "8 positions"),
     ({"config": {"vocab_size": 3}}, "3 ids"),
-    ({"family": "lstm", "heads": 2}, "heads: .* lstm has none"),
+    ({"family": "lstm", "heads": 2}, "heads: .* lstm has no attention heads"),
     ({"width": 16, "heads": 3}, "16.*multiple of.*3"),
     ({"device": "abacus"}, "device 'abacus' is unknown"),
     ({"sample": ""}, "sample"),

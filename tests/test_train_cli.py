@@ -1,4 +1,4 @@
-"""`minhub train` and `minhub compare` as people and programs call them: streams, exit statuses, and what is said."""
+"""`minhub train` and `minhub compare`: output, exit status and messages."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def done(*arguments: object) -> Result:
 
 
 def failed(*arguments: object, status: int = 1) -> str:
-    """What a call that must fail says, on standard error alone; a failure of the work in a line or two."""
+    """The message of a call that must fail: on standard error only, one or two lines if the work fails."""
     result = minhub(*arguments)
     assert result.exit_code == status, result.output
     assert result.stdout == ""
@@ -46,7 +46,7 @@ def failed(*arguments: object, status: int = 1) -> str:
 
 
 def test_what_people_see(tmp_path: Path, text: Path) -> None:
-    """What is trained on what, a line for each evaluation, the samples, and what to do next; all on standard error."""
+    """Standard error shows model and data, a line per evaluation, the samples, and how to use the model."""
     result = done("train", text, "--out", tmp_path / "run", "--sample", "the", "--sample-tokens", "5", *OPTIONS)
     assert result.stdout == ""
     shown = result.stderr
@@ -80,7 +80,7 @@ def test_json_alone_on_standard_output(tmp_path: Path, text: Path) -> None:
 
 
 def test_every_option_is_a_setting(tmp_path: Path, text: Path) -> None:
-    """Given in the shell, it stands in settings.json."""
+    """Every option ends up in settings.json."""
     wanted: dict[str, Any] = {
         "family": "gptneo", "tokenizer": "bpe", "vocab_size": 300, "held_out": 0.2, "layers": 2, "width": 24,
         "heads": 3, "context": 8, "dropout": 0.25, "steps": 2, "batch": 6, "accumulate": 3,
@@ -123,7 +123,7 @@ CARDS: list[dict[str, Any]] = [
 def test_the_cards_command_makes_the_model_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """As it stands in README.md, in another folder with the same texts: bit for bit."""
+    """The command in README.md, run in another folder with the same texts, gives the same model bit for bit."""
     names = ["a text.txt", "b.txt"]
     for place in ("first", "second"):
         (tmp_path / place).mkdir()
@@ -198,7 +198,7 @@ def test_a_card_says_where_a_run_was_stopped(tmp_path: Path, text: Path) -> None
 
 
 def test_standard_input(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text that comes by a pipe; the run can go on without it, and no copy stays."""
+    """A text from a pipe: the run can be resumed without it, and no copy is kept."""
     done("train", text, "--out", tmp_path / "file" / "run", *OPTIONS)
     run = tmp_path / "pipe" / "run"
     result = CliRunner().invoke(main, ["train", "-", "--out", str(run), *OPTIONS], input=TEXT)
@@ -317,7 +317,7 @@ class Stop(Listener):
 
 
 def test_going_on(tmp_path: Path, text: Path) -> None:
-    """--resume comes to the same model, says where it goes on, and takes more steps."""
+    """--resume gives the same model, prints where it continues, and accepts more steps."""
     settings = {"layers": 1, "width": 16, "context": 16, "batch": 4, "steps": 6, "evaluate_every": 3,
                 "checkpoint_every": 2, "threads": 1}  # fmt: skip
     done("train", text, "--out", tmp_path / "whole" / "run", *OPTIONS)
@@ -364,7 +364,7 @@ def test_a_signal_says_how_to_go_on(tmp_path: Path, text: Path, number: int, sta
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of characters, one of longer tokens, which has learnt more, and one that has learnt nothing."""
+    """Three runs: on characters, on longer tokens with a lower loss per character, and an untrained one."""
     place = tmp_path_factory.mktemp("runs")
     (place / "text.txt").write_text(verses(6000))
     settings = TINY | {"steps": 30, "evaluate_every": 10, "learning_rate": 0.01}
@@ -377,7 +377,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_compare(runs: Path) -> None:
-    """The lowest loss of a character first, although its loss of a token is the highest."""
+    """The lowest loss per character comes first, although its loss per token is the highest."""
     names = ["new", "letters", "_tok$ens"]
     found = {run.folder.name: run for run in (Run(runs / name) for name in names)}
     result = done("compare", *(runs / name for name in names))
@@ -405,7 +405,7 @@ def test_compare(runs: Path) -> None:
 
 
 def test_compare_draws(runs: Path, tmp_path: Path, pictures: None) -> None:
-    """Whatever the runs are called; and no warning of matplotlib's is shown to anybody."""
+    """Works for any run name, and shows no warning from matplotlib."""
     plot = tmp_path / "plot.png"
     result = done("compare", *(runs / name for name in ("letters", "_tok$ens", "new")), "--plot", plot)
     assert result.stderr == ""

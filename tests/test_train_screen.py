@@ -1,4 +1,4 @@
-"""What `train` and `resume` show to Python callers: in a pipe, on a terminal, and in a notebook."""
+"""The output of `train` and `resume` in Python: in a pipe, on a terminal, and in a notebook."""
 
 import io
 import sys
@@ -16,7 +16,7 @@ __all__ = ["no_pictures", "text"]  # fixtures
 
 
 class Terminal(io.StringIO):
-    """Says that it is one, and shows what a person sees: a carriage return goes to the line's beginning."""
+    """A stream that claims to be a terminal, and interprets carriage returns like one."""
 
     encoding = "utf-8"  # type: ignore[assignment]
 
@@ -40,14 +40,14 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look after each step."""
+    """Report progress after each step."""
     monkeypatch.setattr(loop, "REPORT_INTERVAL", 0.0)
 
 
 def test_lines_for_a_pipe(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], often: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One for each evaluation, on standard error; others when there was none for long."""
+    """A line for each evaluation on standard error, and a progress line after a minute without one."""
     run = train(text, tmp_path / "run", **TINY)
     out, shown = capsys.readouterr()
     assert out == ""
@@ -67,7 +67,7 @@ def test_lines_for_a_pipe(
 
 
 def test_silent(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By progress=False, and with a listener of one's own."""
+    """No output with progress=False or with a listener."""
     train(text, tmp_path / "run", progress=False, **TINY)
     notes = Notes()
     resume(tmp_path / "run", listener=notes, steps=13)
@@ -78,7 +78,7 @@ def test_silent(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_moving_line_on_a_terminal(tmp_path: Path, text: Path, often: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves nothing behind, whether the run ends or is stopped."""
+    """The progress bar is removed when the run ends or is stopped."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "60")
@@ -108,7 +108,7 @@ def test_a_moving_line_on_a_terminal(tmp_path: Path, text: Path, often: None, mo
 
 
 def test_a_notebook(tmp_path: Path, text: Path, often: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An IPython kernel, whose streams call themselves terminals or not: a moving line on standard output."""
+    """In an IPython kernel there is a progress bar on standard output, whatever isatty() says."""
     kernel = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=object()))
     monkeypatch.setitem(sys.modules, "IPython", kernel)  # type: ignore[arg-type]
     out, err = Terminal(), Terminal()
@@ -123,7 +123,7 @@ def test_a_notebook(tmp_path: Path, text: Path, often: None, monkeypatch: pytest
 
 
 def test_a_screen_without_a_stream_is_silent(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where Python runs without a console on Windows."""
+    """As in Python without a console on Windows."""
     monkeypatch.setattr(sys, "stderr", None)
     assert train(text, tmp_path / "run", **TINY).losses[-1]["step"] == 12
 

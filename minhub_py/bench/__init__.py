@@ -4,8 +4,14 @@ Read in this order: `cases` (what is measured), `run` (models, and workers that 
 library), `engines` (the same tasks for each library), `tables` and `plot` (the output).
 
 Every ratio is one of medians, with both sides interleaved in one run after an uncounted warm-up round. Everything runs
-on the CPU. This module imports nothing, because --help needs the names of the cases.
+on the CPU. This module imports nothing heavy, because --help needs the names of the cases.
 """
+
+from typing import Any
+
+# JSON objects: a row of a case, and the result of a run.
+Row = dict[str, Any]
+Result = dict[str, Any]
 
 # Name -> what is measured, in the order of the run.
 CASES = {

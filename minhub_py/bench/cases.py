@@ -14,9 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from minhub_py.bench import Row
 from minhub_py.bench.run import BYTES, TAME, WILD, Bench, Case, Runner, Subject, cores, variants
 from minhub_py.bench.worker import Worker, environment
 from minhub_py.files import hub
+
+# Key of a step -> the step.
+Steps = dict[Any, Callable[[], Any]]
 
 
 def median(values: Sequence[float]) -> float:
@@ -28,19 +32,19 @@ def same_start(a: Sequence[int], b: Sequence[int]) -> int:
     return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def named(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
+def named(rows: Sequence[Row], name: str) -> Row | None:
     """The row of a runner, or None."""
     return next((row for row in rows if row["runner"] == name), None)
 
 
-def compare(rows: Sequence[dict[str, Any]], key: str, baseline: str, into: str = "ratio") -> None:
+def compare(rows: Sequence[Row], key: str, baseline: str, into: str = "ratio") -> None:
     """Set `into` of each row to its speed relative to `baseline`, computed from the times `key`."""
     base = named(rows, baseline)
     for row in rows:
         row[into] = base[key] / row[key] if base else None
 
 
-def bandwidth_rows(found: Sequence[Mapping[str, list[float]]], size: int) -> list[dict[str, Any]]:
+def bandwidth_rows(found: Sequence[Mapping[str, list[float]]], size: int) -> list[Row]:
     """A row for each method of reading memory, fastest first, in gigabytes (10^9 bytes) per second."""
     rows = []
     for name in found[0]:
@@ -70,7 +74,7 @@ def decode(bench: Bench) -> Case:
                *bench.ctranslate2(subject, "float32", "int8")]  # fmt: skip
     size = bench.pick(512, 128) * 2**20
     with bench.team(subject, runners) as team, bench.worker("Memory", size=size) as memory:
-        steps: dict[Any, Callable[[], Any]] = {}
+        steps: Steps = {}
         for runner, worker in team.items():
             steps[runner, "whole"] = partial(worker.ask, "timed", prompts=prompts, new=new)
             steps[runner, "first"] = partial(worker.ask, "timed", prompts=prompts, new=1)
@@ -107,7 +111,7 @@ def decode(bench: Bench) -> Case:
     return case
 
 
-def count_same_ids(case: Case, rows: list[dict[str, Any]], new: int) -> None:
+def count_same_ids(case: Case, rows: list[Row], new: int) -> None:
     """Count the leading ids that each row shares with transformers in float32, or with the first row."""
     reference = named(rows, "transformers float32") or rows[0]
     for row in rows:
@@ -119,7 +123,7 @@ def count_same_ids(case: Case, rows: list[dict[str, Any]], new: int) -> None:
         )
 
 
-def curve(rows: list[dict[str, Any]], points: Sequence[int], baseline: str = "transformers float32") -> list[str]:
+def curve(rows: list[Row], points: Sequence[int], baseline: str = "transformers float32") -> list[str]:
     """Set the "ratios" of each row to `baseline` at each point, from "values" (lower is better); notes for our rows."""
     base = named(rows, baseline)
     for row in rows:
@@ -248,7 +252,7 @@ def quality(bench: Bench) -> Case:
     rows = []
     for model in models:
         with bench.worker("Quality", folder=str(hub.fetch(model)), text=bench.text) as worker:
-            reference: dict[str, Any] = {}
+            reference: Row = {}
             for weights, options in variants().items():
                 found = worker.ask("measure", options=options, prompts=prompts, new=new)
                 reference = reference or found  # float32 comes first
@@ -438,7 +442,7 @@ def busy(bench: Bench) -> Case:
                     process.stdout.readline()
                 return worker.ask("timed", prompts=prompts, new=new)
 
-        steps: dict[Any, Callable[[], Any]] = {}
+        steps: Steps = {}
         for runner, worker in team.items():
             steps[runner, "alone"] = partial(worker.ask, "timed", prompts=prompts, new=new)
             steps[runner, "busy"] = partial(disturbed, worker)
@@ -464,7 +468,7 @@ def tokenize(bench: Bench) -> Case:
     if bench.transformers(subject, "float32"):
         libraries["transformers"] = "TransformersTokenizer"
     with ExitStack() as opened:
-        steps: dict[Any, Callable[[], Any]] = {}
+        steps: Steps = {}
         for name, engine in libraries.items():
             worker = opened.enter_context(bench.worker(engine, folder=str(subject.folder)))
             steps[name, "load"] = partial(worker.ask, "load")
@@ -497,7 +501,7 @@ def convert(bench: Bench) -> Case:
     size = sum(file.stat().st_size for file in subject.folder.glob("*.safetensors"))
     folders = {"folder": str(subject.folder), "out": str(bench.scratch / "converted")}
     with bench.worker("Converter") as ours, ExitStack() as opened:
-        steps: dict[Any, Callable[[], Any]] = {
+        steps: Steps = {
             "minhub_py, hub to native": partial(ours.ask, "minhub", **folders, to="native", dtype=None),
             "minhub_py, to bfloat16": partial(ours.ask, "minhub", **folders, to="hub", dtype="bfloat16"),
         }

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from minhub_py.bench import CASES, tables
+from minhub_py.bench import CASES, Result, tables
 
 
 def run(
     names: Sequence[str], save: Path | None, live: bool, *, model: str | None, quick: bool, threads: int | None,
     repeats: int | None, text: str,
-) -> dict[str, Any]:  # fmt: skip
+) -> Result:  # fmt: skip
     """Run the benchmark. live: print each table when its case is done.    save: write the result after each case."""
     from minhub_py.bench.cases import FUNCTIONS
     from minhub_py.bench.run import Settings, cores, measure
@@ -23,7 +23,7 @@ def run(
         text=text,
     )  # fmt: skip
 
-    def done(result: dict[str, Any], name: str) -> None:
+    def done(result: Result, name: str) -> None:
         if save is not None:
             save.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         if live:
@@ -39,7 +39,7 @@ def run(
     return result
 
 
-def read(text: str, where: str, names: Sequence[str]) -> dict[str, Any]:
+def read(text: str, where: str, names: Sequence[str]) -> Result:
     """Read a saved result, reduced to the cases `names` if given. ValueError: it is not a result, or lacks them."""
     try:
         result: Any = json.loads(text)
@@ -54,7 +54,7 @@ def read(text: str, where: str, names: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def show(result: dict[str, Any]) -> None:
+def show(result: Result) -> None:
     """Print all tables of a result."""
     tables.show_head(result)
     for name in CASES:
@@ -63,13 +63,13 @@ def show(result: dict[str, Any]) -> None:
     tables.show_tail(result)
 
 
-def show_markdown(result: dict[str, Any]) -> None:
+def show_markdown(result: Result) -> None:
     """Print all tables in Markdown."""
     for line in tables.markdown(result):
         click.echo(line)
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: Result, path: Path) -> None:
     """Plot a result."""
     from minhub_py.bench import plot
 

@@ -74,7 +74,7 @@ class Minhub(Streamer):
 
         from minhub_py.inference.quantize import QuantizedEmbedding
 
-        def held(module: Any) -> int:
+        def held(module: nn.Module) -> int:
             return sum(tensor.nbytes for tensor in module.state_dict().values())
 
         embeddings = [part for part in self.model.children() if isinstance(part, nn.Embedding | QuantizedEmbedding)]
@@ -115,7 +115,7 @@ class Transformers(Streamer):
         class Streamer:
             began = False
 
-            def put(self, _ids: Any) -> None:
+            def put(self, _ids: object) -> None:
                 if self.began:  # the first call passes the prompt
                     on_id()
                 self.began = True
@@ -165,7 +165,7 @@ class Converter:
 
         torch.set_num_threads(threads)
 
-    def random(self, family: str, config: dict[str, Any], scale: float, folder: str, text: str) -> None:
+    def random(self, family: str, config: dict[str, int], scale: float, folder: str, text: str) -> None:
         """Write a checkpoint of `family` with random weights and, for GPT-2, a tokenizer.
 
         scale: factor for the matrices of the layers, relative to initialization.
@@ -198,7 +198,7 @@ class Converter:
             def load_model(self, model_class: Any, path: str, **options: Any) -> Any:
                 return super().load_model(model_class, path, **{**options, "dtype": torch.float32})
 
-            def load_tokenizer(self, *_: Any, **__: Any) -> Numbers:
+            def load_tokenizer(self, *_: object, **__: object) -> Numbers:
                 eos = config.eos_token_id
                 return Numbers(config.vocab_size, eos if isinstance(eos, int) else 0)
 

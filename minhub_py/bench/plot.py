@@ -1,7 +1,13 @@
 """Plot of a benchmark result: decoding speed with the limit set by memory bandwidth, time by position, and batches."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+from minhub_py.bench import Result, Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLOURS = {"minhub_py": "#1f6f8b", "transformers": "#e0a030", "CTranslate2": "#8c8c94"}
 SHADES = {"float32": 1.0, "bfloat16": 0.8, "float16": 0.65, "int8": 0.5, "nf4": 0.35}
@@ -9,12 +15,12 @@ PANELS = ("decode", "positions", "batch")
 INK, GREY = "#30343b", "#70757d"
 
 
-def drawable(cases: dict[str, Any]) -> list[str]:
+def drawable(cases: Mapping[str, Row]) -> list[str]:
     """The measured cases that have a panel in the plot."""
     return [name for name in PANELS if cases.get(name, {}).get("rows")]
 
 
-def draw(result: dict[str, Any], path: Path, caption: str) -> None:
+def draw(result: Result, path: Path, caption: str) -> None:
     """Write the plot. ValueError: none of its cases was measured.    OSError: the file cannot be written."""
     names = drawable(result["cases"])
     if not names:
@@ -55,7 +61,7 @@ def colour(runner: str) -> tuple[float, ...]:
     return tuple(1 - shade * (1 - part) for part in to_rgb(COLOURS.get(library, "#b05a6a")))
 
 
-def bars(axes: Any, case: dict[str, Any]) -> None:
+def bars(axes: "Axes", case: Row) -> None:
     """Plot tokens per second of each runner, and the limit set by memory bandwidth."""
     rows = case["rows"]
     speeds = [row["tokens_per_second"] for row in rows]
@@ -65,10 +71,10 @@ def bars(axes: Any, case: dict[str, Any]) -> None:
     limits = {place: limit for place, limit in limits.items() if limit < 3 * max(speeds)}
     places = list(limits)
     found = f"limit of memory at {case['values']['limit_gigabytes_per_second']:.0f} GB/s"
-    axes.vlines(limits.values(), [place - 0.4 for place in places], [place + 0.4 for place in places],
+    axes.vlines(list(limits.values()), [place - 0.4 for place in places], [place + 0.4 for place in places],
                 color="#c0392b", linewidth=1.8, label=found)  # fmt: skip
     # The numbers have their own columns, clear of bars and limits.
-    column = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center", "fontsize": 8.5}
+    column: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center", "fontsize": 8.5}
     for x, heading in ((1.08, "tokens/s"), (1.21, "× transformers")):
         axes.text(x, -0.85, heading, color=GREY, **{**column, "fontsize": 7.5})
     for place, row in enumerate(rows):
@@ -85,7 +91,7 @@ def bars(axes: Any, case: dict[str, Any]) -> None:
         axes.legend(loc="upper right", bbox_to_anchor=(1, -0.07), frameon=False)
 
 
-def lines(axes: Any, name: str, case: dict[str, Any]) -> None:
+def lines(axes: "Axes", name: str, case: Row) -> None:
     """Plot a line for each runner over the points of the case."""
     points = case["values"]["points"]
     key = {"positions": "values", "batch": "tokens_per_second"}[name]

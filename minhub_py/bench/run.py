@@ -17,10 +17,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from minhub_py import __version__
-from minhub_py.bench import CASES
+from minhub_py.bench import CASES, Result, Row
 from minhub_py.bench.worker import Worker, environment
 from minhub_py.console import note, progress_bar
 from minhub_py.files import hub
@@ -32,11 +32,13 @@ PEERS = {"transformers": "transformers", "CTranslate2": "ctranslate2"}  # name -
 # with large matrices the text never repeats, and any difference between two libraries shows at once.
 TAME, WILD = 1, 5
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, dict[str, int]] = {
     "gpt2": {},
     "gptneo": {"num_layers": 12, "num_heads": 12, "hidden_size": 768},
     "lstm": {"num_layers": 2, "hidden_size": 512, "embedding_size": 512},
 }
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Runner:
     library: str
     weights: str
     engine: str
-    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    options: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -69,8 +71,8 @@ class Case:
     """The result of a case. values: numbers besides the rows.    notes: text below the table."""
 
     title: str
-    rows: list[dict[str, Any]]
-    values: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row]
+    values: Row = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -130,7 +132,7 @@ class Bench:
         """The text for the cases quality and tokenize."""
         return self.settings.text or TEXT.read_text(encoding="utf-8")
 
-    def pick(self, full: Any, quick: Any) -> Any:
+    def pick(self, full: T, quick: T) -> T:
         """`full`, or `quick` with --quick."""
         return quick if self.settings.quick else full
 
@@ -178,7 +180,7 @@ class Bench:
         return folder
 
     @contextmanager
-    def worker(self, engine: str, **options: Any) -> Iterator[Worker]:
+    def worker(self, engine: str, **options: object) -> Iterator[Worker]:
         """Start a worker and wait until it is ready. RuntimeError: it does not start."""
         worker = Worker(engine, options, self.settings.threads)
         try:
@@ -254,7 +256,7 @@ class Bench:
         return found
 
 
-def variants() -> dict[str, dict[str, Any]]:
+def variants() -> dict[str, dict[str, str]]:
     """The kinds of weights of this package, with the options of from_pretrained for each."""
     from minhub_py.inference.quantize import KINDS
 
@@ -283,14 +285,14 @@ def measure(
     settings: Settings,
     functions: Mapping[str, Callable[[Bench], Case]],
     names: Sequence[str],
-    done: Callable[[dict[str, Any], str], object],
-) -> dict[str, Any]:
+    done: Callable[[Result, str], object],
+) -> Result:
     """Run the cases `names`, or all, in the order of CASES. Returns the result as a JSON object.
 
     `done(result, name)` is called after each case. A case that fails is recorded under "failed" with its reason, and
     the others continue.    OSError, ValueError: as for `from_pretrained`, before anything is measured.
     """
-    result: dict[str, Any] = {
+    result: Result = {
         "minhub_bench": 1, "date": time.strftime("%Y-%m-%d"), "machine": machine(settings.threads),
         "settings": {**asdict(settings), "text": f"{len(settings.text)} characters" if settings.text else None},
         "cases": {}, "left_out": [], "failed": {},
@@ -314,7 +316,7 @@ def measure(
     return result
 
 
-def machine(threads: int) -> dict[str, Any]:
+def machine(threads: int) -> Row:
     """The machine: processor, cores, threads, system and versions."""
     versions: dict[str, str | None] = {}
     for name in ("torch", "transformers", "ctranslate2", "tokenizers"):

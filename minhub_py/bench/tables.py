@@ -1,13 +1,12 @@
 """Tables of a benchmark result, for the terminal or in Markdown."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import click
 
+from minhub_py.bench import Result, Row
 from minhub_py.console import table
 
-Row = dict[str, Any]
 # Heading, key of the row or a function of the row, and format.
 Column = tuple[str, str | Callable[[Row], object], str]
 
@@ -53,7 +52,7 @@ CURVES: dict[str, tuple[str, str, str, Column | None]] = {
 }
 
 
-def cells(name: str, case: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def cells(name: str, case: Row) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the table of a case."""
     columns = COLUMNS.get(name) or curve_columns(name, case["values"]["points"])
     return [column[0] for column in columns], [[cell(row, column) for column in columns] for row in case["rows"]]
@@ -77,7 +76,7 @@ def cell(row: Row, column: Column) -> str:
     return "-" if value is None else format(value, form)
 
 
-def headline(result: dict[str, Any]) -> str:
+def headline(result: Result) -> str:
     """One line about the machine, the versions, the date and the repeats."""
     about = result["machine"]
     versions = [
@@ -90,12 +89,12 @@ def headline(result: dict[str, Any]) -> str:
     return f"{where}; {', '.join(versions)}; {result['date']}; medians of {repeats}{quick}"
 
 
-def show_head(result: dict[str, Any]) -> None:
+def show_head(result: Result) -> None:
     """Print the line above all tables."""
     click.echo(headline(result))
 
 
-def show_case(result: dict[str, Any], name: str) -> None:
+def show_case(result: Result, name: str) -> None:
     """Print the table of a case."""
     case = result["cases"][name]
     headings, rows = cells(name, case)
@@ -110,7 +109,7 @@ def show_case(result: dict[str, Any], name: str) -> None:
 KEPT = {"GB/s", "MB/s", "ms", "s"}
 
 
-def show_tail(result: dict[str, Any]) -> None:
+def show_tail(result: Result) -> None:
     """Print what was left out or failed, below all tables."""
     lines = [*result["left_out"], *(f"FAILED: {name}: {reason}" for name, reason in result["failed"].items())]
     if lines:
@@ -119,7 +118,7 @@ def show_tail(result: dict[str, Any]) -> None:
         click.echo(line)
 
 
-def markdown(result: dict[str, Any]) -> Iterator[str]:
+def markdown(result: Result) -> Iterator[str]:
     """All tables in Markdown, line by line."""
     yield headline(result) + "."
     for name, case in result["cases"].items():

@@ -257,7 +257,7 @@ def source_of(tokens: Tokens, batch: int, context: int, seed: int, *, carry: boo
         return Windows(tokens, batch, context, seed)
     if (tokens.count - context) // batch <= context:
         raise ValueError(
-            f"the training text ({tokens.count} tokens) is too short for {batch} streams of rows of {context}: "
+            f"the training text ({tokens.count} tokens) is too short for {batch} streams with rows of {context}: "
             f"give more text, a smaller {setting('batch')} or {setting('context')}, or {setting('carry', False)}"
         )
     return Streams(tokens, batch, context, seed)

@@ -42,7 +42,7 @@ class Settings:
     heads: int | None = None
     context: int | None = None  # tokens per row; a transformer's positions. None: 128, or those of `start`, up to 1024
     dropout: float | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)  # further settings of config.json, by the family's names
+    config: Mapping[str, object] = field(default_factory=dict)  # further settings of config.json, by the family's names
     steps: int = 2000
     batch: int = 32  # rows per step, over all processes
     accumulate: int = 1  # micro-batches per step (gradient accumulation): less memory, the same gradients
@@ -227,7 +227,7 @@ def with_change(history: Sequence[Change], old: Settings, new: Settings, step: i
     return old, kept
 
 
-def checked(name: str, value: Any, kind: Any) -> Any:
+def checked(name: str, value: object, kind: Any) -> Any:
     """The value, checked against its annotation; an int may stand for a float. ValueError: it has another type."""
     kinds = get_args(kind) or (kind,)
     kind = Mapping if get_origin(kind) is Mapping else kinds[0]

@@ -45,7 +45,7 @@ class Summary:
         """Loss per character, which can be compared between models with different tokenizers."""
         return self.nats_per_token * self.tokens_per_character
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The summary as a JSON object."""
         rows = [{name: None if math.isnan(row[name]) else row[name] for name in COLUMNS} for row in self.rows]
         return {**asdict(self), "nats_per_character": self.nats_per_character, "rows": rows}
@@ -102,7 +102,7 @@ def commands(summary: Summary, out: str) -> list[str]:
     A comment says where the run has to be stopped by hand in between.
     """
     lines: list[str] = []
-    before: dict[str, Any] = {
+    before: dict[str, object] = {
         item.name: item.default if item.default is not MISSING else {} for item in fields(Settings)
     }
     for settings, end in parts(summary.settings, summary.history):
