@@ -35,6 +35,8 @@ from minhub_py.registry import FAMILIES
 BUILTIN = Path(__file__).parents[1] / "builtin"
 # One format of weights is enough: the first of these that is there. An index names the shards that go with it.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# Forms of a tokenizer that are read, and fetched, only where there is no tokenizer.json.
+OLDER_TOKENIZERS = ("tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json")
 # They are fetched in this order, and weights after them: where config.json is, its companions are, and where all the
 # weights are, everything is. An offline call, which has no list of files to compare with, relies on that.
 COMPANIONS = (
@@ -43,8 +45,10 @@ COMPANIONS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "chat_template.jinja",
     "vocab.json",
     "merges.txt",
+    *OLDER_TOKENIZERS,
 )
 SMALL = (*COMPANIONS, "config.json")
 # What no revision holds, by git check-ref-format: what would lead out of a folder, and what git gives a meaning.
@@ -221,7 +225,8 @@ def plan(repository: str, revision: str = "main", *, token: Token = None, weight
 
     if "config.json" not in files:
         raise FileNotFoundError(f"{repository} has no config.json, so it is no model in Hub layout: {_some(files)}.")
-    names = [name for name in SMALL if name in files]
+    unread = OLDER_TOKENIZERS if "tokenizer.json" in files else ()
+    names = [name for name in SMALL if name in files and name not in unread]
     for name in names + [name for name in WEIGHTS if name.endswith(".json") and name in files]:
         if files[name].size > MAX_SMALL:
             raise ValueError(f"{name} of {repository} has {size(files[name].size)}, which no such file needs.")
@@ -283,25 +288,35 @@ def fetch(
     """The folder that an identifier names, downloaded if need be: what, and how much, is said first.
 
     With `local_files_only`, or HF_HUB_OFFLINE set, no socket is opened: FileNotFoundError if the cache lacks a file.
-    If the Hub cannot be reached, a complete cached copy is used, with a warning. Further errors: those of locate(),
-    plan() and download(), which `check` is for.
+    If the Hub cannot be reached, a complete cached copy is used, with a warning. `check` is given the folder, once,
+    before any weights are downloaded: what it raises leaves this call. Further errors: those of locate(), plan() and
+    download().
     """
     folder = locate(identifier, revision)
-    if folder is not None:
-        return folder
     repository = os.fspath(identifier)
-    if local_files_only or offline():
-        return cached(repository, revision, weights)
-    try:
-        found = plan(repository, revision, token=token, weights=weights)
-    except ConnectionError as error:
+    if folder is None and (local_files_only or offline()):
+        folder = cached(repository, revision, weights)
+    if folder is None:
         try:
-            folder = cached(repository, revision, weights)
-        except FileNotFoundError:
-            raise error from None  # that nothing is cached is no news
-        warnings.warn(f"{error} Meanwhile the copy in the local cache is used.", stacklevel=2)
-        return folder
-    return download(found, token=token, progress=progress, check=check)
+            found = plan(repository, revision, token=token, weights=weights)
+        except ConnectionError as error:
+            try:
+                folder = cached(repository, revision, weights)
+            except FileNotFoundError:
+                raise error from None  # that nothing is cached is no news
+            warnings.warn(f"{error} Meanwhile the copy in the local cache is used.", stacklevel=2)
+        else:
+            return download(found, token=token, progress=progress, check=check)
+    if check is not None:
+        check(folder)
+    return folder
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that a folder of the cache holds; None: it is another folder."""
+    store = folder.parent.parent
+    in_cache = folder.parent.name == "snapshots" and store.parent == _store("").parent
+    return folder.name if in_cache and COMMIT.fullmatch(folder.name) else None
 
 
 def cached_models() -> list[CachedModel]:
