@@ -13,7 +13,7 @@ _modules = [import_module(f"{__name__}.{module.name}") for module in iter_module
 tables: dict[str, Table] = {module.table.model_type: module.table for module in _modules}
 
 
-def to_native(model_type: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def to_native(model_type: str, tensors: Mapping[str, Tensor]) -> Mapped:
     """The tensors of a Hub checkpoint under our names and in our shapes, each made when it is asked for.
 
     ValueError lists names that are unknown, missing, or there twice; KeyError: no such `model_type`.
@@ -21,7 +21,7 @@ def to_native(model_type: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Te
     return Mapped(tables[model_type], tensors, "hub")
 
 
-def to_hub(model_type: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def to_hub(model_type: str, tensors: Mapping[str, Tensor]) -> Mapped:
     """The reverse of `to_native`, under the names that transformers writes today."""
     return Mapped(tables[model_type], tensors, "native")
 

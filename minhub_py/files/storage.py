@@ -56,7 +56,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """The tensors of a folder, by the names in its files, each opened when it is asked for.
+    """The files of a folder, each read once: its settings, and its tensors by the names in its files.
+
+    A tensor is opened when it is asked for.
 
     FileNotFoundError: the folder has no weights, or lacks a shard. ValueError: a file is damaged, is no checkpoint,
     or wants to run code.
@@ -71,6 +73,12 @@ class Checkpoint(Mapping[str, Tensor]):
         """config.json; None where there is none."""
         path = self.folder / "config.json"
         return read_object(path) if path.exists() else None
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """generation_config.json; empty where there is none."""
+        path = self.folder / "generation_config.json"
+        return read_object(path) if path.exists() else {}
 
     @cached_property
     def files(self) -> list[Path]:
@@ -140,7 +148,8 @@ class Checkpoint(Mapping[str, Tensor]):
             if isinstance(handle, dict) and not zipfile.is_zipfile(file)
         }
 
-    def meta(self) -> dict[str, Tensor]:
+    @cached_property
+    def meta(self) -> Mapping[str, Tensor]:
         """Shapes and dtypes alone, as tensors on the meta device: no data is read."""
         result = {}
         for name, file in self._places.items():

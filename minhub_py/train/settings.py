@@ -33,6 +33,7 @@ class Settings:
 
     family: str | None = None  # that of `start`; else gpt2
     start: str | None = None  # fine-tune this identifier instead of a fresh model; `--from` in the shell
+    revision: str | None = None  # of `start`; a run keeps the commit that it was
     # "characters", "bpe" (learnt from the text), or an identifier; None: that of `start`, else characters.
     tokenizer: str | None = None
     vocab_size: int = 4096  # of the BPE that is trained
@@ -88,6 +89,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ValueError(f"{setting(name)} must be {low:g} to {high:g}, not {value}")
+        if self.revision is not None and self.start is None:
+            raise ValueError(f"{setting('revision')} is of {setting('start')}: give both")
         if self.held_out == 0:
             raise ValueError(
                 f"{setting('held_out')} must be above 0: a run is judged by text that it has not learnt from"
