@@ -4,6 +4,7 @@ Every mutation is drawn with a fixed seed and described in words; a failure prin
 There are no asserts on time: against hangs stands pytest-timeout.
 """
 
+import base64
 import io
 import json
 import math
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as safetensors_bytes
@@ -894,6 +896,58 @@ def test_vocabulary_and_merges(bpe: Path) -> None:
     for lines in ("a", "a b c", " ", "a  b", "a b\r\n", "a q", "q a", "b b", "#", "\0 \0", "\x1b[2J\n\n a"):
         trials.run("merges.txt", lines.encode(), f"merges {lines!r}")
     trials.end(400, 50)
+
+
+@pytest.fixture(scope="module")
+def model_files() -> dict[str, bytes]:
+    """Small tokenizers of the other forms: sentencepiece's two kinds, lines of ranks, and tekken.json."""
+    files = {}
+    for name, kind in (("tokenizer.model", "bpe"), ("spiece.model", "unigram")):
+        written = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["ab a b", "b ab", "a \u00e9"]), model_writer=written, vocab_size=264,
+            model_type=kind, byte_fallback=True, hard_vocab_limit=False, minloglevel=2, num_threads=1,
+            normalization_rule_name="identity" if kind == "bpe" else "nmt_nfkc",
+        )  # fmt: skip
+        files[name] = written.getvalue()
+    ranks = [base64.b64encode(token) for token in (*(bytes([byte]) for byte in range(256)), b"ab", b" a")]
+    files["qwen.tiktoken"] = b"".join(b"%s %d\n" % (token, rank) for rank, token in enumerate(ranks))
+    config = {"pattern": r"\s?\w+|.", "default_vocab_size": 261, "default_num_special_tokens": 3}
+    vocabulary = [{"rank": rank, "token_bytes": token.decode()} for rank, token in enumerate(ranks)]
+    special = [{"rank": rank, "token_str": token} for rank, token in enumerate(["<unk>", "<s>", "</s>"])]
+    files["tekken.json"] = json.dumps({"config": config, "special_tokens": special, "vocab": vocabulary}).encode()
+    return files
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json"])
+def test_model_files(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
+    whole = model_files[name]
+    rng = random.Random(name)
+    trials = Trials(tmp_path, use_tokenizer)
+    trials.run(name, whole, "whole")
+    assert trials.loaded == 1
+    for _ in range(300):
+        label, data = damage(rng, whole, len(whole))
+        trials.run(name, data, label)
+    endless = b"\n" + b"\xff" * 20  # a number without an end
+    for junk in (b"", b"\n", b"\n\n", endless, endless[1:], b"\n\x03abc", b"IQ== 0"):
+        trials.run(name, junk, repr(junk))
+    trials.end(300)
+
+
+def test_tekken_of_wrong_types(model_files: dict[str, bytes], tmp_path: Path) -> None:
+    trials = Trials(tmp_path, use_tokenizer)
+    places: list[list[Any]] = [["config"], ["vocab"], ["special_tokens"], ["vocab", 5], ["special_tokens", 1]]
+    places += [["config", name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")]
+    places += [["vocab", 7, name] for name in ("rank", "token_bytes")]
+    places += [["special_tokens", 1, name] for name in ("rank", "token_str")]
+    for place in places:
+        for junk in JUNK:
+            content = json.loads(model_files["tekken.json"])
+            parent = reduce(lambda value, key: value[key], place[:-1], content)
+            parent[place[-1]] = "<junk>"
+            trials.run("tekken.json", to_json(content, junk).encode(), f"{place} = {brief(junk)}")
+    trials.end(200, 5)
 
 
 @pytest.mark.parametrize("merges", [True, False], ids=["bpe", "characters"])
