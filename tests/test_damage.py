@@ -44,6 +44,10 @@ TINY: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 7, "hidden_size": 4, "intermediate_size": 3, "num_hidden_layers": 1,
               "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 5},
 }  # fmt: skip
+# The head, and the embedding to which a config may tie it.
+HEADS = {"gpt2": ("lm_head.weight", "transformer.wte.weight"), "gptneo": ("lm_head.weight", "transformer.wte.weight"),
+         "llama": ("lm_head.weight", "model.embed_tokens.weight"),
+         "lstm": ("head.weight", "embedding.weight")}  # fmt: skip
 # Mutants of each family's weights, and of its config beyond every setting with every value of JUNK. An LSTM's file is
 # read by the same code as the others' and loads in a third of their time.
 WEIGHTS_ROUNDS = {"gpt2": 1000, "gptneo": 500, "lstm": 3500, "llama": 300}
@@ -169,19 +173,23 @@ def load_rightly(folder: Path) -> None:
     model = minhub_py.from_pretrained(str(folder))
     family = next(family for family in FAMILIES.values() if isinstance(model, family.Model))
 
+    files = [folder / WEIGHTS]
+    if not files[0].exists():
+        files = [folder / name for name in set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())]
+    stored = {our_name(name): tensor for file in files for name, tensor in read_safetensors(file.read_bytes()).items()}
+
     if (folder / "config.json").exists():
         settings = json.loads((folder / "config.json").read_bytes())
         default = family.Config()
         for field in fields(default):
             wanted, found = settings.get(field.name, getattr(default, field.name)), getattr(model.config, field.name)
+            if field.name == "tie_word_embeddings" and wanted is True:  # but for a head with values of its own
+                head, embedding = (stored.get(our_name(name)) for name in HEADS[family.name])
+                wanted = head is None or torch.equal(head, embedding.to(head.dtype))
             assert found == wanted, f"{field.name} is {found!r}, config.json says {wanted!r}"
             assert isinstance(found, bool) == isinstance(wanted, bool), field.name
             assert not isinstance(found, float) or math.isfinite(found), field.name
 
-    files = [folder / WEIGHTS]
-    if not files[0].exists():
-        files = [folder / name for name in set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())]
-    stored = {our_name(name): tensor for file in files for name, tensor in read_safetensors(file.read_bytes()).items()}
     dtypes = [tensor.dtype for name, tensor in stored.items() if ".attn.bias" not in name]
     for name, found in model.state_dict().items():
         wanted = stored[name].t() if family.name == "gpt2" and re.search(r"\.c_\w+\.weight", name) else stored[name]
@@ -1001,11 +1009,6 @@ def test_verify_values(value: float, folder: Path) -> None:
     assert f"{first}: 1 of" in problems(folder)
     assert f"{last}: 1 of" in problems(folder)
     assert len(problems(folder).splitlines()) == 2
-
-
-HEADS = {"gpt2": ("lm_head.weight", "transformer.wte.weight"), "gptneo": ("lm_head.weight", "transformer.wte.weight"),
-         "llama": ("lm_head.weight", "model.embed_tokens.weight"),
-         "lstm": ("head.weight", "embedding.weight")}  # fmt: skip
 
 
 def test_verify_tied_head(family: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import tiktoken
 from tokenizers import Tokenizer
 
 from minhub_py import tokenizer_from_pretrained
+from minhub_py.files import tiktoken as tiktoken_files
 from minhub_py.files.tiktoken import alphabet
 
 ROOT = Path(__file__).parent.parent
@@ -203,8 +204,11 @@ def equals_tiktoken(ours: Tokenizer, ranks: list[bytes], pattern: str, shift: in
         assert ours.decode(expected) == composed
 
 
-def test_llama_3(tmp_path: Path, ranks: list[bytes]) -> None:
+def test_llama_3(tmp_path: Path, ranks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     write_ranks(tmp_path / "tokenizer.model", ranks)
+    with pytest.raises(ValueError, match=r"has 599 ranks, and Llama 3's 128,000: .* use a tokenizer\.json"):
+        tokenizer_from_pretrained(str(tmp_path))
+    monkeypatch.setattr(tiktoken_files, "LLAMA3_TOKENS", 599)  # as many as Llama 3 has take half a minute
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     equals_tiktoken(tokenizer, ranks, LLAMA3_WORDS)
     n = len(ranks)

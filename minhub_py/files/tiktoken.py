@@ -22,7 +22,9 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Special tokens that are not numbered in a row, by their distance from the first; the names are those of Llama 3.1.
+# Of a tokenizer.model: of those files this is all that tells Llama 3's from others, whose words are other ones.
+LLAMA3_TOKENS = 128_000
+# Special tokens that are not reserved, by their distance from the first; the names are those of Llama 3.1 on the Hub.
 LLAMA3 = {
     0: "<|begin_of_text|>", 1: "<|end_of_text|>", 4: "<|finetune_right_pad_id|>", 6: "<|start_header_id|>",
     7: "<|end_header_id|>", 8: "<|eom_id|>", 9: "<|eot_id|>", 10: "<|python_tag|>",
@@ -51,10 +53,7 @@ class Ranks:
 
 
 def read_tiktoken(path: Path) -> Ranks:
-    """A file of lines, each a token in base64 and its rank. ValueError: it is damaged.
-
-    Which model it is of, the number of its tokens tells, as the reference implementations have one file each.
-    """
+    """Qwen's or Llama 3's file: lines of a token in base64 and its rank. ValueError: it is damaged, or of another."""
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
         tokens = [base64.b64decode(token, validate=True) for token, _ in lines]
@@ -65,6 +64,9 @@ def read_tiktoken(path: Path) -> Ranks:
         raise ValueError(f"{path} is no file of ranks ({gist(error)}); it is damaged or cut: fetch it again") from error
     if path.suffix == ".tiktoken":
         return Ranks(tokens, WORDS.format(""), QWEN, eos=QWEN[0], nfc=True)
+    if len(tokens) != LLAMA3_TOKENS:
+        raise ValueError(f"{path} has {len(tokens):,} ranks, and Llama 3's {LLAMA3_TOKENS:,}: what another model's "
+                         "words are is not known, so use a tokenizer.json")  # fmt: skip
     return Ranks(tokens, WORDS.format("{1,3}"), llama3_special(), bos=LLAMA3[0], eos=LLAMA3[1])
 
 
