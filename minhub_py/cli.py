@@ -122,7 +122,7 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
     """
     if repo.startswith("minhub/"):
         raise click.UsageError(f"{repo} ships with the package: there is nothing to download.")
-    plan = hub.plan(repo, revision)
+    plan = hub.plan_download(repo, revision)
     folder = None
     if not dry_run:
         folder = hub.download(plan)

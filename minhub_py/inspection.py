@@ -1,4 +1,4 @@
-"""What `minhub inspect` and `minhub verify` say of a checkpoint, as plain data."""
+"""The reports of `minhub inspect` and `minhub verify` on a checkpoint, as plain data."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -88,10 +88,10 @@ def verify(
     if folder is None:
         folder = hub.cached(identifier, revision)
         try:
-            plan = hub.plan(identifier, folder.name)  # the commit that is here, wherever the branch is now
+            plan = hub.plan_download(identifier, folder.name)  # the commit that is here, wherever the branch is now
         except ConnectionError:
             plan = None
-        problems += hub.check_files(folder, plan)
+        problems += hub.file_problems(folder, plan)
         checked.append("files, against the Hub's hashes" if plan else "files, against the cache's hashes (offline)")
     checkpoint = Checkpoint(folder)
     checks = {

@@ -144,7 +144,7 @@ def load(
     probe = choose_device(device)
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
     native = with_values(meta, checkpoint)
-    # What is to be quantized is not rounded to another dtype first.
+    # Weights that will be quantized are not rounded to another dtype first.
     kept = {name: native[name].dtype if quantize else target for name in model.state_dict()}
     weights = {name: place(native[name], torch.device(probe.name), own) for name, own in kept.items()}
     model.load_state_dict(weights, assign=True)

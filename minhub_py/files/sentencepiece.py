@@ -199,7 +199,7 @@ def sentencepiece_tokenizer(model: SentencePiece) -> Tokenizer:
 
 
 def normalization(model: SentencePiece) -> Iterator[Any]:
-    """What is done to a text before it is cut into pieces."""
+    """The normalizers that a text goes through before it is cut into pieces."""
     if model.charsmap:
         yield normalizers.Precompiled(model.charsmap)
     if model.remove_extra_whitespaces:

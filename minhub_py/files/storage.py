@@ -31,7 +31,7 @@ Layout = Literal["hub", "native"]
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Those of the mask buffers of old checkpoints, which are dropped, but have a shape.
 MASKS = {"U8": torch.uint8, "BOOL": torch.bool, "I64": torch.int64}
-# What a pickle of a state dict names: "module name".
+# The names in a pickle of a state dict: "module name".
 BUILDERS = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
     r"|torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch(\.storage)? \w+Storage"
@@ -112,7 +112,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @cached_property
     def layout(self) -> Layout:
-        """What `minhub convert --to native` wrote is "native", all else "hub"."""
+        """Whose names the tensors have: ours ("native", by `minhub convert --to native`) or the Hub's ("hub")."""
         for file in self.files:
             handle = self._handle(file)
             if not isinstance(handle, dict) and (handle.metadata() or {}).get("layout") == "native":
@@ -320,7 +320,7 @@ def write_checkpoint(
 
 
 def _left_over(folder: Path, *, with_companions: bool) -> set[Path]:
-    """What a checkpoint that was written here before may have left: other shards would be found before the new ones."""
+    """Files of an earlier checkpoint in the folder: its shards would be found before the new ones."""
     ours = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
     return {
         path for path in folder.iterdir() if ours.fullmatch(path.name) or (with_companions and path.name in COMPANIONS)

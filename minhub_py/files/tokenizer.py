@@ -31,7 +31,7 @@ from minhub_py.printable import gist
 
 # The first of these that is there is read.
 FORMS = ("tokenizer.json", "vocab.json", *hub.OLDER_TOKENIZERS)
-# What belongs to a tokenizer without being needed to read a tokenizer.json.
+# Files that belong to a tokenizer.json, though it can be read without them.
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 # Where the tokenizers that are in use came from: the class takes no subclass.
 FILES: WeakKeyDictionary[Tokenizer, Path] = WeakKeyDictionary()
@@ -40,7 +40,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Convention:
-    """What the reference implementation puts around a text, unless a repository says otherwise."""
+    """Tokens that the reference implementation puts around a text, unless a repository says otherwise."""
 
     bos: str | None = None  # the token that begins a text
     eos: str | None = None  # the token that ends one
@@ -259,14 +259,14 @@ def unknown_characters(tokenizer: Tokenizer, text: str, ids: Iterable[int] | Non
     """
     ids = tokenizer.encode(text, add_special_tokens=False).ids if ids is None else ids
     unk = tokenizer.token_to_id("<unk>")
-    # What does not come back may have been normalized; what has no token of its own may be part of a longer one.
+    # A character that does not come back may be normalized; one without a token may be part of a longer one.
     missing = sorted(set(text).difference(tokenizer.decode(sorted({id for id in ids if id != unk}))))
     nothing: tuple[list[int], list[int | None]] = ([], [unk])
     return [char for char in missing if tokenizer.encode(char, add_special_tokens=False).ids in nothing]
 
 
 def describe_unknown(tokenizer: Tokenizer, characters: Sequence[str]) -> str:
-    """What to tell of characters that `unknown_characters` found."""
+    """A note on characters that `unknown_characters` found."""
     become = "left out" if tokenizer.token_to_id("<unk>") is None else "read as <unk>"
     shown = " ".join(map(repr, characters[:10])) + (" …" if len(characters) > 10 else "")
     return f"not in the tokenizer's vocabulary, and {become}: {shown}"

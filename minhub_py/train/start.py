@@ -47,7 +47,7 @@ from minhub_py.train.words import resume_call, setting
 LONG_CONTEXT = 1024
 # Where a text is kept that can be read only once, until it has become ids.
 SPOOL = "text.txt"
-# What a run that was killed before it began may have left.
+# Files that a run may have left which was killed before it began.
 PREPARED = {"train.bin", "held_out.bin", SPOOL}
 PREPARED |= {form for name in ("tokens.json", "tokenizer.json", *BESIDE) for form in (name, f".{name}.partial")}
 
@@ -57,8 +57,8 @@ def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO
     if not texts:
         raise ValueError("there is no text to learn from: give a file, or several")
     with processes(settings.parallel, settings.device) as group:
-        start, settings = opened(settings, group)
-        settings = completed(settings, start)
+        start, settings = open_start_together(settings, group)
+        settings = resolve_settings(settings, start)
         if not group.first:
             group.wait()
             return run(folder, settings, start, group, listener)
@@ -113,7 +113,7 @@ def go_on(folder: RunFolder, settings: Settings, listener: Listener) -> None:
             raise DamagedError(
                 folder.checkpoints, "has no checkpoint any more" if folder.checkpoints.exists() else "is missing"
             )
-        run(folder, settings, start_of(settings) if folder.newest() is None else None, group, listener)
+        run(folder, settings, open_start(settings) if folder.newest() is None else None, group, listener)
 
 
 def check_new(folder: RunFolder) -> None:
@@ -130,22 +130,25 @@ def check_new(folder: RunFolder) -> None:
         raise FileExistsError(f"{folder.path} holds {min(held)} already: name a new folder")
 
 
-def start_of(settings: Settings) -> Checkpoint | None:
+def open_start(settings: Settings) -> Checkpoint | None:
     """The checkpoint that a run fine-tunes, opened. Its errors are those of `from_pretrained`."""
     return None if settings.start is None else open_checkpoint(settings.start, settings.revision or "main")
 
 
-def opened(settings: Settings, group: Processes) -> tuple[Checkpoint | None, Settings]:
+def open_start_together(settings: Settings, group: Processes) -> tuple[Checkpoint | None, Settings]:
     """The checkpoint that a new run fine-tunes, and the settings with its commit: the same one in all processes."""
-    start = start_of(settings) if group.first else None
+    start = open_start(settings) if group.first else None
     commit = group.told(None if start is None else commit_of(start.folder))
     if commit is not None:
         settings = dataclasses.replace(settings, revision=commit)
-    return start if group.first else start_of(settings), settings
+    return start if group.first else open_start(settings), settings
 
 
-def completed(settings: Settings, start: Checkpoint | None) -> Settings:
-    """What was left open, decided. ValueError: settings that do not fit each other, the model, or the machine."""
+def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
+    """The settings, with a value for each that was left open.
+
+    ValueError: they do not fit each other, the model, or the machine.
+    """
     if start is None:
         family = FAMILIES[settings.family or "gpt2"]
         settings.fresh_config(family, settings.vocab_size)  # an error in it is better found before a long text is read
