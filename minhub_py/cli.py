@@ -84,14 +84,6 @@ quantize_option = click.option(
 )
 
 
-def readable(folder: Path) -> None:
-    """Check before weights are downloaded that the model is supported. ValueError: it is not."""
-    from minhub_py.files.storage import Checkpoint
-    from minhub_py.pretrained import describe
-
-    describe(Checkpoint(folder))
-
-
 def holds_model(name: str) -> bool:
     """Whether a file of this name belongs to a checkpoint that must not be overwritten by mistake."""
     return name == "config.json" or name.endswith((".safetensors", ".bin", ".pt"))
@@ -142,7 +134,7 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
     """
     if repo.startswith("minhub/"):
         raise click.UsageError(f"{repo} ships with the package: there is nothing to download.")
-    plan = hub.plan(repo, revision)
+    plan = hub.plan_download(repo, revision)
     folder = None
     if not dry_run:
         folder = hub.download(plan)
@@ -250,15 +242,14 @@ def convert(
         raise click.UsageError("--to torchscript writes one file: --max-shard-size is for the other layouts.")
     source = hub.locate(model)
     check_out(out, to, overwrite, source)
-    folder = source or hub.fetch(model, revision, check=readable)
 
     from minhub_py.convert import convert as write
     from minhub_py.device import DTYPES
-    from minhub_py.files.storage import Checkpoint
+    from minhub_py.pretrained import open_checkpoint
 
+    checkpoint = open_checkpoint(model, revision)
     with progress_bar("Converting") as update:
         wanted = DTYPES[dtype] if dtype else None
-        checkpoint = Checkpoint(folder)
         write(checkpoint, out, to=to, dtype=wanted, max_shard_size=max_shard_size, progress=update)
     files = sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name]
     if as_json:
@@ -389,17 +380,12 @@ def decode(data: bytes, where: str) -> str:
 
 def _open(model: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, "Tokenizer"]:
     """Load the model and its tokenizer."""
-    from minhub_py.files.storage import Checkpoint
     from minhub_py.files.tokenizer import read_tokenizer
-    from minhub_py.pretrained import load
+    from minhub_py.pretrained import load, open_checkpoint
 
-    def check(folder: Path) -> None:
-        readable(folder)
-        read_tokenizer(folder)
-
-    folder = hub.fetch(model, revision, check=check)
-    tokenizer = read_tokenizer(folder)
-    return load(Checkpoint(folder), device=device, dtype=dtype, quantize=quantize), tokenizer
+    found: list[Any] = []  # before the weights are downloaded
+    checkpoint = open_checkpoint(model, revision, check=lambda files: found.append(read_tokenizer(files.folder)))
+    return load(checkpoint, device=device, dtype=dtype, quantize=quantize), found[0]
 
 
 def encode(tokenizer: "Tokenizer", text: str) -> list[int]:
@@ -474,6 +460,7 @@ def training_options(command: F) -> F:
                      help="Continue this run from its last checkpoint; without TEXT, and only with options marked *."),
         click.option("--family", type=click.Choice(list(FAMILIES)), help="Architecture.  [default: gpt2]"),
         click.option("--from", "start", type=Model(), help="Fine-tune this model instead of training a new one."),
+        click.option("--revision", help="Branch, tag or commit of --from, if it is a repository."),
         click.option("--tokenizer", metavar="KIND",
                      help="characters, bpe (trained on TEXT), or a MODEL whose tokenizer to use.  "
                           "[default: characters, or that of --from]"),

@@ -14,7 +14,7 @@ import weights_map
 from minhub_py.files.hub import COMPANIONS
 from minhub_py.files.storage import Checkpoint, Layout, write_checkpoint
 from minhub_py.files.tokenizer import read_tokenizer
-from minhub_py.pretrained import fit, load, native_tensors
+from minhub_py.pretrained import fit, load, with_values
 from minhub_py.torchscript import save_torchscript
 
 
@@ -55,10 +55,15 @@ def convert(
         save_torchscript(model, out, companions_of(checkpoint.folder))
         return
     family, model, meta = fit(checkpoint)  # every check comes before the first byte is written
-    tensors = native_tensors(checkpoint, family, OneByOne(checkpoint), model.config)
+    tensors = with_values(meta, OneByOne(checkpoint))
     if to == "hub":
-        meta, tensors = (weights_map.to_hub(family.model_type, side, model.config) for side in (meta, tensors))
+        named = weights_map.to_hub(family.model_type, meta, model.config)
+        meta, tensors = named, named.over(tensors)
     settings = {**model.config.to_hub(), **(checkpoint.config or {})}
+    if not model.config.tie_word_embeddings:  # whatever config.json says: the head has values of its own
+        settings |= {"tie_word_embeddings": False}
+        if isinstance(text := settings.get("text_config"), dict) and "tie_word_embeddings" in text:
+            settings["text_config"] = {**text, "tie_word_embeddings": False}
     settings.pop("torch_dtype", None)  # the old name of dtype
     own = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
     settings["dtype"] = str(dtype or own).removeprefix("torch.")
@@ -76,7 +81,7 @@ def convert(
 
 
 def companions_of(folder: Path) -> dict[str, bytes]:
-    """The tokenizer's files and generation_config.json; a list of characters becomes a tokenizer.json."""
+    """The tokenizer's files, chat template and generation_config.json; a list of characters becomes tokenizer.json."""
     names = [name for name in COMPANIONS if (folder / name).exists()]
     files = {name: (folder / name).read_bytes() for name in names}
     if "vocab.json" in files and "merges.txt" not in files and "tokenizer.json" not in files:

@@ -1,4 +1,4 @@
-"""What `minhub inspect` and `minhub verify` say of a checkpoint, as plain data."""
+"""The reports of `minhub inspect` and `minhub verify` on a checkpoint, as plain data."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,8 +10,8 @@ import torch
 import weights_map
 from minhub_py.files import hub
 from minhub_py.files.storage import Checkpoint, Layout
-from minhub_py.files.tokenizer import read_tokenizer
-from minhub_py.pretrained import describe, fit, read_config
+from minhub_py.files.tokenizer import read_tokenizer, tokenizer_file
+from minhub_py.pretrained import describe, fit, read_config, same_values
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
 
@@ -29,7 +29,7 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
     if folder is not None:
         checkpoint = Checkpoint(folder)
         family, config = describe(checkpoint)
-        model, tensors, layout = skeleton(family, config), checkpoint.meta(), checkpoint.layout
+        model, tensors, layout = skeleton(family, config), checkpoint.meta, checkpoint.layout
         source = {"kind": "files", "folder": str(folder), "layout": layout}
     else:
         family, config, read_from = read_config(identifier, revision)
@@ -88,10 +88,10 @@ def verify(
     if folder is None:
         folder = hub.cached(identifier, revision)
         try:
-            plan = hub.plan(identifier, folder.name)  # the commit that is here, wherever the branch is now
+            plan = hub.plan_download(identifier, folder.name)  # the commit that is here, wherever the branch is now
         except ConnectionError:
             plan = None
-        problems += hub.check_files(folder, plan)
+        problems += hub.file_problems(folder, plan)
         checked.append("files, against the Hub's hashes" if plan else "files, against the cache's hashes (offline)")
     checkpoint = Checkpoint(folder)
     checks = {
@@ -120,7 +120,7 @@ def _check_tensors(checkpoint: Checkpoint, progress: Progress) -> list[str]:
 
 def _check_values(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     problems = []
-    meta = checkpoint.meta()
+    meta = checkpoint.meta
     total, done = sum(tensor.nbytes for tensor in meta.values()), 0
     for name, about in meta.items():
         if about.is_floating_point():
@@ -150,13 +150,16 @@ def _check_ties(checkpoint: Checkpoint, progress: Progress) -> list[str]:
         if row.operation.tied_to in found:  # if it is missing, that is said elsewhere
             twin, _ = found[row.operation.tied_to]
             head, embedding = checkpoint[name], checkpoint[twin]
-            if not torch.equal(head, embedding.to(head.dtype)):
-                problems.append(f"{name} differs from {twin}, to which config.json ties it, and is not used")
+            if not same_values(head, embedding):
+                problems.append(
+                    f"{name} differs from {twin}, to which config.json ties it, and is used: "
+                    "set tie_word_embeddings to false"
+                )
     return problems
 
 
 def _check_tokenizer(checkpoint: Checkpoint, progress: Progress) -> list[str]:
-    if not any((checkpoint.folder / name).exists() for name in ("tokenizer.json", "vocab.json")):
+    if tokenizer_file(checkpoint.folder) is None:
         return []  # weights may come alone
     size, room = read_tokenizer(checkpoint.folder).get_vocab_size(), describe(checkpoint)[1].vocab_size
     return [f"the tokenizer has {size} ids, the model only {room}"] if size > room else []

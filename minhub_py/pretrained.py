@@ -1,4 +1,4 @@
-"""From a name to a model: hub -> config -> model on meta -> weights map -> assign, and back to files.
+"""A name -> a model: files of one commit -> config -> model on meta -> weights map -> assign; and back to files.
 
 A reader's way goes on in `registry`, then a model file, then its table in `weights_map`.
 """
@@ -17,12 +17,12 @@ from minhub_py.arguments import check_tokenizer, model_of
 from minhub_py.config import build, changed, read
 from minhub_py.device import choose_device, choose_dtype
 from minhub_py.files import hub
-from minhub_py.files.storage import Checkpoint, read_object, write_checkpoint
+from minhub_py.files.storage import Checkpoint, write_checkpoint
 from minhub_py.inference.quantize import check_kind, refuse_quantized
 from minhub_py.inference.quantize import quantize as quantize_layers
 from minhub_py.registry import FAMILIES, Entry, Family, entry_of, family_of, preset
 from minhub_py.skeleton import skeleton
-from weights_map.engine import check_shapes
+from weights_map.engine import Mapped, check_shapes
 
 
 def from_pretrained(
@@ -61,14 +61,37 @@ def _from_pretrained(
     entry: Entry | None = None,
 ) -> Any:
     """`from_pretrained`, for the model types of one `entry` if it is given."""
-
-    def check(folder: Path) -> None:
-        check_family(describe(Checkpoint(folder))[1], entry, identifier)
-
     check_kind(quantize)
-    folder = hub.fetch(identifier, revision, check=check, **access)
-    check(folder)
-    return load(Checkpoint(folder), device=device, dtype=dtype, quantize=quantize)
+    checkpoint = open_checkpoint(identifier, revision, entry=entry, **access)
+    return load(checkpoint, device=device, dtype=dtype, quantize=quantize)
+
+
+def open_checkpoint(
+    identifier: str | os.PathLike[str],
+    revision: str = "main",
+    *,
+    entry: Entry | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+    check: Callable[[Checkpoint], object] | None = None,
+) -> Checkpoint:
+    """The files of a model, all of one commit: the Hub is asked once what `revision` is.
+
+    The tokenizer that belongs to it is that of its folder, `read_tokenizer(checkpoint.folder)`. Before any weights are
+    downloaded, config.json must be of a family with code, and of `entry` if it is given; and `check` may raise.
+    Errors are those of from_pretrained(), and those of check_family().
+    """
+    opened: list[Checkpoint] = []
+
+    def look(folder: Path) -> None:
+        checkpoint = Checkpoint(folder)
+        check_family(describe(checkpoint)[1], entry, identifier)
+        if check is not None:
+            check(checkpoint)
+        opened.append(checkpoint)
+
+    hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, check=look)
+    return opened[0]
 
 
 def read_config(
@@ -117,11 +140,11 @@ def load(
     ValueError: an unknown device, dtype or quantization.
     """
     check_kind(quantize)
-    family, model, meta = fit(checkpoint)
+    _, model, meta = fit(checkpoint)
     probe = choose_device(device)
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
-    native = native_tensors(checkpoint, family, checkpoint, model.config)
-    # What is to be quantized is not rounded to another dtype first, and whole numbers are no weights to round.
+    native = with_values(meta, checkpoint)
+    # Weights that will be quantized are not rounded to another dtype first, and whole numbers are no weights to round.
     kept = {
         name: meta[name].dtype if quantize or not meta[name].is_floating_point() else target
         for name in model.state_dict()
@@ -137,13 +160,45 @@ def load(
 def fit(checkpoint: Checkpoint) -> tuple[Family, Any, Mapping[str, Tensor]]:
     """The family, the model without weights, and the shapes and dtypes of the checkpoint's tensors under our names.
 
-    Only the files' headers are read. ValueError lists every tensor that does not fit the table or the config.
+    Only the files' headers are read, and a head beside the embedding to which config.json ties it: if its values are
+    others they count, as in transformers, and the model is not tied.
+    ValueError lists every tensor that does not fit the table or the config.
     """
     family, config = describe(checkpoint)
+    meta: Mapping[str, Tensor] = checkpoint.meta
+    if checkpoint.layout == "hub":  # "native": the files have our names
+        meta = weights_map.to_native(family.model_type, meta, config)
+    ties = tied_names(family) if config.tie_word_embeddings else {}
+    native = with_values(meta, checkpoint)
+    both = [(native[head], native[embedding]) for head, embedding in ties.items() if {head, embedding} <= meta.keys()]
+    if not all(same_values(head, embedding) for head, embedding in both):
+        config, ties = changed(config, {"tie_word_embeddings": False}), {}
     model = skeleton(family, config)
-    meta = native_tensors(checkpoint, family, checkpoint.meta(), config)
-    check_shapes(meta, model.state_dict(), spare=tied_names(family, config))
+    check_shapes(meta, model.state_dict(), spare=ties)
     return family, model, meta
+
+
+def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The `tensors` of a checkpoint's files under our names; `meta` is what `fit` found of them."""
+    return meta.over(tensors) if isinstance(meta, Mapped) else tensors
+
+
+def tied_names(family: Family) -> dict[str, str]:
+    """Our name of each tensor that a config may tie -> that of the one to which it is tied."""
+    table = weights_map.tables[family.model_type]
+    pairs = {}
+    for row in table.rows:
+        if row.operation.tied_to and (twin := table.find(row.operation.tied_to, "hub")):
+            pairs[row.templates("native")[0]] = twin[1].templates("native")[0]
+    return pairs
+
+
+def same_values(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, but for the rounding to the first one's dtype. They are read in parts."""
+    if tensor.shape != other.shape:
+        return False
+    parts = zip(tensor.flatten().split(2**22), other.flatten().split(2**22), strict=True)
+    return all(torch.equal(part, twin.to(part.dtype)) for part, twin in parts)
 
 
 def place(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -166,7 +221,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Family, Any]:
         if hasattr(family.Config, "from_shapes"):
             table = weights_map.tables[family.model_type]
             if all(table.find(name, "hub") for name in checkpoint):
-                native = weights_map.to_native(family.model_type, checkpoint.meta())
+                native = weights_map.to_native(family.model_type, checkpoint.meta)
                 shapes = {name: tuple(tensor.shape) for name, tensor in native.items()}
                 return family, build(family.Config, family.Config.from_shapes(shapes))
     raise FileNotFoundError(
@@ -186,29 +241,13 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:
     """The ids that end a text: generation_config.json, where there is one, is newer than config.json."""
-    path = checkpoint.folder / "generation_config.json"
-    if not path.exists():
-        return config
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    settings = {name: value for name, value in read_object(path).items() if name in names and value is not None}
+    found = checkpoint.generation_config
+    settings = {name: value for name, value in found.items() if name in names and value is not None}
     try:
-        return changed(config, settings)
+        return changed(config, settings) if settings else config
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def native_tensors(
-    checkpoint: Checkpoint, family: Family, tensors: Mapping[str, Tensor], config: Any
-) -> Mapping[str, Tensor]:
-    """`tensors` of the checkpoint's files under our names, whichever layout the files are in."""
-    return tensors if checkpoint.layout == "native" else weights_map.to_native(family.model_type, tensors, config)
-
-
-def tied_names(family: Family, config: Any) -> set[str]:
-    """Tensors that a file may hold although the model has no use for them: the head of a config that ties it."""
-    rows = weights_map.tables[family.model_type].rows
-    tied = {name for row in rows if row.operation.tied_to for name in row.templates("native")}
-    return tied if config.tie_word_embeddings else set()
+        raise ValueError(f"{checkpoint.folder / 'generation_config.json'}: {error}") from error
 
 
 def save_pretrained(
@@ -216,8 +255,8 @@ def save_pretrained(
 ) -> None:
     """Write config.json, model.safetensors (or shards of at most `max_shard_size` bytes) and tokenizer.json.
 
-    The folder is in Hub layout: transformers loads it, and the tensors are bit-identical to the model's.
-    With a tokenizer, what an earlier one has left there goes.
+    The folder is in Hub layout: transformers loads it, and the tensors are bit-identical to the model's. A tokenizer
+    that was read from a folder brings its chat template along; what an earlier one has left in the new folder goes.
 
     ValueError: not a model of this package, or a quantized one, or not a `tokenizers.Tokenizer`.
     OSError: the disk is full or may not be written; what was in the folder is then still there.
@@ -232,7 +271,11 @@ def save_pretrained(
     tensors = weights_map.to_hub(family.model_type, model.state_dict(), config)
     dtype = next(model.parameters()).dtype
     settings = {**config.to_hub(), "dtype": str(dtype).removeprefix("torch.")}
-    companions = {"tokenizer.json": tokenizer.to_str(pretty=True).encode()} if tokenizer is not None else None
+    companions = None
+    if tokenizer is not None:
+        from minhub_py.files.tokenizer import tokenizer_files
+
+        companions = tokenizer_files(tokenizer)
     write_checkpoint(Path(folder), tensors, settings, companions=companions, max_shard_size=max_shard_size)
 
 

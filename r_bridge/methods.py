@@ -129,18 +129,13 @@ def from_pretrained(
     quantize: str | None, token: str | None, local_files_only: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """A pretrained model, of the one family if it is given."""
-    from minhub_py import hub
-    from minhub_py.files.storage import Checkpoint
-    from minhub_py.pretrained import check_family, describe, load
+    from minhub_py.pretrained import load, open_checkpoint
     from minhub_py.registry import ENTRIES
 
-    def check(folder: Path) -> None:
-        check_family(describe(Checkpoint(folder))[1], ENTRIES[family] if family else None, identifier)
-
-    folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, check=check)
-    check(folder)
-    model = Model(load(Checkpoint(folder), device=device, dtype=dtype, quantize=quantize), folder)
-    return about(service, model, service.keep(model)) | {"commit": _commit(identifier, folder)}
+    entry = ENTRIES[family] if family else None
+    checkpoint = open_checkpoint(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
+    model = Model(load(checkpoint, device=device, dtype=dtype, quantize=quantize), checkpoint.folder)
+    return about(service, model, service.keep(model)) | {"commit": _commit(identifier, checkpoint.folder)}
 
 
 @method
@@ -315,8 +310,9 @@ def save_pretrained(service: "Service", model: Model, folder: str, tokenizer: To
 
 
 def _own_tokenizer(model: Model) -> Any:
-    present = model.folder is not None and any((model.folder / n).exists() for n in ("tokenizer.json", "vocab.json"))
-    return model.tokenizer if present else None
+    from minhub_py.files.tokenizer import tokenizer_file
+
+    return model.tokenizer if model.folder is not None and tokenizer_file(model.folder) is not None else None
 
 
 @method

@@ -34,7 +34,7 @@ def as_native(module: Any, tensors: "Mapping[str, Tensor]") -> "Mapping[str, Ten
     if ours is not None and misshaped(ours, weights) is None:
         return ours
     try:
-        hub = weights_map.to_native(model_type, tensors, module.config)
+        hub: Mapping[str, Tensor] = weights_map.to_native(model_type, tensors, module.config)
         problem = misshaped(hub, weights)
     except ValueError as error:
         hub, problem = {}, str(error)

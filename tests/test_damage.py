@@ -4,6 +4,7 @@ Every mutation is drawn with a fixed seed and described in words; a failure prin
 There are no asserts on time: against hangs stands pytest-timeout.
 """
 
+import base64
 import io
 import json
 import math
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as safetensors_bytes
@@ -42,6 +44,10 @@ TINY: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 7, "hidden_size": 4, "intermediate_size": 3, "num_hidden_layers": 1,
               "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 5},
 }  # fmt: skip
+# The head, and the embedding to which a config may tie it.
+HEADS = {"gpt2": ("lm_head.weight", "transformer.wte.weight"), "gptneo": ("lm_head.weight", "transformer.wte.weight"),
+         "llama": ("lm_head.weight", "model.embed_tokens.weight"),
+         "lstm": ("head.weight", "embedding.weight")}  # fmt: skip
 # Mutants of each family's weights, and of its config beyond every setting with every value of JUNK. An LSTM's file is
 # read by the same code as the others' and loads in a third of their time.
 WEIGHTS_ROUNDS = {"gpt2": 1000, "gptneo": 500, "lstm": 3500, "llama": 300}
@@ -167,19 +173,23 @@ def load_rightly(folder: Path) -> None:
     model = minhub_py.from_pretrained(str(folder))
     family = next(family for family in FAMILIES.values() if isinstance(model, family.Model))
 
+    files = [folder / WEIGHTS]
+    if not files[0].exists():
+        files = [folder / name for name in set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())]
+    stored = {our_name(name): tensor for file in files for name, tensor in read_safetensors(file.read_bytes()).items()}
+
     if (folder / "config.json").exists():
         settings = json.loads((folder / "config.json").read_bytes())
         default = family.Config()
         for field in fields(default):
             wanted, found = settings.get(field.name, getattr(default, field.name)), getattr(model.config, field.name)
+            if field.name == "tie_word_embeddings" and wanted is True:  # but for a head with values of its own
+                head, embedding = (stored.get(our_name(name)) for name in HEADS[family.name])
+                wanted = head is None or torch.equal(head, embedding.to(head.dtype))
             assert found == wanted, f"{field.name} is {found!r}, config.json says {wanted!r}"
             assert isinstance(found, bool) == isinstance(wanted, bool), field.name
             assert not isinstance(found, float) or math.isfinite(found), field.name
 
-    files = [folder / WEIGHTS]
-    if not files[0].exists():
-        files = [folder / name for name in set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())]
-    stored = {our_name(name): tensor for file in files for name, tensor in read_safetensors(file.read_bytes()).items()}
     dtypes = [tensor.dtype for name, tensor in stored.items() if ".attn.bias" not in name]
     for name, found in model.state_dict().items():
         wanted = stored[name].t() if family.name == "gpt2" and re.search(r"\.c_\w+\.weight", name) else stored[name]
@@ -896,6 +906,58 @@ def test_vocabulary_and_merges(bpe: Path) -> None:
     trials.end(400, 50)
 
 
+@pytest.fixture(scope="module")
+def model_files() -> dict[str, bytes]:
+    """Small tokenizers of the other forms: sentencepiece's two kinds, lines of ranks, and tekken.json."""
+    files = {}
+    for name, kind in (("tokenizer.model", "bpe"), ("spiece.model", "unigram")):
+        written = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["ab a b", "b ab", "a \u00e9"]), model_writer=written, vocab_size=264,
+            model_type=kind, byte_fallback=True, hard_vocab_limit=False, minloglevel=2, num_threads=1,
+            normalization_rule_name="identity" if kind == "bpe" else "nmt_nfkc",
+        )  # fmt: skip
+        files[name] = written.getvalue()
+    ranks = [base64.b64encode(token) for token in (*(bytes([byte]) for byte in range(256)), b"ab", b" a")]
+    files["qwen.tiktoken"] = b"".join(b"%s %d\n" % (token, rank) for rank, token in enumerate(ranks))
+    config = {"pattern": r"\s?\w+|.", "default_vocab_size": 261, "default_num_special_tokens": 3}
+    vocabulary = [{"rank": rank, "token_bytes": token.decode()} for rank, token in enumerate(ranks)]
+    special = [{"rank": rank, "token_str": token} for rank, token in enumerate(["<unk>", "<s>", "</s>"])]
+    files["tekken.json"] = json.dumps({"config": config, "special_tokens": special, "vocab": vocabulary}).encode()
+    return files
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json"])
+def test_model_files(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
+    whole = model_files[name]
+    rng = random.Random(name)
+    trials = Trials(tmp_path, use_tokenizer)
+    trials.run(name, whole, "whole")
+    assert trials.loaded == 1
+    for _ in range(300):
+        label, data = damage(rng, whole, len(whole))
+        trials.run(name, data, label)
+    endless = b"\n" + b"\xff" * 20  # a number without an end
+    for junk in (b"", b"\n", b"\n\n", endless, endless[1:], b"\n\x03abc", b"IQ== 0"):
+        trials.run(name, junk, repr(junk))
+    trials.end(300)
+
+
+def test_tekken_of_wrong_types(model_files: dict[str, bytes], tmp_path: Path) -> None:
+    trials = Trials(tmp_path, use_tokenizer)
+    places: list[list[Any]] = [["config"], ["vocab"], ["special_tokens"], ["vocab", 5], ["special_tokens", 1]]
+    places += [["config", name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")]
+    places += [["vocab", 7, name] for name in ("rank", "token_bytes")]
+    places += [["special_tokens", 1, name] for name in ("rank", "token_str")]
+    for place in places:
+        for junk in JUNK:
+            content = json.loads(model_files["tekken.json"])
+            parent = reduce(lambda value, key: value[key], place[:-1], content)
+            parent[place[-1]] = "<junk>"
+            trials.run("tekken.json", to_json(content, junk).encode(), f"{place} = {brief(junk)}")
+    trials.end(200, 5)
+
+
 @pytest.mark.parametrize("merges", [True, False], ids=["bpe", "characters"])
 def test_vocabulary_of_wrong_types(merges: bool, bpe: Path) -> None:
     if not merges:
@@ -947,11 +1009,6 @@ def test_verify_values(value: float, folder: Path) -> None:
     assert f"{first}: 1 of" in problems(folder)
     assert f"{last}: 1 of" in problems(folder)
     assert len(problems(folder).splitlines()) == 2
-
-
-HEADS = {"gpt2": ("lm_head.weight", "transformer.wte.weight"), "gptneo": ("lm_head.weight", "transformer.wte.weight"),
-         "llama": ("lm_head.weight", "model.embed_tokens.weight"),
-         "lstm": ("head.weight", "embedding.weight")}  # fmt: skip
 
 
 def test_verify_tied_head(family: str, tmp_path: Path) -> None:

@@ -86,14 +86,14 @@ def assert_right(folder: Path, files: dict[str, str | bytes]) -> None:
 )
 def test_one_format_of_weights_is_chosen(hub: HubServer, files: list[str], weights: list[str]) -> None:
     hub.add(REPO, {**SMALL, **{name: INDEX if name.endswith("index.json") else name for name in files}})
-    assert sorted(names(minhub.plan(REPO))) == sorted([*SMALL, *weights])
+    assert sorted(names(minhub.plan_download(REPO))) == sorted([*SMALL, *weights])
     folder = minhub.fetch(REPO)
     assert sorted(path.name for path in folder.iterdir()) == sorted([*SMALL, *weights])
 
 
 def test_a_plan_says_what_is_fetched_and_fetches_nothing(hub: HubServer) -> None:
     commit = hub.add(REPO, SINGLE)
-    plan = minhub.plan(REPO)
+    plan = minhub.plan_download(REPO)
     small = sum(len(content) for content in SMALL.values())
     assert (plan.repository, plan.revision, plan.commit) == (REPO, "main", commit)
     assert plan.total_bytes == plan.missing_bytes == small + len(WEIGHTS)
@@ -103,15 +103,15 @@ def test_a_plan_says_what_is_fetched_and_fetches_nothing(hub: HubServer) -> None
     text = SMALL["config.json"].encode()
     assert (config.sha256, config.git_sha1) == (None, hashlib.sha1(b"blob %d\0" % len(text) + text).hexdigest())
     assert hub.fetched() == []
-    assert names(minhub.plan(REPO, weights=False)) == ["tokenizer.json", "merges.txt", "config.json"]
+    assert names(minhub.plan_download(REPO, weights=False)) == ["tokenizer.json", "merges.txt", "config.json"]
 
 
 @pytest.mark.parametrize("files", [{"model.gguf": "x", "flax_model.msgpack": "x"}, {"onnx/model.onnx": "x"}])
 def test_no_weights_names_what_is_there(hub: HubServer, files: dict[str, str]) -> None:
     hub.add(REPO, {**SMALL, **files})
     with pytest.raises(FileNotFoundError, match=next(iter(sorted(files)))):
-        minhub.plan(REPO)
-    minhub.plan(REPO, weights=False)
+        minhub.plan_download(REPO)
+    minhub.plan_download(REPO, weights=False)
 
 
 def test_no_config_is_an_error(hub: HubServer) -> None:
@@ -166,7 +166,7 @@ def test_an_evil_listing_is_refused(hub: HubServer, field: str, monkeypatch: pyt
 
 def test_everything_comes_from_the_planned_commit(hub: HubServer) -> None:
     first = hub.add(REPO, SINGLE)
-    plan = minhub.plan(REPO)
+    plan = minhub.plan_download(REPO)
     hub.add(REPO, {**SINGLE, "model.safetensors": b"new", "config.json": "new"})
     folder = minhub.download(plan)
     assert folder.name == first
@@ -183,8 +183,8 @@ NO_REVISIONS = [
 def test_no_revision_leads_out_of_the_cache(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     calls = (
-        minhub.fetch, minhub.plan, minhub.cached, minhub.locate, minhub_py.from_pretrained, minhub_py.gpt2_from_config,
-        minhub_py.tokenizer_from_pretrained, inspection.inspect, inspection.verify,
+        minhub.fetch, minhub.plan_download, minhub.cached, minhub.locate, minhub_py.from_pretrained,
+        minhub_py.gpt2_from_config, minhub_py.tokenizer_from_pretrained, inspection.inspect, inspection.verify,
     )  # fmt: skip
     for call in calls:
         for revision in NO_REVISIONS:
@@ -258,7 +258,7 @@ def test_the_cache_is_that_of_huggingface_hub(hub: HubServer) -> None:
     for name in [*SMALL, "model.safetensors"]:
         assert huggingface_hub.hf_hub_download(REPO, name, local_files_only=True) == str(folder / name)
     (scanned,) = huggingface_hub.scan_cache_dir().repos
-    assert (scanned.repo_id, scanned.size_on_disk) == (REPO, minhub.plan(REPO).total_bytes)
+    assert (scanned.repo_id, scanned.size_on_disk) == (REPO, minhub.plan_download(REPO).total_bytes)
 
     hub.add("other/model", SHARDED)
     huggingface_hub.snapshot_download("other/model")
@@ -310,7 +310,7 @@ for repository in sys.argv[1:]:
         print(hub.fetch(repository).name)
     except FileNotFoundError as error:
         print(error)
-print(len(hub.cached_models()), hub.check_files(hub.fetch(sys.argv[1]), None))
+print(len(hub.cached_models()), hub.file_problems(hub.fetch(sys.argv[1]), None))
 """
 
 
@@ -351,7 +351,7 @@ def test_each_way_to_be_offline(hub: HubServer, how: str, monkeypatch: pytest.Mo
     assert minhub.fetch(REPO, local_files_only=how == "argument") == folder
     if how != "argument":
         with pytest.raises(ConnectionError, match="HF_HUB_OFFLINE"):
-            minhub.plan(REPO)
+            minhub.plan_download(REPO)
     (folder / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=f"minhub download {REPO}"):
         minhub.fetch(REPO, local_files_only=how == "argument", weights=False)
@@ -500,13 +500,13 @@ def test_an_endless_wait_is_refused(hub: HubServer, waits: list[float]) -> None:
 def test_waits_are_told(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     hub.add(REPO, SINGLE)
     hub.answer(503, retry_after=2, times=1)
-    minhub.plan(REPO)
+    minhub.plan_download(REPO)
     assert capsys.readouterr().err == "The Hub answers with status 503: trying again in 3 s\n"
     heard: list[tuple[str, int, int]] = []
     before = transfer.listener.set(lambda *news: heard.append(news))
     try:
         hub.answer(429, times=1)
-        minhub.plan(REPO)
+        minhub.plan_download(REPO)
     finally:
         transfer.listener.reset(before)
     assert heard[:2] == [("The Hub asks for fewer requests: trying again in 1 s", 0, 0), ("", 0, 0)]
@@ -538,7 +538,7 @@ def test_an_answer_without_end(hub: HubServer, status: int, code: str, error: ty
         status, headers={"X-Error-Code": code, "X-Error-Message": "\x1b[2J", "X-HF-Warning": "a;\x1b[2J"}, flood=True
     )
     with pytest.raises(error, match=message) as caught:
-        minhub.plan(REPO)
+        minhub.plan_download(REPO)
     assert str(caught.value).isprintable()
 
 
@@ -546,7 +546,7 @@ def test_a_redirect_without_end(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     hub.answer(302, headers={"Location": f"{hub.url}/api/models/{REPO}/revision/main"}, flood=True)
     with pytest.raises(ConnectionError, match="TooManyRedirects"):
-        minhub.plan(REPO)
+        minhub.plan_download(REPO)
     assert len(hub.requests) == transfer.MAX_REDIRECTS
 
 
@@ -608,7 +608,7 @@ def test_an_evil_size_is_refused(hub: HubServer, size: object, monkeypatch: pyte
     entry = {"rfilename": "config.json", "size": size, "blobId": "0" * 40}
     monkeypatch.setattr("hub_server.Handler.info", lambda *_: {"sha": "0" * 40, "siblings": [entry]})
     with pytest.raises(ConnectionError, match="not the Hub") as caught:
-        minhub.plan(REPO)
+        minhub.plan_download(REPO)
     assert len(str(caught.value)) < 200
 
 
@@ -616,7 +616,7 @@ def test_something_else_answers(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     hub.answer(200)  # a portal's welcome
     with pytest.raises(ConnectionError, match="not the Hub"):
-        minhub.plan(REPO)
+        minhub.plan_download(REPO)
 
 
 def test_a_full_disk(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -682,7 +682,7 @@ def test_the_three_that_are_not_there(hub: HubServer) -> None:
         minhub.fetch("owner/none")
     with pytest.raises(FileNotFoundError, match="no revision 'v9'.*branch, tag or full commit"):
         minhub.fetch(REPO, "v9")
-    plan = minhub.plan(REPO)
+    plan = minhub.plan_download(REPO)
     hub.repositories[REPO].commits[plan.commit].pop("model.safetensors")
     with pytest.raises(FileNotFoundError, match=r"lists model\.safetensors but"):
         minhub.download(plan)
@@ -808,33 +808,33 @@ def test_importing_costs_nothing() -> None:
 def test_check_files_finds_a_flipped_byte(hub: HubServer, name: str) -> None:
     hub.add(REPO, SINGLE)
     folder = minhub.fetch(REPO)
-    plan = minhub.plan(REPO)
-    assert minhub.check_files(folder, plan) == minhub.check_files(folder, None) == []
+    plan = minhub.plan_download(REPO)
+    assert minhub.file_problems(folder, plan) == minhub.file_problems(folder, None) == []
     data = bytearray((folder / name).read_bytes())
     data[3] ^= 1
     (folder / name).write_bytes(data)
     for known in (plan, None):
-        (problem,) = minhub.check_files(folder, known)
+        (problem,) = minhub.file_problems(folder, known)
         assert name in problem
         assert "hash" in problem
     # The advice that it gives works.
     Path(problem.split("delete ")[1].split(" and ")[0]).unlink()
-    assert minhub.check_files(folder, plan) == [f"{name} is missing: download it again."]
+    assert minhub.file_problems(folder, plan) == [f"{name} is missing: download it again."]
     assert_right(minhub.fetch(REPO), SINGLE)
 
 
 def test_check_files_finds_what_is_missing_or_cut(hub: HubServer) -> None:
     hub.add(REPO, SHARDED)
     folder = minhub.fetch(REPO)
-    plan = minhub.plan(REPO)
+    plan = minhub.plan_download(REPO)
     copy = shutil.copytree(folder, folder.parent / "copy")  # a folder of one's own, without links
-    assert minhub.check_files(copy, plan) == minhub.check_files(copy, None) == []
+    assert minhub.file_problems(copy, plan) == minhub.file_problems(copy, None) == []
     (copy / "model-1.safetensors").write_bytes(b"cut")
     (copy / "model-2.safetensors").unlink()
-    first, second = minhub.check_files(copy, plan)
+    first, second = minhub.file_problems(copy, plan)
     assert "model-1.safetensors has 3 bytes instead of 50,000" in first
     assert "model-2.safetensors is missing" in second
-    (problem,) = minhub.check_files(copy, None)
+    (problem,) = minhub.file_problems(copy, None)
     assert "model-2.safetensors" in problem
 
 
@@ -845,9 +845,9 @@ def test_check_files_knows_shared_blobs(hub: HubServer) -> None:
     shared.parent.mkdir(parents=True)
     os.replace(blob(hub, WEIGHTS), shared)
     blob(hub, WEIGHTS).symlink_to(os.path.relpath(shared, blob(hub, WEIGHTS).parent))
-    assert minhub.check_files(folder, None) == []
+    assert minhub.file_problems(folder, None) == []
     shared.write_bytes(WEIGHTS[::-1])
-    (problem,) = minhub.check_files(folder, None)
+    (problem,) = minhub.file_problems(folder, None)
     assert str(shared) in problem
 
 
@@ -858,7 +858,7 @@ def test_cached_models(hub: HubServer) -> None:
     minhub.fetch(REPO, "v1")
     second = hub.add(REPO, {**SINGLE, "model.safetensors": b"new"})
     minhub.fetch(REPO, second, weights=False)
-    size = minhub.plan(REPO, "v1").total_bytes
+    size = minhub.plan_download(REPO, "v1").total_bytes
     whole, half = sorted(minhub.cached_models(), key=lambda model: not model.complete)
     assert whole == minhub.CachedModel(REPO, ("main", "v1"), first, size, folder, complete=True)
     assert (half.commit, half.revisions, half.complete) == (second, (), False)

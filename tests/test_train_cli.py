@@ -91,7 +91,7 @@ def test_every_option_is_a_setting(tmp_path: Path, text: Path) -> None:
     words = [word for name, value in wanted.items() for word in ("--" + name.replace("_", "-"), str(value))]
     done("train", text, "--out", tmp_path / "run", "--no-carry", "--set", "window_size=4", *words)
     found = json.loads((tmp_path / "run" / "settings.json").read_text())
-    wanted |= {"carry": False, "compile": False, "config": {"window_size": 4}, "start": None}
+    wanted |= {"carry": False, "compile": False, "config": {"window_size": 4}, "start": None, "revision": None}
     assert found == wanted
     assert Run(tmp_path / "run").model.config.window_size == 4
 

@@ -14,7 +14,7 @@ _modules = [import_module(f"{__name__}.{module.name}") for module in iter_module
 tables: dict[str, Table] = {module.table.model_type: module.table for module in _modules if hasattr(module, "table")}
 
 
-def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapping[str, Tensor]:
+def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
     """The tensors of a Hub checkpoint under our names and in our shapes, each made when it is asked for.
 
     config: the model's; some tables need it, as where fused heads are told apart by their number alone.
@@ -24,7 +24,7 @@ def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None
     return Mapped(tables[model_type], tensors, "hub", config)
 
 
-def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapping[str, Tensor]:
+def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
     """The reverse of `to_native`, under the names that transformers writes today."""
     return Mapped(tables[model_type], tensors, "native", config)
 

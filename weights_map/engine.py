@@ -16,6 +16,7 @@ from the source one by one, so that a source that opens them lazily never holds 
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, product
@@ -265,6 +266,12 @@ class Mapped(Mapping[str, Tensor]):
         self._side = side
         self._step = {target: step for step in self.steps for target in step.targets}
         self._last: tuple[Step, Sequence[Tensor]] | None = None
+
+    def over(self, tensors: Mapping[str, Tensor]) -> "Mapped":
+        """The same names, without matching them again, over another source that has them all."""
+        other = copy(self)
+        other._tensors = tensors
+        return other
 
     def __getitem__(self, name: str) -> Tensor:
         step = self._step[name]

@@ -35,6 +35,8 @@ from minhub_py.registry import FAMILIES
 BUILTIN = Path(__file__).parents[1] / "builtin"
 # One format of weights is enough: the first of these that is there. An index names the shards that go with it.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# Forms of a tokenizer that are read, and fetched, only where there is no tokenizer.json.
+OLDER_TOKENIZERS = ("tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json")
 # They are fetched in this order, and weights after them: where config.json is, its companions are, and where all the
 # weights are, everything is. An offline call, which has no list of files to compare with, relies on that.
 COMPANIONS = (
@@ -43,11 +45,13 @@ COMPANIONS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "chat_template.jinja",
     "vocab.json",
     "merges.txt",
+    *OLDER_TOKENIZERS,
 )
 SMALL = (*COMPANIONS, "config.json")
-# What no revision holds, by git check-ref-format: what would lead out of a folder, and what git gives a meaning.
+# Characters and parts that no revision has, by git check-ref-format: they lead out of a folder, or mean more to git.
 NO_REVISION = re.compile(r"^@?$|^[-/]|[/.]$|//|\.\.|@\{|(^|/)\.|\.lock(/|$)|[\s~^:?*\[\\]")
 # Bytes that settings, a tokenizer or an index of shards may have: ten times what the largest known have.
 MAX_SMALL = 500_000_000
@@ -73,7 +77,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a download would fetch: the files of one commit, in the order in which they come."""
+    """The files of one commit that a download would fetch, in the order in which they come."""
 
     repository: str
     revision: str
@@ -82,7 +86,7 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """Where the files lie when they are there."""
+        """The folder that holds the files after the download."""
         return _store(self.repository) / "snapshots" / self.commit
 
     @property
@@ -186,13 +190,13 @@ def did_you_mean(name: str) -> str:
 
 
 def _not_here(repository: str) -> str:
-    """What to say of a repository that the Hub does not give: perhaps a folder was meant, or another name."""
+    """A hint for a repository that the Hub does not have: perhaps a folder was meant, or another name."""
     if _store(repository).is_dir():
         return ""
     return f" There is no folder {repository} here.{did_you_mean(repository)}"
 
 
-def plan(repository: str, revision: str = "main", *, token: Token = None, weights: bool = True) -> Plan:
+def plan_download(repository: str, revision: str = "main", *, token: Token = None, weights: bool = True) -> Plan:
     """Ask the Hub which files a checkpoint needs. An index of shards is fetched, for it names them; nothing else is.
 
     FileNotFoundError: no such repository or revision, or nothing in it that can be read here. PermissionError: it is
@@ -221,7 +225,8 @@ def plan(repository: str, revision: str = "main", *, token: Token = None, weight
 
     if "config.json" not in files:
         raise FileNotFoundError(f"{repository} has no config.json, so it is no model in Hub layout: {_some(files)}.")
-    names = [name for name in SMALL if name in files]
+    unread = OLDER_TOKENIZERS if "tokenizer.json" in files else ()
+    names = [name for name in SMALL if name in files and name not in unread]
     for name in names + [name for name in WEIGHTS if name.endswith(".json") and name in files]:
         if files[name].size > MAX_SMALL:
             raise ValueError(f"{name} of {repository} has {size(files[name].size)}, which no such file needs.")
@@ -235,8 +240,8 @@ def download(
     """Fetch what is missing of a plan, each file checked by its hash; the folder that holds them all.
 
     A download that was cut goes on where it stopped at the next call. OSError: a file was damaged on the way, or the
-    disk is too small. ConnectionError, PermissionError, FileNotFoundError: as for plan(). `check` is given the folder
-    when all but the weights is there: what it raises saves a large download that would be of no use.
+    disk is too small. ConnectionError, PermissionError, FileNotFoundError: as for plan_download(). `check` is given the
+    folder when all but the weights is there: what it raises saves a large download that would be of no use.
     """
     store = _store(plan.repository)
     if progress and plan.missing_bytes:
@@ -283,29 +288,39 @@ def fetch(
     """The folder that an identifier names, downloaded if need be: what, and how much, is said first.
 
     With `local_files_only`, or HF_HUB_OFFLINE set, no socket is opened: FileNotFoundError if the cache lacks a file.
-    If the Hub cannot be reached, a complete cached copy is used, with a warning. Further errors: those of locate(),
-    plan() and download(), which `check` is for.
+    If the Hub cannot be reached, a complete cached copy is used, with a warning. `check` is given the folder, once,
+    before any weights are downloaded: what it raises leaves this call. Further errors: those of locate(),
+    plan_download() and download().
     """
     folder = locate(identifier, revision)
-    if folder is not None:
-        return folder
     repository = os.fspath(identifier)
-    if local_files_only or offline():
-        return cached(repository, revision, weights)
-    try:
-        found = plan(repository, revision, token=token, weights=weights)
-    except ConnectionError as error:
+    if folder is None and (local_files_only or offline()):
+        folder = cached(repository, revision, weights)
+    if folder is None:
         try:
-            folder = cached(repository, revision, weights)
-        except FileNotFoundError:
-            raise error from None  # that nothing is cached is no news
-        warnings.warn(f"{error} Meanwhile the copy in the local cache is used.", stacklevel=2)
-        return folder
-    return download(found, token=token, progress=progress, check=check)
+            found = plan_download(repository, revision, token=token, weights=weights)
+        except ConnectionError as error:
+            try:
+                folder = cached(repository, revision, weights)
+            except FileNotFoundError:
+                raise error from None  # that nothing is cached is no news
+            warnings.warn(f"{error} Meanwhile the copy in the local cache is used.", stacklevel=2)
+        else:
+            return download(found, token=token, progress=progress, check=check)
+    if check is not None:
+        check(folder)
+    return folder
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that a folder of the cache holds; None: it is another folder."""
+    store = folder.parent.parent
+    in_cache = folder.parent.name == "snapshots" and store.parent == _store("").parent
+    return folder.name if in_cache and COMMIT.fullmatch(folder.name) else None
 
 
 def cached_models() -> list[CachedModel]:
-    """What the local cache of the Hub holds, by repository and commit, whatever family it is of."""
+    """The models in the local cache of the Hub, by repository and commit, of any family."""
     models = []
     for folder in sorted(_store("").parent.glob("models--*/snapshots/*")):
         store = folder.parent.parent
@@ -330,8 +345,8 @@ def folder_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def check_files(folder: Path, plan: Plan | None) -> list[str]:
-    """What is wrong with the files of a folder, a line each; none: all is well.
+def file_problems(folder: Path, plan: Plan | None) -> list[str]:
+    """Problems with the files of a folder, a line each; none: all is well.
 
     With a plan: each of its files against the size and hash that the Hub declares. Without: each file of the cache
     against its blob's name, which is that hash, and that nothing is missing. A folder of one's own declares no hashes,
@@ -376,7 +391,7 @@ def cached(repository: str, revision: str = "main", weights: bool = True) -> Pat
 
 
 def _gaps(folder: Path, weights: bool = True) -> list[str]:
-    """What a folder lacks to be opened, a line each."""
+    """Files that a folder lacks to be opened, a line each."""
     present = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
     gaps = [] if "config.json" in present else ["config.json is missing."]
     try:

@@ -33,7 +33,7 @@ DTYPES = {
 }  # fmt: skip
 # Those of the mask buffers of old checkpoints, which are dropped, but have a shape.
 MASKS = {"BOOL": torch.bool, "I64": torch.int64}
-# What a pickle of a state dict names: "module name".
+# The names in a pickle of a state dict: "module name".
 BUILDERS = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
     r"|torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch(\.storage)? \w+Storage"
@@ -58,7 +58,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """The tensors of a folder, by the names in its files, each opened when it is asked for.
+    """The files of a folder, each read once: its settings, and its tensors by the names in its files.
+
+    A tensor is opened when it is asked for.
 
     FileNotFoundError: the folder has no weights, or lacks a shard. ValueError: a file is damaged, is no checkpoint,
     or wants to run code.
@@ -73,6 +75,12 @@ class Checkpoint(Mapping[str, Tensor]):
         """config.json; None where there is none."""
         path = self.folder / "config.json"
         return read_object(path) if path.exists() else None
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """generation_config.json; empty where there is none."""
+        path = self.folder / "generation_config.json"
+        return read_object(path) if path.exists() else {}
 
     @cached_property
     def files(self) -> list[Path]:
@@ -106,7 +114,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @cached_property
     def layout(self) -> Layout:
-        """What `minhub convert --to native` wrote is "native", all else "hub"."""
+        """Whose names the tensors have: ours ("native", by `minhub convert --to native`) or the Hub's ("hub")."""
         for file in self.files:
             handle = self._handle(file)
             if not isinstance(handle, dict) and (handle.metadata() or {}).get("layout") == "native":
@@ -142,7 +150,8 @@ class Checkpoint(Mapping[str, Tensor]):
             if isinstance(handle, dict) and not zipfile.is_zipfile(file)
         }
 
-    def meta(self) -> dict[str, Tensor]:
+    @cached_property
+    def meta(self) -> Mapping[str, Tensor]:
         """Shapes and dtypes alone, as tensors on the meta device: no data is read."""
         result = {}
         for name, file in self._places.items():
@@ -321,7 +330,7 @@ def write_checkpoint(
 
 
 def _left_over(folder: Path, *, with_companions: bool) -> set[Path]:
-    """What a checkpoint that was written here before may have left: other shards would be found before the new ones."""
+    """Files of an earlier checkpoint in the folder: its shards would be found before the new ones."""
     ours = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
     return {
         path for path in folder.iterdir() if ours.fullmatch(path.name) or (with_companions and path.name in COMPANIONS)

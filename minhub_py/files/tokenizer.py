@@ -1,4 +1,13 @@
-"""From a repository or a folder to a `tokenizers.Tokenizer`: tokenizer.json, else vocab.json (and merges.txt).
+"""A repository or a folder -> a `tokenizers.Tokenizer`, from whichever form of file it has.
+
+    tokenizer.json                      the library's own, and complete: nothing else is looked at
+    vocab.json, merges.txt              byte-level BPE, as GPT-2's; without merges.txt it is one of characters
+    tokenizer.model, spiece.model       sentencepiece's (Llama 2, Mistral, T5), or tiktoken's (Llama 3)
+    qwen.tiktoken, tekken.json          tiktoken's, and Mistral's
+
+All but the first say little of special tokens, so tokenizer_config.json, special_tokens_map.json and added_tokens.json
+complete them. What is put before and after a text is what these files say (add_bos_token, add_eos_token); where they
+say nothing, it is what the model's reference implementation does.
 
 Sources: Sennrich et al. (2016) for BPE; Radford et al. (2019) for its byte-level form, GPT-2's.
 """
@@ -6,6 +15,7 @@ Sources: Sennrich et al. (2016) for BPE; Radford et al. (2019) for its byte-leve
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,12 +24,28 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.files import hub
+from minhub_py.files.sentencepiece import UNIGRAM, SentencePiece, read_sentencepiece, sentencepiece_tokenizer
 from minhub_py.files.storage import read_json, read_object
+from minhub_py.files.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
 from minhub_py.printable import gist
 
+# The first of these that is there is read.
+FORMS = ("tokenizer.json", "vocab.json", *hub.OLDER_TOKENIZERS)
+# Files that belong to a tokenizer.json, though it can be read without them.
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 # Where the tokenizers that are in use came from: the class takes no subclass.
 FILES: WeakKeyDictionary[Tokenizer, Path] = WeakKeyDictionary()
 SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Convention:
+    """Tokens that the reference implementation puts around a text, unless a repository says otherwise."""
+
+    bos: str | None = None  # the token that begins a text
+    eos: str | None = None  # the token that ends one
+    add_bos: bool = False
+    add_eos: bool = False
 
 
 def tokenizer_from_pretrained(
@@ -34,34 +60,85 @@ def tokenizer_from_pretrained(
     return read_tokenizer(folder)
 
 
+def tokenizer_file(folder: Path) -> Path | None:
+    """The file that the tokenizer of a folder is read from; None: it has none."""
+    return next((folder / name for name in FORMS if (folder / name).exists()), None)
+
+
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder in Hub layout. FileNotFoundError: it has none. ValueError: its files are damaged."""
-    if (folder / "tokenizer.json").exists():
-        return parse(folder / "tokenizer.json")
-    if not (folder / "vocab.json").exists():
+    path = tokenizer_file(folder)
+    if path is None:
         raise FileNotFoundError(
             f"{folder} has no tokenizer, neither tokenizer.json nor vocab.json: copy those of the model that it is from"
         )
-    vocabulary = read_json(folder / "vocab.json")
+    if path.name == "tokenizer.json":
+        return parse(path)
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            settings |= read_object(folder / name)
+    tokenizer, convention = read_vocabulary(path, settings) if path.name == "vocab.json" else read_model(path, settings)
+    add_tokens(tokenizer, folder, settings)
+    surround(tokenizer, settings, convention)
+    FILES[tokenizer] = path
+    return tokenizer
+
+
+def read_vocabulary(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Convention]:
+    """The tokenizer of a vocab.json, with the merges.txt beside it. ValueError: one of them is damaged."""
+    vocabulary = read_json(path)
     if isinstance(vocabulary, list) and all(isinstance(token, str) for token in vocabulary):
         vocabulary = {token: id for id, token in enumerate(vocabulary)}
     if not isinstance(vocabulary, dict) or not (
         all(type(id) is int and 0 <= id < 2**31 for id in vocabulary.values()) and is_text(" ".join(vocabulary))
     ):
-        raise ValueError(f"{folder / 'vocab.json'} should map tokens to ids, or list characters")
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).exists():
-            settings |= read_object(folder / name)
-    if (folder / "merges.txt").exists():
-        prefix = bool(settings.get("add_prefix_space"))
-        tokenizer = byte_level_bpe(vocabulary, read_merges(folder / "merges.txt"), add_prefix_space=prefix)
+        raise ValueError(f"{path} should map tokens to ids, or list characters")
+    merges = path.with_name("merges.txt")
+    if not merges.exists():
+        return characters(vocabulary), Convention()
+    prefix = bool(settings.get("add_prefix_space"))
+    tokenizer = byte_level_bpe(vocabulary, read_merges(merges), add_prefix_space=prefix)
+    return tokenizer, Convention("<|endoftext|>", "<|endoftext|>")
+
+
+def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Convention]:
+    """The tokenizer of a file of sentencepiece, tiktoken or Mistral. ValueError: it is damaged."""
+    with path.open("rb") as file:
+        is_message = file.read(1) == b"\n"  # how sentencepiece's file begins, and base64 never does
+    found: SentencePiece | Ranks
+    if path.suffix == ".json":
+        found = read_tekken(path)
+    elif path.suffix == ".tiktoken" or not is_message:
+        found = read_tiktoken(path)
     else:
-        tokenizer = characters(vocabulary)
-    add_tokens(tokenizer, folder, settings)
-    if settings.get("add_bos_token"):
-        begin_with(tokenizer, content(settings.get("bos_token")) or "<|endoftext|>")
-    return tokenizer
+        found = read_sentencepiece(path)
+    with parsing(path):
+        if isinstance(found, Ranks):
+            # A repository that numbers its special tokens after the others has names of its own for them.
+            renamed = "added_tokens_decoder" in settings and not found.special_first
+            tokenizer = byte_bpe(replace(found, special=()) if renamed else found)
+            convention = Convention(found.bos, found.eos, add_bos=found.bos is not None)
+        else:
+            if isinstance(prefix := settings.get("add_prefix_space"), bool):
+                found = replace(found, add_dummy_prefix=prefix)
+            tokenizer = sentencepiece_tokenizer(found)
+            tokenizer.add_special_tokens(sentinels(found, settings))
+            # A model of texts that begin with a token has one for it; T5, which has none, ends them with one.
+            bos, eos = found.token(found.bos_id), found.token(found.eos_id)
+            convention = Convention(bos, eos, add_bos=bos is not None, add_eos=bos is None and eos is not None)
+        tokenizer.decode(tokenizer.encode("").ids)
+    return tokenizer, convention
+
+
+def sentinels(model: SentencePiece, settings: Mapping[str, Any]) -> list[str]:
+    """T5's tokens for what is left out of a text: they stand in no file, and their numbers fall as the ids rise."""
+    is_t5 = model.model_type == UNIGRAM and model.bos_id < 0
+    named = any("extra_id_" in piece.text for piece in model.pieces)  # as in mT5
+    count = settings.get("extra_ids", 100 if is_t5 and not named else 0)
+    if type(count) is not int or not 0 <= count <= 10_000:
+        raise ValueError(f"extra_ids cannot be {count!r}")
+    return [f"<extra_id_{i}>" for i in reversed(range(count))]
 
 
 def is_text(token: str) -> bool:
@@ -73,19 +150,36 @@ def parse(path: Path) -> Tokenizer:
     """A tokenizer.json. ValueError: it is damaged. FileNotFoundError: it is not there."""
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}: check its name.")
-    try:
+    with parsing(path):
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
         # Settings of some training run: here a text is as long as it is.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.decode(tokenizer.encode("").ids)  # what panics over each text is better seen here
+    FILES[tokenizer] = path
+    return tokenizer
+
+
+@contextmanager
+def parsing(path: Path) -> Iterator[None]:
+    """ValueError, with the name of the file, where the library cannot make a tokenizer of it."""
+    try:
+        yield
     except BaseException as error:
         # The library raises plain Exception, or panics, which is not even that.
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise ValueError(f"{path} is no tokenizer ({gist(error)}); it is damaged or cut: fetch it again") from error
-    FILES[tokenizer] = path
-    return tokenizer
+
+
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """The files that a tokenizer is saved as: tokenizer.json, and what belongs to it where it was read from."""
+    folder = FILES[tokenizer].parent if tokenizer in FILES else None
+    beside = [folder / name for name in BESIDE if (folder / name).is_file()] if folder else []
+    return {
+        "tokenizer.json": tokenizer.to_str(pretty=True).encode(),
+        **{path.name: path.read_bytes() for path in beside},
+    }
 
 
 def is_panic(error: BaseException) -> bool:
@@ -165,14 +259,14 @@ def unknown_characters(tokenizer: Tokenizer, text: str, ids: Iterable[int] | Non
     """
     ids = tokenizer.encode(text, add_special_tokens=False).ids if ids is None else ids
     unk = tokenizer.token_to_id("<unk>")
-    # What does not come back may have been normalized; what has no token of its own may be part of a longer one.
+    # A character that does not come back may be normalized; one without a token may be part of a longer one.
     missing = sorted(set(text).difference(tokenizer.decode(sorted({id for id in ids if id != unk}))))
     nothing: tuple[list[int], list[int | None]] = ([], [unk])
     return [char for char in missing if tokenizer.encode(char, add_special_tokens=False).ids in nothing]
 
 
 def describe_unknown(tokenizer: Tokenizer, characters: Sequence[str]) -> str:
-    """What to tell of characters that `unknown_characters` found."""
+    """A note on characters that `unknown_characters` found."""
     become = "left out" if tokenizer.token_to_id("<unk>") is None else "read as <unk>"
     shown = " ".join(map(repr, characters[:10])) + (" …" if len(characters) > 10 else "")
     return f"not in the tokenizer's vocabulary, and {become}: {shown}"
@@ -221,14 +315,29 @@ def content(token: Any) -> str | None:
     return text if isinstance(text, str) and is_text(text) else None
 
 
-def begin_with(tokenizer: Tokenizer, token: str) -> None:
-    """Put `token` before every text. ValueError: it is not in the vocabulary."""
-    id = tokenizer.token_to_id(token)
-    if id is None:
-        raise ValueError(f"add_bos_token is set, but {token!r} is not in the vocabulary")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{token} $A", pair=f"{token} $A {token} $B", special_tokens=[(token, id)]
-    )
+def surround(tokenizer: Tokenizer, settings: Mapping[str, Any], convention: Convention) -> None:
+    """Put a token before every text, and one after it, as the settings or the convention ask.
+
+    ValueError: such a token is not in the vocabulary.
+    """
+    wanted = {
+        "bos": (content(settings.get("bos_token")) or convention.bos, convention.add_bos),
+        "eos": (content(settings.get("eos_token")) or convention.eos, convention.add_eos),
+    }
+    around: dict[str, str] = {}
+    for kind, (token, usual) in wanted.items():
+        asked = settings.get(f"add_{kind}_token")
+        if usual if asked is None else asked:
+            if token is None or tokenizer.token_to_id(token) is None:
+                raise ValueError(f"add_{kind}_token is set, but {token!r} is not in the vocabulary")
+            around[kind] = token
+    if around:
+        single, second = ([around.get("bos"), text, around.get("eos")] for text in ("$A", "$B"))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=list(filter(None, single)),
+            pair=list(filter(None, single + second)),
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in set(around.values())],
+        )
 
 
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[str]:

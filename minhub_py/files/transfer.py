@@ -27,7 +27,7 @@ from typing import Any
 
 # SHA-256 for LFS files, git's SHA-1 for the rest.
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-# What the Hub may say for a moment. The waits before another try, in seconds, where it does not ask for one itself.
+# Answers of a Hub that is busy for a moment, and the seconds before another try where it asks for none itself.
 BUSY = (429, 500, 502, 503, 504)
 WAITS = (1, 2, 4)
 # The longest wait that a server may ask for, in seconds. The Hub counts requests over five minutes.
@@ -38,8 +38,8 @@ LEAST_RATE, RATE_SPAN = 1_000, 60
 MAX_ANSWER = 16_000_000
 MAX_REDIRECTS = 10
 Token = str | bool | None
-# Who shows a download where standard error is not seen: called with the file's name, the bytes there, and all; while
-# something is waited for, with what that is, or "", and 0, 0.
+# The display of a download where standard error is not seen: called with the file's name, the bytes there, and all;
+# during a wait with the reason, or "", and 0, 0.
 listener: ContextVar[Callable[[str, int, int], object] | None] = ContextVar("listener", default=None)
 
 
@@ -58,7 +58,7 @@ def offline() -> bool:
 
 
 class Pace:
-    """How fast bytes come. ConnectionError: fewer than LEAST_RATE a second over RATE_SPAN."""
+    """The rate at which bytes come. ConnectionError: fewer than LEAST_RATE a second over RATE_SPAN."""
 
     def __init__(self) -> None:
         self.restart()
@@ -216,7 +216,7 @@ def _follow(session: Any, request: Any) -> Any:
 
 
 def _asked_wait(response: Any, seconds: int) -> tuple[int, str]:
-    """How long to wait, and why: as long as the Hub asks, else `seconds`. ConnectionError: that is too long."""
+    """Seconds to wait, and the reason: as long as the Hub asks, else `seconds`. ConnectionError: that is too long."""
     headers = response.headers
     limit = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", headers.get("ratelimit", "")) or re.fullmatch(
         r"\s*(\d+)\s*", headers.get("retry-after", "")
@@ -273,7 +273,7 @@ def locked(path: Path, name: str) -> Iterator[None]:
 
 
 def fault(path: Path, size: int | None, declared: str) -> str | None:
-    """How a file differs from its declared size and hash (64 digits: SHA-256; 40: git's SHA-1 of a blob)."""
+    """The difference of a file from its declared size and hash (64 digits: SHA-256; 40: git's SHA-1 of a blob)."""
     actual = path.stat().st_size
     if size is not None and actual != size:
         return f"has {actual:,} bytes instead of {size:,}"
@@ -326,7 +326,7 @@ def asking(repository: str, revision: str, name: str = "a file", hint: Callable[
 
 
 def _refused(refusal: RefusedError, repository: str, revision: str, name: str, hint: Callable[[], str]) -> OSError:
-    """What a refusal means. The codes are the Hub's."""
+    """The exception for a refusal. The codes are the Hub's."""
     status, code = refusal.status, refusal.code
     if code == "GatedRepo":
         return PermissionError(

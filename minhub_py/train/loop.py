@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import weights_map
 from minhub_py.files.storage import write_checkpoint
+from minhub_py.files.tokenizer import tokenizer_files
 from minhub_py.inference.generate import generate
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
@@ -296,7 +297,7 @@ class Trainer:
         if not self.processes.first:
             return
         config = self.model.config
-        companions = {"tokenizer.json": self.tokenizer.to_str(pretty=True).encode()}
+        companions = tokenizer_files(self.tokenizer)
         tensors = weights_map.to_hub(self.family.model_type, state, config)
         whole = sum(tensor.nbytes for tensor in state.values()) + 1  # one file, so that it can be replaced atomically
         settings = {**config.to_hub(), "dtype": "float32"}

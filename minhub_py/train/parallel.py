@@ -92,6 +92,13 @@ class Processes:
         dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts, dim)
 
+    def told(self, word: str | None) -> str | None:
+        """What the first process says, in all of them."""
+        words = [word]
+        if self.count > 1:
+            dist.broadcast_object_list(words)
+        return words[0]
+
     def wait(self) -> None:
         """Wait until all processes have reached this point."""
         if self.count > 1:

@@ -33,6 +33,7 @@ class Settings:
 
     family: str | None = None  # None: the family of `start`, or gpt2
     start: str | None = None  # identifier of a model to fine-tune; None: random weights. `--from` in the shell
+    revision: str | None = None  # branch, tag or commit of `start`; a run keeps the commit that it was
     # "characters", "bpe" (trained on the text), or an identifier. None: the tokenizer of `start`, or characters.
     tokenizer: str | None = None
     vocab_size: int = 4096  # for tokenizer="bpe"
@@ -88,6 +89,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ValueError(f"{setting(name)} must be {low:g} to {high:g}, not {value}")
+        if self.revision is not None and self.start is None:
+            raise ValueError(f"{setting('revision')} is of {setting('start')}: give both")
         if self.held_out == 0:
             raise ValueError(
                 f"{setting('held_out')} must be above 0: the model is evaluated on text that it was not trained on"

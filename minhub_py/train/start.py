@@ -7,27 +7,31 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from minhub_py.device import choose_device
 from minhub_py.files import hub
+from minhub_py.files.hub import commit_of
 from minhub_py.files.storage import Checkpoint
 from minhub_py.files.tokenizer import (
+    BESIDE,
     characters,
     describe_unknown,
     encode,
     parse,
     read_tokenizer,
+    tokenizer_files,
     train_byte_level_bpe,
     unknown_characters,
     working,
 )
-from minhub_py.pretrained import describe, fit, native_tensors
+from minhub_py.pretrained import describe, fit, open_checkpoint, with_values
 from minhub_py.registry import FAMILIES, Family
 from minhub_py.skeleton import skeleton
 from minhub_py.train.checkpoint import COLUMNS, RunFolder, write_whole
@@ -43,9 +47,9 @@ from minhub_py.train.words import resume_call, setting
 LONG_CONTEXT = 1024
 # Where a text is kept that can be read only once, until it has become ids.
 SPOOL = "text.txt"
-# What a run that was killed before it began may have left.
-PREPARED = {"train.bin", "held_out.bin", ".tokens.json.partial", "tokens.json", ".tokenizer.json.partial",
-            "tokenizer.json", SPOOL}  # fmt: skip
+# Files that a run may have left which was killed before it began.
+PREPARED = {"train.bin", "held_out.bin", SPOOL}
+PREPARED |= {form for name in ("tokens.json", "tokenizer.json", *BESIDE) for form in (name, f".{name}.partial")}
 
 
 def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO], listener: Listener) -> None:
@@ -53,10 +57,11 @@ def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO
     if not texts:
         raise ValueError("there is no text to learn from: give a file, or several")
     with processes(settings.parallel, settings.device) as group:
-        settings = resolve_settings(settings)
+        start, settings = open_start_together(settings, group)
+        settings = resolve_settings(settings, start)
         if not group.first:
             group.wait()
-            return run(folder, settings, group, listener)
+            return run(folder, settings, start, group, listener)
         check_new(folder)
         made = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
         try:
@@ -65,17 +70,18 @@ def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO
             paths = [text if isinstance(text, Path) else spooled(text, folder, listener) for text in texts]
             names = {folder.tokens / SPOOL: "-"}
             text = Text(paths, settings.held_out, listener.preparing, names)
-            tokenizer = tokenizer_of(settings, text)
+            tokenizer = tokenizer_of(settings, start, text)
             with working(tokenizer):
                 lost = unknown_characters(tokenizer, "".join(text.alphabet))
             if lost:
                 listener.note(f"{len(lost)} characters of the text are {describe_unknown(tokenizer, lost)}")
             with folder.writing(folder.tokens):
                 prepare(text, tokenizer, folder.tokens)
-                write_whole(folder.tokens / "tokenizer.json", tokenizer.to_str(pretty=True))
+                for name, content in tokenizer_files(tokenizer).items():
+                    write_whole(folder.tokens / name, content)
                 (folder.tokens / SPOOL).unlink(missing_ok=True)
             group.wait()
-            run(folder, settings, group, listener)
+            run(folder, settings, start, group, listener)
         finally:
             if not folder.settings.exists():
                 shutil.rmtree(folder.tokens, ignore_errors=True)
@@ -107,7 +113,7 @@ def go_on(folder: RunFolder, settings: Settings, listener: Listener) -> None:
             raise DamagedError(
                 folder.checkpoints, "has no checkpoint any more" if folder.checkpoints.exists() else "is missing"
             )
-        run(folder, settings, group, listener)
+        run(folder, settings, open_start(settings) if folder.newest() is None else None, group, listener)
 
 
 def check_new(folder: RunFolder) -> None:
@@ -124,14 +130,22 @@ def check_new(folder: RunFolder) -> None:
         raise FileExistsError(f"{folder.path} holds {min(held)} already: name a new folder")
 
 
-def start_of(settings: Settings) -> Checkpoint | None:
-    """The checkpoint that a run fine-tunes. Its errors are those of `from_pretrained`."""
-    return None if settings.start is None else Checkpoint(hub.fetch(settings.start))
+def open_start(settings: Settings) -> Checkpoint | None:
+    """The checkpoint that a run fine-tunes, opened. Its errors are those of `from_pretrained`."""
+    return None if settings.start is None else open_checkpoint(settings.start, settings.revision or "main")
 
 
-def resolve_settings(settings: Settings) -> Settings:
+def open_start_together(settings: Settings, group: Processes) -> tuple[Checkpoint | None, Settings]:
+    """Open the checkpoint that a new run fine-tunes; the settings with its commit, the same one in all processes."""
+    start = open_start(settings) if group.first else None
+    commit = group.told(None if start is None else commit_of(start.folder))
+    if commit is not None:
+        settings = dataclasses.replace(settings, revision=commit)
+    return start if group.first else open_start(settings), settings
+
+
+def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
     """Fill in settings that are None or "auto". ValueError: they do not fit each other, the model or the machine."""
-    start = start_of(settings)
     if start is None:
         family = FAMILIES[settings.family or "gpt2"]
         settings.fresh_config(family, settings.vocab_size)  # an error in it is better found before a long text is read
@@ -161,12 +175,14 @@ def resolve_settings(settings: Settings) -> Settings:
     )
 
 
-def tokenizer_of(settings: Settings, text: Text) -> Any:
+def tokenizer_of(settings: Settings, start: Checkpoint | None, text: Text) -> Any:
     """The tokenizer that the settings ask for. Errors are those of `tokenizer_from_pretrained`."""
     if settings.tokenizer == "characters":
         return characters(text.alphabet)
     if settings.tokenizer == "bpe":
         return train_byte_level_bpe(at_words(text.train("Learning tokens")), settings.vocab_size)
+    if start is not None and settings.tokenizer == settings.start:
+        return read_tokenizer(start.folder)
     return read_tokenizer(hub.fetch(str(settings.tokenizer), weights=False))
 
 
@@ -185,15 +201,18 @@ def check_model(settings: Settings, config: Any, tokenizer: Any) -> None:
         )
 
 
-def run(folder: RunFolder, settings: Settings, group: Processes, listener: Listener) -> None:
-    """Train from where the folder is. KeyboardInterrupt, SystemExit: a signal stopped it, after a checkpoint."""
+def run(folder: RunFolder, settings: Settings, start: Checkpoint | None, group: Processes, listener: Listener) -> None:
+    """Train from where the folder is, or from `start`, where it has no checkpoint yet.
+
+    KeyboardInterrupt, SystemExit: a signal stopped it, after a checkpoint.
+    """
     corpus = Corpus.read(folder.tokens)
     with reading(folder.tokens / "tokenizer.json"):
         tokenizer = parse(folder.tokens / "tokenizer.json")
     device = device_of(settings, group)
     newest = folder.newest()
     with undisturbed(device, settings.threads):
-        family, model = model_of(settings, newest, tokenizer)
+        family, model = model_of(settings, start, newest, tokenizer)
         check_model(settings, model.config, tokenizer)
         trainer = Trainer(settings, folder, corpus, tokenizer, family, model, group, device, listener)
         if newest is not None:
@@ -263,29 +282,29 @@ def undisturbed(device: torch.device, threads: int | None) -> Iterator[None]:
             torch.use_deterministic_algorithms(before[1])
 
 
-def model_of(settings: Settings, checkpoint: Path | None, tokenizer: Any) -> tuple[Family, Any]:
-    """The model as it stands in a checkpoint of this run, or in the one it starts from; else a fresh one."""
-    start = start_of(settings) if checkpoint is None else Checkpoint(checkpoint)
-    if start is None:
-        family = FAMILIES[settings.family or "gpt2"]
-        torch.manual_seed(settings.seed)
-        size = max(tokenizer.get_vocab().values()) + 1
-        return family, family.Model(settings.fresh_config(family, size, tokenizer.token_to_id("<|endoftext|>")))
-    if checkpoint is None:
-        family, like, _ = fit(start)
-        model = skeleton(family, settings.tuned_config(family, like.config))
-        load(start, family, model)
+def model_of(settings: Settings, start: Checkpoint | None, newest: Path | None, tokenizer: Any) -> tuple[Family, Any]:
+    """The model as it stands in the `newest` checkpoint of this run, or in the one it starts from; else a fresh one."""
+    if newest is not None:
+        read_object(newest / "config.json")
+        with reading(newest / "model.safetensors"):
+            checkpoint = Checkpoint(newest)
+            family, model, meta = fit(checkpoint)
+            load(checkpoint, meta, model)
         return family, model
-    read_object(checkpoint / "config.json")
-    with reading(checkpoint / "model.safetensors"):
-        family, model, _ = fit(start)
-        load(start, family, model)
-    return family, model
+    if start is not None:
+        family, like, meta = fit(start)
+        model = skeleton(family, settings.tuned_config(family, like.config))
+        load(start, meta, model)
+        return family, model
+    family = FAMILIES[settings.family or "gpt2"]
+    torch.manual_seed(settings.seed)
+    size = max(tokenizer.get_vocab().values()) + 1
+    return family, family.Model(settings.fresh_config(family, size, tokenizer.token_to_id("<|endoftext|>")))
 
 
-def load(checkpoint: Checkpoint, family: Family, model: Any) -> None:
+def load(checkpoint: Checkpoint, meta: Mapping[str, Tensor], model: Any) -> None:
     """Give a model without weights copies, in the layout that is faster to train: the file stays as it is."""
-    tensors = native_tensors(checkpoint, family, checkpoint, model.config)
+    tensors = with_values(meta, checkpoint)
     state = {name: tensors[name].to(torch.float32, copy=True).contiguous() for name in model.state_dict()}
     model.load_state_dict(state, assign=True)
 

@@ -70,7 +70,7 @@ def read(path: Path) -> Summary:
         name=path.resolve().name,
         folder=str(path),
         family=family_of(config.get("model_type")).name,
-        parameters=sum(tensor.numel() for tensor in checkpoint.meta().values()),
+        parameters=sum(tensor.numel() for tensor in checkpoint.meta.values()),
         vocab_size=config["vocab_size"],
         tokenizer=settings.tokenizer or "",
         steps=rows[-1]["step"],
