@@ -129,7 +129,7 @@ def from_pretrained(
     quantize: str | None, token: str | None, local_files_only: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """A pretrained model, of the one family if it is given."""
-    from minhub_py import hub
+    from minhub_py.files import hub
     from minhub_py.files.storage import Checkpoint
     from minhub_py.pretrained import check_family, describe, load
     from minhub_py.registry import ENTRIES
@@ -184,7 +184,7 @@ def _fresh(family: Any, config: Any, seed: int) -> Any:
 
 def _commit(identifier: str, folder: Path) -> str | None:
     """The commit that a repository's snapshot is of: with it the very same model can be loaded again."""
-    from minhub_py import hub
+    from minhub_py.files import hub
 
     return folder.name if hub.locate(identifier) is None else None
 

@@ -30,12 +30,12 @@ from minhub_py import (
     generate,
     gpt2,
     gptneo,
-    hub,
     lstm,
     save_pretrained,
     score,
     tokenizer_from_pretrained,
 )
+from minhub_py.files import hub
 from r_bridge import convert, protocol
 
 PACKAGE = Path(convert.__file__).parent / "minhubpy"
@@ -799,6 +799,7 @@ FAKE = r"""
 import os, socket, struct, sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
+from minhub_py.files import hub
 from r_bridge import convert, protocol
 folder = Path(sys.argv[3])
 attempt = int(Path({counter!r}).read_text())
