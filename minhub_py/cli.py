@@ -649,7 +649,7 @@ def run_r(arguments: tuple[str, ...], expressions: tuple[str, ...], install: boo
 
     With SCRIPT ("-" is standard input) or -e like Rscript, otherwise R's prompt. The models run in this process too.
     """
-    from r_bridge import command
+    from r_bridge.host import command
 
     if install:
         command.install_for_user()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minhub_py import from_pretrained, generate, tokenizer_from_pretrained
-from r_bridge.library import PACKAGE, fingerprint
+from r_bridge.host.library import PACKAGE, fingerprint
 from r_bridge.probe import find_r
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -209,15 +209,15 @@ assert "minhubpy_error" in failed.classes, failed.classes
 
 def test_whatever_happens_in_python_is_a_condition_in_r(run: Run) -> None:
     run("""
-from r_bridge.service import METHODS
+from r_bridge.methods import METHODS
 
 def bad(error):
-    def method(service):
+    def method(caller):
         raise error
     return method
 
 METHODS["error"] = bad(ZeroDivisionError("none"))
-METHODS["unknown"] = lambda service: object()
+METHODS["unknown"] = lambda caller: object()
 r = RSession()
 r.run("library(minhubpy)")
 for name in ("error", "unknown", "absent"):
@@ -231,12 +231,12 @@ assert r.call("minhubpy:::ask", "nothing") is None
 # Ctrl-C
 
 READY = """
-from r_bridge.service import METHODS
+from r_bridge.methods import METHODS
 
-def wait(service):
+def wait(caller):
     print("ready", flush=True)
-    service.cancelled.wait()
-    service.check()
+    caller.cancelled.wait()
+    caller.check()
 
 METHODS["wait"] = wait
 r = RSession()

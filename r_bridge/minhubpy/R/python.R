@@ -223,7 +223,7 @@ conda_python <- function(prefix) {
   if (.Platform$OS.type == "windows") file.path(prefix, "python.exe") else python_in(prefix)
 }
 
-# Written by library.py.
+# Written by r_bridge/host/library.py.
 installer <- function() {
   file <- system.file("python", package = "minhubpy")
   if (nzchar(file)) readLines(file, n = 1L, encoding = "UTF-8")
