@@ -660,7 +660,7 @@ def run_r(arguments: tuple[str, ...], expressions: tuple[str, ...], install: boo
     With SCRIPT ("-" is standard input) or -e it works like Rscript, otherwise it opens R's prompt. Models run in the
     same process.
     """
-    from r_bridge import command
+    from r_bridge.host import command
 
     if install:
         command.install_for_user()

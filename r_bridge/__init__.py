@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from r_bridge.host.session import RError as RError
+    from r_bridge.host.session import RSession as RSession
+    from r_bridge.host.session import RWarning as RWarning
     from r_bridge.probe import find_r as find_r
-    from r_bridge.session import RError as RError
-    from r_bridge.session import RSession as RSession
-    from r_bridge.session import RWarning as RWarning
 
-_HOMES = {"RSession": "session", "RError": "session", "RWarning": "session", "find_r": "probe"}
+_HOMES = {"RSession": "host.session", "RError": "host.session", "RWarning": "host.session", "find_r": "probe"}
 __all__ = [*_HOMES]
 
 

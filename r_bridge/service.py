@@ -1,13 +1,9 @@
-"""One R session's objects and calls. Both ways in (worker.py, session.py) serve R with it; methods.py has what it does.
-
-Models and tokenizers stay here; R holds their numbers.
-"""
+"""The calls of one R session. Both ways in (worker.py, host/) serve R with it; methods/ has what it does."""
 
 import inspect
 import itertools
 import queue
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,26 +12,15 @@ from typing import Any
 
 from minhub_py.printable import printable
 from r_bridge.convert import as_array, one
-from r_bridge.methods import METHODS, Model, Tokenizer
-from r_bridge.state_dict import StateDict
-
-# News for a person to look at: more often than this, in seconds, is of no use.
-NEWS_INTERVAL = 0.1
-
-
-class Cancelled(BaseException):
-    """R no longer waits for the call. Not an Exception: nothing on the way should take it for a failure."""
+from r_bridge.methods import METHODS
+from r_bridge.objects import Caller, Cancelled, Model, StateDict, Tokenizer
 
 
 class Service:
-    """The objects of one R session, and its calls, which run one at a time."""
+    """Runs the calls of one R session, one at a time."""
 
     def __init__(self) -> None:
-        self.objects: dict[int, Any] = {}
-        self.numbers = itertools.count(1)
-        self.emit: Callable[[Any], object] = lambda value: None
-        self.cancelled = threading.Event()
-        self.told = 0.0
+        self.caller = Caller()
         self.thread = ThreadPoolExecutor(1, "minhub")
 
     def run(
@@ -48,11 +33,11 @@ class Service:
         """
         from minhub_py.files.transfer import listener
 
-        self.emit, self.cancelled, self.told = emit, cancelled, 0.0
-        before = listener.set(lambda name, done, total: self.progress(done, total, name))
+        self.caller.begin(emit, cancelled)
+        before = listener.set(lambda name, done, total: self.caller.progress(done, total, name))
         with warnings.catch_warnings():
             warnings.filterwarnings("always", category=UserWarning)
-            warnings.showwarning = lambda message, category, *_: self.warn(message, category)
+            warnings.showwarning = lambda message, category, *_: self.caller.warn(message, category)
             try:
                 return self._run(call)
             finally:
@@ -60,12 +45,11 @@ class Service:
 
     def _run(self, call: Mapping[str, Any]) -> tuple[str, Any]:
         try:
-            for number in as_array(call["release"]).tolist():
-                self.objects.pop(number, None)
+            self.caller.release(as_array(call["release"]).tolist())
             name = one(call["method"], str)
             if name not in METHODS:
                 raise ValueError(f"minhub_py has no method {name!r} for R: install the minhubpy that came with it")
-            return "done", METHODS[name](self, **self.read(METHODS[name], call["arguments"] or {}))
+            return "done", METHODS[name](self.caller, **self.read(METHODS[name], call["arguments"] or {}))
         except Cancelled:
             return "cancelled", None
         except BaseException as error:  # whatever it was, R says so, and is not left waiting
@@ -99,9 +83,9 @@ class Service:
         for name, parameter in wanted.items():
             kind, value = parameter.annotation, arguments.get(name)
             if kind in (Model, Tokenizer, StateDict):
-                value = self.object(name, value, kind)
+                value = self.caller.find(name, value, kind)
             elif kind == Tokenizer | None:
-                value = None if value is None else self.object(name, value, Tokenizer)
+                value = None if value is None else self.caller.find(name, value, Tokenizer)
             elif kind in (str, int, float, bool):
                 value = parameter.default if value is None else one(value, kind)
                 if value in (None, parameter.empty):
@@ -111,44 +95,13 @@ class Service:
             values[name] = value
         return values
 
-    def object(self, name: str, number: Any, kind: type) -> Any:
-        """What R holds under a number. LookupError: nothing of this kind."""
-        found = self.objects.get(one(number, int))
-        if not isinstance(found, kind):
-            raise LookupError(f"the {name} is not here any more: make it again")
-        return found
-
-    def keep(self, thing: Any) -> int:
-        """Hold an object for R; its number."""
-        number = next(self.numbers)
-        self.objects[number] = thing
-        return number
-
-    def check(self) -> None:
-        """Stop here if R no longer waits."""
-        if self.cancelled.is_set():
-            raise Cancelled
-
-    def warn(self, message: Warning | str, category: type[Warning]) -> None:
-        """Hand a warning on to R, in place of `warnings.showwarning`. Others than ours are for Python's programmers."""
-        if issubclass(category, UserWarning):
-            self.emit({"warning": str(message)})
-
-    def progress(self, done: int, total: int, what: str = "", **more: Any) -> None:
-        """Tell R how far a long call is."""
-        self.check()
-        now = time.monotonic()
-        if done >= total or now - self.told >= NEWS_INTERVAL:
-            self.told = now
-            self.emit({"what": what, "done": float(done), "total": float(total), **more})
-
 
 OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
 
 
 @cache
 def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Those of a method but the first, the service. To look at them anew would be a part of the time of each call."""
+    """The parameters of a method after the first, the caller. Cached: a look takes longer than a small call."""
     return dict(itertools.islice(inspect.signature(function).parameters.items(), 1, None))
 
 

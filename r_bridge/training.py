@@ -18,10 +18,10 @@ from minhub_py.train.checkpoint import COLUMNS, LossRow
 from minhub_py.train.summary import duration, family_title, read
 from minhub_py.train.words import Words, speaking, unknown
 from r_bridge.convert import Frame, setting
+from r_bridge.objects import Caller
 
 if TYPE_CHECKING:
     from minhub_py.train.loop import Trainer
-    from r_bridge.service import Service
 
 R_NAMES = {"start": "from"}
 
@@ -29,17 +29,17 @@ R_NAMES = {"start": "from"}
 class News(Listener):
     """Sends R what happens, as lists with an `event`. Nothing here may end a run but `preparing`, before it exists."""
 
-    def __init__(self, service: "Service") -> None:
-        self.service = service
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
 
     def preparing(self, what: str, done: int, total: int) -> None:
         """The text is read: bytes. Cancelled: R does not wait any more; no file stays."""
-        self.service.progress(done, total, what, event="preparing")
+        self.caller.progress(done, total, what, event="preparing")
 
     def begins(self, trainer: "Trainer") -> None:
         """What is trained on what."""
         settings, corpus = trainer.settings, trainer.corpus
-        self.service.emit({
+        self.caller.emit({
             "event": "begins", "family": family_title(trainer.family.name), "parameters": float(trainer.parameters),
             "device": str(trainer.device), "dtype": settings.dtype, "train_tokens": float(corpus.train.count),
             "held_out_tokens": float(corpus.held_out.count), "step": trainer.progress.step, "steps": settings.steps,
@@ -48,7 +48,7 @@ class News(Listener):
 
     def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
         """How far it is."""
-        self.service.emit({
+        self.caller.emit({
             "event": "stepped", "step": step, "steps": steps, "loss": loss, "tokens_per_second": tokens_per_second,
             "seconds_left": seconds_left, "time_left": duration(seconds_left),
         })  # fmt: skip
@@ -56,20 +56,20 @@ class News(Listener):
     def evaluated(self, row: LossRow, best: bool) -> None:
         """A row of the losses."""
         values = {name: column[0] for name, column in columns([row]).items()}
-        self.service.emit({"event": "evaluated", **values, "time": duration(row["seconds"]), "best": best})
+        self.caller.emit({"event": "evaluated", **values, "time": duration(row["seconds"]), "best": best})
 
     def sampled(self, step: int, text: str) -> None:
         """What the model writes."""
-        self.service.emit({"event": "sampled", "step": step, "text": text})
+        self.caller.emit({"event": "sampled", "step": step, "text": text})
 
     def note(self, text: str) -> None:
         """What should be known, but for the want of matplotlib: R draws its own curves."""
         if "matplotlib" not in text:
-            self.service.emit({"event": "note", "text": text})
+            self.caller.emit({"event": "note", "text": text})
 
     def asks_to_stop(self) -> bool:
         """R does not wait any more: a checkpoint, and the end."""
-        return self.service.cancelled.is_set()
+        return self.caller.cancelled.is_set()
 
 
 def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:

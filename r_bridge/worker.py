@@ -88,15 +88,21 @@ def meet(folder: Path, leave: Callable[[], NoReturn]) -> socket.socket:
     listener = socket.create_server(("127.0.0.1", 0))
     address = {"port": listener.getsockname()[1], "secret": secret, "proof": proof, "pid": os.getpid()}
     draft = folder / "address.draft"
-    draft.touch(0o600)
-    draft.write_bytes(convert.dumps(address))
-    draft.rename(folder / "address")
+    try:
+        draft.touch(0o600)
+        draft.write_bytes(convert.dumps(address))
+        draft.rename(folder / "address")
+    except FileNotFoundError:  # R has given this worker up
+        leave()
     met: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
     threading.Thread(target=greet_all, args=(listener, secret, met), daemon=True).start()
-    try:
-        peer = met.get(timeout=PATIENCE)
-    except queue.Empty:
-        leave()
+    deadline = time.monotonic() + PATIENCE
+    peer = None
+    while peer is None:
+        if time.monotonic() > deadline or not folder.exists():  # R takes the folder of a worker that it gives up
+            leave()
+        with suppress(queue.Empty):
+            peer = met.get(timeout=0.1)
     with suppress(OSError):  # some systems have this wake accept(), others close()
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()

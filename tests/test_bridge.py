@@ -22,7 +22,9 @@ import weights_map
 from minhub_py.train import Run, words
 from r_bridge import convert, protocol
 from r_bridge.convert import Frame, dumps, id_rows, loads, one
-from r_bridge.service import METHODS, Cancelled, Service
+from r_bridge.methods import METHODS
+from r_bridge.objects import Cancelled
+from r_bridge.service import Service
 from r_bridge.training import News, in_words_of_r
 
 NA = np.ma.masked
@@ -456,7 +458,7 @@ def test_weights_are_taken_under_our_names_and_the_hubs(tied: bool) -> None:
     """The Hub's in its layout, as a checkpoint has it, and in ours, as modules of the R package minhub have it."""
     service = Service()
     number = a_model(service, tie_word_embeddings=tied)
-    module = service.objects[number].module
+    module = service.caller.objects[number].module
     torch.manual_seed(0)
     ours = {name: torch.randn(weight.shape) for name, weight in module.named_parameters()}
     hub = dict(weights_map.to_hub("gpt2", ours))
@@ -474,7 +476,7 @@ def test_weights_are_taken_under_our_names_and_the_hubs(tied: bool) -> None:
 def test_weights_that_do_not_fit_change_nothing() -> None:
     service = Service()
     number = a_model(service)
-    module = service.objects[number].module
+    module = service.caller.objects[number].module
     before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
     good = {name: as_buffer(torch.ones(weight.shape)) for name, weight in before.items()}
     hub = {f"transformer.{name}": value for name, value in good.items()}
@@ -500,7 +502,7 @@ def test_float64_stays_float64() -> None:
     service = Service()
     number = a_model(service)
     run(service, "to", model=number, device=None, dtype="float64")
-    weights = service.objects[number].module
+    weights = service.caller.objects[number].module
     third = {n: as_buffer(torch.full(w.shape, 1 / 3, dtype=torch.float64)) for n, w in weights.named_parameters()}
     assert give(service, number, third) is None
     assert all(bool((weight == 1 / 3).all()) for weight in weights.parameters())
@@ -512,7 +514,7 @@ def test_objects_live_until_r_releases_them() -> None:
     assert run(service, "forward", model=number, ids=np.array([1, 2]), first=0, as_torch=False)[0] == "done"
     again = loads(dumps({"method": "nothing", "arguments": {}, "release": np.array([number, 99])}))
     assert service.run(again, lambda value: None, threading.Event()) == ("done", None)
-    assert service.objects == {}
+    assert service.caller.objects == {}
     kind, failure = run(service, "parameters", model=number)
     assert (kind, failure["class"]) == ("failed", ["LookupError"])
     # A tokenizer is not a model.
@@ -534,7 +536,7 @@ def test_a_call_that_is_cancelled_says_so_and_nothing_else() -> None:
     assert run(service, "generate", cancelled, **arguments) == ("cancelled", None)
     # A call that is closed before its end is cancelled, and the next one runs.
     frames = service.frames({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
-    threading.Timer(0.2, lambda: service.cancelled.set()).start()  # noqa: PLW0108  # of the call that runs by then
+    threading.Timer(0.2, lambda: service.caller.cancelled.set()).start()  # noqa: PLW0108  # of the call that runs by then
     assert next(frames) == ("cancelled", None)
     frames = service.frames({"method": ["nothing"], "arguments": None, "release": []})
     assert list(frames) == [("done", None)]
@@ -661,8 +663,8 @@ def test_what_is_wrong_with_a_run_is_said_in_words_of_r(training: Training, sett
 
 
 def test_notes_are_passed_on_but_for_a_picture_that_r_draws_itself(training: Training) -> None:
-    training.service.emit = training.emit
-    news = News(training.service)
+    training.service.caller.emit = training.emit
+    news = News(training.service.caller)
     news.note("the curves are not drawn: pip install 'minhub_py[plot]' brings matplotlib")
     news.note("2 characters are not known")
     assert training.heard == [{"event": ["note"], "text": ["2 characters are not known"]}]

@@ -30,12 +30,12 @@ from minhub_py import (
     generate,
     gpt2,
     gptneo,
-    hub,
     lstm,
     save_pretrained,
     score,
     tokenizer_from_pretrained,
 )
+from minhub_py.files import hub
 from r_bridge import convert, protocol
 
 PACKAGE = Path(convert.__file__).parent / "minhubpy"
@@ -391,8 +391,8 @@ def worker_of(r: psutil.Process | int) -> list[psutil.Process]:
 
 
 def gone(workers: Sequence[psutil.Process]) -> bool:
-    """Whether processes end within 2 seconds; a machine that others keep busy may be slower to notice."""
-    _, alive = psutil.wait_procs(workers, timeout=4)
+    """Whether processes end; on a machine that others keep busy that takes its time."""
+    _, alive = psutil.wait_procs(workers, timeout=30)
     return not alive
 
 
@@ -471,7 +471,7 @@ def test_a_thousand_interrupts_at_random_moments(start_r: StartR, tmp_path: Path
         say(suppressWarnings(suspendInterrupts(tryCatch(
           allowInterrupts({ say("long"); generate(large, "ROMEO:", 1e7) }), interrupt = function(c) "interrupted"
         ))))
-        interrupts <- wrong <- done <- 0L
+        interrupts <- wrong <- 0L
         problems <- character()
         say("ready")
         # An interrupt that comes between two calls waits for the next.
@@ -479,14 +479,14 @@ def test_a_thousand_interrupts_at_random_moments(start_r: StartR, tmp_path: Path
           {
             which <- sample.int(length(calls), 1L)
             made <- allowInterrupts(calls[[which]]())
-            done <- done + 1L
+            say("done")
             if (!identical(made, right[[which]])) wrong <- wrong + 1L
           },
           interrupt = function(condition) interrupts <<- interrupts + 1L,
           error = function(condition) problems <<- c(problems, conditionMessage(condition))
         ))
         right_at_the_end <- all(mapply(function(call, value) identical(call(), value), calls, right))
-        say(interrupts, done, wrong, right_at_the_end, identical(pid(), first), "|", unique(problems))
+        say(interrupts, wrong, right_at_the_end, identical(pid(), first), "|", unique(problems))
         left <- list.files(minhubpy:::session$link$folder)
         say(length(left))
     """.replace("STOP", str(tmp_path / "stop")), popen={"start_new_session": True})  # fmt: skip
@@ -495,16 +495,19 @@ def test_a_thousand_interrupts_at_random_moments(start_r: StartR, tmp_path: Path
     assert r.hear() == "interrupted"
     assert r.hear() == "ready"
     random = np.random.default_rng(3)
-    for pause in random.exponential(0.007, 1000):
+    for number, pause in enumerate(random.exponential(0.007, 1000)):
         time.sleep(pause)  # a moment is what is random here; nothing is waited for
         os.killpg(r.pid, signal.SIGINT)  # as a terminal does: the worker hears of it too
+        if number % 10 == 0:  # a slow machine is given the time for some calls, too
+            assert r.hear() == "done"
     (tmp_path / "stop").touch()
-    facts, problems = r.hear().split("|")
-    interrupts, done, wrong, right, same_worker = facts.split()
+    while (told := r.hear()) == "done":
+        pass
+    facts, problems = told.split("|")
+    interrupts, wrong, right, same_worker = facts.split()
     assert problems.strip() == ""
     assert (wrong, right, same_worker) == ("0", "TRUE", "TRUE")
     assert int(interrupts) >= 600  # two that come at once are one
-    assert int(done) >= 100
     assert r.hear() == "0"
     r.end()
 
@@ -533,8 +536,9 @@ def test_ctrl_c_ends_a_script_that_trains_after_its_checkpoint(start_r: StartR, 
     r.end()
 
 
-@pytest.mark.soak
-def test_interrupts_while_the_worker_starts(start_r: StartR) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.soak)])
+def test_interrupts_while_the_worker_starts(start_r: StartR, count: int) -> None:
+    """Each is an interrupt in R or comes after the start; none is taken for a fault of Python's."""
     r = start_r("""
         suspendInterrupts(repeat {
           say("starting")
@@ -548,12 +552,12 @@ def test_interrupts_while_the_worker_starts(start_r: StartR) -> None:
         hear()
     """, popen={"start_new_session": True})  # fmt: skip
     outcomes = []
-    for number, pause in enumerate(np.random.default_rng(4).uniform(0, 0.5, 12)):
+    for number, pause in enumerate([0, *np.random.default_rng(4).uniform(0, 0.5, count - 1)], start=1):
         assert r.hear() == "starting"
         time.sleep(pause)
         os.killpg(r.pid, signal.SIGINT)
         outcomes.append(r.hear())
-        r.say("enough" if number == 11 else "again")
+        r.say("enough" if number == count else "again")
     assert "interrupted" in outcomes
     assert r.hear() == "no error"
     pid = r.hear()
@@ -799,6 +803,7 @@ FAKE = r"""
 import os, socket, struct, sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
+from minhub_py.files import hub
 from r_bridge import convert, protocol
 folder = Path(sys.argv[3])
 attempt = int(Path({counter!r}).read_text())

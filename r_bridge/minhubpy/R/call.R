@@ -16,7 +16,6 @@ ask <- function(method, ..., news = NULL) {
 }
 
 # The last frame of a call, list(kind, value), with the warnings that came before it.
-
 exchange <- function(link, method, arguments, news) {
   call <- link$calls <- link$calls + 1L
   ended <- FALSE
@@ -61,14 +60,16 @@ connect <- function() {
     disconnect()
     link <- NULL
   }
-  if (is.null(link)) {
-    python <- choose_python()
-    link <- suspendInterrupts(start_worker(python))
-    link$calls <- 0L
-    session$released <- integer()
-    session$link <- link
-    reg.finalizer(link, function(link) if (identical(link$owner, Sys.getpid())) link$close(), onexit = TRUE)
-  }
+  if (is.null(link)) suspendInterrupts(start_link()) else link
+}
+
+# An interrupt may come while this waits, and nowhere else: it would leave a worker that R does not know of.
+start_link <- function() {
+  link <- start_worker(choose_python())
+  link$calls <- 0L
+  session$released <- integer()
+  session$link <- link
+  reg.finalizer(link, function(link) if (identical(link$owner, Sys.getpid())) link$close(), onexit = TRUE)
   link
 }
 

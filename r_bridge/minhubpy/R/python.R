@@ -88,7 +88,7 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   source <- if (is.null(source)) own_source() else string(source)
   torch <- choice(torch, c("auto", "cpu", "cuda"))
   base <- if (is.null(python)) find_base_python() else path.expand(string(python))
-  if (!nzchar(Sys.which(base))) fail(base, " is not there: give the path of a Python 3.10 or newer")
+  if (is.null(on_path(base))) fail(base, " is not there: give the path of a Python 3.10 or newer")
   if (!is.null(source) && file.exists(path.expand(source))) source <- normalizePath(source)
   folder <- private_virtualenv()
   dir.create(dirname(folder), recursive = TRUE, showWarnings = FALSE)
@@ -223,15 +223,23 @@ conda_python <- function(prefix) {
   if (.Platform$OS.type == "windows") file.path(prefix, "python.exe") else python_in(prefix)
 }
 
-# Written by library.py.
+# Written by r_bridge/host/library.py.
 installer <- function() {
   file <- system.file("python", package = "minhubpy")
   if (nzchar(file)) readLines(file, n = 1L, encoding = "UTF-8")
 }
 
+# The program that a name or path stands for, or NULL. Sys.which() asks a shell, which Ctrl-C may end.
 on_path <- function(name) {
-  path <- unname(Sys.which(name))
-  if (nzchar(path)) path
+  if (.Platform$OS.type == "windows") {
+    files <- unname(Sys.which(name))
+  } else if (grepl("/", name, fixed = TRUE)) {
+    files <- name
+  } else {
+    files <- file.path(strsplit(Sys.getenv("PATH"), ":", fixed = TRUE)[[1L]], name)
+  }
+  programs <- files[file.access(files, 1L) == 0L & !dir.exists(files)]
+  if (length(programs)) programs[[1L]]
 }
 
 project_virtualenv <- function(folder = getwd()) {
@@ -283,14 +291,13 @@ check_named <- function(path, why) {
 
 # NULL for a Python that can serve, else what it lacks. Nothing but the standard library is imported for it.
 python_problem <- function(path) {
-  if (!nzchar(Sys.which(path))) return("is not there")
+  if (is.null(on_path(path))) return("is not there")
   question <- paste(
     "import sys, importlib.util as u; sys.path[:] = [p for p in sys.path if p]",
     "print('minhubpy', sys.version_info >= (3, 10), *(u.find_spec(n) is not None for n in ('minhub_py', 'r_bridge', 'torch')))",
     sep = "; "
   )
-  answer <- suppressWarnings(run_python(path, c("-c", shQuote(question)), stdout = TRUE, stderr = FALSE, timeout = 30))
-  allowInterrupts(Sys.sleep(0.001)) # Ctrl-C ended it, not what it is: here R hears of that
+  answer <- suspendInterrupts(python_output(path, question))
   told <- grep("^minhubpy ", answer, value = TRUE)
   if (!length(told)) return("is no Python 3")
   told <- strsplit(told[[1L]], " ")[[1L]][-1L] == "True"
@@ -298,43 +305,78 @@ python_problem <- function(path) {
   if (all(told)) NULL else lacks[[which(!told)[[1L]]]]
 }
 
-# system2() for a Python that is to run as if R had not started it.
-run_python <- function(...) {
-  values <- c(PYTHONUTF8 = "1", LD_LIBRARY_PATH = library_path_without_r())
-  before <- Sys.getenv(names(values), unset = NA, names = TRUE)
-  on.exit(set_environment(before))
-  set_environment(values)
-  system2(...)
+# system2() for a Python, which runs as if R had not started it.
+run_python <- function(python, arguments, ...) {
+  if (.Platform$OS.type == "windows") return(system2(python, c("-X", "utf8", arguments), ...))
+  system2("sh", c(without_r(), shQuote(python), arguments), ...)
 }
 
-# Starts it and does not wait. Its number, or NULL where R cannot learn that. It hears nothing of Ctrl-C, since a shell
-# that is not interactive starts what is behind an & so.
+without_r <- function() shQuote(c(system.file("without_r.sh", package = "minhubpy"), file.path(R.home("etc"), "ldpaths")))
+
+# What Python code prints, a string for each line. Call it with interrupts suspended; Ctrl-C ends its wait.
+python_output <- function(python, code, seconds = 30) {
+  arguments <- c("-c", shQuote(code))
+  if (.Platform$OS.type == "windows") {
+    return(suppressWarnings(run_python(python, arguments, stdout = TRUE, stderr = FALSE, timeout = seconds)))
+  }
+  log <- tempfile("minhubpy-")
+  pid <- NULL
+  ended <- FALSE
+  on.exit({
+    if (!ended) kill(pid)
+    unlink(log)
+  })
+  pid <- start_python(python, arguments, log)
+  ended <- allowInterrupts(wait_until(function() !is_running(pid), seconds))
+  readLines(log, warn = FALSE)
+}
+
+# Starts a Python and does not wait for it: its process id, or NULL on Windows, where R cannot learn that. Call it with
+# interrupts suspended. Ctrl-C reaches R alone, since a shell that is not interactive has what is behind an & ignore it.
 start_python <- function(python, arguments, log) {
   if (.Platform$OS.type == "windows") {
     run_python(python, arguments, stdout = log, stderr = log, wait = FALSE)
     return(NULL)
   }
-  command <- paste(shQuote(python), paste(arguments, collapse = " "), ">", shQuote(log), "2>&1 </dev/null & echo $!")
-  as.integer(run_python("sh", c("-c", shQuote(command)), stdout = TRUE))
+  command <- c("sh", without_r(), shQuote(python), arguments, ">", shQuote(log), "2>&1 </dev/null & echo $!")
+  # Without a timeout: with one, R itself does not hear of Ctrl-C.
+  pid <- as.integer(suppressWarnings(system(paste(command, collapse = " "), intern = TRUE)))
+  if (length(pid) == 1L) return(pid)
+  allowInterrupts(Sys.sleep(0)) # Ctrl-C has ended the shell, and ends this call here
+  fail("the shell did not start ", python, ": try again")
 }
 
-is_running <- function(pid) is.null(pid) || tools::pskill(pid, 0L)
+# Whether a process has not ended; NULL is one that R does not know of. A container's first process may never ask how
+# its children ended, and each of them then stays as a zombie (state Z).
+is_running <- function(pid) {
+  if (is.null(pid)) return(TRUE)
+  nothing <- function(condition) ""
+  state <- tryCatch(readLines(file.path("/proc", pid, "stat"), warn = FALSE), error = nothing, warning = nothing)
+  tools::pskill(pid, 0L) && !any(grepl(") Z ", state, fixed = TRUE))
+}
+
+# Ends a process that has nothing to lose.
+kill <- function(pid) if (!is.null(pid)) tools::pskill(pid, tools::SIGKILL)
+
+# Waits until a condition holds; FALSE if it takes too long. Ctrl-C and setTimeLimit() end it, also when the condition
+# holds: it may do so because Ctrl-C has ended a process. To be called by allowInterrupts(): R looks for both in
+# Sys.sleep(), and where interrupts are suspended not in one of no length.
+wait_until <- function(condition, seconds) {
+  deadline <- Sys.time() + seconds
+  pause <- 0.005
+  repeat {
+    holds <- condition()
+    late <- Sys.time() > deadline
+    Sys.sleep(if (holds || late) 0 else pause) # where R looks for both
+    if (holds || late) return(holds)
+    pause <- min(1.2 * pause, 0.05)
+  }
+}
 
 set_environment <- function(values) {
   gone <- is.na(values)
   Sys.unsetenv(names(values)[gone])
   if (!all(gone)) do.call(Sys.setenv, as.list(values[!gone]))
-}
-
-# R puts folders of its own before LD_LIBRARY_PATH, in which a Python may find another Python's library.
-library_path_without_r <- function() {
-  path <- Sys.getenv("LD_LIBRARY_PATH", unset = NA)
-  script <- file.path(R.home("etc"), "ldpaths")
-  if (is.na(path) || !file.exists(script)) return(path)
-  asked <- paste0("unset LD_LIBRARY_PATH; . ", shQuote(script), "; echo \"$LD_LIBRARY_PATH\"")
-  added <- system2("sh", c("-c", shQuote(asked)), stdout = TRUE)
-  rest <- if (startsWith(path, added)) sub("^:", "", substring(path, nchar(added) + 1L)) else path
-  if (nzchar(rest)) rest else NA
 }
 
 find_base_python <- function() {

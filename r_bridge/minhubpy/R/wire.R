@@ -9,18 +9,23 @@ START_SECONDS <- 60
 # The worker's first lines: no module is taken from the folder that R happens to be in.
 START <- "import sys; sys.path[:] = [p for p in sys.path if p]; from r_bridge.worker import main; main()"
 
+# Call it with interrupts suspended. One that comes where R waits for the worker ends that.
 start_worker <- function(python) {
   folder <- private_folder()
   log <- tempfile("minhubpy-", fileext = ".log")
+  pid <- link <- NULL
   met <- FALSE
-  on.exit(if (!met) unlink(folder, recursive = TRUE)) # a worker that finds no folder leaves
+  on.exit(if (!met) {
+    kill(pid) # one whose process id R does not know leaves when its folder is gone
+    if (!is.null(link)) close(link$socket)
+    unlink(c(folder, log), recursive = TRUE)
+  })
   pid <- start_python(python, c("-c", shQuote(START), shQuote(folder), Sys.getpid()), log)
   address <- wait_for_address(folder, log, pid)
   link <- new_link(folder, log, address)
   send_frame(link, KINDS[["HELLO"]], 0L, address$secret)
   welcome <- receive_bytes(link)
   if (is.null(welcome) || !identical(welcome$payload, address$proof)) {
-    close(link$socket)
     fail("another program answered in place of the Python worker: try again")
   }
   met <- TRUE
@@ -67,14 +72,9 @@ wait_for_frame <- function(link) {
 
 wait_for_address <- function(folder, log, pid) {
   path <- file.path(folder, "address")
-  deadline <- Sys.time() + START_SECONDS
-  pause <- 0.005
-  while (!file.exists(path)) {
-    if (!is_running(pid)) fail("the Python worker did not start", last_words(log, "it said nothing: was it killed?"))
-    if (Sys.time() > deadline) fail("the Python worker did not start in ", START_SECONDS, " seconds", last_words(log))
-    allowInterrupts(Sys.sleep(pause))
-    pause <- min(1.2 * pause, 0.05)
-  }
+  in_time <- allowInterrupts(wait_until(function() file.exists(path) || !is_running(pid), START_SECONDS))
+  if (!in_time) fail("the Python worker did not start in ", START_SECONDS, " seconds", last_words(log))
+  if (!file.exists(path)) fail("the Python worker did not start", last_words(log, "it said nothing: was it killed?"))
   on.exit(unlink(path))
   file <- file(path, "rb")
   on.exit(close(file), add = TRUE)

@@ -51,11 +51,11 @@ class CtrlC:
         if threading.current_thread() is not threading.main_thread() or not callable(before):
             yield
             return
+        if not self.shared:  # what another thread's call has left is nobody's
+            self.lib.R_interrupts_pending = 0
         signal.signal(signal.SIGINT, self._handler)  # from here to its end nothing is raised at any odd place
         self.of_python = action(signal.SIGINT)
         outer, self.shared = self.shared, True
-        if not outer:
-            self.lib.R_interrupts_pending = 0
         try:
             yield
         finally:

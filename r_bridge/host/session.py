@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from r_bridge import convert
-from r_bridge.embedded import Embedded, usable_r
-from r_bridge.library import private_library
+from r_bridge.host.embedded import Embedded, usable_r
+from r_bridge.host.library import private_library
 
 # As Rscript: nothing is restored, saved or asked.
 ARGUMENTS = ("--no-echo", "--no-restore", "--no-save", "--no-readline")

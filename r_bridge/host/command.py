@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import click
 
-from r_bridge.embedded import installed_r
-from r_bridge.library import install, user_library
-from r_bridge.session import RSession
+from r_bridge.host.embedded import installed_r
+from r_bridge.host.library import install, user_library
+from r_bridge.host.session import RSession
 
 
 def run(expressions: Sequence[str], arguments: Sequence[str]) -> NoReturn:

@@ -1,11 +1,15 @@
 """Weights that R gives a model: their names and layout, ours or the Hub's, are made the model's.
 
-They come one by one, and are all looked at before the first of the model's is changed.
+They come one by one, and all are checked before the first of the model's is changed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from r_bridge.convert import as_array, one
+from r_bridge.objects import Caller, Model, StateDict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,11 +17,51 @@ if TYPE_CHECKING:
     from weights_map.engine import Table
 
 
-@dataclass
-class StateDict:
-    """Weights on their way from R to a model, by name."""
+def check_state_dict(caller: Caller, model: Model, names: Any, shapes: Any) -> None:
+    """Whether weights of these names and shapes are all that a model has, before they are sent. ValueError: not so."""
+    import torch
 
-    tensors: "dict[str, Tensor]"
+    from minhub_py.inference.quantize import refuse_quantized
+
+    refuse_quantized(model.module, "given other weights")
+    shapes = [tuple(as_array(shape).tolist()) for shape in shapes]
+    as_native(model.module, {
+        name: torch.empty(shape, device="meta") for name, shape in zip(names, shapes, strict=True)
+    })  # fmt: skip
+
+
+def new_state_dict(caller: Caller) -> int:
+    """Room for weights that R is going to send."""
+    return caller.keep(StateDict({}))
+
+
+def add_weight(caller: Caller, state: StateDict, name: str, value: Any) -> None:
+    """One weight: an array, or an R torch tensor as {"shape", "dtype", "data"} in row order. ValueError: it has NaN."""
+    import torch
+
+    if isinstance(value, dict):
+        value = np.frombuffer(value["data"], one(value["dtype"], str)).reshape(value["shape"])
+    tensor = torch.tensor(as_array(value))
+    if tensor.isnan().any():
+        raise ValueError(f"state_dict has NA or NaN in {name}")
+    state.tensors[name] = tensor
+
+
+def prepare_state_dict(caller: Caller, model: Model, state: StateDict) -> None:
+    """Make of what was sent the model's own weights, in its dtypes and on its device. ValueError: they do not fit."""
+    import torch
+
+    weights = dict(model.module.named_parameters())
+    tensors = as_native(model.module, state.tensors)
+    # In the same memory layout, which was chosen for its speed.
+    state.tensors = {name: torch.empty_like(weights[name]).detach().copy_(tensors[name]) for name in weights}
+
+
+def load_state_dict(caller: Caller, model: Model, state: StateDict) -> None:
+    """Give a model the weights that were prepared."""
+    for name, weight in model.module.named_parameters():
+        weight.data = state.tensors[name]  # not in place: what is there may be the file's own bytes
+    state.tensors = {}
 
 
 def as_native(module: Any, tensors: "Mapping[str, Tensor]") -> "Mapping[str, Tensor]":

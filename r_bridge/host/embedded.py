@@ -28,7 +28,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from r_bridge import convert
-from r_bridge.ctrl_c import CtrlC, libc
+from r_bridge.host.ctrl_c import CtrlC, libc
 from r_bridge.probe import R, find_r
 from r_bridge.service import Service
 

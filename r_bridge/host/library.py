@@ -10,7 +10,7 @@ from pathlib import Path
 
 from r_bridge.probe import R
 
-PACKAGE = Path(__file__).parent / "minhubpy"
+PACKAGE = Path(__file__).parents[1] / "minhubpy"
 
 
 def private_library(r: R) -> Path:

@@ -1,0 +1,24 @@
+"""What R may ask for: this fixed list of methods, over plain values.
+
+A method takes the `Caller`, which holds R's objects, and then what R sends, by name. Its annotations say what it takes
+(`Service.read`); convert.py says what other values become. The first method that needs PyTorch imports it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from r_bridge.methods import machine, models, runs, text, tokenizers, weights
+
+_LIST: list[Callable[..., Any]] = [
+    machine.hello, machine.nothing, machine.warm_up, machine.devices, machine.doctor,
+    models.from_pretrained, models.from_config, models.fresh, models.save_pretrained, models.save_torchscript,
+    models.forward, models.train, models.to, models.parameters, models.parameter,
+    weights.check_state_dict, weights.new_state_dict, weights.add_weight, weights.prepare_state_dict,
+    weights.load_state_dict,
+    text.generate, text.next_tokens, text.score, text.perplexity,
+    tokenizers.tokenizer_from_pretrained, tokenizers.tokenizer_from_file, tokenizers.save_tokenizer,
+    tokenizers.encode_batch, tokenizers.decode_batch,
+    tokenizers.id_to_token, tokenizers.token_to_id, tokenizers.vocab, tokenizers.vocab_size,
+    runs.train_model, runs.resume_training, runs.read_run,
+]  # fmt: skip
+METHODS = {function.__name__: function for function in _LIST}

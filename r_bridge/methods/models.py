@@ -1,0 +1,173 @@
+"""Models: load, make, look into, move, save, and compute logits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from r_bridge.convert import character, id_rows, setting
+from r_bridge.objects import Caller, Model, Tokenizer
+
+
+def from_pretrained(
+    caller: Caller, identifier: str, revision: str, family: str | None, device: str, dtype: str,
+    quantize: str | None, token: str | None, local_files_only: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """A pretrained model, of the one family if it is given."""
+    from minhub_py.pretrained import load, open_checkpoint
+    from minhub_py.registry import ENTRIES
+
+    entry = ENTRIES[family] if family else None
+    checkpoint = open_checkpoint(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
+    model = Model(load(checkpoint, device=device, dtype=dtype, quantize=quantize), checkpoint.folder)
+    return about(model, caller.keep(model)) | {"commit": _commit(identifier, checkpoint.folder)}
+
+
+def from_config(
+    caller: Caller,
+    identifier: str,
+    revision: str,
+    family: str,
+    token: str | None,
+    local_files_only: bool,
+    seed: int,
+) -> dict[str, Any]:
+    """A model with random weights, sized by a config.json."""
+    from minhub_py.pretrained import read_config
+    from minhub_py.registry import ENTRIES
+
+    kind, config, folder = read_config(
+        identifier, revision, entry=ENTRIES[family], token=token, local_files_only=local_files_only
+    )
+    model = Model(_fresh(kind, config, seed), folder, identifier)
+    return about(model, caller.keep(model)) | {"commit": folder and _commit(identifier, folder)}
+
+
+def fresh(caller: Caller, family: str, config: Any, seed: int) -> dict[str, Any]:
+    """A model with random weights, of the given settings."""
+    from minhub_py.registry import ENTRIES
+
+    settings = {name: setting(value) for name, value in dict(config or {}).items()}
+    model = Model(_fresh(ENTRIES[family].family, ENTRIES[family].config(settings), seed))
+    return about(model, caller.keep(model)) | {"commit": None}
+
+
+def _fresh(family: Any, config: Any, seed: int) -> Any:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return family.Model(config)
+
+
+def _commit(identifier: str, folder: Path) -> str | None:
+    """The commit that a repository's snapshot is of: with it the very same model can be loaded again."""
+    from minhub_py.files import hub
+
+    return folder.name if hub.locate(identifier) is None else None
+
+
+def about(model: Model, number: int) -> dict[str, Any]:
+    """What R shows of a model."""
+    from minhub_py.inference.quantize import count, kind_of
+    from minhub_py.registry import family_of
+
+    module = model.module
+    weight = next(module.parameters())
+    config = module.config.to_hub()
+    family = family_of(config["model_type"])
+    return {
+        "number": number,
+        "family": family.name,
+        "class": family.classes[1],
+        "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()},
+        "context": module.config.context_length,
+        "vocab_size": module.config.vocab_size,
+        "parameters": float(count(module)),
+        "device": str(weight.device),
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "quantized": kind_of(module),
+        "training": module.training,
+        "folder": None if model.folder is None else str(model.folder),
+    }
+
+
+def train(caller: Caller, model: Model, mode: bool) -> None:
+    """Dropout on or off."""
+    model.module.train(mode)
+
+
+def to(caller: Caller, model: Model, device: str | None, dtype: str | None) -> dict[str, Any]:
+    """Move a model."""
+    from minhub_py.device import choose_device, choose_dtype
+
+    weight = next(model.module.parameters())
+    probe = choose_device(device or str(weight.device))
+    model.module.to(probe.name, choose_dtype(dtype or "auto", probe, [weight.dtype]))
+    return about(model, 0)
+
+
+def parameters(caller: Caller, model: Model) -> dict[str, Any]:
+    """Name, shape and dtype of every weight. ValueError: it is quantized."""
+    from minhub_py.inference.quantize import refuse_quantized
+
+    refuse_quantized(model.module, "taken apart into its weights")
+    named = dict(model.module.named_parameters())
+    return {
+        "name": character(named),
+        "shape": [np.array(tuple(weight.shape), np.int32) for weight in named.values()],
+        "dtype": character(str(weight.dtype).removeprefix("torch.") for weight in named.values()),
+    }
+
+
+def parameter(caller: Caller, model: Model, name: str) -> Any:
+    """One weight as an array."""
+    named = dict(model.module.named_parameters())
+    if name not in named:
+        raise LookupError(f"there is no weight {name!r}; names(model$parameters) has them all")
+    return named[name]
+
+
+def save_pretrained(caller: Caller, model: Model, folder: str, tokenizer: Tokenizer | None) -> None:
+    """Write a model in Hub layout, with a tokenizer if one is given or lies beside it."""
+    from minhub_py.pretrained import save_pretrained as save
+
+    save(model.module, folder, tokenizer.tokenizer if tokenizer else model.find_tokenizer())
+
+
+def save_torchscript(caller: Caller, model: Model, path: str) -> None:
+    """Write a model as the TorchScript file that R torch loads."""
+    from minhub_py.torchscript import save_torchscript as save
+
+    save(model.module, Path(path))
+
+
+def forward(caller: Caller, model: Model, ids: Any, first: int, as_torch: bool) -> Any:
+    """Logits (B, T, V), as an array of R's or as the parts of an R torch tensor."""
+    import torch
+
+    rows = id_rows(ids, model.module.config.vocab_size, first)
+    lengths = {len(row) for row in rows}
+    if not rows or 0 in lengths:
+        raise ValueError("there are no ids: pass at least one")
+    if len(lengths) > 1:
+        raise ValueError(
+            f"the rows have {min(lengths)} to {max(lengths)} ids, but an array has rows of one length: "
+            "call the model with one row at a time (generate() and score() take rows of any lengths)"
+        )
+    with torch.inference_mode():
+        logits = model.module(torch.tensor(rows, device=next(model.module.parameters()).device))
+    caller.check()
+    return raw_tensor(logits) if as_torch else logits
+
+
+def raw_tensor(tensor: Any) -> dict[str, Any]:
+    """Shape, R torch's name of the dtype, and the elements in row order."""
+    import torch
+
+    names = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16", torch.float64: "double"}
+    return {
+        "shape": np.array(tuple(tensor.shape), np.int32),
+        "dtype": names[tensor.dtype],
+        "data": memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()),
+    }

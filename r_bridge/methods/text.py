@@ -1,0 +1,160 @@
+"""Text and probabilities: generate, the next tokens, scores. Prompts and texts come as text or as ids."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from r_bridge.convert import Frame, as_array, character, id_rows
+from r_bridge.methods.tokenizers import warn_of_unknown
+from r_bridge.objects import Caller, Model, Tokenizer
+
+
+def generate(
+    caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer | None, max_new_tokens: int,
+    temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
+    seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """The new text and ids of each prompt; with `stream`, which is for one prompt, pieces of text on the way."""
+    from minhub_py.files.tokenizer import decode_stream, until
+    from minhub_py.inference.generate import start
+    from minhub_py.inference.sampling import Sampling, StopCriteria
+
+    texts = _is_text(prompts)
+    stops = tuple(stop or ())
+    tok: Any = _tokenizer(model, tokenizer, needed=True) if texts or stops else None
+    rows = _prompt_rows(model, tok, prompts)
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    ids_that_end = "auto" if eos_id is None else [int(id) for id in as_array(eos_id).reshape(-1)]
+    ends = StopCriteria.of(model.module, ids_that_end, stops, tok)
+    new: list[list[int]] = [[] for _ in rows]
+
+    def ids() -> Iterator[int]:
+        all_seeds = [int(seed) for seed in seeds]
+        for row, id in start(model.module, rows, max_new_tokens, sampling, all_seeds, ends, speculate):
+            caller.check()
+            new[row].append(id)
+            yield id
+
+    written = None
+    if texts and stream:
+        pieces = []
+        for piece in until(decode_stream(tok, ids(), rows[0]), stops):
+            pieces.append(piece)
+            caller.emit(piece)
+        written = ["".join(pieces)]
+    else:
+        for _ in ids():
+            pass
+        if texts:
+            both = zip(rows, new, strict=True)
+            written = ["".join(until(decode_stream(tok, ids, prompt), stops)) for prompt, ids in both]
+    return {
+        "texts": None if written is None else character(written),
+        "ids": [np.array(ids, np.int32) for ids in new],
+    }
+
+
+def next_tokens(caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer | None, n: int) -> Frame:
+    """The `n` likeliest next tokens of each prompt, a prompt's rows on end."""
+    import torch
+
+    from minhub_py.inference.batch import context_start
+    from minhub_py.inference.eval_mode import in_eval_mode
+    from minhub_py.inference.sampling import check_finite
+
+    tok = _tokenizer(model, tokenizer, needed=_is_text(prompts))
+    device = next(model.module.parameters()).device
+    module, without_dropout = in_eval_mode(model.module)
+    likely = []
+    with torch.inference_mode(), without_dropout():
+        for ids in _prompt_rows(model, tok, prompts):
+            caller.check()
+            begin = context_start(len(ids), model.module.config.context_length)
+            logits = module(torch.tensor([ids[begin:]], device=device))[0, -1]
+            check_finite(logits.amax())
+            likely.append(torch.log_softmax(logits.float(), dim=-1).topk(min(n, logits.numel())))
+    ids_found = torch.cat([best.indices for best in likely])
+    logprobs = torch.cat([best.values for best in likely])
+    return Frame({
+        "prompt": np.repeat(np.arange(1, len(likely) + 1, dtype=np.int32), len(likely[0].indices)),
+        "token": _token_texts(tok, ids_found.tolist()),
+        "id": ids_found,
+        "prob": logprobs.double().exp(),
+        "logprob": logprobs,
+    })  # fmt: skip
+
+
+def score(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Frame:
+    """The log-probability of each token after a text's first."""
+    tok = _tokenizer(model, tokenizer, needed=_is_text(texts))
+    rows = _rows(model, tok, texts)
+    scores = _scores(caller, model, rows)
+    ids = [id for row in rows for id in row[1:]]
+    return Frame({
+        "text": np.array([number for number, row in enumerate(rows, 1) for _ in row[1:]], np.int32),
+        "position": np.array([place for row in rows for place in range(2, len(row) + 1)], np.int32),
+        "token": _token_texts(tok, ids),
+        "id": np.array(ids, np.int32),
+        "logprob": np.concatenate([as_array(values) for values in scores]) if scores else np.empty(0),
+    })  # fmt: skip
+
+
+def perplexity(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Any:
+    """Perplexity: exp of the mean surprise (nats) of each text's tokens after the first; NA where there are none."""
+    tok = _tokenizer(model, tokenizer, needed=True) if _is_text(texts) else None
+    scores = _scores(caller, model, _rows(model, tok, texts))
+    values = np.array([np.exp(-as_array(each).astype(np.float64).mean()) if len(each) else 0.0 for each in scores])
+    return np.ma.MaskedArray(values, [len(each) == 0 for each in scores])
+
+
+def _scores(caller: Caller, model: Model, rows: list[list[int]]) -> list[Any]:
+    """As minhub_py.score, with nothing for a text that has no token."""
+    import torch
+
+    from minhub_py.inference.generate import score as evaluate
+
+    some = iter(evaluate(model.module, [row for row in rows if row], progress=caller.progress))
+    return [next(some) if row else torch.empty(0) for row in rows]
+
+
+def _is_text(value: Any) -> bool:
+    return (isinstance(value, list) and all(isinstance(text, str) for text in value)) or (
+        isinstance(value, np.ndarray) and value.dtype.kind == "U"
+    )
+
+
+def _tokenizer(model: Model, given: Tokenizer | None, *, needed: bool) -> Any:
+    """The tokenizer given, else the model's own; None, where none is needed and there is none."""
+    if given is not None:
+        return given.tokenizer
+    return model.tokenizer if needed else model.find_tokenizer()
+
+
+def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:
+    """Ids of texts or of ids."""
+    size = model.module.config.vocab_size
+    if not _is_text(texts):
+        return id_rows(texts, size)
+    from minhub_py.files.tokenizer import working
+
+    with working(tokenizer):
+        rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+        warn_of_unknown(tokenizer, texts, rows)
+    if (largest := max((max(row, default=0) for row in rows), default=0)) >= size:
+        raise ValueError(f"the tokenizer is another model's: it gives the id {largest}, this model's go to {size - 1}")
+    return rows
+
+
+def _prompt_rows(model: Model, tokenizer: Any, prompts: Any) -> list[list[int]]:
+    rows = _rows(model, tokenizer, prompts)
+    for number, row in enumerate(rows, 1):
+        if not row:
+            raise ValueError(f"prompt {number} has no token that the model knows: give it some text")
+    return rows
+
+
+def _token_texts(tokenizer: Any, ids: list[int]) -> Any:
+    if tokenizer is None:
+        return [None] * len(ids) or character(())
+    return character(tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False))

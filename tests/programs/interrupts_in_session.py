@@ -1,0 +1,53 @@
+"""Ctrl-C at random moments of an RSession, as many as the argument says: each stops one thing, and none is lost."""
+
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+
+from r_bridge import RSession
+
+count = int(sys.argv[1])
+random.seed(1)
+r = RSession()
+r.run('library(minhubpy); model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")')
+text = 'generate(model, "ROMEO:", max_new_tokens = 10, temperature = 0)'
+right = r.eval(text)
+codes = [
+    text,
+    "Sys.sleep(0.01)",
+    "sum(sapply(1:1000, sqrt))",
+    "dim(model(1:3))",
+    "minhubpy:::ask('nothing')",
+    "tryCatch(Sys.sleep(0.01), interrupt = function(e) 'in R')",
+    "gc()[1]",
+]
+main = threading.main_thread().ident or 0
+wanted: "queue.SimpleQueue[None]" = queue.SimpleQueue()  # in C: an interrupt leaves no lock of it behind
+
+
+def interrupt() -> None:
+    """One for each that is wanted."""
+    for _ in range(count):
+        wanted.get()
+        time.sleep(random.random() * 0.008)
+        signal.pthread_kill(main, signal.SIGINT)  # which the system may give to any thread that is in no handler
+
+
+thread = threading.Thread(target=interrupt, daemon=True)
+thread.start()
+in_r = 0
+for _ in range(count):
+    try:
+        wanted.put(None)
+        while (value := r.eval(random.choice(codes))) is None or list(value) != ["in R"]:
+            pass
+        in_r += 1
+    except KeyboardInterrupt:
+        pass
+thread.join()
+assert r.eval(text) == right
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+print(in_r)
