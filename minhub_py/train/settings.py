@@ -33,9 +33,9 @@ class Settings:
 
     family: str | None = None  # that of `start`; else gpt2
     start: str | None = None  # fine-tune this identifier instead of a fresh model; `--from` in the shell
-    revision: str | None = None  # of `start`; a run keeps the commit that it was
     # "characters", "bpe" (learnt from the text), or an identifier; None: that of `start`, else characters.
     tokenizer: str | None = None
+    revision: str | None = None  # of `start`; a run keeps the commit that it was
     vocab_size: int = 4096  # of the BPE that is trained
     held_out: float = 0.1  # the last part of the text, which measures and does not train
     layers: int | None = None
