@@ -33,9 +33,9 @@ class Settings:
 
     family: str | None = None  # None: the family of `start`, or gpt2
     start: str | None = None  # identifier of a model to fine-tune; None: random weights. `--from` in the shell
-    revision: str | None = None  # branch, tag or commit of `start`; a run keeps the commit that it was
     # "characters", "bpe" (trained on the text), or an identifier. None: the tokenizer of `start`, or characters.
     tokenizer: str | None = None
+    revision: str | None = None  # branch, tag or commit of `start`; a run keeps the commit that it was
     vocab_size: int = 4096  # for tokenizer="bpe"
     held_out: float = 0.1  # fraction of the text, at its end, that is used for evaluation only
     layers: int | None = None
