@@ -39,6 +39,8 @@ from minhub_py.files import hub
 from r_bridge import convert, protocol
 
 PACKAGE = Path(convert.__file__).parent / "minhubpy"
+PROGRAMS = Path(__file__).parent / "programs"
+WITHOUT_MATPLOTLIB = PROGRAMS / "without_matplotlib"
 R_TESTS = PACKAGE / "tests" / "testthat"
 BUILT_IN = [f"minhub/{path.name}" for path in sorted(hub.BUILTIN.iterdir())]
 RSCRIPT = shutil.which("Rscript")
@@ -194,35 +196,6 @@ def environment(library: Path, **more: str | None) -> dict[str, str]:
 
 # The R tests
 
-# One file after the other, in the order that is given: what one leaves behind is said, and would meet the next.
-RUN_TESTS = """
-variables <- c("PATH", "HOME", "MINHUBPY_PYTHON", "RETICULATE_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "R_USER_DATA_DIR")
-state <- function() list(
-  folder = getwd(), devices = dev.list(), variables = Sys.getenv(variables),
-  options = options()[grep("^minhubpy", names(options()))],
-  python = if (identical(minhubpy:::session$python$why, "the argument python")) minhubpy:::session$python
-)
-library(minhubpy)
-options(minhubpy.quiet = TRUE) # as helper.R does
-before <- state()
-results <- list()
-for (file in commandArgs(TRUE)[-1]) {
-  name <- sub("^test-(.*)[.]R$", "\\\\1", file)
-  results <- c(results, testthat::test_dir(
-    commandArgs(TRUE)[[1]], filter = paste0("^", name, "$"), package = "minhubpy", load_package = "installed",
-    reporter = "check", stop_on_failure = FALSE
-  ))
-  left <- all.equal(before, state())
-  if (!isTRUE(left)) cat("\\nminhub-result", file, "left", "after all", toString(left), sep = "\\t")
-}
-line <- function(file, test, result) {
-  kind <- sub("expectation_", "", class(result)[[1]])
-  message <- gsub("[[:space:]]+", " ", conditionMessage(result))
-  cat("\\nminhub-result", file, kind, test, message, sep = "\\t")
-}
-for (test in results) for (result in test$results) line(test$file, test$test, result)
-"""
-
 
 # Both ways in: R with a worker, and R inside Python.
 WAYS = {"worker": [str(RSCRIPT), "--no-init-file"], "hosted": [sys.executable, "-m", "minhub_py.cli", "r"]}
@@ -234,13 +207,13 @@ def run_r_tests(
     """(kind, test, message) of each expectation, by file; `only` is a regular expression of files' names."""
     files = sorted(path.name for path in R_TESTS.glob("test-*.R") if re.search(only, path.name))
     named: dict[str, str | None] = {**more}
-    if way == "worker":  # the other way round, and with a Python that only the last resort of many names
+    if way == "worker":  # the other way round, with a Python that only the last resort of many names, and no matplotlib
         files.reverse()
-        named |= {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": sys.executable}
+        named |= {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": sys.executable, "PYTHONPATH": str(WITHOUT_MATPLOTLIB)}
     done = subprocess.run(
-        [*WAYS[way], "-e", RUN_TESTS, str(R_TESTS), *files],
+        [*WAYS[way], str(PROGRAMS / "run_testthat.R"), str(R_TESTS), *files],
         env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **named),
-        capture_output=True, check=False, timeout=1700 if only else 280,
+        capture_output=True, check=False, timeout=1700 if only else 580,
     )  # fmt: skip
     said = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
     assert done.returncode == 0, said[-5000:]
@@ -259,6 +232,7 @@ def r_results(
     return request.param, run_r_tests(request.param, library, reference_folder)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", sorted(path.name for path in R_TESTS.glob("test-*.R")))
 def test_r_tests_pass(r_results: tuple[str, dict[str, list[tuple[str, str, str]]]], file: str) -> None:
     way, found = r_results
@@ -310,27 +284,24 @@ def test_r_tests_pass_with_r_torch(way: str, library: Path, with_r_torch: str, t
 
 # R with a hand from outside
 
-PRELUDE = r"""
-library(minhubpy)
-options(minhubpy.quiet = TRUE)
-say <- function(...) { cat("@", ..., "\n"); flush(stdout()) }
-heard <- file("stdin", "r")
-hear <- function() readLines(heard, 1)
-pid <- function() { minhubpy:::ask("nothing"); minhubpy:::session$link$pid }
-message_of <- function(expr) tryCatch({ expr; "no error" }, minhubpy_error = conditionMessage)
-"""
+PRELUDE = (PROGRAMS / "prelude.R").read_text(encoding="utf-8")
 
 
 class RProcess:
-    """An Rscript that runs `code`: `say()` there is `hear()` here, and the other way round."""
+    """An Rscript that runs code or a program: `say()` there is `hear()` here, and the other way round."""
 
-    def __init__(self, folder: Path, code: str, env: dict[str, str], before: Sequence[str] = (), **popen: Any) -> None:
+    def __init__(
+        self, folder: Path, code: str | Path, env: dict[str, str], before: Sequence[str], arguments: Sequence[str],
+        **popen: Any,
+    ) -> None:  # fmt: skip
+        if isinstance(code, Path):
+            code = code.read_text(encoding="utf-8")
         script = folder / f"script-{len(list(folder.iterdir()))}.R"
         script.write_text(PRELUDE + textwrap.dedent(code), encoding="utf-8")
         self.errors = script.with_suffix(".err")
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [*before, str(RSCRIPT), "--no-init-file", str(script)],
+                [*before, str(RSCRIPT), "--no-init-file", str(script), *arguments],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env, **popen,
             )  # fmt: skip
         self.pid = self.process.pid
@@ -365,12 +336,13 @@ def start_r(library: Path, tmp_path: Path) -> Iterator[StartR]:
     started: list[RProcess] = []
 
     def start(
-        code: str, *, before: Sequence[str] = (), popen: dict[str, Any] | None = None, **more: str | None
-    ) -> RProcess:
+        code: str | Path, *, before: Sequence[str] = (), arguments: Sequence[str] = (),
+        popen: dict[str, Any] | None = None, **more: str | None,
+    ) -> RProcess:  # fmt: skip
         # A temporary folder of its own shows what is left behind there.
         (tmp_path / "tmp").mkdir(exist_ok=True)
         more = {"TMPDIR": str(tmp_path / "tmp"), **more}
-        started.append(RProcess(tmp_path, code, environment(library, **more), before, **(popen or {})))
+        started.append(RProcess(tmp_path, code, environment(library, **more), before, arguments, **(popen or {})))
         return started[-1]
 
     yield start
@@ -453,43 +425,8 @@ def test_an_r_that_ends_by_itself_leaves_nothing(start_r: StartR, tmp_path: Path
 
 def test_a_thousand_interrupts_at_random_moments(start_r: StartR, tmp_path: Path) -> None:
     """Afterwards every answer is the right one, of the same worker: none was taken for another call's."""
-    r = start_r("""
-        model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 16, seed = 1)$eval()
-        large <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-        tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
-        calls <- list(
-          function() model(0:3), function() model(matrix(0:9, 500, 10, byrow = TRUE)),
-          function() generate(large, "ROMEO:", 8, temperature = 0),
-          function() generate(large, "To be", 8, temperature = 0, stream = function(piece) piece),
-          function() tok$encode("To be, or not to be")$ids, function() tok$decode(20:40),
-          function() score(large, "or not to be"), function() message_of(model(99)),
-          function() next_tokens(large, "ROMEO", 3), function() model$parameters()
-        )
-        right <- lapply(calls, function(call) call())
-        first <- pid()
-        # One that nothing else would end, and that says nothing on its way.
-        say(suppressWarnings(suspendInterrupts(tryCatch(
-          allowInterrupts({ say("long"); generate(large, "ROMEO:", 1e7) }), interrupt = function(c) "interrupted"
-        ))))
-        interrupts <- wrong <- 0L
-        problems <- character()
-        say("ready")
-        # An interrupt that comes between two calls waits for the next.
-        suspendInterrupts(while (!file.exists("STOP")) tryCatch(
-          {
-            which <- sample.int(length(calls), 1L)
-            made <- allowInterrupts(calls[[which]]())
-            say("done")
-            if (!identical(made, right[[which]])) wrong <- wrong + 1L
-          },
-          interrupt = function(condition) interrupts <<- interrupts + 1L,
-          error = function(condition) problems <<- c(problems, conditionMessage(condition))
-        ))
-        right_at_the_end <- all(mapply(function(call, value) identical(call(), value), calls, right))
-        say(interrupts, wrong, right_at_the_end, identical(pid(), first), "|", unique(problems))
-        left <- list.files(minhubpy:::session$link$folder)
-        say(length(left))
-    """.replace("STOP", str(tmp_path / "stop")), popen={"start_new_session": True})  # fmt: skip
+    stop = tmp_path / "stop"
+    r = start_r(PROGRAMS / "interrupts.R", arguments=[str(stop)], popen={"start_new_session": True})
     assert r.hear() == "long"
     os.killpg(r.pid, signal.SIGINT)
     assert r.hear() == "interrupted"
@@ -500,7 +437,7 @@ def test_a_thousand_interrupts_at_random_moments(start_r: StartR, tmp_path: Path
         os.killpg(r.pid, signal.SIGINT)  # as a terminal does: the worker hears of it too
         if number % 10 == 0:  # a slow machine is given the time for some calls, too
             assert r.hear() == "done"
-    (tmp_path / "stop").touch()
+    stop.touch()
     while (told := r.hear()) == "done":
         pass
     facts, problems = told.split("|")
@@ -539,18 +476,7 @@ def test_ctrl_c_ends_a_script_that_trains_after_its_checkpoint(start_r: StartR, 
 @pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.soak)])
 def test_interrupts_while_the_worker_starts(start_r: StartR, count: int) -> None:
     """Each is an interrupt in R or comes after the start; none is taken for a fault of Python's."""
-    r = start_r("""
-        suspendInterrupts(repeat {
-          say("starting")
-          say(tryCatch(allowInterrupts({ minhubpy:::ask("nothing"); "done" }), interrupt = function(c) "interrupted"))
-          if (hear() == "enough") break
-          minhub_stop()
-        })
-        tryCatch(Sys.sleep(0.1), interrupt = function(c) NULL) # the last may have come late
-        say(message_of(dim(gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = 1)(1:3))))
-        say(pid())
-        hear()
-    """, popen={"start_new_session": True})  # fmt: skip
+    r = start_r(PROGRAMS / "interrupted_starts.R", popen={"start_new_session": True})
     outcomes = []
     for number, pause in enumerate([0, *np.random.default_rng(4).uniform(0, 0.5, count - 1)], start=1):
         assert r.hear() == "starting"
@@ -570,24 +496,7 @@ def test_interrupts_while_the_worker_starts(start_r: StartR, count: int) -> None
 
 
 def test_ten_thousand_calls_leave_both_processes_as_they_were(start_r: StartR) -> None:
-    r = start_r("""
-        model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 16, seed = 1)$eval()
-        tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
-        calls <- function(n) for (i in seq_len(n)) {
-          if (i %% 10 == 0) model(matrix(0:9, 40, 10, byrow = TRUE)) # a file carries these
-          else if (i %% 100 == 1) gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = i)
-          else if (i %% 10 == 2) message_of(model(99))
-          else if (i %% 10 == 3) tok$encode("To be, or not to be")$ids
-          else if (i %% 10 == 4) generate(model, 1:3, 2)
-          else minhubpy:::ask("nothing")
-        }
-        calls(1000)
-        invisible(gc())
-        say(pid()); hear()
-        calls(10000)
-        invisible(gc())
-        say(pid()); hear()
-    """)
+    r = start_r(PROGRAMS / "many_calls.R")
     worker = psutil.Process(int(r.hear()))
     processes = [psutil.Process(r.pid), worker]
     before = [process.memory_info().rss for process in processes]
@@ -799,64 +708,15 @@ def test_two_sessions_at_once_know_nothing_of_each_other(start_r: StartR) -> Non
 # What is not a worker
 
 
-FAKE = r"""
-import os, socket, struct, sys, time
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-from minhub_py.files import hub
-from r_bridge import convert, protocol
-folder = Path(sys.argv[3])
-attempt = int(Path({counter!r}).read_text())
-Path({counter!r}).write_text(str(attempt + 1))
-listener = socket.create_server(("127.0.0.1", 0))
-proof = os.urandom(32)
-address = {{"port": listener.getsockname()[1], "secret": os.urandom(32), "proof": proof, "pid": os.getpid()}}
-(folder / "draft").write_bytes(convert.dumps(address))
-(folder / "draft").rename(folder / "address")
-peer, _ = listener.accept()
-protocol.read_frame(peer)
-if attempt == 0:  # a stranger in its place
-    peer.sendall(protocol.pack(protocol.WELCOME, 0, os.urandom(32)))
-    time.sleep(60)
-peer.sendall(protocol.pack(protocol.WELCOME, 0, proof))
-kind, call, payload = protocol.read_frame(peer)
-good = convert.dumps("a value")
-file = folder / "11-1"
-answers = [
-    b"", b"x", os.urandom(4096), struct.pack("=iiii", 0, protocol.DONE, call, 0),
-    struct.pack("=iiii", protocol.MAGIC, protocol.DONE, call, -5),
-    struct.pack("=iiii", protocol.MAGIC, -2**31, call, 0), struct.pack("=iiii", -2**31, protocol.DONE, call, 0),
-    struct.pack("=iiii", protocol.MAGIC, protocol.DONE, call, -2**31),
-    protocol.pack(protocol.DONE, call, good)[:-3], protocol.pack(protocol.DONE, call, b""),
-    protocol.pack(protocol.DONE, call, b"garbage that is no value of R"),
-    protocol.pack(protocol.DONE, call, good[:-2]),
-    protocol.pack(99, call, good), protocol.pack(protocol.HELLO, call, good), protocol.pack(protocol.CALL, call, good),
-    protocol.pack(protocol.FAILED, call, good), protocol.pack(protocol.FAILED, call, convert.dumps(None)),
-    protocol.pack(protocol.FAILED, call, convert.dumps([1, 2])),
-    protocol.pack(protocol.FAILED, call, convert.dumps({{"class": None}})),
-    protocol.pack(protocol.DONE | protocol.FILE, call, b"/nonexistent/file"),
-    protocol.pack(protocol.DONE | protocol.FILE, call, {precious!r}.encode()),
-    protocol.pack(protocol.DONE | protocol.FILE, call, b"a\0b"),
-    protocol.pack(protocol.DONE | protocol.FILE, call, b""),
-    protocol.pack(protocol.DONE | protocol.FILE, call + 1, {precious!r}.encode()),
-    protocol.pack(protocol.DONE, call + 1, good) * 3,
-]
-Path({counter!r} + ".of").write_text(str(len(answers) + 1))
-peer.sendall(answers[attempt - 1])
-peer.shutdown(socket.SHUT_WR)
-peer.recv(1 << 20)
-"""
-
-
 def test_r_survives_a_worker_that_talks_nonsense(start_r: StartR, tmp_path: Path) -> None:
     """Each answer is one error of the package's class, and the next call starts another worker."""
     counter, precious = tmp_path / "counter", tmp_path / "precious"
     counter.write_text("0")
     precious.write_text("a file of the user's")
-    fake, python = tmp_path / "fake.py", tmp_path / "python"
-    fake.write_text(FAKE.format(tests=str(Path(__file__).parent), counter=str(counter), precious=str(precious)))
+    python = tmp_path / "python"
+    fake = PROGRAMS / "fake_worker.py"
     python.write_text(f"""#!/bin/sh
-        case "$2" in *r_bridge.worker*) exec {sys.executable} {fake} "$@";; esac
+        case "$2" in *r_bridge.worker*) exec {sys.executable} {fake} {counter} {precious} "$@";; esac
         exec {sys.executable} "$@"
     """)
     python.chmod(0o755)

@@ -1,0 +1,28 @@
+# Runs files of R tests one after the other, in the order that is given: Rscript run_testthat.R FOLDER FILE...
+# What one leaves behind is printed, and would meet the next.
+
+variables <- c("PATH", "HOME", "MINHUBPY_PYTHON", "RETICULATE_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "R_USER_DATA_DIR")
+state <- function() list(
+  folder = getwd(), devices = dev.list(), variables = Sys.getenv(variables),
+  options = options()[grep("^minhubpy", names(options()))],
+  python = if (identical(minhubpy:::session$python$why, "the argument python")) minhubpy:::session$python
+)
+library(minhubpy)
+options(minhubpy.quiet = TRUE) # as helper.R does
+before <- state()
+results <- list()
+for (file in commandArgs(TRUE)[-1]) {
+  name <- sub("^test-(.*)[.]R$", "\\1", file)
+  results <- c(results, testthat::test_dir(
+    commandArgs(TRUE)[[1]], filter = paste0("^", name, "$"), package = "minhubpy", load_package = "installed",
+    reporter = "check", stop_on_failure = FALSE
+  ))
+  left <- all.equal(before, state())
+  if (!isTRUE(left)) cat("\nminhub-result", file, "left", "after all", toString(left), sep = "\t")
+}
+line <- function(file, test, result) {
+  kind <- sub("expectation_", "", class(result)[[1]])
+  message <- gsub("[[:space:]]+", " ", conditionMessage(result))
+  cat("\nminhub-result", file, kind, test, message, sep = "\t")
+}
+for (test in results) for (result in test$results) line(test$file, test$test, result)
