@@ -36,7 +36,7 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
     results: list[list[int]] = [[] for _ in texts]
-    for row, id in _start(model, texts, max_new_tokens, sampling, seed, criteria, speculate):
+    for row, id in start(model, texts, max_new_tokens, sampling, seed, criteria, speculate):
         results[row].append(id)
     return results
 
@@ -74,7 +74,7 @@ def stream(
     text = check_ids(model, prompt, None)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
-    return (id for _, id in _start(model, [text], max_new_tokens, sampling, seed, criteria, speculate))
+    return (id for _, id in start(model, [text], max_new_tokens, sampling, seed, criteria, speculate))
 
 
 def score(
@@ -150,26 +150,17 @@ def check_kind(prompt: Any) -> None:
 
 def start(
     model: Any,
-    prompts: Sequence[Sequence[int]],
+    texts: list[list[int]],
     max_new_tokens: int,
     sampling: Sampling,
     seed: int | Sequence[int] | None,
     criteria: StopCriteria,
     speculate: int = 0,
 ) -> Iterator[tuple[int, int]]:
-    """As `generate`, but an iterator of (row, new id) as they are known. Arguments are checked at the call."""
-    return _start(model, check_prompts(model, prompts), max_new_tokens, sampling, seed, criteria, speculate)
+    """As `generate` of what `check_prompts` gives, but an iterator of (row, new id) as they are known.
 
-
-def _start(
-    model: Any,
-    texts: list[list[int]],
-    max_new_tokens: int,
-    sampling: Sampling,
-    seed: int | Sequence[int] | None,
-    criteria: StopCriteria,
-    speculate: int,
-) -> Iterator[tuple[int, int]]:
+    ValueError, at the call: a number is out of its range, or seeds do not fit.
+    """
     max_new_tokens = whole("max_new_tokens", max_new_tokens, 0)
     speculate = whole("speculate", speculate, 0, " (no guesses)")
     random = generators(len(texts), seed)

@@ -17,7 +17,7 @@ def generate(
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and ids of each prompt; with `stream`, which is for one prompt, pieces of text on the way."""
     from minhub_py.files.tokenizer import decode_stream, until
-    from minhub_py.inference.generate import start
+    from minhub_py.inference.generate import check_prompts, start
     from minhub_py.inference.sampling import Sampling, StopCriteria
 
     texts = _is_text(prompts)
@@ -31,7 +31,8 @@ def generate(
 
     def ids() -> Iterator[int]:
         all_seeds = [int(seed) for seed in seeds]
-        for row, id in start(model.module, rows, max_new_tokens, sampling, all_seeds, ends, speculate):
+        ids_given = check_prompts(model.module, rows)
+        for row, id in start(model.module, ids_given, max_new_tokens, sampling, all_seeds, ends, speculate):
             caller.check()
             new[row].append(id)
             yield id
