@@ -122,8 +122,11 @@ class Batch:
         others then.    logprobs: whether events tell log-probabilities; those of `given` ids do.    like: a row in the
         making; what the texts begin with in common is copied from its cache where that is possible.
 
-        ValueError: more ids than the batch has room for.    IndexError: no row is free.
+        ValueError: no prompt, nothing to make or to score, or more ids than the batch has room for.
+        IndexError: no row is free.
         """
+        if not ids or (max_new_tokens < 1 and not given):
+            raise ValueError("a row needs at least one id to go on from, and one to make")
         if len(self) == self.capacity:
             raise IndexError(f"all {self.capacity} rows of the batch are in use")
         end = len(ids) + (len(given) or max_new_tokens)
