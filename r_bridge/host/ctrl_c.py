@@ -33,7 +33,9 @@ class CtrlC:
     def __init__(self, lib: Any) -> None:
         self.lib = lib
         self.shared = False  # whether the main thread is in R
+        self.r_handles = False
         self.may_raise = False
+        self.pending = False  # as R_interrupts_pending, which has the Ctrl-C while R handles it
 
     @contextmanager
     def storing_handler_of_r(self) -> Iterator[None]:
@@ -53,32 +55,47 @@ class CtrlC:
             return
         if not self.shared:  # left by a call in another thread
             self.lib.R_interrupts_pending = 0
+            self.pending = False
         signal.signal(signal.SIGINT, self._handler)  # raises nothing but in interruptible()
         self.of_python = action(signal.SIGINT)
         outer, self.shared = self.shared, True
         try:
             yield
         finally:
+            self.to_python()
             self.shared = outer
             signal.signal(signal.SIGINT, before)
-            if self.lib.R_interrupts_pending:
-                self.lib.R_interrupts_pending = 0
+            if self.pending:
+                self.pending = False
                 signal.raise_signal(signal.SIGINT)
 
     def to_r(self) -> None:
-        """R handles SIGINT from here on."""
-        if self.shared:
-            set_action(signal.SIGINT, self.of_r)
+        """R handles SIGINT from here on. To be called where interrupts are suspended in R, as `to_python`.
+
+        Elsewhere R finds its flag set, and jumps to its top level: past the answer.
+        """
+        if not self.shared:
+            return
+        self.r_handles = True
+        set_action(signal.SIGINT, self.of_r)
+        if self.pending:
+            self.pending = False
+            self.lib.R_interrupts_pending = 1
 
     def to_python(self) -> None:
         """Python handles SIGINT from here on."""
-        if self.shared:
-            set_action(signal.SIGINT, self.of_python)
+        if not self.shared:
+            return
+        self.r_handles = False
+        set_action(signal.SIGINT, self.of_python)
+        if self.lib.R_interrupts_pending:
+            self.lib.R_interrupts_pending = 0
+            self.pending = True
 
     def interruptible(self, function: Callable[[], T]) -> T:
         """The function's result. KeyboardInterrupt: Ctrl-C came meanwhile, or came before and R has not handled it."""
-        if self.shared and self.lib.R_interrupts_pending:
-            self.lib.R_interrupts_pending = 0
+        if self.shared and self.pending:
+            self.pending = False
             raise KeyboardInterrupt
         self.may_raise = self.shared
         try:
@@ -90,7 +107,10 @@ class CtrlC:
         if self.may_raise:
             self.may_raise = False
             raise KeyboardInterrupt
-        self.lib.R_interrupts_pending = 1
+        if self.r_handles:  # it came before, and Python calls handlers late
+            self.lib.R_interrupts_pending = 1
+        else:
+            self.pending = True
 
 
 def action(number: int) -> Any:
