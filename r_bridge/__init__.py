@@ -1,6 +1,6 @@
-"""The same models for R: the package minhubpy, the process that serves it, and R inside Python (`RSession`).
+"""The bridge to R: the R package minhubpy, the worker process that serves it, and R inside Python (`RSession`).
 
-Names are imported when they are first used: `RSession` needs NumPy and rpy2.
+Names are imported at their first use, since `RSession` needs NumPy and rpy2.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
-"""Python's values as R's own, and back: the one home of row and column order, index base, dtypes and NA.
+"""Python's values as R's, and back. Row and column order, index base, dtypes and NA are decided here alone.
 
-Both ways into R (worker.py, session.py) carry the same bytes: R's serialization format, version 2, in the machine's
+Both ways into R (worker.py, host/) carry the same bytes: R's serialization format, version 2, in the machine's
 byte order ("R Internals", section 1.8: what `serialize(x, NULL, xdr = FALSE, version = 2)` writes and `unserialize`
-reads). R builds its values from them in C: numbers travel as they lie in memory, never as text.
+reads). R builds its values from them in C; numbers are sent as they lie in memory.
 
 | Python                            | R                                                                         |
 | --------------------------------- | ------------------------------------------------------------------------- |
@@ -32,8 +32,8 @@ Buffer = bytes | memoryview
 
 NULL, SYMBOL, PAIRS, CHARS, LOGICAL, INTEGER, REAL, STRINGS, LIST, RAW = 254, 1, 2, 9, 10, 13, 14, 16, 19, 24
 REFERENCE = 255
-# What R users meet among the types that have no row.
-OTHERS = {
+# Types without a row in the table that R users meet.
+UNSUPPORTED = {
     1: "a name",
     3: "a function",
     4: "an environment",
@@ -49,7 +49,7 @@ HEADER = b"B\n" + struct.pack("=iii", 2, 0x00040000, 0x00020300)
 NA_INTEGER = -(2**31)
 NA_REAL = np.array(0x7FF00000000007A2).view(np.float64)  # a NaN that says 1954
 LARGEST_INTEGER = 2**31 - 1
-# Column order is made a block at a time, so that a (1, 1024, 50257) array needs no second copy of itself.
+# Elements that are put into column order at a time: a (1, 1024, 50257) array needs no second copy.
 BLOCK_ELEMENTS = 2**17
 
 _int = struct.Struct("=i").pack
@@ -72,7 +72,7 @@ def dumps(value: Any) -> bytes:
 
 
 def parts(value: Any) -> Iterator[Buffer]:
-    """The same as buffers in order: nothing as large as all of it is made."""
+    """The same as a sequence of buffers, so that a large value is not copied as a whole."""
     yield HEADER
     yield from _item(value)
 
@@ -125,7 +125,7 @@ def _list(values: Sequence[Any], attributes: Mapping[str, Any] | None = None, fl
 
 
 def _names(mapping: Mapping[str, Any]) -> Any:
-    # An empty list has no element to show that it is one of names.
+    # Of an empty list R could not tell that it holds names.
     return [str(name) for name in mapping] or np.array([], np.str_)
 
 
@@ -146,9 +146,9 @@ def _chars(text: str | None) -> bytes:
     if text is None:
         return _two(CHARS, -1)
     if "\0" in text:
-        # R's strings end at a NUL: shown as the character that stands for one that cannot be shown.
+        # R's strings cannot hold a NUL: U+FFFD stands for it.
         text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-    data = text.encode(errors="replace")  # half a pair of UTF-16, as Python has it for a file's name that is not UTF-8
+    data = text.encode(errors="replace")  # lone surrogates, which Python has in a file's name that is not UTF-8
     return _two(CHARS | (ASCII if len(data) == len(text) else UTF8), len(data)) + data
 
 
@@ -174,7 +174,7 @@ def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
             return LOGICAL, np.int32
         case "i" | "u":
             fits = array.size == 0 or (int(array.min()) > NA_INTEGER and int(array.max()) <= LARGEST_INTEGER)
-            # The smallest 32-bit integer is R's NA; an array that holds it on purpose is one of ours, of int32.
+            # The smallest 32-bit integer is R's NA; an int32 array that holds it means NA.
             return (INTEGER, np.int32) if fits or array.dtype == np.int32 else (REAL, np.float64)
         case "f":
             return REAL, np.float64
@@ -207,7 +207,7 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def loads(data: Buffer) -> Any:
-    """The value that R serialized. ValueError: bytes that are not of this form, or hold what no table row covers."""
+    """The value that R serialized. ValueError: the bytes are not of this format or hold a type without a row."""
     try:
         return _Reader(data).value()
     except (TypeError, LookupError, OverflowError) as error:
@@ -215,7 +215,7 @@ def loads(data: Buffer) -> Any:
 
 
 class _Reader:
-    """A cursor over R's bytes. It only builds values: nothing in the bytes is called or evaluated."""
+    """Reader of R's bytes. It only builds values: it calls and evaluates nothing that the bytes hold."""
 
     def __init__(self, data: Buffer) -> None:
         self.data = memoryview(data)
@@ -249,7 +249,7 @@ class _Reader:
             high, low = struct.unpack("=iI", self.take(8))
             count = (high << 32) + low
         if not 0 <= count <= len(self.data):
-            # Every element takes a byte at least, so no length can make us reserve more than was sent.
+            # Every element takes at least a byte, so no length makes us reserve more than was sent.
             raise ValueError(f"a length of {count} in {len(self.data)} bytes")
         return int(count)
 
@@ -260,7 +260,7 @@ class _Reader:
             return None
         read = self.readers.get(kind)
         if read is None:
-            raise ValueError(f"R's type {kind} has no counterpart in Python")
+            raise ValueError(f"{UNSUPPORTED.get(kind, f'R type {kind}')} has no counterpart in Python")
         value = read(self)
         attributes = self.attributes() if flags & HAS_ATTRIBUTES else {}
         return self.finish(kind, value, attributes)
@@ -351,11 +351,11 @@ class _Reader:
     }
 
 
-# What a method is given
+# Arguments of methods
 
 
 def one(value: Any, kind: type) -> Any:
-    """The single bool, int, float or str of a vector of length 1; None for NULL and NA. ValueError: it is none."""
+    """The single bool, int, float or str of a vector of length 1; None for NULL and NA. ValueError: anything else."""
     if value is None:
         return None
     if isinstance(value, np.ndarray) and value.size == 1:
@@ -379,7 +379,7 @@ NAMES = {str: "string", int: "whole number", float: "number", bool: "TRUE or FAL
 
 
 def setting(value: Any) -> Any:
-    """A setting of R as config.json has it: a vector of length 1 is a number or a text, a list stays one."""
+    """A setting from R as config.json has it: a vector of length 1 is a number or string, a list a list."""
     if isinstance(value, list) and not all(isinstance(item, str) for item in value):
         return [setting(item) for item in value]
     items = value.tolist() if isinstance(value, np.ndarray) else value
@@ -390,14 +390,15 @@ def setting(value: Any) -> Any:
 
 
 def character(texts: Iterable[str | None]) -> Any:
-    """A character vector, of length 0 too."""
+    """Strings as a character vector, also of length 0."""
     return list(texts) or np.array([], np.str_)
 
 
 def id_rows(value: Any, size: int, first: int = 0) -> list[list[int]]:
     """Token ids from R as rows of 0-based ids below `size`.
 
-    A vector is one row, a matrix a row each, a list of vectors a row each; {"ids", "lengths"} are many rows on end.
+    A vector is one row, a matrix a row each, a list of vectors a row each; {"ids", "lengths"} are many
+    rows, one after the other.
     `first` is the smallest id in the caller's counting: 0, or 1 for an R torch tensor. ValueError: NA, a fraction, an
     id out of range, or no number at all.
     """
@@ -409,7 +410,7 @@ def id_rows(value: Any, size: int, first: int = 0) -> list[list[int]]:
         ids, ends = value["ids"], np.cumsum(value["lengths"]).tolist()
         whole = ids.dtype == np.int32 and not np.ma.is_masked(ids)
         if whole and ids.size and ids.min() >= first and ids.max() < first + size:
-            ids = (ids - first).tolist()  # one look at all of them, and one conversion
+            ids = (ids - first).tolist()  # all checked and converted at once
             return [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         rows = [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     elif isinstance(value, list):
@@ -424,7 +425,7 @@ def _id_row(row: Any, where: str, size: int, first: int) -> list[int]:
         return []
     if not isinstance(row, np.ndarray) or row.dtype.kind not in "if" or row.ndim != 1:
         raise ValueError(f"{where}: ids are whole numbers, not {_described(row)}; tok$encode() makes them from text")
-    # R torch has no NA: it makes the smallest 32-bit integer of R's.
+    # R torch has no NA: it turns R's into the smallest 32-bit integer.
     missing = np.isnan(row).any() if row.dtype.kind == "f" else False
     if np.ma.is_masked(row) or missing or (first and (row == NA_INTEGER).any()):
         raise ValueError(f"{where}: an id is NA; drop or replace it first")

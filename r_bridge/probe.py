@@ -1,4 +1,4 @@
-"""Which R is on this machine, and which rpy2 fits it."""
+"""Finds the R of this machine, and the rpy2 that fits it."""
 
 import importlib.metadata
 import re
@@ -29,10 +29,10 @@ class R:
 
 # rpy2-rinterface 3.6.6 began to need a symbol, R_getVar, that came with R 4.5.
 FIRST_RPY2, RPY2_GETVAR, R_GETVAR = (3, 6, 1), (3, 6, 6), (4, 5, 0)
-# Seconds after which a process is given up: R torch with CUDA may take ten from a cold disk.
+# Seconds after which a process is ended: R torch with CUDA may take ten from a cold disk.
 TIMEOUT = 60.0
-# R's answer is a line for each fact, told from what a profile may print by its first word. What the facts are stands in
-# the R package, whose minhub_doctor() asks for them too.
+# R prints a line for each fact; its first word tells it from what a profile may print. The R package has the list of
+# facts, since its minhub_doctor() needs them too.
 FACTS = (
     (Path(__file__).parent / "minhubpy" / "R" / "facts.R").read_text(encoding="utf-8")
     + r"""
@@ -45,7 +45,7 @@ r_facts(function(key, value) {
 
 
 def find_r() -> R | None:
-    """The R on the PATH, or None. OSError: there is one, and it does not say its version."""
+    """The R on the PATH, or None. OSError: it does not tell its version."""
     executable = shutil.which("R")
     if executable is None:
         return None
@@ -57,7 +57,7 @@ def find_r() -> R | None:
 
 
 def describe(executable: str, version: str) -> R:
-    """The R of this version ("4.2.2"), and which rpy2 there is for it. Nothing is run."""
+    """The R of this version ("4.2.2") and the rpy2 that is installed. Starts no process."""
     major, minor, patch = map(int, version.split("."))
     try:
         found = importlib.metadata.version("rpy2-rinterface")
@@ -67,7 +67,7 @@ def describe(executable: str, version: str) -> R:
 
 
 def ask_r(executable: str, timeout: float = TIMEOUT) -> dict[str, str]:
-    """What this R says of itself, with the user's own libraries and profile. OSError: it does not start.
+    """Facts about this R, with the user's own libraries and profile. OSError: it does not start.
 
     "version" and "home"; where they are installed "minhubpy", "torch" and "libtorch", which are versions, and
     "torch_works": "yes", or what R torch says instead. "torch" without it: R ended or hung when R torch was loaded.
@@ -80,14 +80,14 @@ def ask_r(executable: str, timeout: float = TIMEOUT) -> dict[str, str]:
 
 
 def try_rpy2(timeout: float = TIMEOUT) -> str | None:
-    """Why rpy2 cannot start R, or None: it can. Tried in a process of its own, which a wrong rpy2 may end."""
+    """Why rpy2 cannot start R; None if it can. Runs in a process of its own, since a wrong rpy2 may crash it."""
     code = "import rpy2.rinterface as r; r.initr(); print(r.evalr('1 + 1')[0])"
     said, complaint = _run([sys.executable, "-c", code], timeout=timeout)
     return None if said.split()[-1:] == ["2.0"] else last_line(complaint)
 
 
 def _run(command: list[str], script: str = "", timeout: float = TIMEOUT) -> tuple[str, str]:
-    """What a command writes on its two streams, up to the time when it is ended. OSError: it cannot be run."""
+    """Standard output and error of a command, until it ends or is ended. OSError: it cannot be run."""
     try:
         done = subprocess.run(command, input=script.encode(), capture_output=True, timeout=timeout, check=False)
         said, complaint = done.stdout, done.stderr
@@ -99,7 +99,7 @@ def _run(command: list[str], script: str = "", timeout: float = TIMEOUT) -> tupl
 
 
 def last_line(text: str) -> str:
-    """The last line that says something: where an error's reason stands."""
+    """The last line that is not empty, which has an error's reason."""
     lines = [line.strip() for line in text.splitlines()]
     return ([line for line in lines if line not in ("", "Execution halted")] or ["it says nothing"])[-1][:300]
 

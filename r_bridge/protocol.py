@@ -1,32 +1,33 @@
-"""The bytes between a plain R session and its worker. This file is their whole description; R's half is R/wire.R.
+"""The protocol between a plain R session and its worker: this is its whole description. R's half is R/wire.R.
 
-**Meeting.** R makes a folder that only its user may enter, and starts r_bridge.worker with FOLDER and its own PID. It
-listens on a free port of 127.0.0.1 and writes FOLDER/address, which holds the port and two random secrets.
+**Connecting.** R makes a folder that only its user may enter, and starts r_bridge.worker with FOLDER and its own PID.
+The worker listens on a free port of 127.0.0.1 and writes FOLDER/address, which holds the port and two random secrets.
 R reads and deletes that file, connects, and sends HELLO with the first secret; the worker answers WELCOME with the
-second. Whoever else connects is hung up on, and once the peer is known nothing listens any more. So no secret stands
-on a command line or in an environment, and each side knows that the other could read the folder.
+second. The worker hangs up on all other peers, and stops listening when it knows R. So no secret stands on a command
+line or in an environment, and each side knows that the other could read the folder. A worker leaves when its folder is
+removed before R has connected.
 
 **Frames.** Four 32-bit integers in the machine's byte order, then the payload:
 
     magic   kind   call   length   payload of `length` bytes
 
-`call` numbers R's calls from 1 up; an answer carries its call's number, so R can drop what comes for a call that it
-has given up. A payload is a value in R's serialization format (convert.py). A kind with FILE added has as payload
-only the name of a file in FOLDER that holds the value, which the reader deletes: R reads files at several times the
-speed of sockets.
+`call` numbers R's calls from 1 up. An answer carries the number of its call, so that R can drop the answers of a call
+that it has given up. A payload is a value in R's serialization format (convert.py). With FILE added to the kind, it is
+the name of a file in FOLDER that holds the value, and that the reader deletes: R reads files several times as fast as
+sockets.
 
     kind        from     payload
     HELLO       R        the first secret (raw bytes)
     WELCOME     worker   the second secret (raw bytes)
     CALL        R        list(method, arguments, release)
-    CANCEL      R        none: the call of this number is to stop
-    PART        worker   news on the way: a piece of text, progress, or a warning as list(warning)
+    CANCEL      R        none: stop the call of this number
+    PART        worker   part of a result: a piece of text, progress, or a warning as list(warning)
     DONE        worker   the result
     FAILED      worker   list(class, message)
     CANCELLED   worker   NULL: the call has stopped
 
-A call is answered by any number of PARTs and one of the last three. Calls run one after the other; CANCEL may come at
-any time, also for a call that has ended, and is then ignored.
+The answer to a call is any number of PARTs and then one of the last three. Calls run one after the other. CANCEL may
+come at any time; for a call that has ended it is ignored.
 """
 
 import itertools
@@ -47,12 +48,12 @@ ENDS = {"part": PART, "done": DONE, "failed": FAILED, "cancelled": CANCELLED}
 SECRET_BYTES = 32
 
 _header = struct.Struct("=iiii")
-# Smaller values are as quick through the socket.
-LEAST_FOR_FILE = 1 << 18
+# Bytes; smaller values are as fast through the socket.
+FILE_THRESHOLD = 1 << 18
 
 
 class BrokenError(ConnectionError):
-    """The peer is gone, or does not speak this protocol."""
+    """The peer has ended, or what it sends is not this protocol."""
 
 
 def pack(kind: int, call: int, payload: bytes = b"") -> bytes:
@@ -81,9 +82,9 @@ def _read(peer: socket.socket, count: int) -> bytes:
 
 
 def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Path) -> None:
-    """Send a value, by a file if it is large and the folder has room.
+    """Send a value: a large one by a file, if the folder has room.
 
-    ValueError, TypeError: it cannot be sent; nothing has been.
+    ValueError, TypeError: it cannot be sent; nothing was sent.
     """
     parts = convert.parts(value)
     first: list[convert.Buffer] = []
@@ -91,7 +92,7 @@ def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Pa
     for part in parts:
         first.append(part)
         size += len(part)
-        if size >= LEAST_FOR_FILE:
+        if size >= FILE_THRESHOLD:
             break
     else:
         peer.sendall(pack(kind, call, b"".join(first)))
@@ -99,9 +100,9 @@ def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Pa
     path = folder / f"{kind}-{call}"
     try:
         with path.open("wb") as file:
-            for part in itertools.chain(first, ahead(parts)):
+            for part in itertools.chain(first, prefetched(parts)):
                 file.write(part)
-    except OSError:  # no room there: the socket needs none
+    except OSError:  # no room: the socket needs none
         path.unlink(missing_ok=True)
         peer.sendall(pack(kind, call, convert.dumps(value)))
         return
@@ -111,8 +112,8 @@ def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Pa
     peer.sendall(pack(kind | FILE, call, str(path).encode()))
 
 
-def ahead(parts: Iterator[convert.Buffer]) -> Iterator[convert.Buffer]:
-    """The same, each made while the one before is written: both take long for an array that R wants turned around."""
+def prefetched(parts: Iterator[convert.Buffer]) -> Iterator[convert.Buffer]:
+    """The same parts, each made while the last one is written. To make one takes long: R wants another array order."""
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(next, parts, None)
         while (part := following.result()) is not None:

@@ -1,4 +1,4 @@
-"""The calls of one R session. Both ways in (worker.py, host/) serve R with it; methods/ has what it does."""
+"""Runs the calls of one R session, for both ways into R (worker.py, host/). methods/ has what a call may do."""
 
 import inspect
 import itertools
@@ -26,9 +26,9 @@ class Service:
     def run(
         self, call: Mapping[str, Any], emit: Callable[[Any], object], cancelled: threading.Event
     ) -> tuple[str, Any]:
-        """("done", value), ("failed", {"class", "message"}) or ("cancelled", None); `emit` gets what comes before it.
+        """("done", value), ("failed", {"class", "message"}) or ("cancelled", None).
 
-        Python's warnings come before it too, each as {"warning": text}.
+        `emit` is called with each part of the answer before it, and with each warning as {"warning": text}.
         call: {"method", "arguments", "release"}, the last the numbers of objects that R has dropped.
         """
         from minhub_py.files.transfer import listener
@@ -52,13 +52,13 @@ class Service:
             return "done", METHODS[name](self.caller, **self.read(METHODS[name], call["arguments"] or {}))
         except Cancelled:
             return "cancelled", None
-        except BaseException as error:  # whatever it was, R says so, and is not left waiting
+        except BaseException as error:  # R is told, whatever it is: it waits for an answer
             return "failed", {"class": type(error).__name__, "message": _message(error)}
 
     def frames(self, call: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """("part", value) as they come and last what `run` returns. To close the iterator is to cancel the call.
+        """("part", value) for each part, then what `run` returns. Closing the iterator cancels the call.
 
-        The call runs in a thread of its own, so that this one hears of Ctrl-C while it waits.
+        The call runs in another thread, so that this one can take Ctrl-C while it waits.
         """
         made: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         cancelled = threading.Event()
@@ -75,7 +75,7 @@ class Service:
                 future.result()
 
     def read(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """R's arguments as the function's annotations say. ValueError: one is unknown, missing, or of another type."""
+        """R's arguments by the function's annotations. ValueError: one is unknown, missing or of another type."""
         wanted = parameters(function)
         if unknown := set(arguments) - set(wanted):
             raise ValueError(f"{function.__name__} takes no {', '.join(sorted(unknown))}")

@@ -1,6 +1,6 @@
-"""A training run as R has it: its settings by R's names, its news on their way to R, and what its folder has come to.
+"""Training runs for R: settings by R's names, events of a run, and the results in its folder.
 
-R says `from` where Python says `start`: there it is the name of an argument in many functions, here a keyword.
+The setting `start` is `from` in R, where many functions have an argument of that name; in Python it is a keyword.
 """
 
 import json
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 R_NAMES = {"start": "from"}
 
 
-class News(Listener):
-    """Sends R what happens, as lists with an `event`. Nothing here may end a run but `preparing`, before it exists."""
+class RListener(Listener):
+    """Sends R the events of a run, as lists with an `event`. Only `preparing`, before the run exists, may end it."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """The text is read: bytes. Cancelled: R does not wait any more; no file stays."""
+        """Progress in bytes while the text is read. Cancelled: R no longer waits; no file stays."""
         self.caller.progress(done, total, what, event="preparing")
 
     def begins(self, trainer: "Trainer") -> None:
-        """What is trained on what."""
+        """The model, the data and the main settings."""
         settings, corpus = trainer.settings, trainer.corpus
         self.caller.emit({
             "event": "begins", "family": family_title(trainer.family.name), "parameters": float(trainer.parameters),
@@ -47,33 +47,33 @@ class News(Listener):
         })  # fmt: skip
 
     def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
-        """How far it is."""
+        """Progress after a step."""
         self.caller.emit({
             "event": "stepped", "step": step, "steps": steps, "loss": loss, "tokens_per_second": tokens_per_second,
             "seconds_left": seconds_left, "time_left": duration(seconds_left),
         })  # fmt: skip
 
     def evaluated(self, row: LossRow, best: bool) -> None:
-        """A row of the losses."""
+        """A new row of the losses."""
         values = {name: column[0] for name, column in columns([row]).items()}
         self.caller.emit({"event": "evaluated", **values, "time": duration(row["seconds"]), "best": best})
 
     def sampled(self, step: int, text: str) -> None:
-        """What the model writes."""
+        """A sample of the model's text."""
         self.caller.emit({"event": "sampled", "step": step, "text": text})
 
     def note(self, text: str) -> None:
-        """What should be known, but for the want of matplotlib: R draws its own curves."""
+        """A note for people. Not that matplotlib is missing: R draws its own curves."""
         if "matplotlib" not in text:
             self.caller.emit({"event": "note", "text": text})
 
     def asks_to_stop(self) -> bool:
-        """R does not wait any more: a checkpoint, and the end."""
+        """Whether R no longer waits: the run then ends with a checkpoint."""
         return self.caller.cancelled.is_set()
 
 
 def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """R's vectors by R's names as Python's values. ValueError: an unknown name, with those that there are."""
+    """R's vectors by R's names as Python's values. ValueError: an unknown name; it lists the names."""
     python_names = {R_NAMES.get(item.name, item.name): item.name for item in fields(Settings)}
     values = values or {}
     if others := sorted(set(values) - set(python_names)):
@@ -84,8 +84,8 @@ def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def about(folder: Path) -> dict[str, Any]:
-    """What R shows of a run. FileNotFoundError: it is none.    ValueError: nothing was measured in it yet."""
+def describe_run(folder: Path) -> dict[str, Any]:
+    """What R shows of a run. FileNotFoundError: no run is there. ValueError: it has no results yet."""
     summary = read(folder)
     told = {R_NAMES.get(name, name): value for name, value in asdict(summary.settings).items()}
     return {
@@ -110,7 +110,7 @@ def about(folder: Path) -> dict[str, Any]:
 
 
 def columns(rows: Sequence[LossRow]) -> dict[str, Any]:
-    """Rows of losses.csv as columns; what is not known is missing. Steps are integers, for R too."""
+    """Rows of losses.csv as columns, with NA for unknown values. Steps are integers."""
     found: dict[str, Any] = {}
     for name in COLUMNS:
         values = np.array([row[name] for row in rows], np.float64)
@@ -119,7 +119,7 @@ def columns(rows: Sequence[LossRow]) -> dict[str, Any]:
 
 
 class RWords(Words):
-    """Settings are arguments, and calls are R's."""
+    """Settings as arguments and commands as calls, for R users."""
 
     train = "minhub_train()"
 
@@ -138,6 +138,6 @@ class RWords(Words):
 
 @contextmanager
 def in_words_of_r() -> Iterator[None]:
-    """Messages about settings and runs are as R users write them."""
+    """Messages about settings and runs name R's arguments and functions."""
     with speaking(RWords()):
         yield

@@ -1,6 +1,6 @@
-"""The process that serves one plain R session, as protocol.py says: `main` with the arguments FOLDER PID.
+"""The worker: the process that serves one plain R session by protocol.py. `main` takes the arguments FOLDER PID.
 
-It is started by R, answers to nobody else, and ends when R ends, however R ends.
+R starts it. It answers R alone, and ends when R ends, whatever ended R.
 """
 
 import faulthandler
@@ -23,19 +23,19 @@ from r_bridge import convert, protocol
 from r_bridge.service import Service
 
 Calls = queue.SimpleQueue[tuple[int, threading.Event, bytes]]
-# R connects at once; one that does not in this time (seconds) has gone.
-PATIENCE = 60
-# A peer says who it is at once, too.
-HANDSHAKE = 5
+# Seconds that R has to connect; it does so at once.
+CONNECT_TIMEOUT = 60
+# Seconds that a peer has to send HELLO.
+HELLO_TIMEOUT = 5
 
 
 def main() -> None:
-    """Meet R, then serve it until it goes."""
+    """Connect to R, then serve it until it ends."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     faulthandler.enable()
-    # Ctrl-C in R's terminal is for R, which says itself what is to stop.
+    # Ctrl-C in R's terminal is for R, which sends CANCEL for what should stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    leave = leaving(folder)
+    leave = make_leave(folder)
     for name in ("SIGTERM", "SIGHUP"):  # the end of a session or a terminal
         if number := getattr(signal, name, None):
             signal.signal(number, lambda *_: leave())
@@ -49,8 +49,8 @@ def main() -> None:
         leave()
 
 
-def leaving(folder: Path) -> Callable[[], NoReturn]:
-    """A function that ends the process at once, in whatever a thread is, and leaves no file."""
+def make_leave(folder: Path) -> Callable[[], NoReturn]:
+    """A function for any thread that removes the folder and ends the process at once."""
 
     def leave() -> NoReturn:
         shutil.rmtree(folder, ignore_errors=True)
@@ -60,8 +60,8 @@ def leaving(folder: Path) -> Callable[[], NoReturn]:
 
 
 def watch(parent: int, leave: Callable[[], NoReturn]) -> None:
-    """End with R even where a child of R's keeps the connection open."""
-    if os.name != "posix":  # there no child inherits it
+    """End with R, also when a child of R's keeps the connection open."""
+    if os.name != "posix":  # elsewhere no child inherits the connection
         return
     while True:
         time.sleep(0.5)
@@ -70,10 +70,10 @@ def watch(parent: int, leave: Callable[[], NoReturn]) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is no more; one that its parent has not asked for its status yet is no more, too."""
+    """Whether a process has ended. A zombie, whose parent has not asked for its status yet, has."""
     try:
         os.kill(pid, 0)
-    except OSError:  # nobody has this number, or it is another user's by now
+    except OSError:  # no process has this number, or one of another user has it by now
         return True
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
@@ -83,7 +83,7 @@ def has_ended(pid: int) -> bool:
 
 
 def meet(folder: Path, leave: Callable[[], NoReturn]) -> socket.socket:
-    """Listen until the process that can read the folder has connected."""
+    """Listen until a process connects that could read the folder: R."""
     secret, proof = secrets.token_bytes(protocol.SECRET_BYTES), secrets.token_bytes(protocol.SECRET_BYTES)
     listener = socket.create_server(("127.0.0.1", 0))
     address = {"port": listener.getsockname()[1], "secret": secret, "proof": proof, "pid": os.getpid()}
@@ -92,18 +92,18 @@ def meet(folder: Path, leave: Callable[[], NoReturn]) -> socket.socket:
         draft.touch(0o600)
         draft.write_bytes(convert.dumps(address))
         draft.rename(folder / "address")
-    except FileNotFoundError:  # R has given this worker up
+    except FileNotFoundError:  # R gave this worker up
         leave()
     met: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    threading.Thread(target=greet_all, args=(listener, secret, met), daemon=True).start()
-    deadline = time.monotonic() + PATIENCE
+    threading.Thread(target=check_peers, args=(listener, secret, met), daemon=True).start()
+    deadline = time.monotonic() + CONNECT_TIMEOUT
     peer = None
     while peer is None:
-        if time.monotonic() > deadline or not folder.exists():  # R takes the folder of a worker that it gives up
+        if time.monotonic() > deadline or not folder.exists():  # R removes the folder of a worker that it gives up
             leave()
         with suppress(queue.Empty):
             peer = met.get(timeout=0.1)
-    with suppress(OSError):  # some systems have this wake accept(), others close()
+    with suppress(OSError):  # accept() returns at this on some systems, at close() on others
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     peer.settimeout(None)
@@ -112,11 +112,11 @@ def meet(folder: Path, leave: Callable[[], NoReturn]) -> socket.socket:
     return peer
 
 
-def greet_all(listener: socket.socket, secret: bytes, met: "queue.SimpleQueue[socket.socket]") -> None:
-    """Ask all who connect at once, so that strangers who say nothing do not keep R waiting."""
+def check_peers(listener: socket.socket, secret: bytes, met: "queue.SimpleQueue[socket.socket]") -> None:
+    """Check each peer in a thread of its own: strangers that send nothing do not keep R waiting."""
 
-    def greet(peer: socket.socket) -> None:
-        if is_ours(peer, secret):
+    def check(peer: socket.socket) -> None:
+        if knows_secret(peer, secret):
             met.put(peer)
         else:
             peer.close()
@@ -124,23 +124,23 @@ def greet_all(listener: socket.socket, secret: bytes, met: "queue.SimpleQueue[so
     while True:
         try:
             peer, _ = listener.accept()
-        except OSError:  # it is closed: R has come
+        except OSError:  # it is closed: R has connected
             return
-        threading.Thread(target=greet, args=(peer,), daemon=True).start()
+        threading.Thread(target=check, args=(peer,), daemon=True).start()
 
 
-def is_ours(peer: socket.socket, secret: bytes) -> bool:
-    """Whether a peer knows the secret."""
-    peer.settimeout(HANDSHAKE)
+def knows_secret(peer: socket.socket, secret: bytes) -> bool:
+    """Whether a peer sends the secret in time."""
+    peer.settimeout(HELLO_TIMEOUT)
     try:
         kind, _, payload = protocol.read_frame(peer, limit=protocol.SECRET_BYTES)
-    except OSError:  # it hung up, was silent, or spoke another language
+    except OSError:  # it hung up, sent nothing, or sent no frame
         return False
     return kind == protocol.HELLO and hmac.compare_digest(payload, secret)
 
 
 def listen(peer: socket.socket, calls: Calls, leave: Callable[[], NoReturn]) -> None:
-    """Take R's frames while calls run, so that CANCEL and R's end are heard at once."""
+    """Read R's frames while calls run, so that CANCEL and R's end take effect at once."""
     known: dict[int, threading.Event] = {}
     while True:
         try:
@@ -156,7 +156,7 @@ def listen(peer: socket.socket, calls: Calls, leave: Callable[[], NoReturn]) -> 
 
 
 def serve(peer: socket.socket, calls: Calls, folder: Path) -> None:
-    """Answer calls in order, for ever."""
+    """Answer calls in order, without end."""
     service = Service()
     while True:
         call, cancelled, payload = calls.get()
@@ -166,7 +166,7 @@ def serve(peer: socket.socket, calls: Calls, folder: Path) -> None:
 def answer(
     service: Service, peer: socket.socket, folder: Path, call: int, cancelled: threading.Event, payload: bytes
 ) -> None:
-    """Run one call and send what it gives."""
+    """Run one call and send its result."""
 
     def send(kind: int, value: object) -> None:
         protocol.send_value(peer, kind, call, value, folder)
@@ -174,14 +174,14 @@ def answer(
     try:
         request = convert.loads(payload)
         kind, value = service.run(request, lambda part: send(protocol.PART, part), cancelled)
-    except (ValueError, UnicodeDecodeError) as error:  # of loads: what came is no value of ours
+    except (ValueError, UnicodeDecodeError) as error:  # of loads: the bytes are no value of convert.py
         kind, value = "failed", {"class": type(error).__name__, "message": f"a damaged request: {error}"}
-    cancelled.set()  # it has ended, and needs no longer be known
+    cancelled.set()  # marks the call as ended for listen()
     try:
         send(protocol.ENDS[kind], value)
     except OSError:
         raise
-    except Exception as error:  # whatever is wrong with the value, R is told
+    except Exception as error:  # R is told, whatever is wrong with the value
         send(protocol.FAILED, {"class": type(error).__name__, "message": f"the result cannot be sent: {error}"})
 
 

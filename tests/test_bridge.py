@@ -25,7 +25,7 @@ from r_bridge.convert import Frame, dumps, id_rows, loads, one
 from r_bridge.methods import METHODS
 from r_bridge.objects import Cancelled
 from r_bridge.service import Service
-from r_bridge.training import News, in_words_of_r
+from r_bridge.training import RListener, in_words_of_r
 
 NA = np.ma.masked
 
@@ -664,7 +664,7 @@ def test_what_is_wrong_with_a_run_is_said_in_words_of_r(training: Training, sett
 
 def test_notes_are_passed_on_but_for_a_picture_that_r_draws_itself(training: Training) -> None:
     training.service.caller.emit = training.emit
-    news = News(training.service.caller)
+    news = RListener(training.service.caller)
     news.note("the curves are not drawn: pip install 'minhub_py[plot]' brings matplotlib")
     news.note("2 characters are not known")
     assert training.heard == [{"event": ["note"], "text": ["2 characters are not known"]}]

@@ -331,7 +331,7 @@ def interrupted(environment: dict[str, str], program: str) -> list[str]:
     return said.splitlines()
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.soak)])
 def test_interrupts_at_random_moments(run: Run, count: int) -> None:
     """Each stops one thing; the program would wait for ever for one that is lost."""
     done = run([sys.executable, str(PROGRAMS / "interrupts_in_session.py"), str(count)])

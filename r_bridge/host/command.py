@@ -1,4 +1,4 @@
-"""The body of `minhub r`: R's own main loop in this process, started as Rscript or R start it."""
+"""`minhub r`: R's own main loop in this process, started as Rscript or R start it."""
 
 import platform
 import signal
@@ -15,7 +15,7 @@ from r_bridge.host.session import RSession
 
 
 def run(expressions: Sequence[str], arguments: Sequence[str]) -> NoReturn:
-    """Run expressions, or the script that is the first argument, as Rscript does; without either, be R's prompt.
+    """Run expressions, or the script that is the first argument, as Rscript does; without either, R's prompt.
 
     R ends the process, with its own exit status.
     """
@@ -42,9 +42,9 @@ def prompt() -> NoReturn:
 
 
 def start(arguments: Sequence[str]) -> RSession:
-    """R with the arguments of its command."""
+    """Start R with the arguments of its command."""
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of Python's would wait for R's main loop to end
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would run only after R's main loop
     try:
         return RSession(arguments, interactive=True)
     except ImportError as error:  # its message says what to install
@@ -52,7 +52,7 @@ def start(arguments: Sequence[str]) -> RSession:
 
 
 def install_for_user() -> None:
-    """Put minhubpy into the user's own R library, for every R."""
+    """Install minhubpy into the user's own R library."""
     r = installed_r()
     library = user_library(r)
     install(r, library)

@@ -1,12 +1,12 @@
 """R inside this process: libR through rpy2's bindings, and the functions that R calls here.
 
-Only bytes pass between the two (convert.py makes them), and R itself makes every vector that they are copied into or
-out of. So a function that R calls here raises nothing (rpy2 would turn an exception into NULL) and asks R for nothing
-that could fail (R's errors jump, and over Python's frames they would break Python). rpy2's own objects and converters
-are not used; another part of the process may use them beside this. ctrl_c.py has what there is to know of SIGINT: its
-handler is why R is not started by rpy2, which starts it without one.
+Only bytes pass between the two (convert.py makes them), and R itself allocates every vector that they are copied into
+or out of. A function that R calls here raises nothing (rpy2 would turn an exception into NULL) and asks R for nothing
+that could fail (an error in R is a longjmp, which would break Python if it jumped over Python's frames). rpy2's own
+objects and converters are not used, so other code in the process may use them. ctrl_c.py handles SIGINT; it needs R's
+handler, which is why rpy2, whose start of R sets none, does not start R here.
 
-R finds infinite recursion by measuring the C stack, so it must be told of each thread's own.
+R detects infinite recursion by the C stack's size, so it must be told the stack of each thread that calls it.
 
 Sources: "Writing R Extensions", section 8.1; rpy2's rinterface_lib/embedded.py; R's src/unix/system.c and
 src/main/main.c.
@@ -78,10 +78,10 @@ function(pointers) do.call(function(take, fill, give, send, step, leave) {
   })
 }, pointers)
 """
-# As R's own limit for a stack that has none (bytes), and what R leaves for the error itself.
+# R's own limit for an unlimited stack (bytes), and the part of a stack that R uses; the rest is for the error itself.
 LARGEST_STACK = 100_000_000
 USABLE_STACK = 0.9
-# No pthread_attr_t is larger.
+# At least the size of pthread_attr_t.
 PTHREAD_ATTR_BYTES = 256
 
 Frame = tuple[str, Any]
@@ -102,7 +102,7 @@ class Embedded:
         self.outbox: list[list[convert.Buffer]] = []
         self.frames = no_call()
         self.python_ends = False
-        self.measured = 0  # the thread whose stack R knows
+        self.measured = 0  # id of the thread whose stack R knows
         with self.lock:
             self._start(arguments, interactive)
             self.evaluation = self._connect()
@@ -111,19 +111,19 @@ class Embedded:
     def _start(self, arguments: Sequence[str], interactive: bool) -> None:
         strings = [self.ffi.new("char[]", os.fsencode(text)) for text in ("R", *arguments)]
         self.lib.R_SignalHandlers = 1
-        with self.ctrl_c.learned(), utf8_locale():
+        with self.ctrl_c.storing_handler_of_r(), utf8_locale():
             self.lib.Rf_initialize_R(len(strings), strings)
             self._measure_stack()
             if not interactive:
                 self.lib.R_Interactive = False
             self.lib.setup_Rmainloop()
-        # How rpy2 is told of an R that it did not start; with it `import rpy2.robjects` works on this R.
+        # Tells rpy2 of an R that it did not start, so that `import rpy2.robjects` works on this R.
         os.environ["R_SESSION_INITIALIZED"] = f"PID={os.getpid()}:NAME=minhub"
 
     def _connect(self) -> Any:
-        """Give R the functions below; what it is to call for each request."""
+        """Give R the functions below. Returns the R call that evaluates a request."""
         lib, ffi = self.lib, self.ffi
-        # R keeps their addresses for the life of the process, so they must live as long.
+        # R stores their addresses for the life of the process, so they must live as long.
         self.functions = [
             ffi.callback(f"SEXP({'SEXP' if takes_vector else 'void'})", function, error=lib.R_NilValue)
             for function, takes_vector in [
@@ -155,24 +155,24 @@ class Embedded:
     # Python's side
 
     def evaluate(self, request: bytes) -> bytes:
-        """R's answer to a request, both serialized. Another thread's call waits until this one is done.
+        """R's answer to a request, both serialized. Calls from other threads wait.
 
         RuntimeError: R ended the call at its top level, as invokeRestart("abort") does.
         """
         with self.lock:
             if sys.stdout is not None:
-                sys.stdout.flush()  # R writes behind Python's back
+                sys.stdout.flush()  # R writes past Python's buffer
             self._measure_stack()
             self.request, self.answer = request, None
-            with self.ctrl_c.taking_turns():
+            with self.ctrl_c.shared_with_r():
                 self._try(self.evaluation)
-            answer, self.request, self.answer = self.answer, b"", None  # neither is to be held until the next call
+            answer, self.request, self.answer = self.answer, b"", None  # free both before the next call
             assert answer is not None
             return answer
 
     def main_loop(self) -> NoReturn:
         """R's own prompt, or the script of R's arguments, until R ends the process."""
-        with self.lock, self.ctrl_c.taking_turns():
+        with self.lock, self.ctrl_c.shared_with_r():
             sys.stdout.flush()
             self._measure_stack()
             self.ctrl_c.to_r()
@@ -186,10 +186,10 @@ class Embedded:
         base, size = stack_of_this_thread()
         self.lib.R_CStackStart, self.lib.R_CStackLimit = base, int(USABLE_STACK * min(size, LARGEST_STACK))
 
-    # What R calls: nothing may be raised here
+    # Called by R: nothing may be raised here
 
     def _take(self) -> Any:
-        """The length of the request. From here on Ctrl-C is R's."""
+        """The length of the request. From here on R handles Ctrl-C."""
         self.ctrl_c.to_r()
         return self._offer([self.request])
 
@@ -209,19 +209,19 @@ class Embedded:
         return bytes(self.ffi.buffer(self.lib.RAW(vector), self.lib.Rf_xlength(vector)))
 
     def _give(self, vector: Any) -> Any:
-        """The answer. From here on Ctrl-C is Python's."""
+        """Take the answer. From here on Python handles Ctrl-C."""
         self.ctrl_c.to_python()
         self.answer = self._bytes(vector)
         return self.lib.R_NilValue
 
     def _send(self, vector: Any) -> Any:
-        """Begin a call of minhubpy's, or end the one begun; its work is done in `_step`."""
+        """Begin a call from minhubpy, whose work `_step` does; an empty vector ends it."""
         try:
             self._stop_call()
             request = self._bytes(vector)
             if request:
                 self.frames = self._serve(self.service, request)
-        except BaseException as error:  # whatever it was, R says so
+        except BaseException as error:  # R is told, whatever it is
             self.frames = failed_call(error)
         return self.lib.R_NilValue
 
@@ -231,18 +231,18 @@ class Embedded:
 
     @cached_property
     def service(self) -> Service:
-        """What minhubpy's functions call. Its thread is started here, where Ctrl-C cannot come in between."""
+        """Runs the calls of minhubpy. Its thread is started here, where Ctrl-C cannot interrupt that."""
         service = Service()
         service.thread.submit(int).result()
         return service
 
     def _step(self) -> Any:
-        """The length of the next frame of the call; Ctrl-C ends the call with the frame ("interrupted", None)."""
+        """The length of the call's next frame, which is ("interrupted", None) after Ctrl-C."""
         self.ctrl_c.to_python()
         kind, value = self._next_frame()
         try:
             parts = list(convert.parts({"kind": kind, "value": value}))
-        except Exception as error:  # whatever it was, R says so
+        except Exception as error:  # R is told, whatever it is
             parts = [convert.dumps({"kind": "failed", "value": failure(error)})]
         length = self._offer(parts)
         self.ctrl_c.to_r()
@@ -253,7 +253,7 @@ class Embedded:
             return self.ctrl_c.interruptible(lambda: next(self.frames))
         except KeyboardInterrupt:
             return "interrupted", None
-        except BaseException as error:  # SystemExit too: whatever it was, R says so
+        except BaseException as error:  # SystemExit too: R is told, whatever it is
             return "failed", failure(error)
 
     def _stop_call(self) -> None:
@@ -261,7 +261,7 @@ class Embedded:
         frames.close()
 
     def _leave(self) -> Any:
-        """R ends the process, as q() does: Python's own last things first."""
+        """Run Python's exit functions before R ends the process, as q() does."""
         if not self.python_ends:
             self.python_ends = True
             atexit._run_exitfuncs()
@@ -271,11 +271,11 @@ class Embedded:
         return self.lib.R_NilValue
 
     def _end(self) -> None:
-        """Python ends: R's own last things, which close its graphics devices and remove its temporary folder."""
+        """Close R before Python ends: finalizers, graphics devices, temporary folder."""
         if self.python_ends:
             return
         self.python_ends = True
-        if self.lock.acquire(blocking=False):  # a daemon thread that is in R has not given it back
+        if self.lock.acquire(blocking=False):  # otherwise a daemon thread is in R
             self._measure_stack()
             self.lib.R_RunExitFinalizers()
             self.lib.Rf_KillAllDevices()
@@ -283,17 +283,17 @@ class Embedded:
 
 
 def no_call() -> Generator[Frame, None, None]:
-    """What there is to receive when nothing was sent."""
+    """The frames where no call was sent."""
     yield "failed", {"class": "RuntimeError", "message": "no call is running: send one first"}
 
 
 def failed_call(error: BaseException) -> Generator[Frame, None, None]:
-    """A call that could not even begin."""
+    """The frames of a call that could not begin."""
     yield "failed", failure(error)
 
 
 def failure(error: BaseException) -> dict[str, str]:
-    """An error as minhubpy takes it."""
+    """An error in the form that minhubpy reads."""
     return {"class": type(error).__name__, "message": f"unexpected {type(error).__name__} in Python: {error}"}
 
 
@@ -306,7 +306,7 @@ def installed_r() -> R:
 
 
 def usable_r() -> R:
-    """The same, with an rpy2 that fits. ImportError: there is none; it says what to install."""
+    """The R on the PATH, if an rpy2 that fits is installed. ImportError: none is; it says what to install."""
     if os.name != "posix":
         raise OSError("R inside Python needs Linux or macOS; library(minhubpy) in R itself runs here too")
     r = installed_r()
@@ -319,14 +319,14 @@ def usable_r() -> R:
 
 
 def front_end_variables(r: R) -> Mapping[str, str]:
-    """What the shell script `R` sets before it starts R itself; without them help pages are not found."""
+    """The variables that the shell script `R` sets before it starts R; without them R finds no help pages."""
     shown = subprocess.run([r.executable, "CMD", "env"], capture_output=True, text=True, check=True, timeout=60).stdout
     return dict(re.findall(r"^(R_HOME|R_SHARE_DIR|R_INCLUDE_DIR|R_DOC_DIR)=(.*)$", shown, re.MULTILINE))
 
 
 def open_libr(r: R) -> Any:
     """rpy2's bindings to libR. OSError: this R was built without the library."""
-    # rpy2 logs at each start that its compiled half is not there. It is optional, and not needed here.
+    # At each start rpy2 logs that its compiled half is missing. It is optional, and not needed here.
     logging.getLogger("rpy2.rinterface_lib.openrlib").setLevel(logging.ERROR)
     try:
         return importlib.import_module("rpy2.rinterface_lib.openrlib")
@@ -339,7 +339,7 @@ def open_libr(r: R) -> Any:
 
 @contextmanager
 def utf8_locale() -> Iterator[None]:
-    """R takes its encoding from the environment at its start; where that is not UTF-8, it is so meanwhile."""
+    """A UTF-8 locale in the environment, from which R takes its encoding at its start."""
     if locale.nl_langinfo(locale.CODESET).upper() == "UTF-8":
         yield
         return
@@ -363,7 +363,7 @@ def find_utf8_locale() -> str:
 
 
 def stack_of_this_thread() -> tuple[int, int]:
-    """Where this thread's C stack begins (it grows downwards), and its size in bytes."""
+    """The address where this thread's C stack begins (it grows downwards), and its size in bytes."""
     libc.pthread_self.restype = ctypes.c_void_p
     thread = ctypes.c_void_p(libc.pthread_self())
     low, size = ctypes.c_void_p(), ctypes.c_size_t()

@@ -1,4 +1,4 @@
-"""Where R finds the package minhubpy that came with this Python package."""
+"""Installs the R package minhubpy of this Python package into a library where R finds it."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "minhubpy"
 
 
 def private_library(r: R) -> Path:
-    """A library that holds this very version of minhubpy, for the R that Python hosts; installed when first needed."""
+    """The library with this version of minhubpy for the R that Python hosts; installed at first use."""
     cache = os.environ.get("R_USER_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     library = Path(cache).expanduser() / "R" / "minhubpy" / f"R-{r.version[0]}.{r.version[1]}-{fingerprint()}"
     if not library.exists():
@@ -28,7 +28,7 @@ def private_library(r: R) -> Path:
             install(r, draft)
             draft.rename(library)
         except OSError:
-            if not library.exists():  # otherwise another process was quicker
+            if not library.exists():  # otherwise another process has installed it
                 raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -36,7 +36,7 @@ def private_library(r: R) -> Path:
 
 
 def fingerprint() -> str:
-    """Changes with any file of the package."""
+    """Hash of all files of the R package."""
     digest = hashlib.sha256()
     for path in sorted(path for path in PACKAGE.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes())
@@ -44,7 +44,7 @@ def fingerprint() -> str:
 
 
 def user_library(r: R) -> Path:
-    """R's library for this user's own packages, made if it is missing: install.packages() would ask for it."""
+    """R's library for this user's own packages, made if it is missing: install.packages() would ask first."""
     code = 'cat(path.expand(strsplit(Sys.getenv("R_LIBS_USER"), .Platform$path.sep)[[1]][1]))'
     command = [str(Path(r.executable).with_name("Rscript")), "--vanilla", "-e", code]
     library = Path(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
@@ -53,11 +53,11 @@ def user_library(r: R) -> Path:
 
 
 def install(r: R, library: Path) -> None:
-    """Install minhubpy into a library. OSError: R could not, with what it says."""
+    """Install minhubpy into a library. OSError: R could not, with R's message."""
     command = [r.executable, "CMD", "INSTALL", "--no-test-load", f"--library={library}", str(PACKAGE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         raise OSError(f"R could not install minhubpy into {library}: {' '.join(said)[:500]}")
-    # A plain R session then needs not look for a Python: python.R.
+    # A plain R session then finds this Python: R/python.R.
     (library / "minhubpy" / "python").write_text(sys.executable + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@
     r.run('library(minhubpy); model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")')
     [text] = r.eval('generate(model, "ROMEO:")')
 
-embedded.py says how the two live together, convert.py what becomes of a value.
+embedded.py says how the two share a process, convert.py how values are converted.
 """
 
 import threading
@@ -19,7 +19,7 @@ from r_bridge import convert
 from r_bridge.host.embedded import Embedded, usable_r
 from r_bridge.host.library import private_library
 
-# As Rscript: nothing is restored, saved or asked.
+# As Rscript: R restores, saves and asks nothing.
 ARGUMENTS = ("--no-echo", "--no-restore", "--no-save", "--no-readline")
 
 
@@ -36,19 +36,19 @@ class RWarning(UserWarning):
 
 
 def described(message: str, call: str) -> str:
-    """What R says of a condition."""
+    """The message of a condition as R shows it."""
     return f"{message} (in {call})" if call else message
 
 
 class RSession:
-    """R in this process. Every RSession() is the same one R, since a process can start R only once.
+    """R in this process. Every RSession() is the same R, since a process can start R only once.
 
-    R is not interactive(): it asks nothing. Its output goes to the process's standard output, its messages to standard
+    R is not interactive(). Its output goes to the process's standard output, its messages to standard
     error; its warnings become Python's (`RWarning`), and its errors `RError`. Any thread may call it, and R computes
     one call at a time. Ctrl-C in the main thread stops R and raises KeyboardInterrupt, and the session goes on. q()
     ends the process.
 
-    OSError: R is missing, or was built without its library. ImportError: no rpy2 that fits; both say what to run.
+    OSError: R is missing, or was built without its library. ImportError: no rpy2 that fits. Both say what to install.
     RuntimeError: rpy2 started R before this did.
     """
 
@@ -56,9 +56,9 @@ class RSession:
     _starting = threading.Lock()
 
     def __init__(self, arguments: Sequence[str] = ARGUMENTS, *, interactive: bool = False) -> None:
-        """The arguments are those of the command R, and only the first RSession's matter.
+        """Start R with the arguments of its command; those of a later RSession are ignored.
 
-        interactive: R is, if standard input is a terminal and its arguments name no script.
+        interactive: whether R may be interactive, which it is if standard input is a terminal and there is no script.
         """
         with self._starting:
             if RSession._only is not None:
@@ -73,23 +73,23 @@ class RSession:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing: R lives as long as the process."""
+        """Does nothing: R lives as long as the process."""
 
     def eval(self, code: str) -> Any:
         """The value of R code in R's global environment, as a Python value."""
         return self._call("function(code) eval(parse(text = code, keep.source = FALSE), globalenv())", code)
 
     def run(self, code: str) -> None:
-        """Run R code, and print what R's prompt would."""
+        """Run R code, and print what R's prompt would print."""
         self._call("function(code) { source(exprs = parse(text = code), print.eval = TRUE); NULL }", code)
 
     def source(self, path: str | Path) -> None:
-        """Run an R script (UTF-8), and print what Rscript would."""
+        """Run an R script (UTF-8), and print what Rscript would print."""
         code = 'function(path) { source(path, print.eval = TRUE, encoding = "UTF-8"); NULL }'
         self._call(code, str(path))
 
     def __getitem__(self, name: str) -> Any:
-        """A variable that R sees. KeyError: there is none of this name."""
+        """The value of an R variable. KeyError: there is none of this name."""
         found = self._call("function(name) if (exists(name, globalenv())) list(get(name, globalenv()))", name)
         if found is None:
             raise KeyError(name)
@@ -100,7 +100,7 @@ class RSession:
         self._call("function(name, value) { assign(name, value, globalenv()); NULL }", name, value)
 
     def call(self, function: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an R function, given by its name ("paste", "stats::sd") or as R code that makes one."""
+        """Call an R function, given by its name ("paste", "stats::sd") or as R code."""
         return self._call(function, *args, **kwargs)
 
     def _call(self, function: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -119,5 +119,5 @@ class RSession:
                 raise KeyboardInterrupt
 
     def main_loop(self) -> NoReturn:
-        """Hand the process over to R: to the script of its arguments, or its prompt. R ends it."""
+        """Run the script of R's arguments, or R's prompt. R ends the process."""
         self._r.main_loop()

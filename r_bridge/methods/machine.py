@@ -12,7 +12,7 @@ from r_bridge.objects import Caller
 
 
 def hello(caller: Caller) -> dict[str, Any]:
-    """Who is serving."""
+    """Versions and path of this Python."""
     return {
         "minhub_py": importlib.metadata.version("minhub_py"),
         "python": platform.python_version(),
@@ -33,7 +33,7 @@ def warm_up(caller: Caller) -> str:
 
 
 def devices(caller: Caller) -> Frame:
-    """What was probed: columns device, works, detail, picked."""
+    """The devices that were probed: columns device, works, dtypes, detail, picked."""
     from minhub_py.device import devices as probe
 
     report = probe()
@@ -47,7 +47,7 @@ def devices(caller: Caller) -> Frame:
 
 
 def doctor(caller: Caller, facts: Any) -> Frame:
-    """All findings: columns what, found, fits, advice. `facts` is what R says of itself (probe.FACTS)."""
+    """The doctor's findings: columns what, found, fits, advice. `facts` are R's facts about itself (probe.FACTS)."""
     from minhub_py.doctor import examine
 
     findings = examine({name: one(value, str) for name, value in facts.items()})

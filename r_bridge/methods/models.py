@@ -13,7 +13,7 @@ def from_pretrained(
     caller: Caller, identifier: str, revision: str, family: str | None, device: str, dtype: str,
     quantize: str | None, token: str | None, local_files_only: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """A pretrained model, of the one family if it is given."""
+    """Load a pretrained model. ValueError: it is not of the family, if one is given."""
     from minhub_py.pretrained import load, open_checkpoint
     from minhub_py.registry import ENTRIES
 
@@ -32,7 +32,7 @@ def from_config(
     local_files_only: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """A model with random weights, sized by a config.json."""
+    """Make a model with random weights, sized by a config.json."""
     from minhub_py.pretrained import read_config
     from minhub_py.registry import ENTRIES
 
@@ -44,7 +44,7 @@ def from_config(
 
 
 def fresh(caller: Caller, family: str, config: Any, seed: int) -> dict[str, Any]:
-    """A model with random weights, of the given settings."""
+    """Make a model with random weights from settings."""
     from minhub_py.registry import ENTRIES
 
     settings = {name: setting(value) for name, value in dict(config or {}).items()}
@@ -61,14 +61,14 @@ def _fresh(family: Any, config: Any, seed: int) -> Any:
 
 
 def _commit(identifier: str, folder: Path) -> str | None:
-    """The commit that a repository's snapshot is of: with it the very same model can be loaded again."""
+    """The commit of a repository's snapshot, by which the same model can be loaded again."""
     from minhub_py.files import hub
 
     return folder.name if hub.locate(identifier) is None else None
 
 
 def about(model: Model, number: int) -> dict[str, Any]:
-    """What R shows of a model."""
+    """Facts about a model that R keeps and shows."""
     from minhub_py.inference.quantize import count, kind_of
     from minhub_py.registry import family_of
 
@@ -93,12 +93,12 @@ def about(model: Model, number: int) -> dict[str, Any]:
 
 
 def train(caller: Caller, model: Model, mode: bool) -> None:
-    """Dropout on or off."""
+    """Switch dropout on or off."""
     model.module.train(mode)
 
 
 def to(caller: Caller, model: Model, device: str | None, dtype: str | None) -> dict[str, Any]:
-    """Move a model."""
+    """Move a model to a device, a dtype or both."""
     from minhub_py.device import choose_device, choose_dtype
 
     weight = next(model.module.parameters())
@@ -129,7 +129,7 @@ def parameter(caller: Caller, model: Model, name: str) -> Any:
 
 
 def save_pretrained(caller: Caller, model: Model, folder: str, tokenizer: Tokenizer | None) -> None:
-    """Write a model in Hub layout, with a tokenizer if one is given or lies beside it."""
+    """Write a model in Hub layout, with the tokenizer that is given or that lies beside it."""
     from minhub_py.pretrained import save_pretrained as save
 
     save(model.module, folder, tokenizer.tokenizer if tokenizer else model.find_tokenizer())
@@ -143,7 +143,7 @@ def save_torchscript(caller: Caller, model: Model, path: str) -> None:
 
 
 def forward(caller: Caller, model: Model, ids: Any, first: int, as_torch: bool) -> Any:
-    """Logits (B, T, V), as an array of R's or as the parts of an R torch tensor."""
+    """Logits (B, T, V), as an R array or as the parts of an R torch tensor."""
     import torch
 
     rows = id_rows(ids, model.module.config.vocab_size, first)

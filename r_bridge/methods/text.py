@@ -1,4 +1,4 @@
-"""Text and probabilities: generate, the next tokens, scores. Prompts and texts come as text or as ids."""
+"""Generated text, next tokens and scores. Prompts and texts come as text or as ids."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ def generate(
     temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
     seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """The new text and ids of each prompt; with `stream`, which is for one prompt, pieces of text on the way."""
+    """The new text and ids of each prompt. With `stream`, for one prompt, pieces of text are sent as they are made."""
     from minhub_py.files.tokenizer import decode_stream, until
     from minhub_py.inference.generate import check_prompts, start
     from minhub_py.inference.sampling import Sampling, StopCriteria
@@ -57,7 +57,7 @@ def generate(
 
 
 def next_tokens(caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer | None, n: int) -> Frame:
-    """The `n` likeliest next tokens of each prompt, a prompt's rows on end."""
+    """The `n` likeliest next tokens of each prompt, one prompt's rows after the other's."""
     import torch
 
     from minhub_py.inference.batch import context_start
@@ -110,7 +110,7 @@ def perplexity(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | 
 
 
 def _scores(caller: Caller, model: Model, rows: list[list[int]]) -> list[Any]:
-    """As minhub_py.score, with nothing for a text that has no token."""
+    """Scores as of minhub_py.score; an empty tensor for a text without a token."""
     import torch
 
     from minhub_py.inference.generate import score as evaluate
@@ -126,14 +126,14 @@ def _is_text(value: Any) -> bool:
 
 
 def _tokenizer(model: Model, given: Tokenizer | None, *, needed: bool) -> Any:
-    """The tokenizer given, else the model's own; None, where none is needed and there is none."""
+    """The tokenizer given, else the model's own; None if there is none and none is needed."""
     if given is not None:
         return given.tokenizer
     return model.tokenizer if needed else model.find_tokenizer()
 
 
 def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:
-    """Ids of texts or of ids."""
+    """Rows of ids for texts, which are text or already ids."""
     size = model.module.config.vocab_size
     if not _is_text(texts):
         return id_rows(texts, size)

@@ -15,21 +15,21 @@ from r_bridge.objects import Caller, Tokenizer
 def tokenizer_from_pretrained(
     caller: Caller, identifier: str, revision: str, token: str | None, local_files_only: bool
 ) -> int:
-    """The tokenizer of a repository, folder or built-in."""
+    """Load the tokenizer of a repository, folder or built-in."""
     from minhub_py.files.tokenizer import tokenizer_from_pretrained as read
 
     return caller.keep(Tokenizer(read(identifier, revision, token=token, local_files_only=local_files_only)))
 
 
 def tokenizer_from_file(caller: Caller, path: str) -> int:
-    """A tokenizer.json."""
+    """Load a tokenizer.json."""
     from minhub_py.files.tokenizer import parse
 
     return caller.keep(Tokenizer(parse(Path(path))))
 
 
 def encode_batch(caller: Caller, tokenizer: Tokenizer, texts: Any, add_special_tokens: bool) -> dict[str, Any]:
-    """The ids of all texts on end, and how many each has."""
+    """The ids of all texts, one after the other, and how many each text has."""
     from minhub_py.files.tokenizer import working
 
     with working(tokenizer.tokenizer):
@@ -47,13 +47,13 @@ def decode_batch(caller: Caller, tokenizer: Tokenizer, ids: Any, skip_special_to
 
 
 def id_to_token(caller: Caller, tokenizer: Tokenizer, ids: Any) -> Any:
-    """Each id's token, as the vocabulary has it; NA where there is none."""
+    """The token of each id as in the vocabulary; NA if there is none."""
     [row] = id_rows(ids, 2**31 - 1)
     return character(tokenizer.tokenizer.id_to_token(id) for id in row)
 
 
 def token_to_id(caller: Caller, tokenizer: Tokenizer, tokens: Any) -> Any:
-    """Each token's id; NA where there is none."""
+    """The id of each token; NA if there is none."""
     ids = [tokenizer.tokenizer.token_to_id(token) for token in tokens]
     return np.ma.MaskedArray([id or 0 for id in ids], [id is None for id in ids], np.int32)
 
@@ -81,7 +81,7 @@ def save_tokenizer(caller: Caller, tokenizer: Tokenizer, path: str, pretty: bool
 
 
 def warn_of_unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
-    """Warn of characters that have no token: what is computed is that of another text."""
+    """Warn of characters without a token: the result is that of another text."""
     from minhub_py.files.tokenizer import describe_unknown, unknown_characters
 
     if lost := unknown_characters(tokenizer, "".join(texts), itertools.chain.from_iterable(rows)):

@@ -1,6 +1,6 @@
-"""Weights that R gives a model: their names and layout, ours or the Hub's, are made the model's.
+"""Weights from R for a model, under our names and layout or the Hub's.
 
-They come one by one, and all are checked before the first of the model's is changed.
+They come one by one, and all are checked before the first weight of the model changes.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_state_dict(caller: Caller, model: Model, names: Any, shapes: Any) -> None:
-    """Whether weights of these names and shapes are all that a model has, before they are sent. ValueError: not so."""
+    """Check names and shapes before the weights are sent. ValueError: they are not those of the model."""
     import torch
 
     from minhub_py.inference.quantize import refuse_quantized
@@ -31,12 +31,12 @@ def check_state_dict(caller: Caller, model: Model, names: Any, shapes: Any) -> N
 
 
 def new_state_dict(caller: Caller) -> int:
-    """Room for weights that R is going to send."""
+    """Make a StateDict for weights that R will send."""
     return caller.keep(StateDict({}))
 
 
 def add_weight(caller: Caller, state: StateDict, name: str, value: Any) -> None:
-    """One weight: an array, or an R torch tensor as {"shape", "dtype", "data"} in row order. ValueError: it has NaN."""
+    """Add a weight: an array, or an R torch tensor as {"shape", "dtype", "data"} (row order). ValueError: NaN."""
     import torch
 
     if isinstance(value, dict):
@@ -48,7 +48,7 @@ def add_weight(caller: Caller, state: StateDict, name: str, value: Any) -> None:
 
 
 def prepare_state_dict(caller: Caller, model: Model, state: StateDict) -> None:
-    """Make of what was sent the model's own weights, in its dtypes and on its device. ValueError: they do not fit."""
+    """Convert the weights to the model's names, dtypes and device. ValueError: they do not fit."""
     import torch
 
     weights = dict(model.module.named_parameters())
@@ -58,16 +58,16 @@ def prepare_state_dict(caller: Caller, model: Model, state: StateDict) -> None:
 
 
 def load_state_dict(caller: Caller, model: Model, state: StateDict) -> None:
-    """Give a model the weights that were prepared."""
+    """Give a model the prepared weights."""
     for name, weight in model.module.named_parameters():
         weight.data = state.tensors[name]  # not in place: what is there may be the file's own bytes
     state.tensors = {}
 
 
 def as_native(module: Any, tensors: "Mapping[str, Tensor]") -> "Mapping[str, Tensor]":
-    """Weights under our names or the Hub's -> those of a model. ValueError: they are not all that it has.
+    """Weights under our names or the Hub's -> those of a model. ValueError: one is missing, unknown or misshaped.
 
-    The shapes tell the layout: modules of the R package minhub have the Hub's names and our layout.
+    The shapes tell the layout: modules of the R package minhub have the Hub's names but our layout.
     """
     import weights_map
 
@@ -92,7 +92,7 @@ def renamed(
 ) -> "dict[str, Tensor] | None":
     """The tensors under our names, their layout unchanged; None where the table does more than rename.
 
-    ValueError: a name is unknown, there twice or missing, or a tied weight is not its twin.
+    ValueError: a name is unknown, missing or given twice, or a tied weight differs from its twin.
     """
     sources: dict[str, str] = {}  # our name -> the name in `tensors`
     unknown: list[str] = []
@@ -131,7 +131,7 @@ def renamed(
 def check_tied(
     name: str, first: str, table: "Table", tensors: "Mapping[str, Tensor]", sources: Mapping[str, str]
 ) -> None:
-    """ValueError: a tied weight's two names have different values, of which the model could take only one."""
+    """ValueError: a tied weight has different values under its two names."""
     hit = table.find(first, "hub")
     assert hit is not None
     _, row, place = hit
@@ -142,7 +142,7 @@ def check_tied(
 
 
 def misshaped(tensors: "Mapping[str, Tensor]", weights: "Mapping[str, Tensor]") -> str | None:
-    """What is wrong with the first tensor that is not of its weight's shape."""
+    """Message about the first tensor that is missing or not of its weight's shape; None if all fit."""
     for name, weight in weights.items():
         if name not in tensors:
             return f"state_dict lacks {name}"

@@ -1,11 +1,11 @@
-# How R calls Python: one exchange for both ways in. A link is a worker (wire.R) or the Python that hosts this R.
+# R's calls of Python. A link leads to a worker (wire.R) or to the Python that hosts this R; calls are the same for both.
 
-# What the method returns. `news` is a function that is given what comes on the way.
+# Calls a Python method and returns its value. `news` is a function that takes what the method sends before it.
 ask <- function(method, ..., news = NULL) {
   not_now()
   link <- connect()
   arguments <- lapply(list(...), reference)
-  # An answer is read whole or not at all: interrupts wait, except while there is nothing to read.
+  # Interrupts are taken only while there is nothing to read, so that each answer is read whole or not at all.
   answer <- suspendInterrupts(exchange(link, method, arguments, news))
   for (text in answer$warnings) warn(text)
   switch(answer$kind,
@@ -15,7 +15,7 @@ ask <- function(method, ..., news = NULL) {
   )
 }
 
-# The last frame of a call, list(kind, value), with the warnings that came before it.
+# Sends a call and reads its frames. Returns the last one, list(kind, value), with the warnings that came before it.
 exchange <- function(link, method, arguments, news) {
   call <- link$calls <- link$calls + 1L
   ended <- FALSE
@@ -53,7 +53,7 @@ is_busy <- function() isTRUE(session$link$busy) && session$link$owner == Sys.get
 
 connect <- function() {
   link <- session$link
-  # A forked child (parallel::mclapply) must not speak on its parent's line.
+  # A forked child (parallel::mclapply) must not use its parent's link.
   if (!is.null(link) && link$owner != Sys.getpid()) link <- session$link <- NULL
   if (!is.null(link) && !suspendInterrupts(link$is_alive())) {
     note("The Python worker has ended", last_words(link$log), ": starting another")
@@ -63,7 +63,7 @@ connect <- function() {
   if (is.null(link)) suspendInterrupts(start_link()) else link
 }
 
-# An interrupt may come while this waits, and nowhere else: it would leave a worker that R does not know of.
+# Call it with interrupts suspended: it takes them only while it waits, so that no worker is left that R does not know.
 start_link <- function() {
   link <- start_worker(choose_python())
   link$calls <- 0L
@@ -80,8 +80,8 @@ disconnect <- function() {
   invisible()
 }
 
-# A Python process that hosts R (r_bridge.RSession) gives two functions, and then serves in place of a worker.
-# send(raw) starts a call, or with raw(0) cancels it; receive() returns its next frame.
+# Called by a Python process that hosts R (r_bridge.RSession), which then serves in place of a worker. send(raw) starts a
+# call, or cancels it with raw(0); receive() returns its next frame.
 attach_host <- function(send, receive) {
   link <- new.env(parent = emptyenv())
   link$owner <- Sys.getpid()
@@ -99,7 +99,7 @@ attach_host <- function(send, receive) {
   invisible()
 }
 
-# As Ctrl-C does it.
+# Signals an interrupt, as Ctrl-C does.
 interrupt <- function(message = "interrupted") {
   signalCondition(structure(list(message = message, call = NULL), class = c("interrupt", "condition")))
   invokeRestart("abort")
@@ -107,7 +107,7 @@ interrupt <- function(message = "interrupted") {
 
 # Objects that Python holds for R
 
-# A number in Python's list, with the link that it is good for. Python is told when R has dropped it.
+# The number of an object in Python, and the link that it belongs to. Python drops the object after R has.
 new_handle <- function(number) {
   handle <- new.env(parent = emptyenv())
   handle$number <- number
@@ -124,8 +124,8 @@ take_released <- function() {
   released
 }
 
-# What stands for an R object in a call: the number of a model or tokenizer, anything else itself. One that an earlier
-# worker held, or that was read from a file, is made again first.
+# An argument as it is sent: the number of a model or tokenizer, any other value itself. An object of an earlier worker,
+# or one that was read from a file, is made again first.
 reference <- function(x) {
   if (!inherits(x, c("minhub_model", "minhub_tokenizer"))) return(x)
   self <- attr(x, "self")
@@ -142,14 +142,14 @@ reference <- function(x) {
   self$handle$number
 }
 
-# What R keeps of an object that Python holds: how it was made, as plain data, so that it can be made again, also by
-# another version of this package from a file.
+# R's part of an object that Python holds: the call that made it, as plain data, so that it can be made again, also from
+# a file and by another version of this package.
 new_self <- function(method, arguments, title) {
   self <- new.env(parent = emptyenv())
   self$title <- title
   self$how <- list(method = method, arguments = arguments)
   made <- make(self)
-  self$how$arguments <- arguments[names(arguments) != "token"] # a secret has no place in a file; the cache has the model now
+  self$how$arguments <- arguments[names(arguments) != "token"] # a secret must not get into a file; the model is in the cache now
   if (is.list(made)) remember(self, made)
   self
 }
@@ -170,7 +170,7 @@ load_again <- function(self) {
   if (!identical(mode, made$training)) set_mode(model, mode)
 }
 
-# What Python says of a model. Whatever a branch is by then, the same commit is loaded again.
+# Stores Python's facts about a model. The same commit is loaded again, even if a branch has moved.
 remember <- function(self, about) {
   self$about <- about
   if (!is.null(about$commit)) self$how$arguments$revision <- about$commit

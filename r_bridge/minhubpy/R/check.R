@@ -1,4 +1,4 @@
-# Arguments as users give them -> what Python is sent. Each returns its value or fails.
+# Checks of arguments. Each function returns the value to send to Python, or fails.
 
 string <- function(x, what = deparse(substitute(x))) {
   texts(x, what, one = TRUE)
@@ -6,7 +6,7 @@ string <- function(x, what = deparse(substitute(x))) {
 
 # Text as UTF-8, without names: factors are text here, NA and broken encodings are mistakes.
 texts <- function(x, what = deparse(substitute(x)), one = FALSE) {
-  force(what) # before x is another
+  force(what) # before x changes
   if (is.factor(x)) x <- as.character(x)
   if (is_plain_list(x) && all(lengths(x) == 1L)) x <- unlist(x, use.names = FALSE)
   if (!is.character(x)) fail(what, " must be text, not ", describe(x))
@@ -45,7 +45,7 @@ flag <- function(x, what = deparse(substitute(x))) {
   as.vector(x)
 }
 
-# One of a few words; the first, where the argument is the function's own default of all of them.
+# One of a few words; the first if the argument is the default, all of them.
 choice <- function(x, words, what = deparse(substitute(x))) {
   if (identical(x, words)) return(words[[1L]])
   if (!is.character(x) || length(x) != 1L || !x %in% words) {
@@ -54,12 +54,12 @@ choice <- function(x, words, what = deparse(substitute(x))) {
   as.vector(x)
 }
 
-# A list, and not a data frame or another thing that is a list inside.
+# Whether x is a list without a class, such as a data frame has.
 is_plain_list <- function(x) is.list(x) && !is.object(x)
 
 optional <- function(x, check, ...) if (is.null(x)) NULL else check(x, ...)
 
-# Token ids as a vector, matrix or list of vectors; Python looks at each of them (id_rows in convert.py).
+# Token ids as a vector, matrix or list of vectors; Python checks each id (id_rows in convert.py).
 token_ids <- function(x, what = deparse(substitute(x))) {
   if (inherits(x, "minhub_encoding")) return(x$ids)
   if (is.object(x) || is.character(x) || is.logical(x) || !(is.numeric(x) || is.list(x))) {
@@ -70,7 +70,7 @@ token_ids <- function(x, what = deparse(substitute(x))) {
   structure(as.vector(x), dim = dim(x))
 }
 
-# Prompts and texts come as text or as ids.
+# Prompts or texts, given as text or as ids.
 texts_or_ids <- function(x, what = deparse(substitute(x))) {
   if (length(x) == 0L) fail(what, " is empty: give at least one text")
   is_text <- is.character(x) || is.factor(x) || (is_plain_list(x) && all(vapply(x, is.character, NA)))
@@ -83,19 +83,19 @@ texts_or_ids <- function(x, what = deparse(substitute(x))) {
   if (is.list(ids)) ids else if (is.matrix(ids)) asplit_rows(ids) else list(ids)
 }
 
-# Where there may be missing texts: one that is NA has no tokens, as "" has none.
+# Missing texts as "", which has no tokens.
 na_as_empty <- function(x) {
   if (is.factor(x) || (is.logical(x) && all(is.na(x)))) x <- as.character(x)
   if (is.character(x)) x[is.na(x)] <- ""
   x
 }
 
-# The names of the texts that texts_or_ids() makes of x.
+# The names of the texts in x, as texts_or_ids() reads it.
 labels_of <- function(x) {
   if (is.matrix(x) && is.numeric(x)) rownames(x) else if (is.character(x) || is.factor(x) || is_plain_list(x)) names(x)
 }
 
-# Which text each row of a result is of: a number, or a name where the texts have names. Levels count as the texts do.
+# The text of each row of a result: its number, or a factor of names if the texts have some, with levels in their order.
 text_of_row <- function(number, labels) {
   if (is.null(labels)) return(number)
   unnamed <- is.na(labels) | !nzchar(labels)

@@ -1,4 +1,4 @@
-# Every error of this package: class minhubpy_error, the user's call, and a message that says what to do next.
+# Raises an error of this package: class minhubpy_error, the user's call, and a message that says what to do next.
 fail <- function(..., class = NULL, call = users_call()) {
   stop(structure(
     class = c(class, "minhubpy_error", "error", "condition"),
@@ -6,27 +6,27 @@ fail <- function(..., class = NULL, call = users_call()) {
   ))
 }
 
-# A warning likewise: class minhubpy_warning.
+# Raises a warning: class minhubpy_warning and the user's call.
 warn <- function(text, call = users_call()) {
   warning(structure(class = c("minhubpy_warning", "warning", "condition"), list(message = text, call = call)))
 }
 
-# The call at which the user entered this package: nobody looks for a mistake in our helpers.
+# The call by which the user entered this package, which an error shows in place of an inner function.
 users_call <- function() {
   for (number in seq_len(sys.nframe())) {
-    # By its name: a model may be from a namespace that was unloaded since.
+    # Compared by name: a model's namespace may have been unloaded since.
     if (environmentName(topenv(environment(sys.function(number)))) == "minhubpy") return(sys.call(number))
   }
   NULL
 }
 
-# For a person who waits; never in the way of a result.
+# A message for a person who waits, on standard error.
 note <- function(...) {
   if (!quiet()) message(printable(paste0(...)))
 }
 
-# Text of strangers, such as names of files and tokens, as a terminal may show it: it obeys control characters, so
-# they are written out. Python has done so with its own messages.
+# Text with its control characters written out, since a terminal would obey them: names of files and tokens may have
+# some. Python has done so with its own messages.
 printable <- function(x) {
   x <- enc2utf8(x)
   x[!validUTF8(x)] <- iconv(x[!validUTF8(x)], "UTF-8", "UTF-8", sub = "byte")

@@ -33,7 +33,7 @@ finding <- function(what, found, fits = TRUE, advice = "") {
   data.frame(what = what, found = found, fits = fits, advice = advice)
 }
 
-# What Python is told of this R; it judges (doctor.py), so that `minhub doctor` says the same.
+# Facts about this R for Python, whose doctor.py judges them, so that `minhub doctor` says the same.
 own_facts <- function() {
   facts <- list()
   r_facts(function(key, value) facts[[key]] <<- value)

@@ -1,6 +1,6 @@
-# What there is of R, told by say(key, value) one after the other: R torch comes last, since a LibTorch that does not fit
-# may end the process. It must not ask for a download, nor try itself out in an R of its own. `minhub doctor` runs this
-# file in an R without this package (r_bridge/probe.py), so it needs nothing but base R.
+# Reports facts about R by say(key, value). R torch comes last, since a LibTorch that does not fit may end the process; it
+# must not ask for a download, nor test itself in another R. `minhub doctor` runs this file in an R without this package
+# (r_bridge/probe.py), so it needs base R alone.
 r_facts <- function(say) {
   version_of <- function(package) {
     version <- suppressWarnings(utils::packageDescription(package, fields = "Version"))
@@ -27,7 +27,7 @@ r_facts <- function(say) {
       getNamespace("torch")$torch_tensor(1)
       "yes"
     },
-    error = function(e) substr(gsub("[[:space:]]+", " ", conditionMessage(e)), 1, 300) # LibTorch adds its whole stack
+    error = function(e) substr(gsub("[[:space:]]+", " ", conditionMessage(e)), 1, 300) # LibTorch appends its C++ stack
   )
   say("torch_works", works)
 }

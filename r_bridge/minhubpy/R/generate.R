@@ -50,7 +50,7 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
   if (is.function(stream) && !one_text) fail("stream can be a function for one prompt of text only")
   if (identical(stream, "auto")) stream <- interactive() && one_text && was_typed(sys.call(), sys.nframe())
   streaming <- (is.function(stream) || flag(stream)) && one_text
-  echo <- once(function() cat(printable(prompts))) # not before the call has come to its text
+  echo <- once(function() cat(printable(prompts))) # only when the first text is there
   show <- if (is.function(stream)) stream else function(piece) {
     echo()
     cat(printable(piece))
@@ -64,7 +64,7 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
     seeds = seeds(seed, length(prompts), temperature), eos_id = end_ids(eos_id),
     stop = stop_strings(stop), stream = streaming, speculate = whole(speculate)
   )
-  if (streaming && !is.function(stream)) on.exit(if (is_done(echo)) cat("\n")) # also where the text is stopped
+  if (streaming && !is.function(stream)) on.exit(if (is_done(echo)) cat("\n")) # also if the text is interrupted
   made <- do.call(ask, c(
     list("generate", model = model, prompts = prompts, tokenizer = check_tokenizer(tokenizer)), settings,
     list(news = if (streaming) show)
@@ -78,7 +78,7 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
   }
 }
 
-# A function that does something the first time only; is_done() tells whether it has.
+# A function that runs its code at its first call only; is_done() tells whether it has.
 once <- function(code) {
   done <- FALSE
   function() {
@@ -89,14 +89,14 @@ once <- function(code) {
 
 is_done <- function(once) environment(once)$done
 
-# Whether a call at top level (depth 1) is by itself what was typed at the console. A function cannot see whether its
-# value is assigned, but the lines that were typed show it. Where R keeps no history of them it is taken for typed.
+# Whether a call at top level (depth 1) is all that was typed at the console. A function cannot see whether its value is
+# assigned, but R's history of typed lines shows it. Without a history the answer is yes.
 was_typed <- function(call, depth, lines = typed_lines()) {
   if (depth != 1L) return(FALSE)
   attr(call, "srcref") <- NULL
   wanted <- as_one_line(call)
   alone <- TRUE
-  # The last lines may be one expression; the more of them, the more of it. What stands before it changes nothing.
+  # The last lines may be one expression: try more and more of them. Lines before it do no harm.
   for (first in rev(seq_along(lines))) {
     typed <- tryCatch(parse(text = lines[first:length(lines)], keep.source = FALSE), error = function(e) NULL)
     with_call <- Filter(function(each) grepl(wanted, as_one_line(each), fixed = TRUE), as.list(typed))
@@ -107,7 +107,7 @@ was_typed <- function(call, depth, lines = typed_lines()) {
 
 as_one_line <- function(code) gsub("[[:space:]]", "", paste(deparse(code), collapse = ""))
 
-# As the whole expression, or as a statement of a loop, a condition or braces.
+# Whether the call is the whole expression, or a statement of a loop, a condition or braces.
 stands_alone <- function(call, expression) {
   if (identical(expression, call)) return(TRUE)
   around <- c("{", "(", "for", "while", "repeat", "if")
@@ -129,7 +129,7 @@ typed_lines <- function() {
 }
 
 seeds <- function(seed, n, temperature) {
-  if (is.null(seed)) return(if (temperature > 0) draw_seeds(n) else numeric(n)) # greedy text takes no random numbers
+  if (is.null(seed)) return(if (temperature > 0) draw_seeds(n) else numeric(n)) # greedy text needs no random numbers
   if (!is.numeric(seed) || !length(seed) %in% c(1L, n) || anyNA(seed) || any(seed != floor(seed) | abs(seed) > 2^53)) {
     fail("seed must be one whole number, or one for each prompt, not ", describe(seed))
   }
@@ -220,7 +220,7 @@ score <- function(model, texts, tokenizer = NULL) {
   texts <- texts_or_ids(na_as_empty(texts), "texts")
   found <- ask("score", model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), news = show_progress())
   found$text <- text_of_row(found$text, labels)
-  # The plot shows a text whole, and no row is its first token's.
+  # For the plot, which shows a whole text: the rows lack its first token.
   structure(found, class = c("minhub_score", "data.frame"), texts = if (is.character(texts)) texts)
 }
 
@@ -247,7 +247,7 @@ summary.minhub_score <- function(object, ...) {
   )
 }
 
-# A space is a token too, and should be seen.
+# Tokens in quotes, so that spaces can be seen.
 #' @export
 print.minhub_next_tokens <- function(x, ...) {
   shown <- structure(x, class = "data.frame")
@@ -259,13 +259,13 @@ print.minhub_next_tokens <- function(x, ...) {
 #' @export
 print.minhub_score <- print.minhub_next_tokens
 
-# A bar for a person who waits longer than a moment, on the console only.
+# A progress bar, in an interactive console only, for calls that take longer than a moment.
 show_progress <- function() {
   if (quiet() || !interactive()) return(NULL)
   bar <- NULL
   shown <- NULL
   function(news) {
-    if (news$total == 0) { # Python waits, and may say for what
+    if (news$total == 0) { # Python waits, and may name what for
       if (nzchar(news$what)) note(news$what)
       return(invisible())
     }

@@ -1,4 +1,4 @@
-# The losses of a run and of several: printed, compared and drawn. plot.R has the tools.
+# Losses of one run or several: print, compare and plot them. plot.R has the tools.
 
 #' Compare runs
 #'
@@ -50,7 +50,7 @@ minhub_compare <- function(...) {
   )
 }
 
-# Some rows of it can be drawn too.
+# A subset of its rows can be plotted too.
 #' @export
 `[.minhub_comparison` <- function(x, ...) {
   some <- NextMethod()
@@ -158,7 +158,7 @@ plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), 
 
 MANY <- c("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666") # Okabe and Ito's
 
-# Axes with room for all, but for the beginning of a long run.
+# Axis limits that fit all losses except the first of a long run.
 draw_losses <- function(all, against, unit) {
   set_margins(left = lines_high(3.8), bottom = lines_high(4.2), right = 0.2)
   high <- max(vapply(all, function(x) max(x$held_out_loss[seq_len(nrow(x)) > nrow(x) %/% 10L], min(x$held_out_loss)), 0))
@@ -177,8 +177,8 @@ draw_losses <- function(all, against, unit) {
   graphics::title(xlab = against, line = 1.7)
 }
 
-# Where training losses belong: each is the mean since the evaluation before. Where the first rows were left out, the
-# one before the first is taken to be as far away as the next one.
+# Steps at which training losses are drawn: each is the mean since the last evaluation. Without the first rows, the step
+# before the first is taken to be as far away as the one after it.
 middles <- function(x) {
   gaps <- diff(x)
   x - c(if (length(gaps)) gaps[[1L]] else 0, gaps) / 2
@@ -191,7 +191,7 @@ draw_curves <- function(x, against, col) {
   graphics::points(x[[against]][[best]], x$held_out_loss[[best]], col = col, pch = 16L, cex = 1.2)
 }
 
-# On the side of its point on which the other curve is not, and within the picture at both ends.
+# Places a label on the side of its point away from the other curve, and within the plot.
 name_best <- function(x, y, above) {
   usr <- graphics::par("usr")
   aside <- (x - usr[[1L]]) / (usr[[2L]] - usr[[1L]])
@@ -199,7 +199,7 @@ name_best <- function(x, y, above) {
   graphics::text(x, if (above) y + away else y - away, sprintf("%.3f", y), adj = c(aside, if (above) 0 else 1), cex = 0.8)
 }
 
-# At the right of the title's line: whichever way curves go, nothing is hidden.
+# Draws the legend at the right of the title, where it hides no curve.
 legend_above <- function(labels, col, lty, lwd) {
   usr <- graphics::par("usr")
   y <- usr[[4L]] + graphics::yinch(lines_high(1.15))

@@ -23,11 +23,12 @@
 #' @section Options:
 #' * `minhubpy.python`: the Python to use, see [minhub_start()].
 #' * `minhubpy.quiet`: `TRUE` for no messages and no progress.
+#' @importFrom tools pskill
 #' @importFrom utils .DollarNames str
 #' @keywords internal
 "_PACKAGE"
 
-# What lasts as long as the R session: the link to Python, and what is to be told to it.
+# State of the R session: the link to Python, and the numbers of dropped objects to send to it.
 session <- new.env(parent = emptyenv())
 session$link <- NULL
 session$released <- integer()

@@ -33,7 +33,7 @@ from_pretrained <- function(identifier, revision = "main", device = "auto", dtyp
   load_model(identifier, revision, NULL, device, dtype, token, local_files_only, quantize)
 }
 
-# The same function for one family; a function that makes functions, so that a family costs one line.
+# Makes the same function for one family, so that a family costs one line.
 pretrained_of <- function(family) {
   force(family)
   function(identifier, revision = "main", device = "auto", dtype = "auto",
@@ -221,7 +221,7 @@ new_fresh <- function(family, config, seed) {
   new_model("fresh", list(family = family, config = config, seed = one_seed(seed)))
 }
 
-# Settings by the names of config.json. Which of them there are is Python's to check.
+# Settings by the names of config.json. Python checks which names there are.
 plain_config <- function(config, example) {
   if (length(config) && (is.null(names(config)) || !all(nzchar(names(config))))) {
     fail("settings need names, such as ", example)
@@ -243,7 +243,7 @@ configured <- function(family, identifier, revision, token, local_files_only, se
   ))
 }
 
-# A seed of R's own random numbers where none is given, so that set.seed() rules Python's draws too.
+# The given seed, or one drawn from R's random numbers, so that set.seed() decides Python's draws too.
 one_seed <- function(seed) if (is.null(seed)) draw_seeds(1L) else whole(seed, "seed")
 
 draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
@@ -307,8 +307,8 @@ new_model <- function(method, arguments) {
   as_model(new_self(method, arguments, title))
 }
 
-# The namespace is looked up when the model is called: that of a model read from a file, or loaded before the package
-# was, may be another.
+# The namespace is looked up at each call: a model that was read from a file, or made before the package was loaded again,
+# may have another.
 as_model <- function(self) {
   model <- structure(
     function(idx, x) getNamespace("minhubpy")$forward(model, idx, x),
@@ -397,7 +397,7 @@ dtype_name <- function(dtype) {
   if (!inherits(dtype, "torch_dtype")) return(string(dtype))
   name <- as.character(dtype)
   known <- c(Float = "float32", Double = "float64", Half = "float16", BFloat16 = "bfloat16")
-  if (name %in% names(known)) known[[name]] else name # which Python refuses
+  if (name %in% names(known)) known[[name]] else name # Python refuses it
 }
 
 #' @export
@@ -493,12 +493,12 @@ file_path <- function(x, what = deparse(substitute(x))) {
   path.expand(x)
 }
 
-# Python may be in another folder than R.
+# Python may have another working directory than R.
 absolute <- function(path) {
   if (grepl("^(/|[A-Za-z]:|\\\\\\\\)", path)) path else file.path(getwd(), path)
 }
 
-# A run stands for its model.
+# A model, or that of a run.
 check_model <- function(model) {
   if (inherits(model, "minhub_run")) model <- model$model
   if (inherits(model, "nn_module")) {

@@ -89,14 +89,14 @@ plot.minhub_score <- function(x, text = NULL, type = c("auto", "bars", "text", "
     x <- `attr<-`(x[x$text %in% chosen, ], "texts", attr(x, "texts"))
   }
   scored <- split(x, factor(x$text, unique(x$text)))
-  # The number of a text, which may have a name.
+  # The number or the name of a text.
   number <- match(names(scored), if (is.factor(x$text)) levels(x$text) else seq_len(max(x$text)))
   shown <- lapply(scored, function(all) {
     some <- all[seq_len(min(nrow(all), most)), ]
     some$bits <- -some$logprob / log(2)
     some
   })
-  top <- max(1, unlist(lapply(shown, `[[`, "bits"))) # of all panels, which are there to be compared
+  top <- max(1, unlist(lapply(shown, `[[`, "bits"))) # the same for all panels, which are compared
   draw_panels(titles, function(i) {
     all <- scored[[i]]
     shown <- shown[[i]]
@@ -107,7 +107,7 @@ plot.minhub_score <- function(x, text = NULL, type = c("auto", "bars", "text", "
   invisible(x)
 }
 
-# Those that are asked for, by their numbers or by their names.
+# The wanted texts, by number or by name.
 texts_in <- function(x, text) {
   known <- unique(x$text)
   if (!length(text) || !(is.numeric(text) || is.character(text))) {
@@ -120,7 +120,7 @@ texts_in <- function(x, text) {
   known[places]
 }
 
-# What stands before the first token that has a score.
+# The text before the first token that has a score.
 opening <- function(text, tokens) {
   rest <- paste(tokens, collapse = "")
   if (length(text) && endsWith(text, rest)) substr(text, 1L, nchar(text) - nchar(rest)) else "..."
@@ -151,7 +151,7 @@ draw_bars <- function(shown, of, top, col) {
   footer("dashed: ", average(shown, of))
 }
 
-# Positions count as the column does, so that what is seen can be looked up.
+# Positions as in the column, so that they can be looked up there.
 draw_line <- function(shown, of, top, col) {
   n <- nrow(shown)
   set_margins(left = lines_high(3.4), bottom = lines_high(4.2), right = 0.2)
@@ -169,7 +169,7 @@ draw_line <- function(shown, of, top, col) {
   footer("line: running mean of ", window, "; ", average(shown, of))
 }
 
-# The words in which the most surprising tokens stand, as many as have room.
+# The words with the most surprising tokens, as many as there is room for.
 name_peaks <- function(shown) {
   word <- cumsum(opens_word(shown$token))
   apart <- graphics::xinch(text_width("M", 0.7) * 14)
@@ -184,7 +184,7 @@ name_peaks <- function(shown) {
   }
 }
 
-# Whether a word begins with the token.
+# Whether a word begins with each token.
 opens_word <- function(tokens) {
   n <- length(tokens)
   c(TRUE, grepl("^[ \t]", tokens[-1L]) | grepl("[[:space:]]$|^$", tokens[-n]))
@@ -197,8 +197,8 @@ axis_of_bits <- function() {
   graphics::title(ylab = "bits", line = 2.1)
 }
 
-# In the largest size in which all of it has room. The opening has no score, and so no colour. Colours have one scale,
-# so that `top` is not needed.
+# Draws the text in the largest size at which all of it fits. The opening has no score and no colour. Colours have one
+# scale, so that `top` is not needed.
 draw_text <- function(shown, of, top, col) {
   set_margins(left = 0.2, bottom = lines_high(4.2), right = 0.2)
   area <- graphics::par("pin")
@@ -225,10 +225,10 @@ draw_text <- function(shown, of, top, col) {
   if (nrow(some) > 1L) footer(average(some[-1L, ], of))
 }
 
-# Where tokens go on lines of so many columns, by their widths. `opens`: a word begins there; `ends`: line ends in it.
+# Line and column of each token, by widths. `opens`: a word begins with it; `ends`: it has a line end.
 flow <- function(wide, opens, ends, columns) {
   word <- cumsum(opens)
-  needs <- ifelse(opens, tapply(wide, word, sum)[word], wide) # what is longer than a line is broken all the same
+  needs <- ifelse(opens, tapply(wide, word, sum)[word], wide) # a word longer than a line is broken
   row <- column <- integer(length(wide))
   at <- 0L
   line <- 1L
@@ -268,7 +268,7 @@ legend_of_bits <- function(shade) {
 
 # How tokens are shown
 
-# A token apart from its text: what cannot be seen is made visible.
+# A token by itself, with visible signs for white space.
 readable <- function(tokens) {
   shown <- written(tokens)
   shown <- gsub(" ", "\u00b7", shown)
@@ -282,12 +282,12 @@ shorten <- function(labels, most) {
   labels
 }
 
-# A token in its text: spaces stay, other characters without a shape are written out.
+# A token within its text: spaces stay, other invisible characters are written out.
 written <- function(tokens) {
   shown <- encodeString(tokens$token)
   shapeless <- grepl("[\\p{Cf}\\p{Co}\\p{Zl}\\p{Zp}]|(?! )\\p{Zs}", shown, perl = TRUE)
   shown[shapeless] <- iconv(shown[shapeless], "UTF-8", "ASCII", sub = "Unicode")
-  # These devices have one alphabet at a time, and warn of any other character.
+  # These devices have one encoding at a time, and warn of other characters.
   western <- names(grDevices::dev.cur()) %in% c("pdf", "postscript", "xfig")
   if (western) shown <- iconv(shown, "UTF-8", "latin1", sub = "Unicode")
   ifelse(is.na(tokens$token), paste0("#", tokens$id), shown)
@@ -315,20 +315,20 @@ check_plotted <- function(x, columns, empty = "there is no token to plot: a text
   if (!is.numeric(x[[plotted]]) || !all(is.finite(x[[plotted]]))) fail("the column ", plotted, " must be finite numbers")
 }
 
-# Base graphics, in inches. Margins are set after plot.new(), which is when widths of text are known.
+# Base graphics, in inches. Margins are set after plot.new(), since widths of text are known only then.
 
-# Returns what par() was.
+# Returns the old par().
 begin_plot <- function(...) {
   before <- set_parameters(1L, ...)
   begin_panel()
   before
 }
 
-# Of a picture with so many panels; they share one page, if the user has not divided it otherwise.
+# Begins a plot of some panels, which share one page unless the user has divided it.
 set_parameters <- function(panels, ...) {
   of_page <- graphics::par("mfrow", "cex")
   before <- graphics::par(mar = graphics::par("mar"), ...)
-  before <- rev(before) # cex before mar, which is counted in it
+  before <- rev(before) # cex before mar, whose unit it is
   if (panels == 1L || any(of_page$mfrow != 1L)) return(before)
   graphics::par(mfrow = grDevices::n2mfrow(panels)) # this sets cex
   graphics::par(cex = list(...)$cex %||% graphics::par("cex"))
@@ -336,11 +336,11 @@ set_parameters <- function(panels, ...) {
 }
 
 begin_panel <- function() {
-  graphics::par(mar = c(0, 0, 0, 0)) # no figure is too small for these
+  graphics::par(mar = c(0, 0, 0, 0)) # fits figures of any size
   graphics::plot.new()
 }
 
-# A panel for each title. draw(i) draws the i-th in its margins.
+# Draws a panel for each title: draw(i) draws the i-th within its margins.
 draw_panels <- function(titles, draw, ...) {
   panels <- min(length(titles), MANY_PANELS)
   if (panels < length(titles)) note("Showing the first ", panels, " of ", length(titles), ": plot some of them to see others")
@@ -353,7 +353,7 @@ draw_panels <- function(titles, draw, ...) {
   }
 }
 
-# `which`: the column that tells the rows of several texts or prompts apart, if there is one.
+# `which`: the column with the text or prompt of each row, if there is one.
 panel_titles <- function(main, default, what, which) {
   known <- unique(which)
   if (!is.null(main)) return(rep_len(main, max(1L, length(known))))
@@ -371,19 +371,19 @@ figure_width <- function() graphics::par("fin")[[1L]]
 figure_height <- function() graphics::par("fin")[[2L]]
 lines_high <- function(n) n * graphics::par("cin")[[2L]] * graphics::par("cex")
 
-# The widest of them, in inches.
+# The width of the widest label, in inches.
 text_width <- function(labels, size, family = token_family()) {
   max(graphics::strwidth(labels, units = "inches", cex = size, family = family))
 }
 
-# The largest size, at most 1, at which each label has room in a box.
+# The largest size, at most 1, at which each label fits a box.
 text_size <- function(labels, width, height) {
   max(0.1, min(1, width / text_width(labels, 1), height / lines_high(1)))
 }
 
 token_text <- function(x, y, labels, ...) graphics::text(x, y, labels, family = token_family(), xpd = NA, ...)
 
-# Where a space is as wide as any letter; postscript() has only the fonts that it was told of.
+# A font of fixed width; postscript() has only the fonts that were declared to it.
 token_family <- function() if (names(grDevices::dev.cur()) == "postscript") "" else "mono"
 
 footer <- function(..., line = graphics::par("mar")[[1L]] - 1.2) {

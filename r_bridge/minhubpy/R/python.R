@@ -94,7 +94,7 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   dir.create(dirname(folder), recursive = TRUE, showWarnings = FALSE)
   disconnect()
   session$python <- NULL
-  # A virtualenv cannot be moved, so the one that is there makes room, and comes back if this fails.
+  # A virtualenv works only where it was made, so the old one is moved aside, and back if this fails.
   before <- paste0(folder, "-before")
   if (dir.exists(folder)) file.rename(folder, before)
   done <- FALSE
@@ -106,7 +106,7 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   })
   run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed; on Debian: apt-get install python3-venv")
   pip <- c("-m", "pip", "install", "--disable-pip-version-check", pip_args)
-  # minhub_py by itself first: what is wrong with the source should show before PyTorch is downloaded.
+  # minhub_py alone first, so that a wrong source fails before PyTorch is downloaded.
   if (is.null(source)) {
     install_release(python_in(folder), pip)
   } else {
@@ -129,7 +129,7 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
 
 CPU_INDEX <- "https://download.pytorch.org/whl/cpu"
 
-# The release that has this package's version. There may be none, which pip takes two lines of its own terms to say.
+# Installs the release with this package's version. If there is none, the error says so more clearly than pip.
 install_release <- function(python, pip) {
   version <- as.character(utils::packageVersion("minhubpy"))
   said <- suppressWarnings(
@@ -146,7 +146,7 @@ install_release <- function(python, pip) {
   fail("pip could not install minhub_py ", version, ": ", c(said, paste("status", status))[[max(1L, length(said))]])
 }
 
-# Whether PyTorch is to come from its index of CPU builds. An index that the user names has whatever build it has.
+# Whether to take PyTorch from its index of CPU builds. Not if the user names an index, which decides the build.
 takes_cpu_build <- function(torch, base, pip_args) {
   if (torch != "auto") return(torch == "cpu")
   named <- any(grepl("^(-i|--index-url|--extra-index-url|--no-index)", pip_args))
@@ -160,7 +160,7 @@ takes_cpu_build <- function(torch, base, pip_args) {
   !gpu
 }
 
-# Asked of the driver's own library, as `minhub doctor` does: nvidia-smi may hang, or be missing.
+# Asks the driver's own library, as `minhub doctor` does: nvidia-smi may hang, or be missing.
 has_nvidia_gpu <- function(python) {
   code <- c(
     "import ctypes, sys", "n = ctypes.c_int()", "try:", "    cuda = ctypes.CDLL('libcuda.so.1')",
@@ -170,10 +170,10 @@ has_nvidia_gpu <- function(python) {
   run_python(python, c("-c", shQuote(paste(code, collapse = "\n"))), stdout = FALSE, stderr = FALSE) == 0L
 }
 
-# The checkout in which R CMD INSTALL ran: this line is run there, in the folder of the package's source.
+# The checkout in which R CMD INSTALL ran. This line is evaluated then, in the folder of the package's source.
 CHECKOUT <- if (all(file.exists("../../pyproject.toml", "../../minhub_py"))) normalizePath("../..")
 
-# Where the Python half of this very package is; NULL where only a release can be it.
+# The source of the Python half of this package; NULL if only a release can have it.
 own_source <- function() {
   about <- utils::packageDescription("minhubpy")
   if (identical(about$RemoteType, "github")) {
@@ -229,7 +229,7 @@ installer <- function() {
   if (nzchar(file)) readLines(file, n = 1L, encoding = "UTF-8")
 }
 
-# The program that a name or path stands for, or NULL. Sys.which() asks a shell, which Ctrl-C may end.
+# The program of a name or path, or NULL. Not by Sys.which(), which runs a shell that Ctrl-C may end.
 on_path <- function(name) {
   if (.Platform$OS.type == "windows") {
     files <- unname(Sys.which(name))
@@ -250,7 +250,7 @@ project_virtualenv <- function(folder = getwd()) {
   }
 }
 
-# The Python to use, found once in a session: list(path, why).
+# The path of the Python to use. It is looked for once in a session, which keeps list(path, why).
 choose_python <- function() {
   if (is.null(session$python)) {
     session$python <- look_for_python()
@@ -282,14 +282,14 @@ check_named <- function(path, why) {
   path <- path.expand(path)
   problem <- python_problem(path)
   if (!is.null(problem)) {
-    # What minhub_install() makes is not looked for as long as a Python is named.
+    # As long as a Python is named, the one of minhub_install() is not used.
     instead <- if (why == "the argument python") ", or run " else ", or name none and run "
     fail(path, " (", why, ") ", problem, ": name another Python", instead, install_call(), class = "minhubpy_no_python")
   }
   list(path = path, why = why)
 }
 
-# NULL for a Python that can serve, else what it lacks. Nothing but the standard library is imported for it.
+# What a Python lacks to serve, or NULL. It imports only the standard library for this.
 python_problem <- function(path) {
   if (is.null(on_path(path))) return("is not there")
   question <- paste(
@@ -313,7 +313,7 @@ run_python <- function(python, arguments, ...) {
 
 without_r <- function() shQuote(c(system.file("without_r.sh", package = "minhubpy"), file.path(R.home("etc"), "ldpaths")))
 
-# What Python code prints, a string for each line. Call it with interrupts suspended; Ctrl-C ends its wait.
+# Runs Python code and returns the lines that it prints. Call it with interrupts suspended; Ctrl-C ends the wait.
 python_output <- function(python, code, seconds = 30) {
   arguments <- c("-c", shQuote(code))
   if (.Platform$OS.type == "windows") {
@@ -331,43 +331,42 @@ python_output <- function(python, code, seconds = 30) {
   readLines(log, warn = FALSE)
 }
 
-# Starts a Python and does not wait for it: its process id, or NULL on Windows, where R cannot learn that. Call it with
-# interrupts suspended. Ctrl-C reaches R alone, since a shell that is not interactive has what is behind an & ignore it.
+# Starts a Python without waiting for it. Returns its process id, or NULL on Windows, where R cannot learn it. Call it
+# with interrupts suspended. Ctrl-C reaches R alone: a shell that is not interactive has commands before & ignore it.
 start_python <- function(python, arguments, log) {
   if (.Platform$OS.type == "windows") {
     run_python(python, arguments, stdout = log, stderr = log, wait = FALSE)
     return(NULL)
   }
   command <- c("sh", without_r(), shQuote(python), arguments, ">", shQuote(log), "2>&1 </dev/null & echo $!")
-  # Without a timeout: with one, R itself does not hear of Ctrl-C.
+  # No timeout: with one, R itself would not notice Ctrl-C.
   pid <- as.integer(suppressWarnings(system(paste(command, collapse = " "), intern = TRUE)))
   if (length(pid) == 1L) return(pid)
-  allowInterrupts(Sys.sleep(0)) # Ctrl-C has ended the shell, and ends this call here
+  allowInterrupts(Sys.sleep(0)) # an interrupt here, if Ctrl-C ended the shell
   fail("the shell did not start ", python, ": try again")
 }
 
-# Whether a process has not ended; NULL is one that R does not know of. A container's first process may never ask how
-# its children ended, and each of them then stays as a zombie (state Z).
+# Whether a process is running; yes for NULL, an unknown one. In a container whose first process does not wait for its
+# children, a process that has ended stays as a zombie (state Z).
 is_running <- function(pid) {
   if (is.null(pid)) return(TRUE)
   nothing <- function(condition) ""
   state <- tryCatch(readLines(file.path("/proc", pid, "stat"), warn = FALSE), error = nothing, warning = nothing)
-  tools::pskill(pid, 0L) && !any(grepl(") Z ", state, fixed = TRUE))
+  pskill(pid, 0L) && !any(grepl(") Z ", state, fixed = TRUE))
 }
 
-# Ends a process that has nothing to lose.
-kill <- function(pid) if (!is.null(pid)) tools::pskill(pid, tools::SIGKILL)
+# Ends a process at once.
+kill <- function(pid) if (!is.null(pid)) pskill(pid, tools::SIGKILL)
 
-# Waits until a condition holds; FALSE if it takes too long. Ctrl-C and setTimeLimit() end it, also when the condition
-# holds: it may do so because Ctrl-C has ended a process. To be called by allowInterrupts(): R looks for both in
-# Sys.sleep(), and where interrupts are suspended not in one of no length.
+# Waits until a condition holds; FALSE after so many seconds. Call it in allowInterrupts(): Ctrl-C and setTimeLimit(),
+# which R checks in Sys.sleep(), end it, also when the condition holds, since Ctrl-C may have ended the process.
 wait_until <- function(condition, seconds) {
   deadline <- Sys.time() + seconds
   pause <- 0.005
   repeat {
     holds <- condition()
     late <- Sys.time() > deadline
-    Sys.sleep(if (holds || late) 0 else pause) # where R looks for both
+    Sys.sleep(if (holds || late) 0 else pause)
     if (holds || late) return(holds)
     pause <- min(1.2 * pause, 0.05)
   }
@@ -389,7 +388,7 @@ find_base_python <- function() {
 
 is_hosted <- function() !is.null(session$link) && startsWith(session$link$epoch, "host")
 
-# Whether Python can be had without installing anything: for examples.
+# Whether there is a Python to use, without installing anything: for examples.
 is_ready <- function() {
   is_hosted() || tryCatch(
     {

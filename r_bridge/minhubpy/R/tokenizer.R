@@ -129,7 +129,7 @@ encode_texts <- function(tokenizer, texts, add_special_tokens) {
 
 decode_ids <- function(tokenizer, rows, skip_special_tokens) {
   if (!length(rows)) return(character())
-  # Many short vectors are slow to send one by one.
+  # One long vector is faster to send than many short ones.
   ids <- list(ids = c(integer(), unlist(rows, use.names = FALSE)), lengths = lengths(rows, use.names = FALSE))
   ask("decode_batch", tokenizer = tokenizer, ids = ids, skip_special_tokens = flag(skip_special_tokens))
 }

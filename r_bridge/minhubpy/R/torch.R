@@ -1,4 +1,4 @@
-# R torch, where it is installed. Ids count from 1 here, as all indices do in R torch.
+# R torch, if it is installed. Ids count from 1 here, as all indices do in R torch.
 
 #' A model as a module of R torch
 #'
@@ -66,14 +66,14 @@ as_torch_module <- function(model) {
 
 # What R torch loads is a TorchScript module: its ids count from 0, its own train() fails (it sets a read-only field),
 # and its to() makes new parameters, which TorchScript's LSTM does not follow. So it is a private field of a module that
-# has the same tensors as parameters. Where others take their place, as in a clone or after torch_load(), the module
-# makes another TorchScript module for them, from `code`, which has no weights.
+# has the same tensors as parameters. When other tensors replace them, as in a clone or after torch_load(), the module
+# makes a new TorchScript module for them, from `code`, which has no weights.
 script_as_module <- function() {
   torch::nn_module(
     "minhub_module",
     private = list(
       script = NULL, weights = NULL, code = NULL,
-      # Take the parameters, if they are not the script's already.
+      # Use the module's parameters, if the script has others.
       follow = function() {
         given <- private$parameters_[names(private$weights)]
         if (identical(given, private$weights)) return(invisible())
@@ -87,7 +87,7 @@ script_as_module <- function() {
       self$context <- context
       private$script <- script
       private$weights <- lapply(script$parameters, torch::nn_parameter)
-      # torch_save() takes elements as they lie in memory, which for a transposed weight is the wrong order.
+      # torch_save() writes elements as they lie in memory, which is the wrong order for a transposed weight.
       for (weight in private$weights) torch::with_no_grad(weight$set_data(weight$contiguous()))
       private$parameters_ <- private$weights
       private$code <- code_of(script)
@@ -101,7 +101,7 @@ script_as_module <- function() {
       if (script$is_training != self$training) script$train(self$training)
       private$script(zero_based(idx, self$vocab_size, self$context))
     },
-    # Where to(), cuda() and cpu() arrive, and those of a module that has this one as a part.
+    # to(), cuda() and cpu() end here, also those of a module that contains this one.
     .apply = function(fn) {
       for (weight in private$weights) {
         gradient <- weight$grad
@@ -110,9 +110,9 @@ script_as_module <- function() {
           if (!torch::is_undefined_tensor(gradient)) weight$set_grad_(fn(gradient))
         })
       }
-      self$train(self$training) # for what it returns: the module as a function
+      self$train(self$training) # returns the module as a function
     },
-    # The ways by which other tensors become the parameters: module$name <- value, torch_load(), and clone(deep = TRUE).
+    # All ways to replace the parameters: module$name <- value, torch_load() and clone(deep = TRUE).
     register_parameter = function(name, param) {
       super$register_parameter(name, param)
       private$follow()
@@ -130,7 +130,7 @@ script_as_module <- function() {
 
 utils::globalVariables(c("private", "self", "super"))
 
-# A TorchScript module without its weights: in their place one zero of each, stretched to its shape.
+# A TorchScript module without its weights: each is one zero, expanded to its shape.
 code_of <- function(script) {
   weights <- script$parameters
   values <- lapply(weights, function(weight) weight$detach())
@@ -157,7 +157,7 @@ zero_based <- function(idx, size, context) {
   if (length(ids$shape) == 1L) ids <- ids$unsqueeze(1L)
   length <- ids$size(2L)
   if (!is.null(context) && length > context) fail(length, " positions; this model has ", context)
-  # In one step from the device, and not as R integers, which a large id would not fit.
+  # In one step from the device, and not as R integers, for which an id may be too large.
   range <- as.numeric(torch::torch_stack(list(ids$min(), ids$max()))$to(dtype = torch::torch_double()))
   if (range[[1L]] == NA_INTEGER) fail("an id is NA; drop or replace it first")
   if (range[[1L]] == 0) fail("an id is 0, but the ids in an R torch tensor count from 1; add 1L to 0-based ids")
@@ -168,10 +168,10 @@ zero_based <- function(idx, size, context) {
   ids - 1L
 }
 
-# What R torch makes of R's integer NA.
+# R's integer NA as R torch stores it.
 NA_INTEGER <- -2^31
 
-# Half and BFloat16 are no ids: they have no 2049, or no 257.
+# Not Half and BFloat16, which cannot hold all ids: 2049, or 257.
 check_tensor <- function(idx) {
   if (!inherits(idx, "torch_tensor")) {
     fail("idx must be an R torch tensor of ids, which count from 1, not ", describe(idx))
@@ -186,13 +186,13 @@ check_tensor <- function(idx) {
   if (!prod(idx$shape)) fail("there are no ids: pass at least one")
 }
 
-# model(idx): Python looks at the ids' values.
+# model(idx) for an R torch tensor; Python checks the ids' values.
 forward_torch <- function(model, idx) {
   check_tensor(idx)
   ids <- as.array(idx$cpu()$to(dtype = torch::torch_double())) # an R integer would wrap, and Int16 has no as.array()
   if (length(dim(ids)) == 1L) ids <- as.vector(ids)
   parts <- ask("forward", model = model, ids = ids, first = 1L, as_torch = TRUE)
-  # The tensor would only borrow the vector's memory, which R may free: a clone owns its own.
+  # The clone has its own memory; the tensor only borrows the vector's, which R may free.
   logits <- torch::torch_tensor_from_buffer(parts$data, parts$shape, dtype = parts$dtype)$clone()
   logits$to(device = idx$device)
 }
@@ -208,8 +208,8 @@ weight_tensor <- function(model, name, dtype) {
   ))
 }
 
-# What Python makes a tensor of. R torch copies from where a tensor's storage begins, whatever part of it the tensor is:
-# hence the clone.
+# A tensor in the form that is sent to Python. R torch copies from the start of a tensor's storage, even if the tensor is
+# another part of it: hence the clone.
 tensor_parts <- function(tensor) {
   wide <- as.character(tensor$dtype) == "Double"
   dtype <- if (wide) torch::torch_double() else torch::torch_float()
@@ -217,7 +217,7 @@ tensor_parts <- function(tensor) {
   list(shape = tensor$shape, dtype = if (wide) "float64" else "float32", data = torch::buffer_from_torch_tensor(tensor))
 }
 
-# torch_is_installed() says TRUE also where no operation works.
+# torch_is_installed() is TRUE also if no operation works.
 torch_works <- function() {
   suppressWarnings(requireNamespace("torch", quietly = TRUE)) &&
     !inherits(try(torch::torch_tensor(1), silent = TRUE), "try-error")

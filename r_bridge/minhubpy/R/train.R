@@ -1,4 +1,4 @@
-# Training: what R users give -> what Python is asked; its news -> the console; and what has come of it.
+# Training: arguments for Python, its events on the console, and the results of a run.
 
 #' Train a model
 #'
@@ -125,11 +125,11 @@ minhub_resume <- function(out, steps = NULL, progress = interactive(), ...) {
 
 #' @rdname minhub_train
 #' @export
-minhub_run <- function(out) new_run(ask("read_run", out = run_folder(out)), "auto") # it may be another machine's
+minhub_run <- function(out) new_run(ask("read_run", out = run_folder(out)), "auto") # the run may be from another machine
 
-# What is given
+# Arguments
 
-# list(paths, ours): the files that are named; or one that is made of the text, in a folder that is ours to remove.
+# list(paths, ours): the files that are named, or a file made of the text, in a folder `ours` to remove afterwards.
 text_files <- function(text) {
   if (length(text) == 0L) fail("text is empty: give text, or the paths of text files")
   text <- texts(text, "text")
@@ -144,7 +144,7 @@ text_files <- function(text) {
   list(paths = path, ours = folder)
 }
 
-# Whether all are files, or look like some. Most texts are told by their first line.
+# Whether all are files, or look like files. For most texts the first line decides.
 are_paths <- function(text) {
   is_path <- function(x) {
     short <- nchar(x, "bytes") < 1000L & !grepl("\n", x, fixed = TRUE)
@@ -164,7 +164,7 @@ check_files <- function(paths) {
   vapply(expanded, absolute, "", USE.NAMES = FALSE)
 }
 
-# What Python is told of a model to start from: it must be one that lies in a folder, or on the Hub.
+# The identifier of a model to start from, which must be in a folder or on the Hub.
 start_name <- function(from) {
   if (inherits(from, "minhub_run")) return(from$folder)
   if (!inherits(from, "minhub_model")) return(path_or_name(from))
@@ -172,7 +172,7 @@ start_name <- function(from) {
   if (self$how$method != "from_pretrained" || isTRUE(self$changed)) {
     fail("from is a model that no folder has: save_pretrained() writes it into one, whose path from takes")
   }
-  # Of a repository, the very commit.
+  # The commit of a repository.
   if (is.null(self$about$commit)) self$how$arguments$identifier else self$about$folder
 }
 
@@ -197,7 +197,7 @@ named <- function(settings) {
   settings
 }
 
-# One number, text or flag each; which of them is Python's to check.
+# Each setting is one number, text or flag; Python checks which.
 plain_settings <- function(settings) {
   if (anyDuplicated(names(settings))) {
     fail("settings are given twice: ", names(settings)[duplicated(names(settings))][[1L]])
@@ -219,8 +219,8 @@ plain_settings <- function(settings) {
 
 # The run
 
-# One call of Python that may take hours. However it is left, Python makes a checkpoint first, and R waits for it: when R
-# ends there is no time for that.
+# A call of Python that may take hours. Whatever ends it, Python first makes a checkpoint and R waits for it, since at R's
+# end there is no time for that.
 train_in <- function(out, news, method, ...) {
   ended <- FALSE
   on.exit({
@@ -243,7 +243,7 @@ train_in <- function(out, news, method, ...) {
   made
 }
 
-# A second interrupt stops the waiting too; Python does as it was told all the same.
+# A second interrupt ends the wait, and Python still makes the checkpoint.
 wait_for_checkpoint <- function() {
   link <- session$link
   if (is.null(link) || is_busy() || !suspendInterrupts(link$is_alive())) return(invisible())
@@ -296,9 +296,9 @@ print.minhub_run <- function(x, ...) {
 #' @export
 str.minhub_run <- function(object, ...) cat(" ", format(object), "\n", sep = "")
 
-# On the console
+# Console
 
-# What is done with news: shown, given to the user's own function, or nothing.
+# The function that takes events: it shows them, calls the user's own function, or does nothing.
 training_news <- function(progress) {
   if (is.function(progress)) return(function(news) if (!is.null(news$event)) progress(news))
   show <- flag(progress, "progress")
@@ -350,7 +350,7 @@ show_news <- function(screen, news) {
   )
 }
 
-# A line that stays, in place of the one that moves.
+# Prints a line that stays, over the status line.
 say_line <- function(screen, ...) {
   move_line(screen, "")
   message(...)
@@ -359,7 +359,7 @@ say_line <- function(screen, ...) {
 
 seconds_now <- function() proc.time()[["elapsed"]]
 
-# The line that moves: it is written over, so it must not be wider than the console.
+# Prints the status line. The next line overwrites it, so it must not be wider than the console.
 move_line <- function(screen, ...) {
   if (!screen$moves) return(invisible())
   line <- strtrim(paste0(...), max(20L, getOption("width") - 1L))

@@ -1,4 +1,4 @@
-# A model's weights. What model$parameters is: a function that describes all weights, and like a list of them.
+# A model's weights. model$parameters is a function that describes all weights, and behaves like a list of them.
 
 new_parameters <- function(model) {
   structure(function() {
@@ -40,8 +40,7 @@ length.minhub_parameters <- function(x) nrow(x())
   as.list(x)[[name]]
 }
 
-# R torch's optimizers look at the first element of what they are given. They would end in an error that names nothing
-# of this, or train copies.
+# R torch's optimizers look at the first parameter. They would raise an unclear error, or train copies.
 refuse_optimizer <- function(frame, what) {
   caller <- get0("self", frame)
   if (inherits(caller, c("torch_optimizer", "OptimizerIgnite"))) {
@@ -75,7 +74,7 @@ as.array.minhub_parameter <- function(x, ...) ask("parameter", model = x$model, 
   fail("a weight has no ", name, "; it has ", toString(setdiff(fields, "model")), "; as.array() has its values")
 }
 
-# What is done with a weight's numbers is done with those of its array.
+# Operations on a weight work on its array.
 
 #' @export
 `[.minhub_parameter` <- function(x, ...) as.array(x)[...]
@@ -132,7 +131,7 @@ print.minhub_parameter <- function(x, ...) {
   invisible(x)
 }
 
-# model$transformer$h: a part of the model, by its path.
+# A part of the model by its path, such as model$transformer$h.
 child <- function(model, path) {
   table <- ask("parameters", model = model)
   row <- match(own_name(path, table$name), table$name)
@@ -141,7 +140,7 @@ child <- function(model, path) {
   structure(list(), class = "minhub_part", model = model, path = path)
 }
 
-# A tensor for code that has R torch attached, as code written for the package minhub has.
+# An R torch tensor if torch is attached, as code for the package minhub expects; otherwise a weight.
 one_weight <- function(model, name, shape, dtype) {
   if (tensors_are_wanted()) weight_tensor(model, name, dtype) else new_parameter(model, name, shape, dtype)
 }
@@ -155,7 +154,7 @@ own_name <- function(path, names) {
   if ("lm_head.weight" %in% names) path else sub("^lm_head", "wte", path)
 }
 
-# What of the names comes after a path.
+# The names below a path, without the path.
 below <- function(path, names) {
   path <- own_name(path, names)
   prefix <- if (nzchar(path)) paste0(path, ".") else ""
@@ -190,7 +189,7 @@ print.minhub_part <- function(x, ...) {
   grep(pattern, completions(attr(x, "model"), attr(x, "path")), value = TRUE)
 }
 
-# Nothing is to be said, or to go wrong, in the line that is being typed.
+# Completion must print nothing and raise nothing.
 completions <- function(model, path) {
   tryCatch(suppressMessages(child_names(model, path)), minhubpy_error = function(e) character())
 }
@@ -215,7 +214,7 @@ print.minhub_state_dict <- function(x, ...) {
   invisible(x)
 }
 
-# Names and shapes are looked at before a weight is sent, and all weights before the first of the model's is changed.
+# Names and shapes are checked before a weight is sent, and all weights before the first of the model changes.
 load_state_dict <- function(model, state) {
   if (!is.list(state) || is.null(names(state)) || anyNA(names(state)) || !all(nzchar(names(state)))) {
     fail("state_dict must be a list of weights with their names, not ", describe(state))
@@ -232,14 +231,14 @@ load_state_dict <- function(model, state) {
     ask("add_weight", state = weights$number, name = name, value = weight_to_send(state[[name]], name))
   }
   ask("prepare_state_dict", model = model, state = weights$number)
-  on.exit() # from here on the model has other weights, or is gone with its worker
+  on.exit() # from here on the model has other weights, or its worker has ended
   attr(model, "self")$changed <- TRUE
   ask("load_state_dict", model = model, state = weights$number)
   invisible(model)
 }
 
-# A model whose given weights went with their worker is made again, since all are about to be given anew. The function
-# that is returned takes that back: the weights that it was made with are not those that it had.
+# Makes a model again whose given weights ended with their worker, since all are about to be given anew. Returns a
+# function that undoes this: the weights that it was made with are not those that it had.
 let_it_be_made_again <- function(self) {
   changed <- self$changed
   handle <- self$handle

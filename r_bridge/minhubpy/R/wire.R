@@ -6,17 +6,17 @@ ANSWERS <- c("part", "done", "failed", "cancelled")
 FILE <- 256L
 START_SECONDS <- 60
 
-# The worker's first lines: no module is taken from the folder that R happens to be in.
+# The worker's code. It imports no module from R's working directory.
 START <- "import sys; sys.path[:] = [p for p in sys.path if p]; from r_bridge.worker import main; main()"
 
-# Call it with interrupts suspended. One that comes where R waits for the worker ends that.
+# Starts a worker and connects to it. Call it with interrupts suspended: it takes them while it waits.
 start_worker <- function(python) {
   folder <- private_folder()
   log <- tempfile("minhubpy-", fileext = ".log")
   pid <- link <- NULL
   met <- FALSE
   on.exit(if (!met) {
-    kill(pid) # one whose process id R does not know leaves when its folder is gone
+    kill(pid) # a worker with an unknown process id leaves when its folder is gone
     if (!is.null(link)) close(link$socket)
     unlink(c(folder, log), recursive = TRUE)
   })
@@ -54,7 +54,7 @@ new_link <- function(folder, log, address) {
   link
 }
 
-# closeAllConnections() may have closed it, and its number be another connection's by now.
+# Whether a connection is still open: closeAllConnections() may have closed it, and another may have its number.
 is_ours <- function(socket) {
   now <- tryCatch(getConnection(socket), error = function(e) NULL)
   !is.null(now) && identical(attr(now, "conn_id"), attr(socket, "conn_id"))
@@ -65,7 +65,7 @@ close_link <- function(link) {
   unlink(c(link$folder, link$log), recursive = TRUE)
 }
 
-# setTimeLimit() is looked at in Sys.sleep(), and had better not be in the middle of a frame.
+# R checks setTimeLimit() in Sys.sleep(), so here and not in the middle of a frame.
 wait_for_frame <- function(link) {
   while (!socketSelect(list(link$socket), timeout = 0.2)) Sys.sleep(0)
 }
@@ -81,7 +81,7 @@ wait_for_address <- function(folder, log, pid) {
   unserialize(file)
 }
 
-# A folder that no other user may enter; in memory where the system offers that, since large results pass through it.
+# Makes a folder that no other user may enter, in memory if the system has such a place: large results go through it.
 private_folder <- function() {
   for (parent in c("/dev/shm", tempdir(check = TRUE))) {
     folder <- tempfile("minhubpy-", parent)
@@ -93,7 +93,7 @@ private_folder <- function() {
   fail("no file can be made in ", parent, ": make room there, or set the environment variable TMPDIR before R starts")
 }
 
-# For what the two must tell each other to meet; large results need no room (protocol.py, send_value).
+# Whether the address fits into the folder; large results need no room (protocol.py, send_value).
 has_room <- function(folder) {
   path <- file.path(folder, "room")
   on.exit(unlink(path))
@@ -118,7 +118,7 @@ send_frame <- function(link, kind, call, payload) {
   if (!sent) lost(link)
 }
 
-# NULL at the end of the connection, or where what comes is no frame.
+# Reads a frame; NULL at the end of the connection, or for bytes that are no frame.
 receive_bytes <- function(link) {
   header <- readBin(link$socket, "integer", 4L)
   if (length(header) < 4L || anyNA(header) || header[[1L]] != MAGIC || header[[4L]] < 0L) return(NULL)
@@ -127,7 +127,7 @@ receive_bytes <- function(link) {
   list(kind = header[[2L]], call = header[[3L]], payload = payload)
 }
 
-# The next frame of `call` as list(kind, value), or NULL if what came is of a call that was given up.
+# Reads the next frame of `call` as list(kind, value); NULL if it belongs to a call that was given up.
 receive_frame <- function(link, call) {
   frame <- receive_bytes(link)
   if (is.null(frame)) lost(link)
@@ -148,7 +148,7 @@ receive_frame <- function(link, call) {
 
 is_failure <- function(value) is.list(value) && is.character(value$class) && is.character(value$message)
 
-# Between calls whatever comes is of a call that was given up. FALSE: the connection has ended.
+# Drops the frames that came between calls, of calls that were given up. FALSE: the connection has ended.
 skip_frames <- function(link) {
   while (socketSelect(list(link$socket), timeout = 0)) {
     frame <- receive_bytes(link)
@@ -158,7 +158,7 @@ skip_frames <- function(link) {
   TRUE
 }
 
-# Where the value of a frame lies that names a file.
+# The file that a frame names.
 file_of <- function(link, frame) file.path(link$folder, basename(rawToChar(frame$payload[frame$payload != 0L])))
 
 read_value <- function(path) {
@@ -167,7 +167,7 @@ read_value <- function(path) {
   unserialize(file)
 }
 
-# The worker is gone, or cannot be understood any more. The next call starts another.
+# Fails because the worker has ended, or sends what is no frame. The next call starts another.
 lost <- function(link) {
   words <- last_words(link$log)
   disconnect()
@@ -178,7 +178,7 @@ lost <- function(link) {
   )
 }
 
-# What a worker said last, in brackets.
+# The last line of a worker's log, in brackets.
 last_words <- function(log, none = NULL) {
   words <- if (file.exists(log)) readLines(log, warn = FALSE) else character()
   words <- words[nzchar(trimws(words))]
