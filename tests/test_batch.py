@@ -247,9 +247,9 @@ def test_what_does_not_fit_is_refused() -> None:
     batch = Batch(new("gpt2"), 2, 30)
     with pytest.raises(ValueError, match="a text of 31 ids does not fit a batch of max_length 30"):
         batch.admit([1], 30)
-    for ids, count in (([], 5), ([1], 0)):
+    for ids, budget in (([], 5), ([1], 0)):
         with pytest.raises(ValueError, match="at least one id to go on from, and one to make"):
-            batch.admit(ids, count)
+            batch.admit(ids, budget)
     batch.admit([1], 29)
     batch.admit([1], 5)
     with pytest.raises(IndexError, match="all 2 rows of the batch are in use"):
