@@ -200,7 +200,9 @@ class Span:
         self.start, self.ragged = lengths[0], len(lengths) > 1
         starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)
         self.positions = starts + torch.arange(idx.size(1), device=idx.device)
-        self._masks: dict[tuple[int, int | None], Tensor | None] = {}
+        # By window, as what a layer has seen depends on nothing else. A number of positions as a key would make
+        # torch.compile start anew at each token.
+        self._masks: dict[int | None, Tensor | None] = {}
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `Cache.update`; without a cache what is new is all there is."""
@@ -212,16 +214,16 @@ class Span:
         None: causal from the first position, or one new position that attends to all.
         """
         S, T = seen.size(1), self.length
-        if (S, window) not in self._masks:
+        if window not in self._masks:
             near = window is None or self.start + T <= window or (T == 1 and window >= S)  # nothing is too far back
-            self._masks[S, window] = None
+            self._masks[window] = None
             if self.ragged or not near or (self.start > 0 and T > 1):
                 queries, keys = self.positions.unsqueeze(2), seen.unsqueeze(1)  # (B or 1, T, 1), (B or 1, 1, S)
                 allowed = (keys <= queries) & (keys >= 0)
                 if window is not None:
                     allowed = allowed & (keys > queries - window)
-                self._masks[S, window] = allowed.unsqueeze(1)
-        return self._masks[S, window]
+                self._masks[window] = allowed.unsqueeze(1)
+        return self._masks[window]
 
     def state(self, layer: int) -> list[Tensor] | None:
         """The state of a recurrent layer, (B, …) each; None without a cache: zeros."""

@@ -96,7 +96,8 @@ class LanguageModel(nn.Module):
             raise ValueError(f"{title}: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
         longest = idx.size(1) + (0 if cache is None else max(cache.lengths))
         if limit is not None and longest > limit:
-            raise ValueError(f"{title}: {longest} positions; this model has {limit} (its context length)")
+            name = next(name for name in ("n_positions", "max_position_embeddings") if hasattr(self.config, name))
+            raise ValueError(f"{title}: {longest} positions; this model has {limit} ({name})")
         if cache is not None and (idx.size(0) != len(cache.lengths) or (cache.bounded and longest > cache.max_length)):
             room = f" rows of {cache.max_length}" if cache.bounded else " rows"
             raise ValueError(
