@@ -118,7 +118,7 @@ def show_reach(T: int, W: int) -> None:
                        window_size=W, attention_types=[[kinds, 1]]).eval()  # fmt: skip
         y = x = torch.randn(1, T, 16, requires_grad=True)
         for block in model.h:
-            y = block(y, torch.arange(T).unsqueeze(0), None)
+            y = block(y, Span(torch.zeros(1, T, dtype=torch.long), None))
         y[0, -1].norm().backward()
         reached = (x.grad.norm(dim=-1) > 0)[0]
         counted = min(T, 1 + len(kinds) * (W - 1)) if "global" not in kinds else T
