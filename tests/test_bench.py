@@ -126,10 +126,11 @@ def test_llama_without_llamacpp(monkeypatch: pytest.MonkeyPatch, small_llama: st
     assert len(set(rows["minhub_py float32"]["ids"])) > 8
 
 
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(module) for module in ("llama_cpp", "gguf")),
+    reason="the extra bench-llamacpp is not installed",
+)
 def test_llamacpp_reads_the_same_model(small_llama: str) -> None:
-    """Only where the extra bench-llamacpp is installed."""
-    pytest.importorskip("llama_cpp")
-    pytest.importorskip("gguf")
     result = json.loads(done(*QUICK, "--model", small_llama, "--only", "llama", "--json"))
     assert result["failed"] == {}
     assert result["left_out"] == []
@@ -138,7 +139,6 @@ def test_llamacpp_reads_the_same_model(small_llama: str) -> None:
     for ours, theirs in (("float32", "F32"), ("bfloat16", "BF16"), ("int8", "Q8_0"), ("nf4", "Q4_0")):
         row, peer = rows[f"minhub_py {ours}"], rows[f"llama.cpp {theirs}"]
         assert row["ratio_to_llamacpp"] == pytest.approx(peer["seconds"][0] / row["seconds"][0])
-        assert row["bytes_per_token"] == pytest.approx(peer["bytes_per_token"], rel=0.1)
 
 
 def test_text_of_ones_own(tmp_path: Path) -> None:

@@ -147,9 +147,13 @@ class CTranslate2(Generator):
 
 
 class LlamaCpp(Generator):
-    """llama.cpp with a GGUF file. One id at a time after the prompt, and the likeliest of the logits."""
+    """llama.cpp with a GGUF file. One id at a time after the prompt, and the likeliest of the logits.
 
-    def __init__(self, folder: str, threads: int) -> None:
+    cache: "float32" for keys and values in float32, without flash attention, which rounds them to float16. Otherwise
+    llama.cpp's defaults apply: both.
+    """
+
+    def __init__(self, folder: str, threads: int, cache: str | None = None) -> None:
         import llama_cpp  # type: ignore[import-not-found,import-untyped,unused-ignore]
         import numpy as np
 
@@ -161,6 +165,9 @@ class LlamaCpp(Generator):
         settings = llama_cpp.llama_context_default_params()
         settings.n_ctx = 1024
         settings.n_threads = settings.n_threads_batch = threads
+        if cache == "float32":
+            settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
+            settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.context: Any = llama_cpp.llama_init_from_model(self.model, settings)
         if not self.context:
             raise RuntimeError("llama.cpp makes no context")

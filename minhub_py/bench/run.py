@@ -261,7 +261,8 @@ class Bench:
         """Runners of llama.cpp for these kinds of weights, if it is installed and the model is a Llama."""
         if subject.family != "llama" or not self.has("llama.cpp"):
             return []
-        return [Runner("llama.cpp", kind, "LlamaCpp") for kind in weights]
+        exact = {"cache": "float32"}  # so that F32 gives the same ids as the others
+        return [Runner("llama.cpp", kind, "LlamaCpp", exact if kind == "F32" else {}) for kind in weights]
 
     def interleave(self, what: str, steps: Mapping[Any, Callable[[], Any]]) -> dict[Any, list[Any]]:
         """Run all steps in turn, for several rounds. Returns the results of each, without the warm-up round."""
