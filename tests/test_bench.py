@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_cli import done, failed, minhub
 
 import minhub_py
-from minhub_py import gpt2, save_pretrained
+from minhub_py import gpt2, llama, save_pretrained
 from minhub_py.bench import CASES
 from minhub_py.bench.worker import Worker
 
@@ -95,6 +96,49 @@ def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert f"lstm is left out: it measures lstm, but {tmp_path / 'tiny'} is gpt2" in result.stdout
     assert "start is left out: " in result.stdout
     assert "has no tokenizer" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def small_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A checkpoint whose queries are grouped, with weights so large that places and pairs of heads matter."""
+    torch.manual_seed(0)
+    model = llama(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True)  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.layers.parameters():
+            parameter.mul_(8 if parameter.dim() == 2 else 1)
+    folder = tmp_path_factory.mktemp("llama") / "small"
+    save_pretrained(model, folder)
+    return str(folder)
+
+
+def test_llama_without_llamacpp(monkeypatch: pytest.MonkeyPatch, small_llama: str) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    result = json.loads(done(*QUICK, "--model", small_llama, "--only", "llama", "--json"))
+    assert result["failed"] == {}
+    assert result["left_out"] == [
+        "llama.cpp is left out because it is not installed: pip install 'minhub_py[bench-llamacpp]'"
+    ]
+    rows = {row["runner"]: row for row in result["cases"]["llama"]["rows"]}
+    assert list(rows) == ["minhub_py float32", "minhub_py bfloat16", "minhub_py int8", "minhub_py nf4",
+                          "transformers float32", "transformers bfloat16"]  # fmt: skip
+    assert rows["minhub_py float32"]["ids"] == rows["transformers float32"]["ids"]
+    assert len(set(rows["minhub_py float32"]["ids"])) > 8
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(module) for module in ("llama_cpp", "gguf")),
+    reason="the extra bench-llamacpp is not installed",
+)
+def test_llamacpp_reads_the_same_model(small_llama: str) -> None:
+    result = json.loads(done(*QUICK, "--model", small_llama, "--only", "llama", "--json"))
+    assert result["failed"] == {}
+    assert result["left_out"] == []
+    rows = {row["runner"]: row for row in result["cases"]["llama"]["rows"]}
+    assert rows["llama.cpp F32"]["ids"] == rows["minhub_py float32"]["ids"]
+    for ours, theirs in (("float32", "F32"), ("bfloat16", "BF16"), ("int8", "Q8_0"), ("nf4", "Q4_0")):
+        row, peer = rows[f"minhub_py {ours}"], rows[f"llama.cpp {theirs}"]
+        assert row["ratio_to_llamacpp"] == pytest.approx(peer["seconds"][0] / row["seconds"][0])
 
 
 def test_text_of_ones_own(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`minhub bench`: compares the speed of this package with that of others, on the user's machine.
 
 Read in this order: `cases` (what is measured), `run` (models, and workers that take turns), `worker` (one process per
-library), `engines` (the same tasks for each library), `tables` and `plot` (the output).
+library), `engines` (the same tasks for each library), `gguf` (files for llama.cpp), `tables` and `plot` (the output).
 
 Every ratio is one of medians, with both sides interleaved in one run after an uncounted warm-up round. Everything runs
 on the CPU. This module imports nothing heavy, because --help needs the names of the cases.
@@ -17,6 +17,7 @@ Result = dict[str, Any]
 CASES = {
     "bandwidth": "reading memory",
     "decode": "decoding one text",
+    "llama": "decoding one text with a small Llama, also compared with llama.cpp",
     "positions": "time per token early and late in a text",
     "gptneo": "GPT-Neo near the end of its context",
     "batch": "several texts at once",

@@ -19,6 +19,8 @@ from minhub_py.bench.run import BYTES, TAME, WILD, Bench, Case, Runner, Subject,
 from minhub_py.bench.worker import Worker, environment
 from minhub_py.files import hub
 
+# Engines that know the bytes of weights that they read for a token.
+WEIGHED = {"Minhub", "LlamaCpp"}
 # Key of a step -> the step.
 Steps = dict[Any, Callable[[], Any]]
 
@@ -65,13 +67,40 @@ def bandwidth(bench: Bench) -> Case:
 
 
 def decode(bench: Bench) -> Case:
-    """Greedy decoding of one prompt: total time, and time per token from the difference to generating one token."""
+    """Decoding with GPT-2, or --model."""
     subject = bench.text_model()
-    new = subject.room(32, bench.pick(128, 16))
-    prompts = [subject.prompt(32)]
     runners = [*bench.ours(*bench.pick((), ("float32", "bfloat16", "int8"))),
                *bench.transformers(subject, *bench.pick(("float32", "bfloat16"), ("float32",))),
                *bench.ctranslate2(subject, "float32", "int8")]  # fmt: skip
+    case = decoding(bench, subject, runners)
+    compare(case.rows, "ms_per_token", "CTranslate2 int8", "ratio_to_ctranslate2_int8")
+    if (eight := named(case.rows, "minhub_py int8")) and eight["ratio_to_ctranslate2_int8"]:
+        case.notes.append(f"minhub_py int8 is {eight['ratio_to_ctranslate2_int8']:.2f} × CTranslate2 int8.")
+    return case
+
+
+# The weights of this package -> those of llama.cpp with as many bits.
+SAME_BITS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}
+
+
+def llama(bench: Bench) -> Case:
+    """Decoding with a Llama of SmolLM2-135M's sizes, or --model; with llama.cpp, compared at equal bits."""
+    subject = bench.subject("llama")
+    runners = [*bench.ours(*SAME_BITS), *bench.transformers(subject, "float32", "bfloat16"),
+               *bench.llamacpp(subject, *SAME_BITS.values())]  # fmt: skip
+    case = decoding(bench, subject, runners)
+    for ours, theirs in SAME_BITS.items():
+        row, peer = named(case.rows, f"minhub_py {ours}"), named(case.rows, f"llama.cpp {theirs}")
+        if row and peer:
+            row["ratio_to_llamacpp"] = peer["ms_per_token"] / row["ms_per_token"]
+            row["decode_ratio_to_llamacpp"] = peer["decode_ms_per_token"] / row["decode_ms_per_token"]
+    return case
+
+
+def decoding(bench: Bench, subject: Subject, runners: Sequence[Runner]) -> Case:
+    """Greedy decoding of one prompt: total time, and time per token from the difference to generating one token."""
+    new = subject.room(32, bench.pick(128, 16))
+    prompts = [subject.prompt(32)]
     size = bench.pick(512, 128) * 2**20
     with bench.team(subject, runners) as team, bench.worker("Memory", size=size) as memory:
         steps: Steps = {}
@@ -79,7 +108,7 @@ def decode(bench: Bench) -> Case:
             steps[runner, "whole"] = partial(worker.ask, "timed", prompts=prompts, new=new)
             steps[runner, "first"] = partial(worker.ask, "timed", prompts=prompts, new=1)
             steps["memory", runner] = partial(memory.ask, "read", passes=2)
-        held = {runner: worker.ask("bytes_per_token") for runner, worker in team.items() if runner.engine == "Minhub"}
+        held = {runner: worker.ask("bytes_per_token") for runner, worker in team.items() if runner.engine in WEIGHED}
         found = bench.interleave("Decoding", steps)
     readers = bandwidth_rows([reply for runner in team for reply in found["memory", runner]], size)
     limit = readers[0]["gigabytes_per_second"]
@@ -97,12 +126,9 @@ def decode(bench: Bench) -> Case:
             "seconds": whole, "seconds_to_first": first, "ids": found[runner, "whole"][0]["ids"][0],
         })  # fmt: skip
     compare(rows, "ms_per_token", "transformers float32")
-    compare(rows, "ms_per_token", "CTranslate2 int8", "ratio_to_ctranslate2_int8")
     case = Case(f"Decoding {subject.name}: a prompt of 32 ids, {new} new ones, greedy", rows)
     case.values = {"new": new, "bandwidth": readers, "limit_gigabytes_per_second": limit}
     case.notes.append(f"Memory was read at {limit:.1f} GB/s in the same rounds ({readers[0]['reader']}).")
-    if (eight := named(rows, "minhub_py int8")) and eight["ratio_to_ctranslate2_int8"]:
-        case.notes.append(f"minhub_py int8 is {eight['ratio_to_ctranslate2_int8']:.2f} × CTranslate2 int8.")
     count_same_ids(case, rows, new)
     if bench.settings.model is None:
         case.notes.append(
@@ -517,7 +543,7 @@ def convert(bench: Bench) -> Case:
 FUNCTIONS: dict[str, Callable[[Bench], Case]] = {
     function.__name__: function
     for function in (
-        bandwidth, decode, positions, gptneo, batch, prefill, speculation, quality, load, start, lstm, busy, tokenize,
-        convert,
+        bandwidth, decode, llama, positions, gptneo, batch, prefill, speculation, quality, load, start, lstm, busy,
+        tokenize, convert,
     )
 }  # fmt: skip

@@ -5,6 +5,7 @@ Generation is always greedy and ignores end-of-text tokens, so that all librarie
 
 import math
 import shutil
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -145,6 +146,58 @@ class CTranslate2(Generator):
         return [result.sequences_ids[0] for result in results]
 
 
+class LlamaCpp(Generator):
+    """llama.cpp with a GGUF file. One id at a time after the prompt, and the likeliest of the logits.
+
+    cache: "float32" for keys and values in float32, without flash attention, which rounds them to float16. Otherwise
+    llama.cpp's defaults apply: both.
+    """
+
+    def __init__(self, folder: str, threads: int, cache: str | None = None) -> None:
+        import llama_cpp  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        import numpy as np
+
+        self.api, self.np = llama_cpp, np
+        llama_cpp.llama_backend_init()
+        self.model: Any = llama_cpp.llama_model_load_from_file(folder.encode(), llama_cpp.llama_model_default_params())
+        if not self.model:
+            raise RuntimeError(f"llama.cpp does not open {folder}")
+        settings = llama_cpp.llama_context_default_params()
+        settings.n_ctx = 1024
+        settings.n_threads = settings.n_threads_batch = threads
+        if cache == "float32":
+            settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
+            settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self.context: Any = llama_cpp.llama_init_from_model(self.model, settings)
+        if not self.context:
+            raise RuntimeError("llama.cpp makes no context")
+        self.size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+
+    def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
+        """The new ids of each prompt."""
+        return [self._one(prompt, new) for prompt in prompts]
+
+    def _one(self, prompt: Ids, new: int) -> Ids:
+        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
+        made = [self._read(prompt)]
+        while len(made) < new:
+            made.append(self._read(made[-1:]))
+        return made
+
+    def _read(self, ids: Ids) -> int:
+        """Read ids after those read before; returns the likeliest next id."""
+        tokens = (self.api.llama_token * len(ids))(*ids)
+        status = self.api.llama_decode(self.context, self.api.llama_batch_get_one(tokens, len(ids)))
+        if status:
+            raise RuntimeError(f"llama_decode ended with status {status}")
+        logits = self.api.llama_get_logits_ith(self.context, -1)
+        return int(self.np.ctypeslib.as_array(logits, shape=(self.size,)).argmax())
+
+    def bytes_per_token(self) -> int:
+        """Bytes of weights in the file, all of which are read for one token if the head is tied."""
+        return int(self.api.llama_model_size(self.model))
+
+
 class Numbers:
     """A tokenizer whose tokens are the ids as text: CTranslate2 requires a tokenizer, but a model may have none."""
 
@@ -163,6 +216,7 @@ class Converter:
     def __init__(self, threads: int) -> None:
         import torch
 
+        self.threads = threads
         torch.set_num_threads(threads)
 
     def random(self, family: str, config: dict[str, int], scale: float, folder: str, text: str) -> None:
@@ -177,9 +231,10 @@ class Converter:
 
         torch.manual_seed(0)
         model = FAMILIES[family].Model(FAMILIES[family].Config(**config)).eval()
-        if hasattr(model, "h"):
+        blocks = getattr(model, "h", None) or getattr(model, "layers", None)
+        if blocks is not None:
             with torch.no_grad():
-                for parameter in model.h.parameters():
+                for parameter in blocks.parameters():
                     if parameter.dim() == 2:
                         parameter.mul_(scale)
         save_pretrained(model, folder)
@@ -203,6 +258,18 @@ class Converter:
                 return Numbers(config.vocab_size, eos if isinstance(eos, int) else 0)
 
         Plain(folder).convert(out, force=True)
+
+    def gguf(self, folder: str, out: str, weights: str) -> None:
+        """Write the Llama in `folder` as a GGUF file with these weights: F32, or a type of `gguf.FILE_TYPES`."""
+        from minhub_py.bench import gguf
+
+        if weights == "F32":
+            gguf.write(Path(folder), Path(out))
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            whole = Path(scratch) / "f32.gguf"
+            gguf.write(Path(folder), whole)
+            gguf.quantize(whole, Path(out), weights, self.threads)
 
     def minhub(self, folder: str, out: str, to: str, dtype: str | None) -> float:
         """Time of `minhub convert`, in seconds."""

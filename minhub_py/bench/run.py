@@ -24,17 +24,24 @@ from minhub_py.bench import CASES, Result, Row
 from minhub_py.bench.worker import Worker, environment
 from minhub_py.console import note, progress_bar
 from minhub_py.files import hub
+from minhub_py.registry import FAMILIES
 
 # From The Taming of the Shrew, act 2 scene 1: the built-in models have not been trained on it.
 TEXT = Path(__file__).with_name("text.txt")
-PEERS = {"transformers": "transformers", "CTranslate2": "ctranslate2"}  # name -> module
+# Name -> the modules that it needs, and what pip installs.
+PEERS = {
+    "transformers": (("transformers",), "transformers"),
+    "CTranslate2": (("ctranslate2",), "ctranslate2"),
+    "llama.cpp": (("llama_cpp", "gguf"), "'minhub_py[bench-llamacpp]'"),
+}
 # Scale of random matrices, relative to initialization. A newly initialized GPT-2 repeats one id for ever in any dtype;
 # with large matrices the text never repeats, and any difference between two libraries shows at once.
 TAME, WILD = 1, 5
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, Mapping[str, object]] = {
     "gpt2": {},
     "gptneo": {"num_layers": 12, "num_heads": 12, "hidden_size": 768},
+    "llama": FAMILIES["llama"].presets["HuggingFaceTB/SmolLM2-135M"],
     "lstm": {"num_layers": 2, "hidden_size": 512, "embedding_size": 512},
 }
 
@@ -144,9 +151,10 @@ class Bench:
 
     def has(self, library: str) -> bool:
         """Whether a peer is installed; if not, say so."""
-        if util.find_spec(PEERS[library]) is not None:
+        modules, install = PEERS[library]
+        if all(util.find_spec(module) is not None for module in modules):
             return True
-        self.leave_out(f"{library} is left out because it is not installed: pip install {PEERS[library]}")
+        self.leave_out(f"{library} is left out because it is not installed: pip install {install}")
         return False
 
     def subject(self, family: str, scale: float = WILD) -> Subject:
@@ -179,6 +187,22 @@ class Bench:
                 writer.ask("ctranslate2", folder=str(subject.folder), out=str(folder))
         return folder
 
+    def _for_llamacpp(self, subject: Subject, weights: str) -> Path:
+        file = self.scratch / "gguf" / f"{subject.folder.name}-{weights}.gguf"
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            with self.worker("Converter") as writer:
+                writer.ask("gguf", folder=str(subject.folder), out=str(file), weights=weights)
+        return file
+
+    def _place(self, subject: Subject, runner: Runner) -> Path:
+        """The model in the format of the runner's library."""
+        if runner.engine == "CTranslate2":
+            return self._for_ctranslate2(subject)
+        if runner.engine == "LlamaCpp":
+            return self._for_llamacpp(subject, runner.weights)
+        return subject.folder
+
     @contextmanager
     def worker(self, engine: str, **options: object) -> Iterator[Worker]:
         """Start a worker and wait until it is ready. RuntimeError: it does not start."""
@@ -196,8 +220,8 @@ class Bench:
             workers: dict[Runner, Worker] = {}
             for runner in runners:  # start all, then wait for each
                 with self._unless_broken(subject, runner):
-                    folder = self._for_ctranslate2(subject) if runner.engine == "CTranslate2" else subject.folder
-                    worker = Worker(runner.engine, {"folder": str(folder), **runner.options}, self.settings.threads)
+                    options = {"folder": str(self._place(subject, runner)), **runner.options}
+                    worker = Worker(runner.engine, options, self.settings.threads)
                     workers[runner] = worker
                     started.callback(worker.close)
             team: dict[Runner, Worker] = {}
@@ -232,6 +256,13 @@ class Bench:
         if subject.family != "gpt2" or not (self.has("CTranslate2") and self.has("transformers")):
             return []
         return [Runner("CTranslate2", dtype, "CTranslate2", {"dtype": dtype}) for dtype in weights]
+
+    def llamacpp(self, subject: Subject, *weights: str) -> list[Runner]:
+        """Runners of llama.cpp for these kinds of weights, if it is installed and the model is a Llama."""
+        if subject.family != "llama" or not self.has("llama.cpp"):
+            return []
+        exact = {"cache": "float32"}  # so that F32 gives the same ids as the others
+        return [Runner("llama.cpp", kind, "LlamaCpp", exact if kind == "F32" else {}) for kind in weights]
 
     def interleave(self, what: str, steps: Mapping[Any, Callable[[], Any]]) -> dict[Any, list[Any]]:
         """Run all steps in turn, for several rounds. Returns the results of each, without the warm-up round."""
@@ -319,7 +350,7 @@ def measure(
 def machine(threads: int) -> Row:
     """The machine: processor, cores, threads, system and versions."""
     versions: dict[str, str | None] = {}
-    for name in ("torch", "transformers", "ctranslate2", "tokenizers"):
+    for name in ("torch", "transformers", "ctranslate2", "llama-cpp-python", "tokenizers"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -18,6 +18,13 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("MB read", lambda row: row["bytes_per_token"] / 1e6, ",.1f"),
         ("% of bandwidth", "bandwidth_percent", ".0f"), ("same ids", "same_ids", ""),
     ),
+    "llama": (
+        ("runner", "runner", ""), ("tokens/s", "tokens_per_second", ".1f"), ("ms/token", "ms_per_token", ".2f"),
+        ("decode only", "decode_ms_per_token", ".2f"), ("× transformers", "ratio", ".2f"),
+        ("× llama.cpp", "ratio_to_llamacpp", ".2f"), ("decode only ×", "decode_ratio_to_llamacpp", ".2f"),
+        ("MB read", lambda row: row["bytes_per_token"] / 1e6, ",.1f"),
+        ("% of bandwidth", "bandwidth_percent", ".0f"), ("same ids", "same_ids", ""),
+    ),
     "speculation": (
         ("text", "text", ""), ("runner", "runner", ""), ("tokens/s", "tokens_per_second", ".1f"),
         ("speculating", "speculating", ".1f"), ("× without", "ratio", ".2f"), ("same ids", "same_ids", ""),
@@ -79,9 +86,8 @@ def cell(row: Row, column: Column) -> str:
 def headline(result: Result) -> str:
     """One line about the machine, the versions, the date and the repeats."""
     about = result["machine"]
-    versions = [
-        f"{name} {about[name]}" for name in ("minhub_py", "torch", "transformers", "ctranslate2") if about[name]
-    ]
+    shown = ("minhub_py", "torch", "transformers", "ctranslate2", "llama-cpp-python")
+    versions = [f"{name} {about[name]}" for name in shown if about.get(name)]  # a saved result may be older than a name
     count, threads = about["cores"], about["threads"]
     where = f"{about['processor']}, {count} core{'s' * (count > 1)}, {threads} thread{'s' * (threads > 1)}"
     repeats = result["settings"]["repeats"]
