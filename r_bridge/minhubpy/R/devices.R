@@ -1,4 +1,4 @@
-#' Devices that models can run on
+#' List the devices that models can run on
 #'
 #' @returns A data frame with a row for each device that was probed: `device`,
 #'   `works`, `dtypes` (those that it computes in), `detail`, and `picked`,

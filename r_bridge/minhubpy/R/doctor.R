@@ -1,8 +1,8 @@
-#' What is installed, and whether it fits together
+#' Check what is installed, and whether it fits together
 #'
 #' R, the Python that this package uses and why, Python's packages, devices
 #' and CUDA, rpy2, R torch and its LibTorch against Python's, tokens and cache
-#' folders. Nothing is changed, and no connection is opened.
+#' folders. It changes nothing and opens no connection.
 #'
 #' @returns A data frame with the columns `what`, `found`, `fits` and
 #'   `advice`: the next step where something does not fit.

@@ -1,6 +1,6 @@
 #' Generate text
 #'
-#' Writes on from one or more prompts. Esc or Ctrl-C stops it; the session and
+#' Continues one or more prompts. Esc or Ctrl-C stops it; the session and
 #' the model stay as they are. Characters for which the tokenizer has no token,
 #' as one of characters may, are left out, with a warning.
 #'
@@ -160,7 +160,7 @@ check_tokenizer <- function(tokenizer) {
   tokenizer
 }
 
-#' The likeliest next tokens
+#' Find the likeliest next tokens
 #'
 #' @inheritParams generate
 #' @param prompt Text: one, or a character vector of several. Or 0-based ids, as
@@ -190,7 +190,7 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
   structure(found, class = c("minhub_next_tokens", "data.frame"))
 }
 
-#' How well a model predicts texts
+#' Score texts
 #'
 #' `score()` gives the log-probability of every token after a text's first,
 #' given those before it. `perplexity()` is `exp(-mean(logprob))` of each text.

@@ -73,14 +73,14 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 
 #' Plots of losses
 #'
-#' The losses of a run along its steps: of the text that was held out as a
-#' line, with a point at the best model, and of the text that trains as a
-#' dotted one. A training loss is the mean of the steps since the evaluation
-#' before, so it is drawn in the middle of them. What [minhub_compare()] returns is drawn as a line for each run,
-#' in nats per character.
+#' Draws the losses of a run against its steps: on the held-out text as a line,
+#' with a point at the best model, and on the training text as a dotted line. A
+#' training loss is the mean of the steps since the last evaluation, so it is
+#' drawn in their middle. For what [minhub_compare()] returns, it draws a line
+#' for each run, in nats per character.
 #'
-#' The first tenth of a long run may leave the picture at the top: it would
-#' squeeze all else.
+#' The first tenth of a long run may leave the plot at the top, so that the rest
+#' can be seen.
 #'
 #' @param x A run, its losses, or what [minhub_compare()] returned.
 #' @param against What the horizontal axis counts: `"step"`, `"tokens"` or

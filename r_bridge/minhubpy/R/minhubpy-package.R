@@ -9,16 +9,15 @@
 #'
 #' The models are those of the Python package minhub_py. R does not load
 #' Python: the first call starts a Python process of its own (a worker), which
-#' ends with the R session. Which Python that is, and how to get one, is told
-#' in [minhub_start()].
+#' ends with the R session. [minhub_start()] says which Python that
+#' is, and how to get one.
 #'
 #' Ids of tokens count from 0, as on the Hub, with one exception: in and out of
 #' an R torch tensor they count from 1, as everything does in R torch.
 #'
-#' Whatever goes wrong is a condition of class `minhubpy_error`; one that
-#' Python raised has the name of Python's exception as a class too, such as
-#' `FileNotFoundError`. What Python warns of is an R warning, of class
-#' `minhubpy_warning`.
+#' Every error has the class `minhubpy_error`; an error from Python also has
+#' the name of Python's exception as a class, such as `FileNotFoundError`.
+#' Python's warnings are R warnings of class `minhubpy_warning`.
 #'
 #' @section Options:
 #' * `minhubpy.python`: the Python to use, see [minhub_start()].

@@ -1,8 +1,8 @@
 #' Load a pretrained model
 #'
-#' `from_pretrained()` takes any family; the others insist on theirs. What is
-#' not in the cache of the Hub yet is downloaded, with each file checked by
-#' its hash; a download that was stopped goes on where it was.
+#' `from_pretrained()` takes any family, the others only their own. Files that
+#' are not in the Hub's cache are downloaded and checked by their hash; a
+#' download that was stopped continues where it was.
 #'
 #' @param identifier A repository of the Hub (`"gpt2"`,
 #'   `"EleutherAI/gpt-neo-125m"`), a local folder in the Hub's layout, or a
@@ -250,8 +250,8 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 
 #' A model
 #'
-#' What [from_pretrained()] and its kin return: a function from token ids to
-#' logits. The weights are in Python; R holds a reference to them.
+#' What [from_pretrained()] and similar functions return: a function from token
+#' ids to logits. The weights are in Python; R holds a reference to them.
 #'
 #' @section As a function:
 #' `model(idx)` takes 0-based ids: a vector (one row), a matrix (a row each)
@@ -283,8 +283,8 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #' * `model$wte$weight` and the like: a weight by its path, with `$shape`,
 #'   `$dtype` and `$numel()`. `as.array()` has its values, and `[`, `mean()`
 #'   and arithmetic work on them. After `library(torch)` it is an R torch
-#'   tensor, a copy. The Hub's names,
-#'   `model$transformer$wte$weight` and `model$lm_head$weight`, are good too.
+#'   tensor, a copy. The Hub's names, `model$transformer$wte$weight` and
+#'   `model$lm_head$weight`, work too.
 #'
 #' Models survive `saveRDS()` and the end of the Python worker: a pretrained
 #' one is loaded again, from the same commit, and a random one is made again

@@ -1,9 +1,9 @@
 #' Plots of next tokens and of surprise
 #'
-#' What [next_tokens()] returns is drawn as bars, the likeliest token on top.
-#' Several prompts or texts are a panel each.
+#' Draws what [next_tokens()] returns as bars, the likeliest token on top, with a
+#' panel for each prompt or text.
 #'
-#' What [score()] returns is drawn as the surprise of each token, which is
+#' Draws what [score()] returns as the surprise of each token, which is
 #' -log2 of its probability: 0 bits for what was certain, 1 for one of two
 #' equally likely tokens, 10 for one in a thousand.
 #'

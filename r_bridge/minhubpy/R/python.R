@@ -1,14 +1,14 @@
 #' Start and stop the Python worker
 #'
 #' The first call that needs Python starts a worker process; it ends with the
-#' R session, however that ends. `minhub_start()` does so on purpose, and says
-#' which Python was taken and why. `minhub_stop()` ends the worker; models and
-#' tokenizers are loaded again when they are next used, but for models whose
-#' weights came by `load_state_dict()`. The choice of a Python is kept until
+#' R session, whatever ends that. `minhub_start()` starts it at once, and says
+#' which Python it took and why. `minhub_stop()` ends the worker; models and
+#' tokenizers are loaded again at their next use, except models with weights
+#' from `load_state_dict()`. The choice of a Python is kept until
 #' `minhub_stop()`.
 #'
 #' @section Which Python:
-#' The first of these that there is, is 3.10 or newer, and has minhub_py:
+#' The first of these that exists, is 3.10 or newer, and has minhub_py:
 #'
 #' 1. the option `minhubpy.python`, then the environment variable
 #'    `MINHUBPY_PYTHON`: with one of them set, no other is tried;
@@ -58,7 +58,7 @@ minhub_stop <- function() {
 #'
 #' Makes a virtualenv in the user's data folder, with minhub_py and what it
 #' needs (PyTorch is the largest part). No other function of this package
-#' installs anything. What an earlier call made is replaced.
+#' installs anything. It replaces the virtualenv of an earlier call.
 #'
 #' On Linux the build of PyTorch on the package index brings CUDA, and takes 5.5
 #' to 6.2 GB on disk; PyTorch's build for CPUs takes 1.0 GB.

@@ -2,20 +2,20 @@
 
 #' Train a model
 #'
-#' `minhub_train()` trains a model on text, a fresh one or, with `from`, one
-#' that there is (fine-tuning). `minhub_resume()` goes on with a run that was
-#' stopped, or with more steps with one that was finished. `minhub_run()` reads
+#' `minhub_train()` trains a model on text: a new one or, with `from`, an
+#' existing one (fine-tuning). `minhub_resume()` continues a run that was
+#' stopped, or one that was finished with more steps. `minhub_run()` reads
 #' the folder of a run.
 #'
-#' The last tenth of the text does not train: the loss on it, at each
-#' evaluation, says how good the model is, and the best one is kept. Losses are
+#' The last tenth of the text is held out: the loss on it, at each evaluation,
+#' says how good the model is, and the best model is kept. Losses are
 #' in nats per token, whose `exp()` is the perplexity.
 #'
 #' @section To stop and to go on:
-#' Esc or Ctrl-C stops the training after the step that it is at, with a
-#' checkpoint, and nothing is lost: `minhub_resume(out)` goes on as if it had
-#' not stopped. So it does after a crash, from the last checkpoint. With
-#' `out = NULL` the folder goes away with the R session.
+#' Esc or Ctrl-C stops the training after the current step, with a checkpoint,
+#' and nothing is lost: `minhub_resume(out)` continues as if it had not stopped.
+#' After a crash it continues from the last checkpoint. With `out = NULL` the
+#' folder is removed with the R session.
 #'
 #' With other `steps` the learning rate follows another cosine from there on:
 #' the run comes to another model than a new one of so many steps. A message
