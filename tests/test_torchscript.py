@@ -404,14 +404,14 @@ def test_convert_in_its_ways(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("out", "arguments", "message"),
     [
-        ("out", [], "--to torchscript writes one file: give OUT a name that ends in .pt"),
-        ("held.pt", [], "--to torchscript writes one file: give OUT a name that ends in .pt and is no folder's"),
+        ("out", [], "--to torchscript writes one file: OUT must end in .pt and must not be a folder"),
+        ("held.pt", [], "--to torchscript writes one file: OUT must end in .pt and must not be a folder"),
         ("made/model.pt", [], "OUT is the folder of MODEL itself: name another"),
         ("made/model.pt", ["--overwrite"], "OUT is the folder of MODEL itself: name another"),
-        ("out.pt", ["--max-shard-size", "5GB"], "--max-shard-size is for the other forms"),
+        ("out.pt", ["--max-shard-size", "5GB"], "--max-shard-size is for the other layouts"),
         ("out.pt", ["--dtype", "int8"], "Invalid value for '--dtype'"),
-        ("file.pt", ["--to", "hub"], "--to hub writes a folder, and"),
-        ("file.pt", ["--to", "native", "--overwrite"], "--to native writes a folder, and"),
+        ("file.pt", ["--to", "hub"], "--to hub writes a folder, but"),
+        ("file.pt", ["--to", "native", "--overwrite"], "--to native writes a folder, but"),
     ],
 )
 def test_wrong_calls(tmp_path: Path, folder: Path, out: str, arguments: list[str], message: str) -> None:
