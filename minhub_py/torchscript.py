@@ -91,7 +91,7 @@ class Writer:
     def __init__(self, model: Any) -> None:
         self.paths = {id(parameter): path_of(name) for name, parameter in model.named_parameters()}
         self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
-        self.names |= {each.__name__: each for each in (attend, check, rms_norm, rotate, rotations)}
+        self.names |= {each.__name__: each for each in (attend, check, rms_norm, rotate, rotations, scaled)}
         self.context: int | None = model.config.context_length
         self.ropes: list[Any] = []
         self.lines: list[str] = []
@@ -124,8 +124,10 @@ class Writer:
         """A value with dropout, where there is any."""
         return f"F.dropout({value}, {p}, self.training)" if p else value
 
-    def embed(self, tokens: Any, positions: Any = None, dropout: float = 0.0) -> None:
+    def embed(self, tokens: Any, positions: Any = None, scale: float | None = None, dropout: float = 0.0) -> None:
         self.lines.append(f"x = F.embedding(idx, {self.path(tokens.weight)})")
+        if scale is not None:
+            self.lines.append(f"x = scaled(x, {scale})")
         if positions is not None:
             places = "torch.arange(idx.size(1), device=idx.device)"
             self.lines.append(f"x = x + F.embedding({places}, {self.path(positions.weight)})")
@@ -136,14 +138,21 @@ class Writer:
     def keep(self) -> None:
         self.lines.append("kept = x")
 
+    def copy(self) -> None:
+        self.lines.append("h = x")
+
     def norm(self, layer: Any, kept: bool = False) -> None:
         weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
         self.lines.append(
             f"h = F.layer_norm({'kept' if kept else 'x'}, {list(layer.normalized_shape)}, {weights}, {layer.eps})"
         )
 
-    def rms_norm(self, layer: Any, kept: bool = False) -> None:
-        self.lines.append(f"h = rms_norm({'kept' if kept else 'x'}, {self.path(layer.weight)}, {layer.eps})")
+    def rms_norm(self, layer: Any, kept: bool = False, plus_one: bool = False) -> None:
+        self.lines.append(f"h = {self.rms_normed('kept' if kept else 'x', layer, plus_one)}")
+
+    def rms_normed(self, value: str, layer: Any, plus_one: bool) -> str:
+        """A value after an RMS norm."""
+        return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {plus_one})"
 
     def linear(self, layers: Sequence[Any], activation: str | None = None) -> None:
         results = ", ".join(map(self.linear_of, layers))
@@ -151,26 +160,31 @@ class Writer:
         if activation is not None:
             self.lines.append(f"h = {self.activation(activation)}(h)")
 
-    def rotate(self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None) -> None:
+    def rotate(
+        self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,
+        plus_one: bool = False, whole: bool = False,
+    ) -> None:  # fmt: skip
         if rope not in self.ropes:
             self.ropes.append(rope)
-        norms = "None, None, 0.0"
+        norms = "None, None, 0.0, False, False"
         if q_norm is not None:
-            norms = f"{self.path(q_norm.weight)}, {self.path(k_norm.weight)}, {q_norm.eps}"
+            norms = f"{self.path(q_norm.weight)}, {self.path(k_norm.weight)}, {q_norm.eps}, {plus_one}, {whole}"
         self.lines.append(f"h = rotate(h, {heads}, {groups or heads}, rope{self.ropes.index(rope)}, {norms})")
 
     def attend(
         self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
-        upcast: bool = False,
+        upcast: bool = False, softcap: float | None = None,
     ) -> None:  # fmt: skip
         drop = f"{dropout} if self.training else 0.0" if dropout else "0.0"
-        self.lines.append(f"h = attend(h, {heads}, {groups or heads}, {scale}, {window or 0}, {drop}, {upcast})")
+        settings = f"{scale}, {window or 0}, {drop}, {upcast}, {float(softcap or 0)}"
+        self.lines.append(f"h = attend(h, {heads}, {groups or heads}, {settings})")
 
     def gate(self, activation: str) -> None:
         self.lines.append(f"h, up = h.chunk(2, dim=2)\n    h = {self.activation(activation)}(h) * up")
 
-    def add(self, layer: Any, dropout: float = 0.0) -> None:
-        self.lines.append(f"x = x + {self.dropped(self.linear_of(layer), dropout)}")
+    def add(self, layer: Any, norm: Any = None, plus_one: bool = False, dropout: float = 0.0) -> None:
+        result = self.linear_of(layer) if norm is None else self.rms_normed(self.linear_of(layer), norm, plus_one)
+        self.lines.append(f"x = x + {self.dropped(result, dropout)}")
 
     def lstm(self, layer: Any, dropout: float = 0.0) -> None:
         weights = ", ".join(map(self.path, layer._flat_weights))
@@ -181,9 +195,10 @@ class Writer:
         if dropout:
             self.lines.append(f"h = {self.dropped('h', dropout)}")
 
-    def logits(self, layer: Any, bias: Tensor | None = None) -> None:
+    def logits(self, layer: Any, bias: Tensor | None = None, softcap: float | None = None) -> None:
         bias = getattr(layer, "bias", None) if bias is None else bias
-        self.lines.append(f"return F.linear(h, {self.path(layer.weight)}, {self.path(bias)})")
+        self.lines.append(f"h = F.linear(h, {self.path(layer.weight)}, {self.path(bias)})")
+        self.lines.append("return h" if softcap is None else f"return torch.tanh(h / {softcap}) * {softcap}")
 
 
 def path_of(name: str) -> str:
@@ -202,9 +217,16 @@ def check(idx: Tensor, context: int) -> None:
         raise ValueError(f"{idx.size(1)} positions; this model has {context}")
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def scaled(x: Tensor, scale: float) -> Tensor:
+    """The product with a factor that is rounded to the dtype of x."""
+    return x * torch.tensor(scale, dtype=x.dtype, device=x.device)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
     y = x.float()
     y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)
+    if plus_one:
+        return (y * (1 + weight.float())).to(x.dtype)
     return weight * y.to(x.dtype)
 
 
@@ -227,12 +249,21 @@ def rotate(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    plus_one: bool,
+    whole: bool,
 ) -> Tensor:
-    """Norm, where there is one, and turn the heads of q and k in h, which is q, k and v side by side."""
+    """Norm, where there is one, and turn the heads of q and k in h, which is q, k and v side by side.
+
+    whole: one norm of all heads of q, and one of all of k.
+    """
     parts = h.unflatten(2, [heads + 2 * groups, -1])  # (B, T, H + 2G, D)
     q, k, v = parts.split([heads, groups, groups], dim=2)
     if q_norm is not None and k_norm is not None:
-        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+        shape = parts.shape
+        if whole:
+            q, k = q.flatten(2), k.flatten(2)
+        q, k = rms_norm(q, q_norm, eps, plus_one), rms_norm(k, k_norm, eps, plus_one)
+        q, k = q.view(shape[0], shape[1], heads, shape[3]), k.view(shape[0], shape[1], groups, shape[3])
     cos, sin, growth = rope[0].to(h.dtype), rope[1].to(h.dtype), rope[2].to(h.dtype)
     x = torch.cat((q, k), dim=2)
     half = cos.size(2)
@@ -243,7 +274,7 @@ def rotate(
 
 
 def attend(
-    h: Tensor, heads: int, groups: int, scale: float, window: int, dropout: float, upcast: bool
+    h: Tensor, heads: int, groups: int, scale: float, window: int, dropout: float, upcast: bool, softcap: float
 ) -> Tensor:  # fmt: skip
     """Attention of q, k and v side by side in h (B, T, (H + 2G) * D), to all before, or a window of them if not 0."""
     parts = h.unflatten(2, [heads + 2 * groups, -1]).transpose(1, 2)  # (B, H + 2G, T, D)
@@ -253,7 +284,16 @@ def attend(
     if heads != groups:
         k = k.repeat_interleave(heads // groups, dim=1)  # (B, H, T, D)
         v = v.repeat_interleave(heads // groups, dim=1)
-    if window == 0 or window >= h.size(1):
+    if softcap > 0:
+        place = torch.arange(h.size(1), device=h.device)
+        back = place.unsqueeze(1) - place  # how far each key lies before each query
+        hidden = back < 0
+        if window > 0:
+            hidden = hidden | (back >= window)
+        scores = softcap * torch.tanh((q @ k.transpose(2, 3)).float() * (scale / softcap))
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=3)
+        y = F.dropout(weights, dropout).to(v.dtype) @ v
+    elif window == 0 or window >= h.size(1):
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
     else:
         starts = torch.zeros(h.size(0), dtype=torch.long, device=h.device)

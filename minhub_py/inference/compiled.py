@@ -3,19 +3,25 @@
 A model says in `steps()` what its `forward` does for a new id, as (operation, {keywords}). There is a residual stream x
 and a current value h. Keywords in brackets may be left out.
 
-    embed     tokens [positions]          x, h = ids' rows of the one + positions' rows of the other
+    embed     tokens [positions scale]    x, h = ids' rows of the one + positions' rows of the other. scale: a factor of
+                                          the ids' rows, rounded to their dtype
     keep                                  what x is now is kept
-    norm      layer [kept]                h = layer(x), or of what was kept; rms_norm likewise
+    copy                                  h = x
+    norm      layer [kept]                h = layer(x), or of what was kept
+    rms_norm  layer [kept plus_one]       likewise
     linear    layers [activation]         h = activation(layer(h)); several layers' results side by side
-    rotate    heads rope [groups q_norm k_norm]    the heads of q and k in h are normed and turned by their position
-    attend    heads scale [groups window upcast]   h = attention(h), which is q, k and v side by side, q of `heads`
-                                          heads, k and v of `groups`; keys and values are kept. upcast: in float32
+    rotate    heads rope [groups q_norm k_norm plus_one whole]    the heads of q and k in h are normed and turned by
+                                          their position. whole: one norm of all heads of q, and one of all of k
+    attend    heads scale [groups window upcast softcap]    h = attention(h), which is q, k and v side by side, q of
+                                          `heads` heads, k and v of `groups`; keys and values are kept. upcast: in
+                                          float32. softcap: of the scores, c * tanh(score / c)
     gate      activation                  h = activation(h's first half) * its second half
-    add       layer                       x = x + layer(h)
+    add       layer [norm plus_one]       x = x + layer(h), or x + norm(layer(h)), an RMS norm
     lstm      layer                       h = an nn.LSTM's outputs for h; its state is kept
-    logits    layer [bias]                the result, from h
+    logits    layer [bias softcap]        the result, from h
 
-`dropout`, a probability, stands with what it follows; readers have no use for it, `save_torchscript` has.
+`dropout`, a probability, stands with what it follows; readers have no use for it, `save_torchscript` has. plus_one: the
+factor of a norm is 1 + its weight.
 
 `CompiledReader` turns them into pointers for native/decoder.c. Weights stay where PyTorch has them, in float32 or 16
 bits, or quantized (quantize.py). All arithmetic is float32: with 16-bit weights the logits are those of the float32
@@ -50,7 +56,7 @@ ACTIVATIONS = {
     "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
 }  # fmt: skip
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6, "rms_norm": 7,
-         "rotate": 8, "gate": 9, "keep": 10}  # fmt: skip
+         "rotate": 8, "gate": 9, "keep": 10, "copy": 11}  # fmt: skip
 # The operations of `steps`, and what they are for the compiled code.
 OPERATIONS = {**{name: name for name in KINDS if name != "recur"}, "lstm": "recur"}
 
@@ -82,7 +88,8 @@ class Operation(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int32), ("activation", ctypes.c_int32), ("layer", ctypes.c_int32), ("heads", ctypes.c_int32),
         ("groups", ctypes.c_int32), ("size", ctypes.c_int32),
-        ("window", ctypes.c_int64), ("number", ctypes.c_float), ("more", ctypes.c_int32), ("rotated", ctypes.c_int32),
+        ("window", ctypes.c_int64), ("number", ctypes.c_float), ("cap", ctypes.c_float),
+        ("more", ctypes.c_int32), ("rotated", ctypes.c_int32),
         ("weight", Matrix), ("second", Matrix), ("bias", ctypes.c_void_p),
     ]  # fmt: skip
 
@@ -99,7 +106,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 3 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 4 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -144,8 +151,8 @@ class CompiledReader(EagerReader):
             raise UnsupportedError(f"native/decoder.c is {opened()[1]}")
         check_untouched(model)
         self.kept: list[Any] = []  # what pointers point to
-        self.rope: Any = None  # the model's function of positions, where it has one
-        self.rotated = torch.empty(0)  # what it gives for the first positions, as the compiled code reads it
+        # The model's functions of positions, and what each gives for the first ones, as the compiled code reads it.
+        self.rotated: dict[Any, Tensor] = {}
         self.layers = self.outputs = self.width = 0
         operations = [found for operation, keywords in model.steps() for found in self._translate(operation, keywords)]
         self.operations = (Operation * len(operations))(*operations)
@@ -197,7 +204,7 @@ class CompiledReader(EagerReader):
             raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
         keys, values = zip(*cache.layers, strict=True)  # or an LSTM's h and c
         sizes = [buffer.size(-2) for buffer in keys]
-        if self.rope is not None and positions:
+        if self.rotated and positions:
             self._rotations(max(positions) + 1)
         if self.logits.size(0) < len(wanted):
             self.logits = torch.empty(len(wanted), self.vocab_size)
@@ -237,13 +244,21 @@ class CompiledReader(EagerReader):
             each.kind = KINDS[OPERATIONS[operation]]
         return operations
 
-    def _embed(self, tokens: Any, positions: Any = None, dropout: float = 0.0) -> list[Operation]:
+    def _embed(
+        self, tokens: Any, positions: Any = None, scale: float | None = None, dropout: float = 0.0
+    ) -> list[Operation]:
         operation = Operation(weight=self._matrix(tokens), second=self._matrix(positions) if positions else Matrix())
+        if scale is not None:
+            dtype = tokens.dtype if isinstance(tokens, Quantized) else tokens.weight.dtype
+            operation.number = torch.tensor(scale, dtype=dtype).item()
         if operation.weight.transposed or operation.second.transposed:
             raise UnsupportedError("an embedding whose rows are not stored as rows")
         return [operation]
 
     def _keep(self) -> list[Operation]:
+        return [Operation()]
+
+    def _copy(self) -> list[Operation]:
         return [Operation()]
 
     def _norm(self, layer: Any, kept: bool = False) -> list[Operation]:
@@ -252,8 +267,8 @@ class CompiledReader(EagerReader):
         weights = {"weight": self._vector(layer.weight), "bias": self._floats(layer.bias)}
         return [Operation(**weights, number=layer.eps, more=kept)]
 
-    def _rms_norm(self, layer: Any, kept: bool = False) -> list[Operation]:
-        return [Operation(weight=self._vector(layer.weight), number=layer.eps, more=kept)]
+    def _rms_norm(self, layer: Any, kept: bool = False, plus_one: bool = False) -> list[Operation]:
+        return [Operation(weight=self._factor(layer, plus_one), number=layer.eps, more=kept)]
 
     def _linear(self, layers: Sequence[Any], activation: str | None = None) -> list[Operation]:
         operations = [self._product(layer, layer.bias) for layer in layers]
@@ -265,42 +280,51 @@ class CompiledReader(EagerReader):
         return operations
 
     def _rotate(
-        self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None
-    ) -> list[Operation]:
-        self.rope, groups = rope, groups or heads
-        size = self.outputs // (heads + 2 * groups)
-        operation = Operation(heads=heads, groups=groups, size=size, rotated=2 * len(rope.frequencies))
+        self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,
+        plus_one: bool = False, whole: bool = False,
+    ) -> list[Operation]:  # fmt: skip
+        groups = groups or heads
+        self.rotated.setdefault(rope, torch.empty(0))
+        operation = Operation(heads=heads, groups=groups, size=self.outputs // (heads + 2 * groups), more=whole,
+                              rotated=2 * len(rope.frequencies), layer=list(self.rotated).index(rope))  # fmt: skip
         if q_norm is not None:
-            operation.weight, operation.second = self._vector(q_norm.weight), self._vector(k_norm.weight)
+            operation.weight, operation.second = self._factor(q_norm, plus_one), self._factor(k_norm, plus_one)
             operation.number = q_norm.eps
         return [operation]
 
     def _rotations(self, count: int) -> None:
         """Have the rotations of the first `count` positions: a row each, cos and sin for q, then for k."""
-        if count <= self.rotated.size(0):
+        known = min(rotated.size(0) for rotated in self.rotated.values())
+        if count <= known:
             return
-        cos, sin, growth = self.rope(torch.arange(max(count, 2 * self.rotated.size(0))))  # (positions, R/2)
-        grown = 1.0 if growth is None else growth.unsqueeze(1)
-        self.rotated = torch.cat((cos * grown, sin * grown, cos, sin), dim=1).contiguous()
+        for rope in self.rotated:
+            cos, sin, growth = rope(torch.arange(max(count, 2 * known)))  # (positions, R/2)
+            grown = 1.0 if growth is None else growth.unsqueeze(1)
+            self.rotated[rope] = torch.cat((cos * grown, sin * grown, cos, sin), dim=1).contiguous()
+        places = [rotated.data_ptr() for rotated in self.rotated.values()]
         for operation in self.operations:
             if operation.kind == KINDS["rotate"]:
-                operation.bias = self.rotated.data_ptr()
+                operation.bias = places[operation.layer]
 
     def _attend(
         self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
-        upcast: bool = True,
+        upcast: bool = True, softcap: float | None = None,
     ) -> list[Operation]:  # fmt: skip
         """All arithmetic is float32 here, so `upcast` changes nothing."""
         self.layers, groups = self.layers + 1, groups or heads
         size = self.outputs // (heads + 2 * groups)
         return [Operation(heads=heads, groups=groups, size=size, number=scale, window=window or 0,
-                          layer=self.layers - 1)]  # fmt: skip
+                          layer=self.layers - 1, cap=softcap or 0)]  # fmt: skip
 
     def _gate(self, activation: str) -> list[Operation]:
         return [Operation(heads=self.outputs // 2, activation=code_of(activation))]
 
-    def _add(self, layer: Any, dropout: float = 0.0) -> list[Operation]:
-        return [self._product(layer, layer.bias)]
+    def _add(self, layer: Any, norm: Any = None, plus_one: bool = False, dropout: float = 0.0) -> list[Operation]:
+        operation = self._product(layer, layer.bias)
+        if norm is not None:
+            operation.second, operation.number = self._factor(norm, plus_one), norm.eps
+            self.width = max(self.width, operation.weight.rows)
+        return [operation]
 
     def _lstm(self, layer: Any, dropout: float = 0.0) -> list[Operation]:
         operations = []
@@ -315,11 +339,17 @@ class CompiledReader(EagerReader):
             self.layers += 1
         return operations
 
-    def _logits(self, layer: Any, bias: Tensor | None = None) -> list[Operation]:
-        return [self._product(layer, bias)]
+    def _logits(self, layer: Any, bias: Tensor | None = None, softcap: float | None = None) -> list[Operation]:
+        operation = self._product(layer, bias)
+        operation.cap = softcap or 0
+        return [operation]
 
     def _vector(self, weight: Tensor) -> Matrix:
         return Matrix(data=self._floats(weight), columns=weight.numel())
+
+    def _factor(self, norm: Any, plus_one: bool) -> Matrix:
+        """The factor of an RMS norm: its weight, or 1 more."""
+        return self._vector(norm.weight.float() + 1 if plus_one else norm.weight)
 
     def _product(self, layer: Any, bias: Tensor | None) -> Operation:
         return Operation(weight=self._matrix(layer), bias=self._floats(bias))

@@ -31,7 +31,7 @@
 /* compiled.py has the same numbers and structures. */
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4 };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
-enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP };
+enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP, COPY };
 #define GROUP 32 /* NF4 weights that share a scale */
 #define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
 #define AHEAD 8192 /* bytes that weights are asked for in advance; measured (NOTES.md) */
@@ -49,10 +49,13 @@ typedef struct {
     int32_t layer, heads; /* ATTEND, ROTATE: heads of q; GATE: width of its output */
     int32_t groups, size; /* ATTEND, ROTATE: heads of k and v, numbers of a head */
     int64_t window;       /* positions that ATTEND looks back on, itself included; 0: all */
-    float number;         /* NORM, RMS_NORM, ROTATE: epsilon; ATTEND: the factor of the scores */
-    int32_t more;         /* LINEAR: the next one's output stands beside this one's; NORM, RMS_NORM: of what KEEP kept */
+    float number;         /* norms, also those of ADD and ROTATE: epsilon; a factor: EMBED: of ids, ATTEND: of scores */
+    float cap;            /* ATTEND, LOGITS: soft cap of the scores, of the result; 0: none */
+    int32_t more;         /* LINEAR: the next one's output stands beside this one's; NORM, RMS_NORM: of what KEEP kept;
+                             ROTATE: the norms are of all heads at once */
     int32_t rotated;      /* ROTATE: numbers of a head that turn, the first ones */
-    matrix weight, second; /* EMBED: ids, positions; RECUR: weight_ih, weight_hh; ROTATE: norms of q's and k's heads */
+    matrix weight, second; /* EMBED: ids, positions; RECUR: weight_ih, weight_hh; ROTATE: norms of q's and k's heads;
+                              ADD: the layer, the norm of its result */
     const float *bias;    /* NORM, LINEAR, ADD, RECUR, LOGITS; ROTATE: by position cos and sin for q, then for k */
 } operation;
 
@@ -76,12 +79,13 @@ typedef struct {
     void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t);
     void (*finish)(float *, const float *, int64_t, int);
     void (*row)(const matrix *, int64_t, float *);
-    void (*attend)(const void *, const void *, int, int64_t, int64_t, int64_t, const float *, int64_t, float, float *,
-                   float *);
+    void (*attend)(const void *, const void *, int, int64_t, int64_t, int64_t, const float *, int64_t, float, float,
+                   float *, float *);
     void (*recur)(float *, float *, float *, int64_t);
     void (*norm)(const float *, const float *, const float *, float, int64_t, float *);
     void (*rms_norm)(const float *, const float *, float, int64_t, float *);
     void (*gate)(float *, const float *, int64_t, int);
+    void (*cap)(float *, int64_t, float);
 } kernels;
 
 /* NormalFloat4 (Dettmers et al., 2023, QLoRA, appendix E): the quantiles of normally distributed weights. */
@@ -189,7 +193,7 @@ API const char *choose(const char *name) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 3 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 3: the count of changes of meaning */
+    return 4 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 4: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -386,6 +390,8 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
         if (bias || t->op->activation)
             for (int64_t m = 0; m < t->tokens; m++)
                 chosen->finish(t->out + m * stride + begin, bias, n, t->op->activation);
+        if (t->op->cap)
+            for (int64_t m = 0; m < t->tokens; m++) chosen->cap(t->out + m * stride + begin, n, t->op->cap);
         return;
     }
     float *sums = scratch(t->c, thread); /* (tokens, n) */
@@ -432,8 +438,8 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     const int64_t count = t->op->window && t->op->window < known ? t->op->window : known;
     const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
     chosen->attend((const char *)c->keys[t->op->layer] + at, (const char *)c->values[t->op->layer] + at, c->cache_dtype,
-                   known - count, count, size, t->in + m * c->width + head * D, D, t->op->number, scratch(c, thread),
-                   t->out + m * c->width + head * D);
+                   known - count, count, size, t->in + m * c->width + head * D, D, t->op->number, t->op->cap,
+                   scratch(c, thread), t->out + m * c->width + head * D);
 }
 
 /* in: q, k and v side by side. The new keys and values are all stored first: a later token sees the earlier ones. */
@@ -472,14 +478,30 @@ static void recur(const operation *op, const call *c, float *in, float *out, flo
     }
 }
 
-/* Turns the pairs (i, i + R/2) of each head of q and k by its position, after the head's norm where it has one. */
+/* Adds the norm of a layer's outputs to x. made: room for them. */
+static void add_normed(const operation *op, const call *c, float *in, float *x, float *made, int alone) {
+    operation part = *op;
+    part.kind = LINEAR;
+    linear(&part, c, in, made, c->tokens, alone);
+    for (int64_t m = 0; m < c->tokens; m++) {
+        float *y = made + m * c->width;
+        chosen->rms_norm(y, op->second.data, op->number, op->weight.rows, y);
+        for (int64_t i = 0; i < op->weight.rows; i++) x[m * c->width + i] += y[i];
+    }
+}
+
+/* Turns the pairs (i, i + R/2) of each head of q and k by its position, after the norms where it has them: of each
+ * head, or of all heads of q and all of k at once. */
 static void rotate(const operation *op, const call *c, float *in) {
     const int64_t H = op->heads, G = op->groups, D = op->size, R = op->rotated, half = R / 2;
+    const int whole = op->more;
     for (int64_t m = 0; m < c->tokens; m++)
         for (int64_t head = 0; head < H + G; head++) {
             float *v = in + m * c->width + head * D;
             const float *norm = head < H ? op->weight.data : op->second.data;
-            if (norm) chosen->rms_norm(v, norm, op->number, D, v);
+            if (norm && !whole) chosen->rms_norm(v, norm, op->number, D, v);
+            if (norm && whole && head == 0) chosen->rms_norm(v, norm, op->number, H * D, v);
+            if (norm && whole && head == H) chosen->rms_norm(v, norm, op->number, G * D, v);
             const float *cos = op->bias + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
             for (int64_t i = 0; i < half; i++) {
                 const float first = v[i], second = v[i + half];
@@ -498,6 +520,8 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case EMBED:
             for (int64_t m = 0; m < c->tokens; m++) {
                 chosen->row(&op->weight, c->ids[m], x + m * width);
+                if (op->number)
+                    for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] *= op->number;
                 if (op->second.data) {
                     chosen->row(&op->second, c->positions[m], out);
                     for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] += out[i];
@@ -506,6 +530,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             }
             break;
         case KEEP: memcpy(c->kept, x, c->tokens * width * sizeof(float)); break;
+        case COPY: memcpy(in, x, c->tokens * width * sizeof(float)); break;
         case NORM:
             for (int64_t m = 0; m < c->tokens; m++)
                 chosen->norm((op->more ? c->kept : x) + m * width, op->weight.data, op->bias, op->number, op->weight.columns, in + m * width);
@@ -524,7 +549,10 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             offset = op->more ? offset + op->weight.rows : 0;
             if (!op->more) swap = in, in = out, out = swap;
             break;
-        case ADD: linear(op, c, in, x, c->tokens, alone); break;
+        case ADD:
+            if (op->second.data) add_normed(op, c, in, x, out, alone);
+            else linear(op, c, in, x, c->tokens, alone);
+            break;
         case ATTEND:
             attend(op, c, in, out, alone);
             swap = in, in = out, out = swap;

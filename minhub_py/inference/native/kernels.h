@@ -323,10 +323,25 @@ static void NAME(row)(const matrix *w, int64_t row, float *out) {
     }
 }
 
+/* cap * tanh(v / cap): at most `cap`, and near v where v is small. */
+INLINE vec NAME(capped)(vec v, float cap) {
+    return NAME(activate)(v / cap, TANH) * cap;
+}
+
+/* Likewise for `count` numbers, in place. */
+static void NAME(cap)(float *v, int64_t count, float cap) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        int64_t n = count - i < LANES ? count - i : LANES;
+        vec value = NAME(capped)(NAME(load_some)(v, i, n, FLOAT32), cap);
+        memcpy(v + i, &value, n * sizeof(float));
+    }
+}
+
 /* --- attention --- */
 
 INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64_t first, int64_t count, int64_t size,
-                               const float *q, int64_t D, float scale, float *scores, float *out, int dtype) {
+                               const float *q, int64_t D, float scale, float cap, float *scores, float *out,
+                               int dtype) {
     const int width = dtype == FLOAT32 ? 4 : 2;
     const int64_t whole = D / LANES * LANES;
     const int64_t start = first % size; /* the slots go around, one after another: no division for each */
@@ -339,6 +354,10 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
             sum += NAME(load_last)(key, whole, D - whole, dtype) * NAME(load_last)(q, whole, D - whole, FLOAT32);
         scores[i] = NAME(sum)(sum) * scale;
         largest = largest > scores[i] ? largest : scores[i];
+    }
+    if (cap) {
+        NAME(cap)(scores, count, cap);
+        largest = NAME(capped)(NAME(all)(largest), cap)[0]; /* the order stays */
     }
     for (int64_t i = count; i % LANES; i++) scores[i] = -INFINITY;
     vec totals = {0};
@@ -370,13 +389,13 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
 }
 
 /* out (D,) = softmax(q . keys * scale) . values over the `count` positions from `first` on; position p is in slot
- * p % size of keys and values (size, D). scores: room for count + LANES. */
+ * p % size of keys and values (size, D). cap: of the scores; 0: none. scores: room for count + LANES. */
 static void NAME(attend)(const void *keys, const void *values, int dtype, int64_t first, int64_t count, int64_t size,
-                         const float *q, int64_t D, float scale, float *scores, float *out) {
+                         const float *q, int64_t D, float scale, float cap, float *scores, float *out) {
     switch (dtype) {
-    case FLOAT32: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, scores, out, FLOAT32); break;
-    case BFLOAT16: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, scores, out, BFLOAT16); break;
-    default: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, scores, out, FLOAT16);
+    case FLOAT32: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, scores, out, FLOAT32); break;
+    case BFLOAT16: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, scores, out, BFLOAT16); break;
+    default: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, scores, out, FLOAT16);
     }
 }
 
@@ -443,7 +462,7 @@ static void NAME(gate)(float *v, const float *with, int64_t count, int activatio
 }
 
 static const kernels NAME(kernels) = {NAME(linear), NAME(finish), NAME(row), NAME(attend), NAME(recur), NAME(norm),
-                                      NAME(rms_norm), NAME(gate)};
+                                      NAME(rms_norm), NAME(gate), NAME(cap)};
 
 #undef vec
 #undef vec_at
