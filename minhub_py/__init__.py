@@ -52,6 +52,9 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ impo
     ministral, ministral_from_config, ministral_from_pretrained = _fresh, _sized, from_pretrained
     qwen2, qwen2_from_config, qwen2_from_pretrained = _fresh, _sized, from_pretrained
     qwen3, qwen3_from_config, qwen3_from_pretrained = _fresh, _sized, from_pretrained
+    gemma, gemma_from_config, gemma_from_pretrained = _fresh, _sized, from_pretrained
+    gemma2, gemma2_from_config, gemma2_from_pretrained = _fresh, _sized, from_pretrained
+    gemma3, gemma3_from_config, gemma3_from_pretrained = _fresh, _sized, from_pretrained
 
 __version__ = "0.1.0"
 

@@ -144,7 +144,8 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings with the rotary embedding's merged into rope_parameters, a dict with rope_type and rope_theta.
 
     Older files have rope_theta and rope_scaling (with `type` for rope_type), and what Config.ROPE_NAMES says. A family
-    without rotary positions has them as they are. ValueError: the spellings contradict each other.
+    without rotary positions has them as they are; another may have such a dict for each layer type.
+    ValueError: the spellings contradict each other.
     """
     if not any(field.name == "rope_parameters" for field in dataclasses.fields(Config)):
         return hub
@@ -156,6 +157,10 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
             raise ValueError(f"{title}: {name} cannot be {brief(value)}")
     apart = {to: value for name, to in {"rope_theta": "rope_theta", **names}.items()
              if (value := rest.pop(name, None)) is not None}  # fmt: skip
+    if new and any(isinstance(value, dict) for value in new.values()):
+        # By layer type. What older names say is of the layers that attend to everything.
+        whole = one_rope(Config, {**hub, "rope_parameters": new.get("full_attention")})
+        return {**whole, "rope_parameters": {**new, "full_attention": whole.get("rope_parameters")}}
     if not (new or old or apart):
         return rest if new is None else {**rest, "rope_parameters": new}
     rope = dict(old or new or {})

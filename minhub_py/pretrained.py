@@ -235,8 +235,8 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
     wrappers = [kind for family in FAMILIES.values() for kind in family.wrappers]
     if settings.get("model_type") not in wrappers or not isinstance(text, dict):
         return settings
-    outer = {name: settings[name] for name in ("tie_word_embeddings", "quantization_config") if name in settings}
-    return {**outer, **text}
+    shared = ("tie_word_embeddings", "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id")
+    return {**{name: settings[name] for name in shared if name in settings}, **text}
 
 
 def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:

@@ -199,6 +199,30 @@ LLAMA_SIZES: dict[str, dict[str, object]] = {
     "Qwen/Qwen3-8B-Base": _llama(4096, 12288, 36, 32, 8, **{**_QWEN3, "tie_word_embeddings": False}),
 }  # fmt: skip
 
+GEMMA_TRAINING = Training(
+    {"layers": ("num_hidden_layers",), "width": ("hidden_size",),
+     "heads": ("num_attention_heads", "num_key_value_heads"), "inner": ("intermediate_size",),
+     "context": ("max_position_embeddings",)},
+    {"head_dim": 32}, expansion=8 / 3,
+)  # fmt: skip
+GEMMA_NAMES = {"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}
+_GEMMA2 = {"model_type": "gemma2"}
+_GEMMA3 = {"model_type": "gemma3_text", "sliding_window": 512, "vocab_size": 262144, "max_position_embeddings": 32768}
+_GEMMA3_LARGE = {"model_type": "gemma3_text", "sliding_window": 1024,
+                 "rope_parameters": {"full_attention": _rope(1e6, rope_type="linear", factor=8.0)}}  # fmt: skip
+GEMMA_SIZES = {
+    "gemma-2b": _llama(2048, 16384, 18, 8, 1),
+    "gemma-7b": {},
+    "gemma-2-2b": _llama(2304, 9216, 26, 8, 4, **_GEMMA2),
+    "gemma-2-9b": _llama(3584, 14336, 42, 16, 8, **_GEMMA2),
+    "gemma-2-27b": _llama(4608, 36864, 46, 32, 16, **_GEMMA2, head_dim=128, query_pre_attn_scalar=144),
+    "gemma-3-270m": _llama(640, 2048, 18, 4, 1, **_GEMMA3),
+    "gemma-3-1b-pt": _llama(1152, 6912, 26, 4, 1, **_GEMMA3),
+    "gemma-3-4b-pt": _llama(2560, 10240, 34, 8, 4, **_GEMMA3_LARGE),
+    "gemma-3-12b-pt": _llama(3840, 15360, 48, 16, 8, **_GEMMA3_LARGE),
+    "gemma-3-27b-pt": _llama(5376, 21504, 62, 32, 16, **_GEMMA3_LARGE, head_dim=128, query_pre_attn_scalar=168),
+}
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -232,6 +256,17 @@ FAMILIES = {
             presets=LLAMA_SIZES,
             names=LLAMA_NAMES,
             wrappers=("mistral3",),
+        ),
+        Family(
+            "gemma",
+            "Gemma",
+            "gemma",
+            ("GemmaConfig", "Gemma"),
+            GEMMA_TRAINING,
+            "google",
+            GEMMA_SIZES,
+            names=GEMMA_NAMES,
+            wrappers=("gemma3",),
         ),
     )
 }

@@ -82,6 +82,18 @@ qwen2_from_pretrained <- pretrained_of("qwen2")
 #' @export
 qwen3_from_pretrained <- pretrained_of("qwen3")
 
+#' @rdname from_pretrained
+#' @export
+gemma_from_pretrained <- pretrained_of("gemma")
+
+#' @rdname from_pretrained
+#' @export
+gemma2_from_pretrained <- pretrained_of("gemma2")
+
+#' @rdname from_pretrained
+#' @export
+gemma3_from_pretrained <- pretrained_of("gemma3")
+
 load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
@@ -178,6 +190,18 @@ qwen3 <- fresh_of("qwen3")
 
 #' @rdname gpt2
 #' @export
+gemma <- fresh_of("gemma")
+
+#' @rdname gpt2
+#' @export
+gemma2 <- fresh_of("gemma2")
+
+#' @rdname gpt2
+#' @export
+gemma3 <- fresh_of("gemma3")
+
+#' @rdname gpt2
+#' @export
 gpt2_from_config <- configured_of("gpt2")
 
 #' @rdname gpt2
@@ -215,6 +239,18 @@ qwen2_from_config <- configured_of("qwen2")
 #' @rdname gpt2
 #' @export
 qwen3_from_config <- configured_of("qwen3")
+
+#' @rdname gpt2
+#' @export
+gemma_from_config <- configured_of("gemma")
+
+#' @rdname gpt2
+#' @export
+gemma2_from_config <- configured_of("gemma2")
+
+#' @rdname gpt2
+#' @export
+gemma3_from_config <- configured_of("gemma3")
 
 new_fresh <- function(family, config, seed) {
   config <- plain_config(config, paste0(family, "(vocab_size = 65)"))
