@@ -9,6 +9,7 @@ A model file declares its settings as data, and this file reads them:
         NO_EFFECT               names of settings without effect, in addition to NO_EFFECT below
         DERIVED                 properties of the dataclass that config.json may repeat but not contradict
     ROPE_NAMES              old names of rotary settings beside rope_theta, and their names in rope_parameters
+    ROPE_DEFAULT                rope_parameters of a file that names no rope_type, where not plain rotations
     DEFAULTS                for each model_type, defaults that differ from those of the fields (for files that
                                 serve several model types)
 
@@ -163,7 +164,7 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**whole, "rope_parameters": {**new, "full_attention": whole.get("rope_parameters")}}
     if not (new or old or apart):
         return rest if new is None else {**rest, "rope_parameters": new}
-    rope = dict(old or new or {})
+    rope = dict(old or new or getattr(Config, "ROPE_DEFAULT", {}))
     for name in ("rope_theta", *names.values()):
         said = [value[name] for value in (new, old, apart) if value and name in value]
         if any(other != said[0] for other in said):

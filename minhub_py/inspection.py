@@ -11,6 +11,7 @@ import weights_map
 from minhub_py.files import hub
 from minhub_py.files.storage import Checkpoint, Layout
 from minhub_py.files.tokenizer import read_tokenizer, tokenizer_file
+from minhub_py.inference.quantize import count
 from minhub_py.pretrained import describe, fit, read_config, same_values
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
@@ -69,8 +70,8 @@ def _operations(family: Family, config: Any, names: list[str], layout: Layout) -
 
 def count_parameters(model: Any) -> dict[str, int]:
     """Parameters in all and by part: each module at the top, so the blocks (`h`) count as one."""
-    parts = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
-    return {"total": sum(p.numel() for p in model.parameters()), **{name: n for name, n in parts.items() if n}}
+    parts = {name: count(child) for name, child in model.named_children()}
+    return {"total": count(model), **{name: n for name, n in parts.items() if n}}
 
 
 def verify(

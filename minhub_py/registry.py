@@ -223,6 +223,25 @@ GEMMA_SIZES = {
     "gemma-3-27b-pt": _llama(5376, 21504, 62, 32, 16, **_GEMMA3_LARGE, head_dim=128, query_pre_attn_scalar=168),
 }
 
+GPTOSS_TRAINING = Training(
+    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
+     "inner": ("intermediate_size",), "context": ("max_position_embeddings",)},
+    {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": None, "num_key_value_heads": None,
+     "rope_parameters": _rope(1e4), "tie_word_embeddings": True},
+    expansion=4 / 3,  # gated, and two experts at a time: as many weights as an MLP of 4 has
+)  # fmt: skip
+_MXFP4 = {
+    "quantization_config": {
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"
+        ],
+        "quant_method": "mxfp4",
+    },
+    "eos_token_id": 200002,
+    "pad_token_id": 199999,
+}  # fmt: skip
+GPTOSS_SIZES = {"gpt-oss-20b": {"num_hidden_layers": 24, "num_local_experts": 32, **_MXFP4}, "gpt-oss-120b": _MXFP4}
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -246,6 +265,7 @@ FAMILIES = {
             "EleutherAI",
             GPTNEOX_SIZES,
         ),
+        Family("gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"), GPTOSS_TRAINING, "openai", GPTOSS_SIZES),
         Family("lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"), LSTM_TRAINING),
         Family(
             "llama",

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from minhub_py.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
 from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.packed import has_packed
 from minhub_py.models.window import local_attention
 from minhub_py.registry import family_of
 from minhub_py.skeleton import skeleton
@@ -49,6 +50,8 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
     """
     model = model_of(model, "save_torchscript()")
     refuse_quantized(model, "written as TorchScript")
+    if has_packed(model):
+        raise ValueError("experts in MXFP4 cannot be written as TorchScript: take the model in BF16 or F32")
     config: Any = model.config
     settings = {**config.to_hub(), "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     extra = {"config.json": json.dumps(settings, indent=2).encode(), **(extra_files or {})}
@@ -91,7 +94,8 @@ class Writer:
     def __init__(self, model: Any) -> None:
         self.paths = {id(parameter): path_of(name) for name, parameter in model.named_parameters()}
         self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
-        self.names |= {each.__name__: each for each in (attend, check, rms_norm, rotate, rotations, scaled)}
+        functions = (attend, check, experts, rms_norm, rotate, rotations, scaled)
+        self.names |= {each.__name__: each for each in functions}
         self.context: int | None = model.config.context_length
         self.ropes: list[Any] = []
         self.lines: list[str] = []
@@ -173,10 +177,10 @@ class Writer:
 
     def attend(
         self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
-        upcast: bool = False, softcap: float | None = None,
+        upcast: bool = False, softcap: float | None = None, sinks: Tensor | None = None,
     ) -> None:  # fmt: skip
         drop = f"{dropout} if self.training else 0.0" if dropout else "0.0"
-        settings = f"{scale}, {window or 0}, {drop}, {upcast}, {float(softcap or 0)}"
+        settings = f"{scale}, {window or 0}, {drop}, {upcast}, {float(softcap or 0)}, {self.path(sinks)}"
         self.lines.append(f"h = attend(h, {heads}, {groups or heads}, {settings})")
 
     def gate(self, activation: str) -> None:
@@ -185,6 +189,13 @@ class Writer:
     def add(self, layer: Any, norm: Any = None, plus_one: bool = False, dropout: float = 0.0) -> None:
         result = self.linear_of(layer) if norm is None else self.rms_normed(self.linear_of(layer), norm, plus_one)
         self.lines.append(f"x = x + {self.dropped(result, dropout)}")
+
+    def experts(
+        self, router: Any, gate_up: Any, gate_up_bias: Tensor, down: Any, down_bias: Tensor, top: int, alpha: float,
+        limit: float,
+    ) -> None:  # fmt: skip
+        names = ", ".join(map(self.path, (router.weight, router.bias, gate_up, gate_up_bias, down, down_bias)))
+        self.lines.append(f"x = x + experts(h, {names}, {top}, {alpha}, {limit})")
 
     def lstm(self, layer: Any, dropout: float = 0.0) -> None:
         weights = ", ".join(map(self.path, layer._flat_weights))
@@ -274,7 +285,8 @@ def rotate(
 
 
 def attend(
-    h: Tensor, heads: int, groups: int, scale: float, window: int, dropout: float, upcast: bool, softcap: float
+    h: Tensor, heads: int, groups: int, scale: float, window: int, dropout: float, upcast: bool, softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Attention of q, k and v side by side in h (B, T, (H + 2G) * D), to all before, or a window of them if not 0."""
     parts = h.unflatten(2, [heads + 2 * groups, -1]).transpose(1, 2)  # (B, H + 2G, T, D)
@@ -284,14 +296,20 @@ def attend(
     if heads != groups:
         k = k.repeat_interleave(heads // groups, dim=1)  # (B, H, T, D)
         v = v.repeat_interleave(heads // groups, dim=1)
-    if softcap > 0:
+    if softcap > 0 or sinks is not None:  # which no fused attention has
         place = torch.arange(h.size(1), device=h.device)
         back = place.unsqueeze(1) - place  # how far each key lies before each query
         hidden = back < 0
         if window > 0:
             hidden = hidden | (back >= window)
-        scores = softcap * torch.tanh((q @ k.transpose(2, 3)).float() * (scale / softcap))
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=3)
+        scores = (q @ k.transpose(2, 3)).float() * scale  # (B, H, T, T)
+        if softcap > 0:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            more = sinks.float().view(1, heads, 1, 1).expand(h.size(0), heads, h.size(1), 1)
+            scores = torch.cat((scores, more), dim=3)
+        weights = scores.softmax(dim=3)[:, :, :, : h.size(1)]
         y = F.dropout(weights, dropout).to(v.dtype) @ v
     elif window == 0 or window >= h.size(1):
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
@@ -299,6 +317,26 @@ def attend(
         starts = torch.zeros(h.size(0), dtype=torch.long, device=h.device)
         y = local_attention(q, k, v, starts, window, dropout, scale)
     return y.to(h.dtype).transpose(1, 2).flatten(2)
+
+
+def experts(
+    h: Tensor, router: Tensor, router_bias: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor,
+    down_bias: Tensor, top: int, alpha: float, limit: float,
+) -> Tensor:  # fmt: skip
+    """Gated MLPs, the `top` of each position, by the softmax of the router's scores for them."""
+    rows = h.flatten(0, 1)  # (B * T, C)
+    scores, chosen = F.linear(rows, router, router_bias).topk(top, dim=1)
+    shares = scores.softmax(dim=1)
+    y = torch.zeros_like(rows)
+    for number in range(gate_up.size(0)):
+        places = (chosen == number).nonzero()  # (n, 2): position, choice
+        if places.size(0) > 0:
+            row = places[:, 0]
+            both = (rows[row] @ gate_up[number] + gate_up_bias[number]).unflatten(1, [-1, 2])  # (n, I, 2)
+            gate, up = both[:, :, 0].clamp(max=limit), both[:, :, 1].clamp(min=-limit, max=limit)
+            found = (gate * torch.sigmoid(alpha * gate) * (up + 1)) @ down[number] + down_bias[number]
+            y = y.index_add(0, row, found * shares[row, places[:, 1]].unsqueeze(1))
+    return y.view_as(h)
 
 
 @cache  # layers that share it share its code in the file

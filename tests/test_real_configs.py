@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from minhub_py.files.storage import Checkpoint
+from minhub_py.inference.quantize import count as count_of
 from minhub_py.models.rotary import rope_of
 from minhub_py.pretrained import describe
 from minhub_py.skeleton import skeleton
@@ -123,6 +124,18 @@ READ: dict[str, tuple[Settings, int | None]] = {
         {**QWEN3_06B, "layer_types": ["full_attention"] * 28, "rope_theta": 1000000},
         596_049_920,
     ),
+    "openai/gpt-oss-20b": (
+        settings("gpt_oss", 2880, 2880, 24, 64, 8, 201088, 131072, attention_bias=True, attention_dropout=0.0,
+                 eos_token_id=200002, experts_per_token=4, head_dim=64, initial_context_length=4096,
+                 layer_types=["sliding_attention", "full_attention"] * 12, num_experts_per_tok=4, num_local_experts=32,
+                 output_router_logits=False, pad_token_id=199999, rms_norm_eps=1e-05, rope_theta=150000,
+                 rope_scaling={"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
+                               "original_max_position_embeddings": 4096, "truncate": False},
+                 router_aux_loss_coef=0.9, sliding_window=128, swiglu_limit=7.0, tie_word_embeddings=False,
+                 quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": [
+                     "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}),
+        20_914_757_184,
+    ),
     # Without head_dim, which is not hidden_size / heads for all sizes, but is 128 for all.
     "Qwen/Qwen3-8B": (
         settings("qwen3", 4096, 12288, 36, 32, 8, 151936, 40960, max_window_layers=36, tie_word_embeddings=False,
@@ -197,7 +210,7 @@ def test_it_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
     given, published = READ[name]
     family, config = described(tmp_path, given)
     ours = skeleton(family, config)
-    count = sum(parameter.numel() for parameter in ours.parameters())
+    count = count_of(ours)
     assert published in (count, None)
 
     text = given.get("text_config", given)

@@ -12,11 +12,17 @@ and a current value h. Keywords in brackets may be left out.
     linear    layers [activation]         h = activation(layer(h)); several layers' results side by side
     rotate    heads rope [groups q_norm k_norm plus_one whole]    the heads of q and k in h are normed and turned by
                                           their position. whole: one norm of all heads of q, and one of all of k
-    attend    heads scale [groups window upcast softcap]    h = attention(h), which is q, k and v side by side, q of
-                                          `heads` heads, k and v of `groups`; keys and values are kept. upcast: in
-                                          float32. softcap: of the scores, c * tanh(score / c)
+    attend    heads scale [groups window upcast softcap sinks]    h = attention(h), which is q, k and v side by side, q
+                                          of `heads` heads, k and v of `groups`; keys and values are kept. upcast: in
+                                          float32. softcap: of the scores, c * tanh(score / c). sinks: one more score
+                                          for each head, whose part of the softmax is dropped
     gate      activation                  h = activation(h's first half) * its second half
     add       layer [norm plus_one]       x = x + layer(h), or x + norm(layer(h)), an RMS norm
+    experts   router gate_up gate_up_bias down down_bias top alpha limit    x = x + the sum over the `top` experts with
+                                          the largest of router(h), by their softmax. Expert e: h @ down[e] +
+                                          down_bias[e] of h = gate * sigmoid(alpha * gate) * (up + 1); gate and up are
+                                          the even and the odd columns of h @ gate_up[e] + gate_up_bias[e], clamped to
+                                          `limit`. Weights (experts, in, out), or `Packed`
     lstm      layer                       h = an nn.LSTM's outputs for h; its state is kept
     logits    layer [bias softcap]        the result, from h
 
@@ -48,20 +54,23 @@ from minhub_py.inference.cache import Cache
 from minhub_py.inference.eager import EagerReader, Reader
 from minhub_py.inference.quantize import Quantized
 from minhub_py.inference.untouched import UnsupportedError, check_untouched
+from minhub_py.models.packed import Packed
 
 # As in native/decoder.c.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}  # the last: nf4
+MXFP4 = 5
 CACHES = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = {
     "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
 }  # fmt: skip
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6, "rms_norm": 7,
-         "rotate": 8, "gate": 9, "keep": 10, "copy": 11}  # fmt: skip
+         "rotate": 8, "gate": 9, "keep": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14}  # fmt: skip
 # The operations of `steps`, and what they are for the compiled code.
-OPERATIONS = {**{name: name for name in KINDS if name != "recur"}, "lstm": "recur"}
+OPERATIONS = {**{name: name for name in KINDS if name not in ("recur", "route", "combine")}, "lstm": "recur"}
 
 # Tokens of one call of the compiled code: bounds the memory, and is enough that each weight read is used many times.
 MOST_TOKENS = 64
+MOST_CHOICES = 1024  # experts of all of them, as in native/decoder.c
 # Ids from which on products in bfloat16 are PyTorch's.
 LONG = 16
 
@@ -106,7 +115,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 4 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 5 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -162,8 +171,10 @@ class CompiledReader(EagerReader):
         # From how many ids on `forward` is the faster one: its products in bfloat16 use instructions of their own,
         # though they round activations to it, and their sums differ between numbers of threads. An LSTM takes its ids
         # one by one either way.
+        # Experts in MXFP4 it would have to unpack at every call.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16]
-        self.long = LONG if is_bfloat16 and not self.recurrent else None
+        unpacks = any(operation.weight.dtype == MXFP4 for operation in operations)
+        self.long = LONG if is_bfloat16 and not (self.recurrent or unpacks) else None
         self.width = -(-self.width // 128) * 128
         self.threads = min(torch.get_num_threads(), 64)
         if model.new_cache(1, 1).layers[0][0].dtype not in CACHES:
@@ -241,7 +252,7 @@ class CompiledReader(EagerReader):
             raise UnsupportedError(f"{operation} with {', '.join(unknown)}")
         operations: list[Operation] = method(**{name: value for name, value in keywords.items() if name in known})
         for each in operations:
-            each.kind = KINDS[OPERATIONS[operation]]
+            each.kind = each.kind or KINDS[OPERATIONS[operation]]
         return operations
 
     def _embed(
@@ -308,13 +319,13 @@ class CompiledReader(EagerReader):
 
     def _attend(
         self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
-        upcast: bool = True, softcap: float | None = None,
+        upcast: bool = True, softcap: float | None = None, sinks: Tensor | None = None,
     ) -> list[Operation]:  # fmt: skip
         """All arithmetic is float32 here, so `upcast` changes nothing."""
         self.layers, groups = self.layers + 1, groups or heads
         size = self.outputs // (heads + 2 * groups)
         return [Operation(heads=heads, groups=groups, size=size, number=scale, window=window or 0,
-                          layer=self.layers - 1, cap=softcap or 0)]  # fmt: skip
+                          layer=self.layers - 1, cap=softcap or 0, bias=self._floats(sinks))]  # fmt: skip
 
     def _gate(self, activation: str) -> list[Operation]:
         return [Operation(heads=self.outputs // 2, activation=code_of(activation))]
@@ -325,6 +336,42 @@ class CompiledReader(EagerReader):
             operation.second, operation.number = self._factor(norm, plus_one), norm.eps
             self.width = max(self.width, operation.weight.rows)
         return [operation]
+
+    def _experts(
+        self, router: Any, gate_up: Tensor | Packed, gate_up_bias: Tensor, down: Tensor | Packed, down_bias: Tensor,
+        top: int, alpha: float, limit: float,
+    ) -> list[Operation]:  # fmt: skip
+        if top * MOST_TOKENS > MOST_CHOICES:
+            raise UnsupportedError(f"{top} experts of a token")
+        route = self._product(router, router.bias)
+        route.kind, route.groups = KINDS["route"], top
+        first, second = self._of_experts(gate_up, gate_up_bias), self._of_experts(down, down_bias)
+        first.number, first.cap, second.kind = alpha, limit, KINDS["combine"]
+        # The inputs and outputs of all choices lie where those of the tokens do.
+        self.width = max(self.width, route.weight.rows, top * max(first.weight.columns, second.weight.columns))
+        return [route, first, second]
+
+    def _of_experts(self, weights: Tensor | Packed, biases: Tensor) -> Operation:
+        """Weights (experts, in, out) and biases (experts, out) as they lie; the compiled code finds each expert's."""
+        experts, columns, rows = weights.shape
+        if isinstance(weights, Packed):
+            blocks, scales = self._whole(weights.blocks, torch.uint8), self._whole(weights.scales, torch.uint8)
+            matrix = Matrix(blocks.data_ptr(), scales.data_ptr(), rows, columns, columns // 2, MXFP4, 0)
+        else:
+            floats = self._whole(weights, *CACHES)
+            stride = rows * floats.element_size()
+            matrix = Matrix(floats.data_ptr(), None, rows, columns, stride, DTYPES[floats.dtype], 1)
+        each = self._whole(biases, *CACHES)
+        bias = Matrix(each.data_ptr(), None, experts, rows, rows * each.element_size(), DTYPES[each.dtype], 0)
+        return Operation(weight=matrix, second=bias)
+
+    def _whole(self, tensor: Tensor, *dtypes: torch.dtype) -> Tensor:
+        """A tensor of one of these dtypes that lies without gaps."""
+        check_memory(tensor)
+        if tensor.dtype not in dtypes or not tensor.is_contiguous():
+            raise UnsupportedError(f"weights of experts in {tensor.dtype} with strides {tensor.stride()}")
+        self.kept.append(tensor.detach())
+        return self.kept[-1]
 
     def _lstm(self, layer: Any, dropout: float = 0.0) -> list[Operation]:
         operations = []

@@ -5,8 +5,9 @@ nf4     matrices of the blocks in NormalFloat4 (Dettmers et al., 2023, QLoRA): o
         normal distribution, times the largest absolute value of each 32 inputs. 5 bits a weight, scales included.
         Embeddings and head in int8: all that a model reads or says goes through them.
 
-Only weights are quantized: biases, norms, positions and all arithmetic keep the model's dtype. A layer's own `forward`
-makes float weights again at each call, which takes time and memory; native/decoder.c reads the codes.
+Only weights are quantized: biases, norms, positions and all arithmetic keep the model's dtype. Weights of experts stay
+as the file has them, in floats or in MXFP4. A layer's own `forward` makes float weights again at each call, which takes
+time and memory; native/decoder.c reads the codes.
 """
 
 import math
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from minhub_py.models.packed import Packed
 
 KINDS = ("int8", "nf4")
 
@@ -196,8 +199,8 @@ def kind_of(model: nn.Module) -> str | None:
 
 
 def count(model: nn.Module) -> int:
-    """The parameters of a model, those included that are quantized."""
-    quantized = sum(math.prod(module.shape) for module in model.modules() if isinstance(module, Quantized))
+    """The parameters of a model, those included that are quantized or packed."""
+    quantized = sum(math.prod(module.shape) for module in model.modules() if isinstance(module, Quantized | Packed))
     return quantized + sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -47,7 +47,7 @@ def is_like(module: nn.Module, made: nn.Module) -> bool:
     if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedLSTM):
         return module.replaces(made)
     shapes = [
-        {name: None if tensor is None else tensor.shape for name, tensor in each._parameters.items()}
+        {name: None if tensor is None else tensor.shape for name, tensor in (each._parameters | each._buffers).items()}
         for each in (module, made)
     ]
     settings = {name: value for name, value in vars(made).items() if name[0] != "_" and name != "training"}

@@ -148,13 +148,15 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
     """Fill in settings that are None or "auto". ValueError: they do not fit each other, the model or the machine."""
     if start is None:
         family = FAMILIES[settings.family or "gpt2"]
-        settings.fresh_config(family, settings.vocab_size)  # an error in it is better found before a long text is read
+        # An error in it is better found before a long text is read.
+        refuse_packed(settings.fresh_config(family, settings.vocab_size))
         context = settings.context or CONTEXT
     else:
         family, config = describe(start)
         if settings.family not in (None, family.name):
             raise ValueError(f"{settings.start} holds a {family.name} model, not {settings.family}: leave "
                              f"{setting('family')} out")  # fmt: skip
+        refuse_packed(config)
         context = settings.context or min(settings.tuned_config(family, config).context_length or CONTEXT, LONG_CONTEXT)
     device = choose_device(settings.device)
     dtype = settings.dtype
@@ -173,6 +175,13 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
         dtype=dtype,
         threads=settings.threads or torch.get_num_threads(),
     )
+
+
+def refuse_packed(config: Any) -> None:
+    """ValueError: a model with weights in 4 bits, which have no gradients."""
+    if getattr(config, "quantization_config", None) is not None:
+        method = config.quantization_config.get("quant_method")
+        raise ValueError(f"weights in {method} cannot be trained: take the model in BF16 or F32")
 
 
 def tokenizer_of(settings: Settings, start: Checkpoint | None, text: Text) -> Any:

@@ -29,16 +29,17 @@
 #endif
 
 /* compiled.py has the same numbers and structures. */
-enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4 };
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4 };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
-enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP, COPY };
+enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP, COPY, ROUTE, EXPERTS, COMBINE };
 #define GROUP 32 /* NF4 weights that share a scale */
 #define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
+#define MOST_CHOICES 1024 /* experts of all tokens of a call */
 #define AHEAD 8192 /* bytes that weights are asked for in advance; measured (NOTES.md) */
 
 typedef struct {
     const void *data;     /* (rows, columns): a linear layer's outputs and inputs; transposed: stored (columns, rows) */
-    const float *scales;  /* INT8: (rows,); NF4: (rows, groups) */
+    const void *scales;   /* INT8: floats (rows,); NF4: floats (rows, groups); MXFP4: exponents, bytes (rows, groups) */
     int64_t rows, columns;
     int64_t stride;       /* bytes from a row of the store to the next */
     int32_t dtype, transposed;
@@ -47,16 +48,19 @@ typedef struct {
 typedef struct {
     int32_t kind, activation;
     int32_t layer, heads; /* ATTEND, ROTATE: heads of q; GATE: width of its output */
-    int32_t groups, size; /* ATTEND, ROTATE: heads of k and v, numbers of a head */
+    int32_t groups, size; /* ATTEND, ROTATE: heads of k and v, numbers of a head; ROUTE: experts of a token */
     int64_t window;       /* positions that ATTEND looks back on, itself included; 0: all */
-    float number;         /* norms, also those of ADD and ROTATE: epsilon; a factor: EMBED: of ids, ATTEND: of scores */
-    float cap;            /* ATTEND, LOGITS: soft cap of the scores, of the result; 0: none */
+    float number;         /* norms, also those of ADD and ROTATE: epsilon; a factor: EMBED: of ids, ATTEND: of scores,
+                             EXPERTS: of the gate */
+    float cap;            /* ATTEND, LOGITS: soft cap of the scores, of the result; 0: none; EXPERTS: the limit */
     int32_t more;         /* LINEAR: the next one's output stands beside this one's; NORM, RMS_NORM: of what KEEP kept;
                              ROTATE: the norms are of all heads at once */
     int32_t rotated;      /* ROTATE: numbers of a head that turn, the first ones */
     matrix weight, second; /* EMBED: ids, positions; RECUR: weight_ih, weight_hh; ROTATE: norms of q's and k's heads;
-                              ADD: the layer, the norm of its result */
-    const float *bias;    /* NORM, LINEAR, ADD, RECUR, LOGITS; ROTATE: by position cos and sin for q, then for k */
+                              ADD: the layer, the norm of its result; EXPERTS, COMBINE: the first expert's weight, which
+                              the others' follow, and the biases (experts, outputs) */
+    const float *bias;    /* NORM, LINEAR, ADD, RECUR, LOGITS, ROUTE; ROTATE: by position cos and sin for q, then for k;
+                             ATTEND: a sink for each head, or NULL */
 } operation;
 
 typedef struct {
@@ -80,12 +84,13 @@ typedef struct {
     void (*finish)(float *, const float *, int64_t, int);
     void (*row)(const matrix *, int64_t, float *);
     void (*attend)(const void *, const void *, int, int64_t, int64_t, int64_t, const float *, int64_t, float, float,
-                   float *, float *);
+                   const float *, float *, float *);
     void (*recur)(float *, float *, float *, int64_t);
     void (*norm)(const float *, const float *, const float *, float, int64_t, float *);
     void (*rms_norm)(const float *, const float *, float, int64_t, float *);
     void (*gate)(float *, const float *, int64_t, int);
     void (*cap)(float *, int64_t, float);
+    void (*gate_in_turn)(const float *, const float *, int64_t, float, float, float *);
 } kernels;
 
 /* NormalFloat4 (Dettmers et al., 2023, QLoRA, appendix E): the quantiles of normally distributed weights. */
@@ -94,6 +99,18 @@ static const float nf4[16] = {
     -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
     0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
 };
+
+/* Sign and size, as OCP's Microscaling Formats specification (2023) has them. */
+static const float mxfp4[16] = {
+    0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f,
+};
+
+static inline float power_of_two(uint8_t exponent) { /* 2 to the exponent - 127 */
+    const uint32_t whole = exponent ? (uint32_t)exponent << 23 : 1u << 22;
+    float value;
+    memcpy(&value, &whole, 4);
+    return value;
+}
 
 static float half_to_float(uint16_t half) {
     uint32_t shifted = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
@@ -193,7 +210,7 @@ API const char *choose(const char *name) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 4 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 4: the count of changes of meaning */
+    return 5 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 5: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -439,7 +456,7 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
     chosen->attend((const char *)c->keys[t->op->layer] + at, (const char *)c->values[t->op->layer] + at, c->cache_dtype,
                    known - count, count, size, t->in + m * c->width + head * D, D, t->op->number, t->op->cap,
-                   scratch(c, thread), t->out + m * c->width + head * D);
+                   t->op->bias ? t->op->bias + head : NULL, scratch(c, thread), t->out + m * c->width + head * D);
 }
 
 /* in: q, k and v side by side. The new keys and values are all stored first: a later token sees the earlier ones. */
@@ -511,10 +528,112 @@ static void rotate(const operation *op, const call *c, float *in) {
         }
 }
 
+/* --- experts ---
+ *
+ * Each token has a few of many layers. The choices of all tokens are put in the order of the experts, so that each
+ * chosen expert's weights are read once for all tokens that it has.
+ */
+
+typedef struct {
+    int64_t count, top, experts; /* choices in all, of a token, and how many different experts are chosen */
+    int32_t expert[MOST_CHOICES], first[MOST_CHOICES + 1]; /* of each chosen expert: its number, its first choice */
+    int32_t token[MOST_CHOICES]; /* of each choice, in the order of the experts */
+    int32_t place[MOST_CHOICES]; /* of each token's i-th choice: where it is in that order */
+    float share[MOST_CHOICES];   /* likewise: its part of the sum */
+} choices;
+
+/* The `top` largest of each token's scores, of equal ones the first, and their softmax. */
+static void choose_experts(const float *scores, int64_t stride, int64_t tokens, int64_t experts, int64_t top, choices *found) {
+    int32_t chosen[MOST_CHOICES], counts = 0;
+    found->top = top;
+    found->count = tokens * top;
+    for (int64_t m = 0; m < tokens; m++) {
+        const float *row = scores + m * stride;
+        float *share = found->share + m * top, total = 0;
+        for (int64_t i = 0; i < top; i++) {
+            int64_t best = -1;
+            for (int64_t e = 0; e < experts; e++) {
+                int taken = 0; /* whatever the scores are, no expert has a token twice: there is no room for that */
+                for (int64_t j = 0; j < i; j++) taken |= chosen[m * top + j] == e;
+                if (!taken && (best < 0 || row[e] > row[best] || isnan(row[e]))) best = e;
+            }
+            chosen[m * top + i] = best;
+            share[i] = row[best];
+        }
+        for (int64_t i = top - 1; i >= 0; i--) total += share[i] = expf(share[i] - share[0]); /* the first is the largest */
+        for (int64_t i = 0; i < top; i++) share[i] /= total;
+    }
+    found->experts = 0;
+    for (int64_t e = 0; e < experts; e++) {
+        const int32_t before = counts;
+        for (int64_t i = 0; i < found->count; i++)
+            if (chosen[i] == e) {
+                found->token[counts] = i / top;
+                found->place[i] = counts++;
+            }
+        if (counts == before) continue;
+        found->expert[found->experts] = e;
+        found->first[found->experts++] = before;
+    }
+    found->first[found->experts] = counts;
+}
+
+/* Even numbers of each block of 32 first, then its odd ones: the order of MXFP4's weights (kernels.h). */
+static void unzip(const float *from, float *to, int64_t count) {
+    for (int64_t block = 0; block < count; block += 32)
+        for (int64_t i = 0; i < 32; i++) to[block + i % 2 * 16 + i / 2] = from[block + i];
+}
+
+typedef struct { /* what the chunks of EXPERTS and COMBINE share */
+    const operation *op;
+    const call *c;
+    const choices *choices;
+    const float *in;
+    float *out;
+    int64_t parts, zipped; /* parts: chunks of each expert; zipped: the results are to be unzipped */
+} expert_task;
+
+/* A part of the outputs of one expert, for all choices of it. */
+static void experts_chunk(void *context, int64_t chunk, int thread) {
+    const expert_task *t = context;
+    const int64_t which = chunk / t->parts, part = chunk % t->parts, expert = t->choices->expert[which];
+    const int64_t first = t->choices->first[which], tokens = t->choices->first[which + 1] - first;
+    matrix w = t->op->weight;
+    const int64_t begin = w.rows * part / t->parts / 64 * 64; /* even, and whole blocks of what comes out */
+    const int64_t end = part + 1 == t->parts ? w.rows : w.rows * (part + 1) / t->parts / 64 * 64, n = end - begin;
+    if (!n) return;
+    w.data = (const char *)w.data + expert * w.stride * (w.transposed ? w.columns : w.rows);
+    if (w.dtype == MXFP4) w.scales = (const uint8_t *)w.scales + expert * w.rows * (w.columns / 32);
+    float bias[MOST_OUTPUTS + 64], gated[(MOST_OUTPUTS + 64) / 2], *sums = scratch(t->c, thread);
+    fetch(t->op->second.data, expert * w.rows + begin, bias, n, t->op->second.dtype);
+    chosen->linear(&w, begin, end, t->in + first * w.columns, w.columns, sums, n, tokens);
+    for (int64_t m = 0; m < tokens; m++) {
+        float *row = sums + m * n;
+        if (t->op->kind == COMBINE) {
+            chosen->finish(row, bias, n, NONE);
+            memcpy(t->out + (first + m) * w.rows + begin, row, n * sizeof(float));
+            continue;
+        }
+        float *to = t->out + ((first + m) * w.rows + begin) / 2;
+        chosen->gate_in_turn(row, bias, n / 2, t->op->number, t->op->cap, t->zipped ? gated : to);
+        if (t->zipped) unzip(gated, to, n / 2);
+    }
+}
+
+/* in, out: (choices, columns) and (choices, outputs), without gaps. */
+static void experts(const operation *op, const call *c, const choices *found, const float *in, float *out, int zipped,
+                    int alone) {
+    /* As many chunks for each thread, and none larger than its sums have room for. */
+    const int64_t parts = (op->weight.rows + MOST_OUTPUTS - 1) / MOST_OUTPUTS;
+    expert_task t = {.op = op, .c = c, .choices = found, .in = in, .out = out, .parts = parts, .zipped = zipped};
+    parallel(found->experts * parts, experts_chunk, &t, alone);
+}
+
 static void run(const operation *ops, int64_t count, const call *c, int alone) {
     const int64_t width = c->width;
     float *x = c->x, *in = c->h, *out = c->g, *swap;
     int64_t offset = 0;
+    choices found;
     for (const operation *op = ops; op < ops + count; op++) {
         switch (op->kind) {
         case EMBED:
@@ -556,6 +675,30 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case ATTEND:
             attend(op, c, in, out, alone);
             swap = in, in = out, out = swap;
+            break;
+        case ROUTE: /* and what EXPERTS reads: each choice's inputs */
+            linear(op, c, in, out, c->tokens, alone);
+            choose_experts(out, width, c->tokens, op->weight.rows, op->groups, &found);
+            for (int64_t i = 0; i < found.count; i++) {
+                const float *from = in + found.token[i] * width;
+                float *to = out + i * op->weight.columns;
+                if (op[1].weight.dtype == MXFP4) unzip(from, to, op->weight.columns);
+                else memcpy(to, from, op->weight.columns * sizeof(float));
+            }
+            swap = in, in = out, out = swap;
+            break;
+        case EXPERTS:
+            experts(op, c, &found, in, out, op[1].weight.dtype == MXFP4, alone);
+            swap = in, in = out, out = swap;
+            break;
+        case COMBINE:
+            experts(op, c, &found, in, out, 0, alone);
+            for (int64_t m = 0; m < c->tokens; m++)
+                for (int64_t j = 0; j < found.top; j++) {
+                    const float *from = out + found.place[m * found.top + j] * op->weight.rows;
+                    const float share = found.share[m * found.top + j];
+                    for (int64_t i = 0; i < op->weight.rows; i++) x[m * width + i] += share * from[i];
+                }
             break;
         case RECUR:
             recur(op, c, in, x, out, alone);

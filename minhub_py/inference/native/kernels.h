@@ -80,6 +80,28 @@ INLINE vec NAME(load_nf4)(const uint8_t *block, int k, float scale) {
 #endif
 }
 
+/* From number k on of a block of 32 in 16 bytes: its even weights first, which are the low halves of the bytes, then its
+ * odd ones. The inputs lie in this order too (`unzip`), so nothing is moved for each weight. */
+INLINE vec NAME(load_mxfp4)(const uint8_t *block, int k, float scale) {
+    const uint8_t *from = block + k % 16;
+#if LANES == 16
+    __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from));
+    const __m512 values = _mm512_loadu_ps(mxfp4) * scale; /* once for all of a block */
+    if (k >= 16) codes = _mm512_srli_epi32(codes, 4);
+    return (vec)_mm512_permutexvar_ps(codes, values); /* looks at the lowest four bits only */
+#elif LANES == 8
+    bits codes = (bits)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)from));
+    const __m256 values = _mm256_loadu_ps(mxfp4) * scale;
+    if (k >= 16) codes >>= 4;
+    bits sizes = (bits)_mm256_permutevar8x32_ps(values, (__m256i)codes); /* at the lowest three */
+    return (vec)(sizes ^ (codes << 28 & 0x80000000u)); /* the fourth is the sign */
+#else
+    vec found;
+    for (int lane = 0; lane < LANES; lane++) found[lane] = mxfp4[from[lane] >> (k >= 16 ? 4 : 0) & 15];
+    return found * scale;
+#endif
+}
+
 INLINE vec NAME(load)(const void *row, int64_t k, int dtype) {
     switch (dtype) {
     case FLOAT32: return *(const vec_at *)((const float *)row + k);
@@ -167,7 +189,11 @@ INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_
     const int size = dtype == FLOAT32 ? 4 : dtype == INT8 ? 1 : 2;
     const int64_t stride = w->stride, columns = w->columns, groups = (columns + 127) / 128 * (128 / GROUP);
     const uint8_t *data = (const uint8_t *)w->data + row * stride;
-    const float *scales = dtype == NF4 ? w->scales + row * groups : dtype == INT8 ? w->scales + row : NULL;
+    const float *scales = w->scales;
+    const uint8_t *exponents = w->scales; /* MXFP4's */
+    if (dtype == NF4) scales += row * groups;
+    if (dtype == INT8) scales += row;
+    if (dtype == MXFP4) exponents += row * (columns / 32);
     vec sums[4][5];
     for (int r = 0; r < R; r++)
         for (int t = 0; t < T; t++) sums[r][t] = (vec){0};
@@ -179,6 +205,17 @@ INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_
                 UNROLL for (int part = 0; part < 128; part += LANES) {
                     vec weight = NAME(load_nf4)(data + r * stride + k / 2, part,
                                                 scales[r * groups + k / GROUP + part / GROUP]);
+                    for (int t = 0; t < T; t++) sums[r][t] += weight * *(const vec_at *)(in + t * in_stride + k + part);
+                }
+            }
+    } else if (dtype == MXFP4) {
+        for (; k < columns; k += 32)
+            for (int r = 0; r < R; r++) {
+                const uint8_t *block = data + r * stride + k / 2;
+                __builtin_prefetch(block + AHEAD);
+                const float scale = power_of_two(exponents[r * (columns / 32) + k / 32]);
+                UNROLL for (int part = 0; part < 32; part += LANES) {
+                    vec weight = NAME(load_mxfp4)(block, part, scale);
                     for (int t = 0; t < T; t++) sums[r][t] += weight * *(const vec_at *)(in + t * in_stride + k + part);
                 }
             }
@@ -228,17 +265,16 @@ INLINE void NAME(linear_out_in)(const matrix *w, int64_t begin, int64_t end, con
     }
 }
 
-/* As `dot` does, for V vectors of outputs of float32 weights stored (in, out). */
+/* As `dot` does, for V vectors of outputs of weights stored (in, out), not in 8 bits or fewer. */
 INLINE void NAME(columns)(const matrix *w, int64_t column, const float *in, int64_t in_stride, float *out,
-                          int64_t out_stride, int V, int T) {
+                          int64_t out_stride, int V, int T, int dtype) {
     vec sums[256 / LANES][5];
     for (int v = 0; v < V; v++)
         for (int t = 0; t < T; t++) sums[v][t] = (vec){0};
-    const uint8_t *data = (const uint8_t *)w->data + column * 4;
+    const uint8_t *data = (const uint8_t *)w->data;
     for (int64_t k = 0; k < w->columns; k++) {
-        const float *row = (const float *)(data + k * w->stride);
         for (int v = 0; v < V; v++) {
-            vec weight = *(const vec_at *)(row + v * LANES);
+            vec weight = NAME(load)(data + k * w->stride, column + v * LANES, dtype);
             for (int t = 0; t < T; t++) sums[v][t] += weight * in[t * in_stride + k];
         }
     }
@@ -247,37 +283,38 @@ INLINE void NAME(columns)(const matrix *w, int64_t column, const float *in, int6
 }
 
 /* Weights stored (in, out), likewise. The more of each stored row at a time, the better for memory. */
-static void NAME(linear_in_out)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
-                                float *out, int64_t out_stride, int64_t tokens) {
+INLINE void NAME(linear_in_out)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
+                                float *out, int64_t out_stride, int64_t tokens, int dtype) {
     int64_t n = begin;
     while (tokens == 1 && n + 128 <= end) {
         const int64_t wide = end - n >= 256 ? 256 : end - n >= 192 ? 192 : 128;
-        if (wide == 256) NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 256 / LANES, 1);
-        else if (wide == 192) NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 192 / LANES, 1);
-        else NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 128 / LANES, 1);
+        if (wide == 256) NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 256 / LANES, 1, dtype);
+        else if (wide == 192) NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 192 / LANES, 1, dtype);
+        else NAME(columns)(w, n, in, in_stride, out + n - begin, out_stride, 128 / LANES, 1, dtype);
         n += wide;
     }
     for (; n + 4 * LANES <= end; n += 4 * LANES) {
         int64_t t = 0;
         float *to = out + n - begin;
         for (; t + 4 <= tokens && t + 5 != tokens; t += 4)
-            NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 4);
+            NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 4, dtype);
         switch (tokens - t) { /* as above */
-        case 5: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 5); break;
-        case 3: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 3); break;
-        case 2: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 2); break;
-        case 1: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 1);
+        case 5: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 5, dtype); break;
+        case 3: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 3, dtype); break;
+        case 2: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 2, dtype); break;
+        case 1: NAME(columns)(w, n, in + t * in_stride, in_stride, to + t * out_stride, out_stride, 4, 1, dtype);
         }
     }
     for (; n + LANES <= end; n += LANES)
         for (int64_t t = 0; t < tokens; t++)
-            NAME(columns)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 1, 1);
+            NAME(columns)(w, n, in + t * in_stride, in_stride, out + t * out_stride + n - begin, out_stride, 1, 1,
+                          dtype);
     for (; n < end; n++)
         for (int64_t t = 0; t < tokens; t++) {
-            const uint8_t *column = (const uint8_t *)w->data + n * 4;
+            const uint8_t *data = (const uint8_t *)w->data;
             float sum = 0;
             for (int64_t k = 0; k < w->columns; k++)
-                sum = fmaf(*(const float *)(column + k * w->stride), in[t * in_stride + k], sum);
+                sum = fmaf(NAME(load_last)(data + k * w->stride, n, 1, dtype)[0], in[t * in_stride + k], sum);
             out[t * out_stride + n - begin] = sum;
         }
 }
@@ -286,7 +323,11 @@ static void NAME(linear_in_out)(const matrix *w, int64_t begin, int64_t end, con
 static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride, float *out,
                          int64_t out_stride, int64_t tokens) {
     if (w->transposed) {
-        NAME(linear_in_out)(w, begin, end, in, in_stride, out, out_stride, tokens);
+        switch (w->dtype) {
+        case FLOAT32: NAME(linear_in_out)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT32); break;
+        case BFLOAT16: NAME(linear_in_out)(w, begin, end, in, in_stride, out, out_stride, tokens, BFLOAT16); break;
+        default: NAME(linear_in_out)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT16);
+        }
         return;
     }
     switch (w->dtype) { /* each case its own code */
@@ -294,7 +335,8 @@ static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const floa
     case BFLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, BFLOAT16); break;
     case FLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT16); break;
     case INT8: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, INT8); break;
-    default: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, NF4);
+    case NF4: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, NF4); break;
+    default: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, MXFP4);
     }
 }
 
@@ -312,13 +354,14 @@ static void NAME(finish)(float *v, const float *bias, int64_t count, int activat
 /* A row of a matrix of any dtype, as float32. */
 static void NAME(row)(const matrix *w, int64_t row, float *out) {
     const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
-    const float *scales = w->dtype == NF4 ? w->scales + row * ((w->columns + 127) / 128 * (128 / GROUP)) : NULL;
+    const float *scales = w->scales;
+    if (w->dtype == NF4) scales += row * ((w->columns + 127) / 128 * (128 / GROUP));
     for (int64_t k = 0; k < w->columns; k += LANES) {
         int64_t n = w->columns - k < LANES ? w->columns - k : LANES;
         vec value;
         if (w->dtype == NF4) value = NAME(load_nf4)(data + k / 128 * 64, k % 128, scales[k / GROUP]);
         else value = NAME(load_some)(data, k, n, w->dtype);
-        if (w->dtype == INT8) value *= w->scales[row];
+        if (w->dtype == INT8) value *= scales[row];
         memcpy(out + k, &value, n * sizeof(float));
     }
 }
@@ -340,8 +383,8 @@ static void NAME(cap)(float *v, int64_t count, float cap) {
 /* --- attention --- */
 
 INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64_t first, int64_t count, int64_t size,
-                               const float *q, int64_t D, float scale, float cap, float *scores, float *out,
-                               int dtype) {
+                               const float *q, int64_t D, float scale, float cap, const float *sink, float *scores,
+                               float *out, int dtype) {
     const int width = dtype == FLOAT32 ? 4 : 2;
     const int64_t whole = D / LANES * LANES;
     const int64_t start = first % size; /* the slots go around, one after another: no division for each */
@@ -359,6 +402,7 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
         NAME(cap)(scores, count, cap);
         largest = NAME(capped)(NAME(all)(largest), cap)[0]; /* the order stays */
     }
+    if (sink && *sink > largest) largest = *sink;
     for (int64_t i = count; i % LANES; i++) scores[i] = -INFINITY;
     vec totals = {0};
     for (int64_t i = 0; i < count; i += LANES) {
@@ -367,6 +411,7 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
         totals += weight;
     }
     float total = NAME(sum)(totals);
+    if (sink) total += NAME(exp)(NAME(all)(*sink - largest))[0];
     int64_t d = 0;
     for (; d + 4 * LANES <= D; d += 4 * LANES) {
         vec sums[4] = {{0}, {0}, {0}, {0}};
@@ -389,13 +434,19 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
 }
 
 /* out (D,) = softmax(q . keys * scale) . values over the `count` positions from `first` on; position p is in slot
- * p % size of keys and values (size, D). cap: of the scores; 0: none. scores: room for count + LANES. */
+ * p % size of keys and values (size, D). cap: of the scores; 0: none. sink: one more score, without a value, or NULL.
+ * scores: room for count + LANES. */
 static void NAME(attend)(const void *keys, const void *values, int dtype, int64_t first, int64_t count, int64_t size,
-                         const float *q, int64_t D, float scale, float cap, float *scores, float *out) {
-    switch (dtype) {
-    case FLOAT32: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, scores, out, FLOAT32); break;
-    case BFLOAT16: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, scores, out, BFLOAT16); break;
-    default: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, scores, out, FLOAT16);
+                         const float *q, int64_t D, float scale, float cap, const float *sink, float *scores,
+                         float *out) {
+    switch (dtype) { /* each case its own code */
+    case FLOAT32:
+        NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, scores, out, FLOAT32);
+        break;
+    case BFLOAT16:
+        NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, scores, out, BFLOAT16);
+        break;
+    default: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, scores, out, FLOAT16);
     }
 }
 
@@ -461,8 +512,24 @@ static void NAME(gate)(float *v, const float *with, int64_t count, int activatio
     }
 }
 
+/* out = gate * sigmoid(alpha * gate) * (up + 1), clamped before; v + bias holds gate and up in turn, `count` of each. */
+static void NAME(gate_in_turn)(const float *v, const float *bias, int64_t count, float alpha, float limit, float *out) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        int64_t n = count - i < LANES ? count - i : LANES;
+        vec gate = {0}, up = {0};
+        for (int lane = 0; lane < n; lane++) {
+            gate[lane] = v[2 * (i + lane)] + bias[2 * (i + lane)];
+            up[lane] = v[2 * (i + lane) + 1] + bias[2 * (i + lane) + 1];
+        }
+        gate = NAME(select)(gate > limit, NAME(all)(limit), gate);
+        up = NAME(select)(up > limit, NAME(all)(limit), NAME(select)(up < -limit, NAME(all)(-limit), up));
+        vec value = gate * NAME(sigmoid)(alpha * gate) * (up + 1);
+        memcpy(out + i, &value, n * sizeof(float));
+    }
+}
+
 static const kernels NAME(kernels) = {NAME(linear), NAME(finish), NAME(row), NAME(attend), NAME(recur), NAME(norm),
-                                      NAME(rms_norm), NAME(gate), NAME(cap)};
+                                      NAME(rms_norm), NAME(gate), NAME(cap), NAME(gate_in_turn)};
 
 #undef vec
 #undef vec_at

@@ -60,6 +60,10 @@ gptneox_from_pretrained <- pretrained_of("gptneox")
 
 #' @rdname from_pretrained
 #' @export
+gptoss_from_pretrained <- pretrained_of("gptoss")
+
+#' @rdname from_pretrained
+#' @export
 lstm_from_pretrained <- pretrained_of("lstm")
 
 #' @rdname from_pretrained
@@ -166,6 +170,10 @@ gptneox <- fresh_of("gptneox")
 
 #' @rdname gpt2
 #' @export
+gptoss <- fresh_of("gptoss")
+
+#' @rdname gpt2
+#' @export
 lstm <- fresh_of("lstm")
 
 #' @rdname gpt2
@@ -215,6 +223,10 @@ gptbigcode_from_config <- configured_of("gptbigcode")
 #' @rdname gpt2
 #' @export
 gptneox_from_config <- configured_of("gptneox")
+
+#' @rdname gpt2
+#' @export
+gptoss_from_config <- configured_of("gptoss")
 
 #' @rdname gpt2
 #' @export
