@@ -34,7 +34,7 @@ from minhub_py.console import (
 from minhub_py.files import hub
 from minhub_py.files.hub import size
 from minhub_py.printable import displayed
-from minhub_py.registry import FAMILIES
+from minhub_py.registry import ENTRIES, FAMILIES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -458,7 +458,7 @@ def training_options(command: F) -> F:
         click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="New folder for the run."),
         click.option("--resume", type=click.Path(path_type=Path, file_okay=False), metavar="RUN",
                      help="Continue this run from its last checkpoint; without TEXT, and only with options marked *."),
-        click.option("--family", type=click.Choice(list(FAMILIES)), help="Architecture.  [default: gpt2]"),
+        click.option("--family", type=click.Choice(list(ENTRIES)), help="Architecture.  [default: gpt2]"),
         click.option("--from", "start", type=Model(), help="Fine-tune this model instead of training a new one."),
         click.option("--revision", help="Branch, tag or commit of --from, if it is a repository."),
         click.option("--tokenizer", metavar="KIND",
@@ -587,8 +587,9 @@ def bench(
 ) -> None:  # fmt: skip
     """Benchmark this package on the CPU of this machine.
 
-    Compares it with transformers and CTranslate2 where they are installed (pip install transformers
-    ctranslate2). Needs no network. Takes about twenty minutes; a few with --quick.
+    Compares it with transformers, CTranslate2 and llama.cpp where they are installed (pip install
+    transformers ctranslate2 'minhub_py[bench-llamacpp]'). Needs no network. Takes about twenty minutes;
+    a few with --quick.
     """
     from minhub_py.bench import cli as benchmark
 

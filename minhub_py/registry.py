@@ -108,7 +108,9 @@ LSTM_TRAINING = Training(
 LLAMA_TRAINING = Training(
     {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
      "inner": ("intermediate_size",), "context": ("max_position_embeddings",)},
-    {"tie_word_embeddings": True}, expansion=8 / 3,  # a gated MLP has three matrices, as many weights as two of 4
+    # Mistral's and Qwen's defaults for these are of their large models.
+    {"tie_word_embeddings": True, "num_key_value_heads": None, "head_dim": None},
+    expansion=8 / 3,  # a gated MLP has three matrices, as many weights as two of 4
 )  # fmt: skip
 
 LLAMA_NAMES = {

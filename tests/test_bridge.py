@@ -674,7 +674,7 @@ def test_messages_name_settings_and_calls_as_r_does(training: Training) -> None:
     assert training.train(steps=1.0)[0] == "done"
     _, failure = training.train(steps=1.0)
     assert failure["class"] == ["FileExistsError"]
-    assert f'go on with it, minhub_resume("{training.out}"), or' in failure["message"][0]
+    assert f'resume it with minhub_resume("{training.out}"), or' in failure["message"][0]
     assert "is no run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
     with in_words_of_r():
         assert words.setting("start") == "from"

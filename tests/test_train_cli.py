@@ -274,7 +274,7 @@ def test_failures(tmp_path: Path, text: Path) -> None:
     missing = tmp_path / "missing"
     cases: list[tuple[list[object], str]] = [
         (["train", missing, "--out", tmp_path / "new", *OPTIONS], "there is no text file"),
-        (["train", text, "--out", run], f"holds a run already: go on with it, minhub train --resume {run}, or"),
+        (["train", text, "--out", run], f"holds a run already: resume it with minhub train --resume {run}, or"),
         (["train", text, "--out", tmp_path / "new", "--dropout", "1"], "--dropout must be 0 to 0.99"),
         (
             ["train", text, "--out", tmp_path / "new", "--set", "speed=3"],

@@ -27,7 +27,7 @@ from minhub_py.train.loop import Listener
 from minhub_py.train.rescue import rescued
 from minhub_py.train.screen import Screen
 from minhub_py.train.settings import Change, Settings, read_settings
-from minhub_py.train.start import begin, go_on
+from minhub_py.train.start import begin, continue_run
 from minhub_py.train.words import unknown
 
 __all__ = ["Change", "Listener", "LossRow", "Run", "Settings", "resume", "train"]
@@ -78,7 +78,7 @@ def resume(
     """
     run = Run(out)
     wanted = run.settings.changed(changes)
-    return with_progress(lambda to: go_on(run.files, wanted, to), out, listener, progress)
+    return with_progress(lambda to: continue_run(run.files, wanted, to), out, listener, progress)
 
 
 def with_progress(

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from minhub_py.config import build, changed
-from minhub_py.registry import FAMILIES, Family
+from minhub_py.config import changed
+from minhub_py.registry import ENTRIES, Entry, Family
 from minhub_py.train.damage import read_object, reading
 from minhub_py.train.words import setting, unknown
 
@@ -31,7 +31,7 @@ class Settings:
     ValueError: a value is of the wrong type or out of range.
     """
 
-    family: str | None = None  # None: the family of `start`, or gpt2
+    family: str | None = None  # gpt2, llama, qwen3, …; None: that of `start`, or gpt2
     start: str | None = None  # identifier of a model to fine-tune; None: random weights. `--from` in the shell
     # "characters", "bpe" (trained on the text), or an identifier. None: the tokenizer of `start`, or characters.
     tokenizer: str | None = None
@@ -70,8 +70,8 @@ class Settings:
     def __post_init__(self) -> None:
         for item in fields(self):
             object.__setattr__(self, item.name, checked(item.name, getattr(self, item.name), item.type))
-        if self.family not in (None, *FAMILIES):
-            raise ValueError(f"{setting('family')} must be one of {', '.join(FAMILIES)}, not {self.family!r}")
+        if self.family not in (None, *ENTRIES):
+            raise ValueError(f"{setting('family')} must be one of {', '.join(ENTRIES)}, not {self.family!r}")
         least = {"steps": 1, "batch": 1, "accumulate": 1, "warm_up": 0, "evaluate_every": 1, "evaluate_tokens": 1,
                  "checkpoint_every": 1, "vocab_size": 257, "sample_tokens": 1, "seed": 0, "layers": 1, "width": 1,
                  "heads": 1, "context": 1, "patience": 1, "threads": 1}  # fmt: skip
@@ -103,12 +103,12 @@ class Settings:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{setting(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}")
 
-    def fresh_config(self, family: Family, vocab_size: int, end: int | None = None) -> Any:
+    def fresh_config(self, entry: Entry, vocab_size: int, end: int | None = None) -> Any:
         """The config of a new model. end: the id of the end-of-text token.
 
         ValueError: the family does not have a setting, or sizes do not fit together.
         """
-        training = family.training
+        family, training = entry.family, entry.family.training
         common = training.names
         width = self.width or training.width
         sizes = {
@@ -123,7 +123,7 @@ class Settings:
         values = {"vocab_size": vocab_size, **ends, **training.small}
         self._check_dropout(family)
         if self.heads is not None and "heads" not in common:
-            raise ValueError(f"{setting('heads')}: the family {family.name} has no attention heads; leave it out")
+            raise ValueError(f"{setting('heads')}: {entry.name} has no attention heads; leave it out")
         heads = sizes["heads"]
         if "heads" in common and width % heads:
             raise ValueError(f"{setting('width')} {width} must be a multiple of {setting('heads')}, which is {heads}: "
@@ -132,8 +132,8 @@ class Settings:
             values |= dict.fromkeys(common.get(name, ()), value)
         known = [item.name for item in fields(family.Config)]
         if others := sorted(set(self.config) - set(known)):
-            raise ValueError(f"{setting('config')}: {unknown(others, known, f'those of {family.name}')}")
-        return build(family.Config, values | dict(self.config))
+            raise ValueError(f"{setting('config')}: {unknown(others, known, f'those of {entry.name}')}")
+        return entry.config(values | dict(self.config))
 
     def _check_dropout(self, family: Family) -> None:
         if self.dropout and not family.training.names.get("dropout"):

@@ -1,4 +1,4 @@
-"""From settings to a trainer: the model that a run starts from, its tokenizer, its text as ids; and to its end."""
+"""Start and resume training runs: settings, the model to start from, tokenizer and encoded text -> a trainer."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ from minhub_py.files.tokenizer import (
     working,
 )
 from minhub_py.pretrained import describe, fit, open_checkpoint, with_values
-from minhub_py.registry import FAMILIES, Family
+from minhub_py.registry import ENTRIES, Family, entry_of
 from minhub_py.skeleton import skeleton
 from minhub_py.train.checkpoint import COLUMNS, RunFolder, write_whole
 from minhub_py.train.damage import DamagedError, read_object, reading
@@ -45,15 +45,15 @@ from minhub_py.train.words import resume_call, setting
 
 # Positions of a row, at most, where the settings do not say and the model to start from has more.
 LONG_CONTEXT = 1024
-# Where a text is kept that can be read only once, until it has become ids.
+# The copy of a text that can be read only once, until it is encoded.
 SPOOL = "text.txt"
-# Files that a run may have left which was killed before it began.
+# Files that a run may leave if it is killed before its first step.
 PREPARED = {"train.bin", "held_out.bin", SPOOL}
 PREPARED |= {form for name in ("tokens.json", "tokenizer.json", *BESIDE) for form in (name, f".{name}.partial")}
 
 
 def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO], listener: Listener) -> None:
-    """A new run, to its end. A run exists from when it has its settings.json: what fails before leaves nothing."""
+    """Start a new run and train to its end. An error before settings.json is written leaves no files."""
     if not texts:
         raise ValueError("there is no text to learn from: give a file, or several")
     with processes(settings.parallel, settings.device) as group:
@@ -67,7 +67,7 @@ def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO
         try:
             with folder.writing(folder.path):
                 folder.tokens.mkdir(parents=True, exist_ok=True)
-            paths = [text if isinstance(text, Path) else spooled(text, folder, listener) for text in texts]
+            paths = [text if isinstance(text, Path) else copy_stream(text, folder, listener) for text in texts]
             names = {folder.tokens / SPOOL: "-"}
             text = Text(paths, settings.held_out, listener.preparing, names)
             tokenizer = tokenizer_of(settings, start, text)
@@ -90,8 +90,8 @@ def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO
                         path.rmdir()
 
 
-def spooled(text: BinaryIO, folder: RunFolder, listener: Listener) -> Path:
-    """A copy of a stream, which is read several times as a file. It is in the run's folder: /tmp may be memory."""
+def copy_stream(text: BinaryIO, folder: RunFolder, listener: Listener) -> Path:
+    """Copy a stream to a file, as texts are read several times. In the run's folder: /tmp may be memory."""
     path, done = folder.tokens / SPOOL, 0
     with folder.writing(path), path.open("wb") as file:
         while piece := text.read(2**20):
@@ -101,8 +101,8 @@ def spooled(text: BinaryIO, folder: RunFolder, listener: Listener) -> Path:
     return path
 
 
-def go_on(folder: RunFolder, settings: Settings, listener: Listener) -> None:
-    """A run from its last checkpoint to its end; from its beginning, where it has not come to one.
+def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> None:
+    """Resume a run from its last checkpoint, or from its beginning if it has none, and train to its end.
 
     DamagedError: a file of it is missing or damaged.
     """
@@ -117,10 +117,10 @@ def go_on(folder: RunFolder, settings: Settings, listener: Listener) -> None:
 
 
 def check_new(folder: RunFolder) -> None:
-    """FileExistsError: there is something that a new run would spoil."""
+    """FileExistsError: the folder holds files that a new run would overwrite."""
     if folder.settings.exists():
-        raise FileExistsError(f"{folder.path} holds a run already: go on with it, {resume_call(folder.path)}, or name "
-                              "another folder")  # fmt: skip
+        raise FileExistsError(f"{folder.path} holds a run already: resume it with {resume_call(folder.path)}, or "
+                              "name another folder")  # fmt: skip
     if folder.path.is_file():
         raise FileExistsError(f"{folder.path} is a file: name a folder")
     held = {path.name for path in folder.path.iterdir()} if folder.path.is_dir() else set()
@@ -147,29 +147,31 @@ def open_start_together(settings: Settings, group: Processes) -> tuple[Checkpoin
 def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
     """Fill in settings that are None or "auto". ValueError: they do not fit each other, the model or the machine."""
     if start is None:
-        family = FAMILIES[settings.family or "gpt2"]
+        entry = ENTRIES[settings.family or "gpt2"]
         # An error in it is better found before a long text is read.
-        refuse_packed(settings.fresh_config(family, settings.vocab_size))
+        refuse_packed(settings.fresh_config(entry, settings.vocab_size))
         context = settings.context or CONTEXT
     else:
         family, config = describe(start)
-        if settings.family not in (None, family.name):
-            raise ValueError(f"{settings.start} holds a {family.name} model, not {settings.family}: leave "
+        entry = entry_of(config.to_hub()["model_type"])
+        if settings.family not in (None, entry.name):
+            raise ValueError(f"{settings.start} holds a {entry.name} model, not {settings.family}: leave "
                              f"{setting('family')} out")  # fmt: skip
         refuse_packed(config)
         context = settings.context or min(settings.tuned_config(family, config).context_length or CONTEXT, LONG_CONTEXT)
+    training = entry.family.training
     device = choose_device(settings.device)
     dtype = settings.dtype
     if dtype == "auto":
         # cuDNN's LSTM computes in float16 under autocast, whatever it is told: small gradients would vanish.
-        quick = device.name.startswith("cuda") and "bfloat16" in device.dtypes and not family.training.carries_state
+        quick = device.name.startswith("cuda") and "bfloat16" in device.dtypes and not training.carries_state
         dtype = "bfloat16" if quick else "float32"
     return dataclasses.replace(
         settings,
-        family=family.name,
+        family=entry.name,
         context=context,
         tokenizer=settings.tokenizer or settings.start or "characters",
-        learning_rate=family.training.learning_rate * (1 if start is None else 0.1)
+        learning_rate=training.learning_rate * (1 if start is None else 0.1)
         if settings.learning_rate is None
         else settings.learning_rate,
         dtype=dtype,
@@ -211,7 +213,7 @@ def check_model(settings: Settings, config: Any, tokenizer: Any) -> None:
 
 
 def run(folder: RunFolder, settings: Settings, start: Checkpoint | None, group: Processes, listener: Listener) -> None:
-    """Train from where the folder is, or from `start`, where it has no checkpoint yet.
+    """Train from the newest checkpoint of the folder; without one, from `start` or random weights.
 
     KeyboardInterrupt, SystemExit: a signal stopped it, after a checkpoint.
     """
@@ -220,7 +222,7 @@ def run(folder: RunFolder, settings: Settings, start: Checkpoint | None, group: 
         tokenizer = parse(folder.tokens / "tokenizer.json")
     device = device_of(settings, group)
     newest = folder.newest()
-    with undisturbed(device, settings.threads):
+    with caller_restored(device, settings.threads):
         family, model = model_of(settings, start, newest, tokenizer)
         check_model(settings, model.config, tokenizer)
         trainer = Trainer(settings, folder, corpus, tokenizer, family, model, group, device, listener)
@@ -236,9 +238,9 @@ def run(folder: RunFolder, settings: Settings, start: Checkpoint | None, group: 
             folder.forget_older()
             listener.begins(trainer)
             if newest is not None and restore_best_row(folder, trainer):
-                listener.note("losses.csv was missing; of the losses before, it has that of the best model")
+                listener.note("losses.csv was missing: of the earlier losses only that of the best model is known")
             if step and settings.steps != old.steps:
-                listener.note(bend(old, settings, step))
+                listener.note(new_schedule(old, settings, step))
         with signals() as caught, enough_memory():
             try:
                 finished = trainer.run(lambda: bool(caught))
@@ -251,15 +253,15 @@ def run(folder: RunFolder, settings: Settings, start: Checkpoint | None, group: 
             raise KeyboardInterrupt(f"stopped after step {trainer.progress.step}; {resume_call(folder.path)} goes on")
 
 
-def bend(old: Settings, new: Settings, step: int) -> str:
-    """A note: another number of steps is another cosine, so the run is not one of the new number from its beginning."""
+def new_schedule(old: Settings, new: Settings, step: int) -> str:
+    """A note on the learning rate of a run whose number of steps has changed: the rest follows another cosine."""
     return (f"from step {step:,} the learning rate follows a cosine that ends at step {new.steps:,}, not at "
             f"{old.steps:,}: it goes from {learning_rate(old, step):.3g} to {learning_rate(new, step):.3g}. A new run "
             f"of {new.steps:,} steps would give another model")  # fmt: skip
 
 
 def restore_best_row(folder: RunFolder, trainer: Trainer) -> bool:
-    """Write the row of the best model, where losses.csv lacks it: what a checkpoint knows of it."""
+    """Write what the checkpoint knows of the best model's row, if losses.csv lacks it; whether it did."""
     progress, settings = trainer.progress, trainer.settings
     if progress.best_loss is None or any(row["step"] == progress.best_step for row in folder.read_rows()):
         return False
@@ -275,8 +277,8 @@ def restore_best_row(folder: RunFolder, trainer: Trainer) -> bool:
 
 
 @contextmanager
-def undisturbed(device: torch.device, threads: int | None) -> Iterator[None]:
-    """PyTorch's number of threads and random numbers are the caller's again, when a run is over."""
+def caller_restored(device: torch.device, threads: int | None) -> Iterator[None]:
+    """Restore PyTorch's number of threads and random state of the caller when a run ends."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(threads or before[0])
     if device.type == "cuda":  # where sums may be made in any order, unless it is told
@@ -292,7 +294,7 @@ def undisturbed(device: torch.device, threads: int | None) -> Iterator[None]:
 
 
 def model_of(settings: Settings, start: Checkpoint | None, newest: Path | None, tokenizer: Any) -> tuple[Family, Any]:
-    """The model as it stands in the `newest` checkpoint of this run, or in the one it starts from; else a fresh one."""
+    """The model of the `newest` checkpoint of this run, or of the one to fine-tune; else with random weights."""
     if newest is not None:
         read_object(newest / "config.json")
         with reading(newest / "model.safetensors"):
@@ -305,21 +307,21 @@ def model_of(settings: Settings, start: Checkpoint | None, newest: Path | None, 
         model = skeleton(family, settings.tuned_config(family, like.config))
         load(start, meta, model)
         return family, model
-    family = FAMILIES[settings.family or "gpt2"]
+    entry = ENTRIES[settings.family or "gpt2"]
     torch.manual_seed(settings.seed)
     size = max(tokenizer.get_vocab().values()) + 1
-    return family, family.Model(settings.fresh_config(family, size, tokenizer.token_to_id("<|endoftext|>")))
+    return entry.family, entry.family.Model(settings.fresh_config(entry, size, tokenizer.token_to_id("<|endoftext|>")))
 
 
 def load(checkpoint: Checkpoint, meta: Mapping[str, Tensor], model: Any) -> None:
-    """Give a model without weights copies, in the layout that is faster to train: the file stays as it is."""
+    """Load float32 copies of a checkpoint's tensors into a model on the meta device, in a layout fast to train."""
     tensors = with_values(meta, checkpoint)
     state = {name: tensors[name].to(torch.float32, copy=True).contiguous() for name in model.state_dict()}
     model.load_state_dict(state, assign=True)
 
 
 def device_of(settings: Settings, group: Processes) -> torch.device:
-    """Of this process: under torchrun each has a GPU of its own."""
+    """The device of this process. Under torchrun each has a GPU of its own."""
     name = choose_device(settings.device).name
     if name.startswith("cuda") and group.count > 1:
         name = f"cuda:{group.local}"
@@ -328,7 +330,7 @@ def device_of(settings: Settings, group: Processes) -> torch.device:
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """MemoryError, where PyTorch says in many words that there is not."""
+    """Turn PyTorch's errors of memory into MemoryError, with the settings that need less."""
     try:
         yield
     except RuntimeError as error:
@@ -339,7 +341,7 @@ def enough_memory() -> Iterator[None]:
 
 
 def report(folder: RunFolder, listener: Listener) -> None:
-    """The model card and the picture of the curves, also of a run that was stopped. What fails here is a note."""
+    """Write the model card and the loss curves, also of a run that was stopped. An error here is a note only."""
     from minhub_py.train.summary import card, draw, read
 
     try:
@@ -356,7 +358,7 @@ def report(folder: RunFolder, listener: Listener) -> None:
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM, the first time, are put down here instead of ending anything; the second Ctrl-C does."""
+    """Collect the first Ctrl-C or SIGTERM in a list, so that the step can end; a second one interrupts at once."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught

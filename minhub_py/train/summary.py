@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.files.storage import Checkpoint
-from minhub_py.registry import FAMILIES, family_of
+from minhub_py.registry import ENTRIES, entry_of
 from minhub_py.train.checkpoint import COLUMNS, LossRow, RunFolder
 from minhub_py.train.data import Corpus
 from minhub_py.train.rescue import check_best, rescued
@@ -69,7 +69,7 @@ def read(path: Path) -> Summary:
     return Summary(
         name=path.resolve().name,
         folder=str(path),
-        family=family_of(config.get("model_type")).name,
+        family=entry_of(config.get("model_type")).name,
         parameters=sum(tensor.numel() for tensor in checkpoint.meta.values()),
         vocab_size=config["vocab_size"],
         tokenizer=settings.tokenizer or "",
@@ -149,9 +149,12 @@ def card(summary: Summary) -> str:
 """
 
 
-def family_title(family: str) -> str:
-    """The family's name as it is written in text."""
-    return FAMILIES[family].title if family in FAMILIES else family
+def family_title(name: str) -> str:
+    """The name of a family, or of one of its kin, as it is written in text."""
+    if name not in ENTRIES:
+        return name
+    family = ENTRIES[name].family
+    return family.title if name == family.name else name.title()
 
 
 def duration(seconds: float) -> str:

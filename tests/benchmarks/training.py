@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minhub_py.registry import FAMILIES
+from minhub_py.registry import ENTRIES, FAMILIES
 from minhub_py.train.checkpoint import RunFolder
 from minhub_py.train.data import Corpus, Tokens
 from minhub_py.train.loop import Listener, Trainer
@@ -97,7 +97,7 @@ def ours(path: Path, family: str, sizes: dict[str, Any], dtype: str, *, faster: 
         "config": gelu.get(family, {}), **sizes,
     })  # fmt: skip
     tokens = Tokens(path, "<u2", TOKENS)
-    model = FAMILIES[family].Model(settings.fresh_config(FAMILIES[family], VOCABULARY))
+    model = FAMILIES[family].Model(settings.fresh_config(ENTRIES[family], VOCABULARY))
     trainer = Trainer(
         settings, RunFolder(path.parent), Corpus(tokens, tokens, TOKENS, []), None, FAMILIES[family], model,
         Processes(), torch.device("cpu"), Listener(),

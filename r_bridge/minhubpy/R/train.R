@@ -23,16 +23,18 @@
 #'
 #' @section Further settings:
 #' All are those of Python's `minhub_py.train`, and what is not given is as
-#' there: `vocab_size` (of a tokenizer that is `"bpe"`), `held_out` (0.1, the
-#' part of the text that measures), `accumulate` (read the rows of a step in
-#' so many pieces, with less memory), `warm_up` (100 steps until the highest
-#' learning rate), `floor`, `weight_decay`, `beta2`, `clip`, `carry` (`FALSE`:
-#' an LSTM forgets from step to step), `evaluate_tokens`, `checkpoint_every`,
-#' `sample_tokens`, `dtype`, `compile`, `parallel` and `threads`.
+#' there: `revision` (the branch, tag or commit of `from`), `vocab_size` (of a
+#' tokenizer that is `"bpe"`), `held_out` (0.1, the part of the text that is
+#' held out), `accumulate` (split the rows of a step into so many parts, which
+#' needs less memory), `warm_up` (100 steps until the highest learning rate),
+#' `floor`, `weight_decay`, `beta2`, `clip`, `carry` (`FALSE`: an LSTM forgets
+#' from step to step), `evaluate_tokens`, `checkpoint_every`, `sample_tokens`,
+#' `dtype`, `compile`, `parallel` and `threads`.
 #'
 #' @param text Text to learn from: the paths of text files (UTF-8), or the text
 #'   itself, a character vector whose elements are lines.
-#' @param family `"lstm"`, `"gpt2"`, `"gptneo"` or `"llama"`; with `from`, its own.
+#' @param family A family by the name of its functions: `"lstm"`, `"gpt2"`,
+#'   `"llama"`, `"qwen3"` and so on; with `from`, its own.
 #' @param out The folder of the run, which must not hold one yet. `NULL`: one
 #'   that goes away with the R session; give a folder to keep it.
 #'   [save_pretrained()] keeps the model alone. For `minhub_resume()` and

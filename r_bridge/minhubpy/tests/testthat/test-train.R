@@ -194,7 +194,7 @@ test_that("what cannot be trained is refused, and says what to do", {
   expect_refused(minhub_train(VERSE, progress = NA), "progress must be TRUE or FALSE, not NA")
   expect_refused(minhub_train(VERSE, out = ""), "out is empty: give a path")
   run <- a_run()
-  expect_refused(minhub_train(VERSE, out = run$folder), "go on with it, minhub_resume(\"", class = "FileExistsError")
+  expect_refused(minhub_train(VERSE, out = run$folder), "resume it with minhub_resume(\"", class = "FileExistsError")
   expect_refused(minhub_resume(run, width = 3), "width cannot change when a run is resumed", class = "ValueError")
   expect_refused(minhub_resume(run, 30, FALSE, 3), "settings need names, such as warm_up = 20")
   expect_refused(minhub_resume(tempfile()), "is no run of minhub_train(): it has no settings.json", class = "FileNotFoundError")
