@@ -16,8 +16,9 @@ demo: .venv/.installed
 	@echo
 	@echo 'The model wrote this. Next: source .venv/bin/activate, then minhub --help'
 
+# Test files run side by side, at most four; the files share nothing but this machine.
 test: .venv/.installed-rpy2 lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 test-rtorch: .venv/.installed-rpy2
 	$(BIN)/python -m pytest tests/test_r_package.py -m rtorch -rP

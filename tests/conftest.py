@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from hub_server import hub  # noqa: F401  # a fixture
+from r_package import library, reference_folder  # noqa: F401  # fixtures
 
 from minhub_py.files.tokenizer import train_byte_level_bpe
 

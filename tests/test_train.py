@@ -511,7 +511,8 @@ SHORT = TINY | {"steps": 4, "evaluate_every": 2, "checkpoint_every": 2, "layers"
                 "sample_tokens": 3}  # fmt: skip
 
 
-def test_killed_at_every_change_of_a_file(tmp_path: Path, text: Path) -> None:
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
+def test_killed_at_every_change_of_a_file(tmp_path: Path, text: Path, every: int) -> None:
     """From a checkpoint on, through the best model, the CSV, a sample, the next checkpoint and the last: at each call
     that changes a file the process is killed with -9, and whatever half a file it was at is cut short. Resumed, the
     run comes to the same files as one that nobody disturbed.
@@ -521,7 +522,7 @@ def test_killed_at_every_change_of_a_file(tmp_path: Path, text: Path) -> None:
     wanted = contents(whole)
     before = stopped(tmp_path, text, 3, **SHORT)
     killed = 0
-    for last in range(1, 500):
+    for last in range(1, 500, every):
         folder = tmp_path / f"at{last}" / "run"
         shutil.copytree(before, folder)
         status = in_a_child(until, last, partial(resume, folder, progress=False))
@@ -535,7 +536,7 @@ def test_killed_at_every_change_of_a_file(tmp_path: Path, text: Path) -> None:
         resume(folder)
         same(contents(folder), wanted)
         shutil.rmtree(folder.parent)
-    assert killed > 30
+    assert killed > 30 / every
 
 
 class Pulse(Listener):
