@@ -39,8 +39,9 @@ class RListener(Listener):
     def begins(self, trainer: "Trainer") -> None:
         """The model, the data and the main settings."""
         settings, corpus = trainer.settings, trainer.corpus
+        title = family_title(settings.family or trainer.family.name)
         self.caller.emit({
-            "event": "begins", "family": family_title(trainer.settings.family or trainer.family.name), "parameters": float(trainer.parameters),
+            "event": "begins", "family": title, "parameters": float(trainer.parameters),
             "device": str(trainer.device), "dtype": settings.dtype, "train_tokens": float(corpus.train.count),
             "held_out_tokens": float(corpus.held_out.count), "step": trainer.progress.step, "steps": settings.steps,
             "batch": settings.batch, "context": trainer.context,

@@ -69,9 +69,8 @@ class Screen(Listener):
         where = f"{trainer.device}, {settings.dtype}" + (
             f", {trainer.processes.count} processes ({settings.parallel})" if trainer.processes.count > 1 else ""
         )
-        self.say(
-            f"{family_title(trainer.settings.family or trainer.family.name)}, {trainer.parameters:,} parameters, on {where}"
-        )
+        title = family_title(settings.family or trainer.family.name)
+        self.say(f"{title}, {trainer.parameters:,} parameters, on {where}")
         self.say(f"{corpus.train.count:,} tokens to train on, {corpus.held_out.count:,} held out; "
                  f"{settings.steps:,} steps of {settings.batch} × {trainer.context}")  # fmt: skip
         if trainer.progress.step:
