@@ -1089,7 +1089,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"n_layers": 3}}, "^config: unknown setting n_layers; did you mean n_layer\\?$"),
     ({"config": {"n_positions": 8}}, "8 positions"),
     ({"config": {"vocab_size": 3}}, "3 ids"),
-    ({"family": "lstm", "heads": 2}, "heads: .* lstm has no attention heads"),
+    ({"family": "lstm", "heads": 2}, "heads: lstm has no attention heads"),
     ({"width": 16, "heads": 3}, "16.*multiple of.*3"),
     ({"device": "abacus"}, "device 'abacus' is unknown"),
     ({"sample": ""}, "sample"),
