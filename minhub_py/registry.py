@@ -160,6 +160,13 @@ GPTNEOX_SIZES = {
     "gpt-neox-20b": {"hidden_act": "gelu_new", "eos_token_id": 0},
 }
 
+GPTJ_TRAINING = Training(
+    {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "context": ("n_positions",),
+     "dropout": ("embd_pdrop", "resid_pdrop")},
+    {"tie_word_embeddings": True, "rotary_dim": 8},
+)  # fmt: skip
+GPTJ_SIZES: dict[str, dict[str, object]] = {"gpt-j-6b": {}}
+
 
 def _llama(C: int, inner: int, layers: int, heads: int, groups: int, **more: object) -> dict[str, object]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
@@ -268,6 +275,7 @@ FAMILIES = {
             GPTNEOX_SIZES,
         ),
         Family("gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"), GPTOSS_TRAINING, "openai", GPTOSS_SIZES),
+        Family("gptj", "GPT-J", "gptj", ("GPTJConfig", "GPTJ"), GPTJ_TRAINING, "EleutherAI", GPTJ_SIZES),
         Family("lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"), LSTM_TRAINING),
         Family(
             "llama",

@@ -166,14 +166,15 @@ class Writer:
 
     def rotate(
         self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,
-        plus_one: bool = False, whole: bool = False,
+        plus_one: bool = False, whole: bool = False, interleaved: bool = False,
     ) -> None:  # fmt: skip
         if rope not in self.ropes:
             self.ropes.append(rope)
         norms = "None, None, 0.0, False, False"
         if q_norm is not None:
             norms = f"{self.path(q_norm.weight)}, {self.path(k_norm.weight)}, {q_norm.eps}, {plus_one}, {whole}"
-        self.lines.append(f"h = rotate(h, {heads}, {groups or heads}, rope{self.ropes.index(rope)}, {norms})")
+        angles = f"rope{self.ropes.index(rope)}, {interleaved}"
+        self.lines.append(f"h = rotate(h, {heads}, {groups or heads}, {angles}, {norms})")
 
     def attend(
         self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
@@ -257,6 +258,7 @@ def rotate(
     heads: int,
     groups: int,
     rope: tuple[Tensor, Tensor, Tensor],
+    interleaved: bool,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
@@ -278,8 +280,13 @@ def rotate(
     cos, sin, growth = rope[0].to(h.dtype), rope[1].to(h.dtype), rope[2].to(h.dtype)
     x = torch.cat((q, k), dim=2)
     half = cos.size(2)
-    first, second, rest = x.split([half, half, x.size(3) - 2 * half], dim=3)
-    x = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=3)
+    if interleaved:
+        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=4).flatten(3)
+    else:
+        first, second = x[..., :half], x[..., half : 2 * half]
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=3)
+    x = torch.cat((turned, x[..., 2 * half :]), dim=3)
     q, k = x.split([heads, groups], dim=2)
     return torch.cat((q * growth, k, v), dim=2).flatten(2)
 

@@ -10,8 +10,9 @@ and a current value h. Keywords in brackets may be left out.
     norm      layer [kept]                h = layer(x), or of what was kept
     rms_norm  layer [kept plus_one]       likewise
     linear    layers [activation]         h = activation(layer(h)); several layers' results side by side
-    rotate    heads rope [groups q_norm k_norm plus_one whole]    the heads of q and k in h are normed and turned by
-                                          their position. whole: one norm of all heads of q, and one of all of k
+    rotate    heads rope [groups q_norm k_norm plus_one whole interleaved]    the heads of q and k in h are normed and
+                                          turned by their position. whole: one norm of all heads of q, and one of all of
+                                          k; interleaved: the pairs that turn are neighbours, not halves
     attend    heads scale [groups window upcast softcap sinks]    h = attention(h), which is q, k and v side by side, q
                                           of `heads` heads, k and v of `groups`; keys and values are kept. upcast: in
                                           float32. softcap: of the scores, c * tanh(score / c). sinks: one more score
@@ -115,7 +116,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 5 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 6 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -292,12 +293,13 @@ class CompiledReader(EagerReader):
 
     def _rotate(
         self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,
-        plus_one: bool = False, whole: bool = False,
+        plus_one: bool = False, whole: bool = False, interleaved: bool = False,
     ) -> list[Operation]:  # fmt: skip
         groups = groups or heads
         self.rotated.setdefault(rope, torch.empty(0))
-        operation = Operation(heads=heads, groups=groups, size=self.outputs // (heads + 2 * groups), more=whole,
-                              rotated=2 * len(rope.frequencies), layer=list(self.rotated).index(rope))  # fmt: skip
+        operation = Operation(heads=heads, groups=groups, size=self.outputs // (heads + 2 * groups),
+                              more=whole + 2 * interleaved, rotated=2 * len(rope.frequencies),
+                              layer=list(self.rotated).index(rope))  # fmt: skip
         if q_norm is not None:
             operation.weight, operation.second = self._factor(q_norm, plus_one), self._factor(k_norm, plus_one)
             operation.number = q_norm.eps

@@ -32,6 +32,7 @@
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4 };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP, COPY, ROUTE, EXPERTS, COMBINE };
+enum { WHOLE = 1, INTERLEAVED = 2 }; /* bits of `more` of ROTATE */
 #define GROUP 32 /* NF4 weights that share a scale */
 #define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
 #define MOST_CHOICES 1024 /* experts of all tokens of a call */
@@ -54,7 +55,7 @@ typedef struct {
                              EXPERTS: of the gate */
     float cap;            /* ATTEND, LOGITS: soft cap of the scores, of the result; 0: none; EXPERTS: the limit */
     int32_t more;         /* LINEAR: the next one's output stands beside this one's; NORM, RMS_NORM: of what KEEP kept;
-                             ROTATE: the norms are of all heads at once */
+                             ROTATE: bits, WHOLE if the norms are of all heads at once, INTERLEAVED */
     int32_t rotated;      /* ROTATE: numbers of a head that turn, the first ones */
     matrix weight, second; /* EMBED: ids, positions; RECUR: weight_ih, weight_hh; ROTATE: norms of q's and k's heads;
                               ADD: the layer, the norm of its result; EXPERTS, COMBINE: the first expert's weight, which
@@ -210,7 +211,7 @@ API const char *choose(const char *name) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 5 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 5: the count of changes of meaning */
+    return 6 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 6: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -507,11 +508,11 @@ static void add_normed(const operation *op, const call *c, float *in, float *x, 
     }
 }
 
-/* Turns the pairs (i, i + R/2) of each head of q and k by its position, after the norms where it has them: of each
- * head, or of all heads of q and all of k at once. */
+/* Turns the pairs (i, i + R/2), or (2i, 2i + 1), of each head of q and k by its position, after the norms where it has
+ * them: of each head, or of all heads of q and all of k at once. */
 static void rotate(const operation *op, const call *c, float *in) {
     const int64_t H = op->heads, G = op->groups, D = op->size, R = op->rotated, half = R / 2;
-    const int whole = op->more;
+    const int whole = op->more & WHOLE;
     for (int64_t m = 0; m < c->tokens; m++)
         for (int64_t head = 0; head < H + G; head++) {
             float *v = in + m * c->width + head * D;
@@ -520,11 +521,18 @@ static void rotate(const operation *op, const call *c, float *in) {
             if (norm && whole && head == 0) chosen->rms_norm(v, norm, op->number, H * D, v);
             if (norm && whole && head == H) chosen->rms_norm(v, norm, op->number, G * D, v);
             const float *cos = op->bias + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
-            for (int64_t i = 0; i < half; i++) {
-                const float first = v[i], second = v[i + half];
-                v[i] = first * cos[i] - second * sin[i];
-                v[i + half] = second * cos[i] + first * sin[i];
-            }
+            if (op->more & INTERLEAVED)
+                for (int64_t i = 0; i < half; i++) {
+                    const float first = v[2 * i], second = v[2 * i + 1];
+                    v[2 * i] = first * cos[i] - second * sin[i];
+                    v[2 * i + 1] = second * cos[i] + first * sin[i];
+                }
+            else
+                for (int64_t i = 0; i < half; i++) {
+                    const float first = v[i], second = v[i + half];
+                    v[i] = first * cos[i] - second * sin[i];
+                    v[i + half] = second * cos[i] + first * sin[i];
+                }
         }
 }
 

@@ -64,6 +64,10 @@ gptoss_from_pretrained <- pretrained_of("gptoss")
 
 #' @rdname from_pretrained
 #' @export
+gptj_from_pretrained <- pretrained_of("gptj")
+
+#' @rdname from_pretrained
+#' @export
 lstm_from_pretrained <- pretrained_of("lstm")
 
 #' @rdname from_pretrained
@@ -174,6 +178,10 @@ gptoss <- fresh_of("gptoss")
 
 #' @rdname gpt2
 #' @export
+gptj <- fresh_of("gptj")
+
+#' @rdname gpt2
+#' @export
 lstm <- fresh_of("lstm")
 
 #' @rdname gpt2
@@ -227,6 +235,10 @@ gptneox_from_config <- configured_of("gptneox")
 #' @rdname gpt2
 #' @export
 gptoss_from_config <- configured_of("gptoss")
+
+#' @rdname gpt2
+#' @export
+gptj_from_config <- configured_of("gptj")
 
 #' @rdname gpt2
 #' @export
