@@ -167,6 +167,20 @@ GPTJ_TRAINING = Training(
 )  # fmt: skip
 GPTJ_SIZES: dict[str, dict[str, object]] = {"gpt-j-6b": {}}
 
+PHI_TRAINING = Training(
+    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
+     "inner": ("intermediate_size",), "context": ("max_position_embeddings",),
+     "dropout": ("embd_pdrop", "resid_pdrop")},
+    {"tie_word_embeddings": True},
+)  # fmt: skip
+_PHI: dict[str, object] = {"bos_token_id": 50256, "eos_token_id": 50256}
+PHI_SIZES = {
+    "phi-1": _PHI,
+    "phi-1_5": _PHI,
+    "phi-2": {**_PHI, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32, "resid_pdrop": 0.1,
+              "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4}},
+}  # fmt: skip
+
 
 def _llama(C: int, inner: int, layers: int, heads: int, groups: int, **more: object) -> dict[str, object]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
@@ -276,6 +290,7 @@ FAMILIES = {
         ),
         Family("gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"), GPTOSS_TRAINING, "openai", GPTOSS_SIZES),
         Family("gptj", "GPT-J", "gptj", ("GPTJConfig", "GPTJ"), GPTJ_TRAINING, "EleutherAI", GPTJ_SIZES),
+        Family("phi", "Phi", "phi", ("PhiConfig", "Phi"), PHI_TRAINING, "microsoft", PHI_SIZES),
         Family("lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"), LSTM_TRAINING),
         Family(
             "llama",

@@ -68,6 +68,10 @@ gptj_from_pretrained <- pretrained_of("gptj")
 
 #' @rdname from_pretrained
 #' @export
+phi_from_pretrained <- pretrained_of("phi")
+
+#' @rdname from_pretrained
+#' @export
 lstm_from_pretrained <- pretrained_of("lstm")
 
 #' @rdname from_pretrained
@@ -182,6 +186,10 @@ gptj <- fresh_of("gptj")
 
 #' @rdname gpt2
 #' @export
+phi <- fresh_of("phi")
+
+#' @rdname gpt2
+#' @export
 lstm <- fresh_of("lstm")
 
 #' @rdname gpt2
@@ -239,6 +247,10 @@ gptoss_from_config <- configured_of("gptoss")
 #' @rdname gpt2
 #' @export
 gptj_from_config <- configured_of("gptj")
+
+#' @rdname gpt2
+#' @export
+phi_from_config <- configured_of("phi")
 
 #' @rdname gpt2
 #' @export
