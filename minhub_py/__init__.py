@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ impo
     gptneox, gptneox_from_config, gptneox_from_pretrained = _fresh, _sized, from_pretrained
     gptoss, gptoss_from_config, gptoss_from_pretrained = _fresh, _sized, from_pretrained
     gptj, gptj_from_config, gptj_from_pretrained = _fresh, _sized, from_pretrained
+    opt, opt_from_config, opt_from_pretrained = _fresh, _sized, from_pretrained
     lstm, lstm_from_config, lstm_from_pretrained = _fresh, _sized, from_pretrained
     phi, phi_from_config, phi_from_pretrained = _fresh, _sized, from_pretrained
     llama, llama_from_config, llama_from_pretrained = _fresh, _sized, from_pretrained

@@ -182,6 +182,26 @@ PHI_SIZES = {
 }  # fmt: skip
 
 
+def _opt(C: int, layers: int, heads: int, **more: object) -> dict[str, object]:
+    return {"hidden_size": C, "ffn_dim": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads, **more}
+
+
+OPT_TRAINING = Training(
+    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
+     "inner": ("ffn_dim",), "context": ("max_position_embeddings",), "dropout": ("dropout",)},
+)  # fmt: skip
+OPT_SIZES = {
+    "opt-125m": _opt(768, 12, 12),
+    "opt-350m": _opt(1024, 24, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
+    "opt-1.3b": _opt(2048, 24, 32),
+    "opt-2.7b": _opt(2560, 32, 32),
+    "opt-6.7b": _opt(4096, 32, 32),
+    "opt-13b": _opt(5120, 40, 40),
+    "opt-30b": _opt(7168, 48, 56),
+    "opt-66b": _opt(9216, 64, 72),
+}
+
+
 def _llama(C: int, inner: int, layers: int, heads: int, groups: int, **more: object) -> dict[str, object]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": groups, **more}  # fmt: skip
@@ -291,6 +311,7 @@ FAMILIES = {
         Family("gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"), GPTOSS_TRAINING, "openai", GPTOSS_SIZES),
         Family("gptj", "GPT-J", "gptj", ("GPTJConfig", "GPTJ"), GPTJ_TRAINING, "EleutherAI", GPTJ_SIZES),
         Family("phi", "Phi", "phi", ("PhiConfig", "Phi"), PHI_TRAINING, "microsoft", PHI_SIZES),
+        Family("opt", "OPT", "opt", ("OPTConfig", "OPT"), OPT_TRAINING, "facebook", OPT_SIZES),
         Family("lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"), LSTM_TRAINING),
         Family(
             "llama",

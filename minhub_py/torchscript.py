@@ -139,17 +139,23 @@ class Writer:
             self.lines.append(f"x = {self.dropped('x', dropout)}")
         self.lines.append("h = x")
 
+    def place(self, positions: Any, first: int = 0) -> None:
+        rows = f"{self.path(positions.weight)}[{first} : {first} + idx.size(1)]"
+        self.lines.append(f"x = h + {rows}\n    h = x")
+
     def keep(self) -> None:
         self.lines.append("kept = x")
 
     def copy(self) -> None:
         self.lines.append("h = x")
 
-    def norm(self, layer: Any, kept: bool = False) -> None:
+    def norm(self, layer: Any, kept: bool = False, stream: bool = False) -> None:
         weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
         self.lines.append(
             f"h = F.layer_norm({'kept' if kept else 'x'}, {list(layer.normalized_shape)}, {weights}, {layer.eps})"
         )
+        if stream:
+            self.lines.append("x = h")
 
     def rms_norm(self, layer: Any, kept: bool = False, plus_one: bool = False) -> None:
         self.lines.append(f"h = {self.rms_normed('kept' if kept else 'x', layer, plus_one)}")

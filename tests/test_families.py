@@ -157,7 +157,8 @@ def test_gradients(name: str) -> None:
     gradients = {key: value.grad for key, value in reference.named_parameters()}
     wanted = weights_map.to_native(family.model_type, gradients, config)
     for key, parameter in model.named_parameters():
-        error = (parameter.grad - wanted[key]).abs().max() / wanted[key].abs().max()
+        # That of a bias of k is zero where nothing rotates: it adds the same to all scores.
+        error = (parameter.grad - wanted[key]).abs().max() / wanted[key].abs().max().clamp_min(1e-9)
         assert error < 1e-5, (key, error)  # the rotations are float32 in both
 
 

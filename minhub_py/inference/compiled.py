@@ -5,9 +5,10 @@ and a current value h. Keywords in brackets may be left out.
 
     embed     tokens [positions scale]    x, h = ids' rows of the one + positions' rows of the other. scale: a factor of
                                           the ids' rows, rounded to their dtype
+    place     positions [first]           x, h = h + positions' rows. first: the row of position 0
     keep                                  what x is now is kept
     copy                                  h = x
-    norm      layer [kept]                h = layer(x), or of what was kept
+    norm      layer [kept stream]         h = layer(x), or of what was kept. stream: x = h, too
     rms_norm  layer [kept plus_one]       likewise
     linear    layers [activation]         h = activation(layer(h)); several layers' results side by side
     rotate    heads rope [groups q_norm k_norm plus_one whole interleaved]    the heads of q and k in h are normed and
@@ -65,7 +66,8 @@ ACTIVATIONS = {
     "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
 }  # fmt: skip
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6, "rms_norm": 7,
-         "rotate": 8, "gate": 9, "keep": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14}  # fmt: skip
+         "rotate": 8, "gate": 9, "keep": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
+         "place": 15}  # fmt: skip
 # The operations of `steps`, and what they are for the compiled code.
 OPERATIONS = {**{name: name for name in KINDS if name not in ("recur", "route", "combine")}, "lstm": "recur"}
 
@@ -116,7 +118,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 6 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 7 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -267,17 +269,20 @@ class CompiledReader(EagerReader):
             raise UnsupportedError("an embedding whose rows are not stored as rows")
         return [operation]
 
+    def _place(self, positions: Any, first: int = 0) -> list[Operation]:
+        return [Operation(weight=self._matrix(positions.weight[first:]))]
+
     def _keep(self) -> list[Operation]:
         return [Operation()]
 
     def _copy(self) -> list[Operation]:
         return [Operation()]
 
-    def _norm(self, layer: Any, kept: bool = False) -> list[Operation]:
-        if layer.weight is None or layer.bias is None:
-            raise UnsupportedError("a norm without weight or bias")
-        weights = {"weight": self._vector(layer.weight), "bias": self._floats(layer.bias)}
-        return [Operation(**weights, number=layer.eps, more=kept)]
+    def _norm(self, layer: Any, kept: bool = False, stream: bool = False) -> list[Operation]:
+        weight = torch.ones(layer.normalized_shape) if layer.weight is None else layer.weight
+        bias = torch.zeros(layer.normalized_shape) if layer.bias is None else layer.bias
+        weights = {"weight": self._vector(weight), "bias": self._floats(bias)}
+        return [Operation(**weights, number=layer.eps, more=kept + 2 * stream)]
 
     def _rms_norm(self, layer: Any, kept: bool = False, plus_one: bool = False) -> list[Operation]:
         return [Operation(weight=self._factor(layer, plus_one), number=layer.eps, more=kept)]

@@ -31,8 +31,10 @@
 /* compiled.py has the same numbers and structures. */
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4 };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
-enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP, COPY, ROUTE, EXPERTS, COMBINE };
+enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP, COPY, ROUTE, EXPERTS, COMBINE,
+       PLACE };
 enum { WHOLE = 1, INTERLEAVED = 2 }; /* bits of `more` of ROTATE */
+enum { KEPT = 1, STREAM = 2 };       /* of NORM */
 #define GROUP 32 /* NF4 weights that share a scale */
 #define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
 #define MOST_CHOICES 1024 /* experts of all tokens of a call */
@@ -54,12 +56,13 @@ typedef struct {
     float number;         /* norms, also those of ADD and ROTATE: epsilon; a factor: EMBED: of ids, ATTEND: of scores,
                              EXPERTS: of the gate */
     float cap;            /* ATTEND, LOGITS: soft cap of the scores, of the result; 0: none; EXPERTS: the limit */
-    int32_t more;         /* LINEAR: the next one's output stands beside this one's; NORM, RMS_NORM: of what KEEP kept;
-                             ROTATE: bits, WHOLE if the norms are of all heads at once, INTERLEAVED */
+    int32_t more;         /* LINEAR: the next one's output stands beside this one's; NORM, RMS_NORM: bits, KEPT for the
+                             norm of what KEEP kept, STREAM if x is replaced, too (NORM only); ROTATE: bits, WHOLE if the
+                             norms are of all heads at once, INTERLEAVED */
     int32_t rotated;      /* ROTATE: numbers of a head that turn, the first ones */
-    matrix weight, second; /* EMBED: ids, positions; RECUR: weight_ih, weight_hh; ROTATE: norms of q's and k's heads;
-                              ADD: the layer, the norm of its result; EXPERTS, COMBINE: the first expert's weight, which
-                              the others' follow, and the biases (experts, outputs) */
+    matrix weight, second; /* EMBED: ids, positions; PLACE: positions; RECUR: weight_ih, weight_hh; ROTATE: norms of q's
+                              and k's heads; ADD: the layer, the norm of its result; EXPERTS, COMBINE: the first expert's
+                              weight, which the others' follow, and the biases (experts, outputs) */
     const float *bias;    /* NORM, LINEAR, ADD, RECUR, LOGITS, ROUTE; ROTATE: by position cos and sin for q, then for k;
                              ATTEND: a sink for each head, or NULL */
 } operation;
@@ -211,7 +214,7 @@ API const char *choose(const char *name) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 6 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 6: the count of changes of meaning */
+    return 7 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 7: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -656,11 +659,21 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
                 memcpy(in + m * width, x + m * width, op->weight.columns * sizeof(float));
             }
             break;
+        case PLACE:
+            for (int64_t m = 0; m < c->tokens; m++) {
+                chosen->row(&op->weight, c->positions[m], x + m * width);
+                for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] += in[m * width + i];
+                memcpy(in + m * width, x + m * width, op->weight.columns * sizeof(float));
+            }
+            break;
         case KEEP: memcpy(c->kept, x, c->tokens * width * sizeof(float)); break;
         case COPY: memcpy(in, x, c->tokens * width * sizeof(float)); break;
         case NORM:
-            for (int64_t m = 0; m < c->tokens; m++)
-                chosen->norm((op->more ? c->kept : x) + m * width, op->weight.data, op->bias, op->number, op->weight.columns, in + m * width);
+            for (int64_t m = 0; m < c->tokens; m++) {
+                const float *from = (op->more & KEPT ? c->kept : x) + m * width;
+                chosen->norm(from, op->weight.data, op->bias, op->number, op->weight.columns, in + m * width);
+                if (op->more & STREAM) memcpy(x + m * width, in + m * width, op->weight.columns * sizeof(float));
+            }
             break;
         case RMS_NORM:
             for (int64_t m = 0; m < c->tokens; m++)

@@ -72,6 +72,10 @@ phi_from_pretrained <- pretrained_of("phi")
 
 #' @rdname from_pretrained
 #' @export
+opt_from_pretrained <- pretrained_of("opt")
+
+#' @rdname from_pretrained
+#' @export
 lstm_from_pretrained <- pretrained_of("lstm")
 
 #' @rdname from_pretrained
@@ -190,6 +194,10 @@ phi <- fresh_of("phi")
 
 #' @rdname gpt2
 #' @export
+opt <- fresh_of("opt")
+
+#' @rdname gpt2
+#' @export
 lstm <- fresh_of("lstm")
 
 #' @rdname gpt2
@@ -251,6 +259,10 @@ gptj_from_config <- configured_of("gptj")
 #' @rdname gpt2
 #' @export
 phi_from_config <- configured_of("phi")
+
+#' @rdname gpt2
+#' @export
+opt_from_config <- configured_of("opt")
 
 #' @rdname gpt2
 #' @export
