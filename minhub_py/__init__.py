@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ impo
     opt, opt_from_config, opt_from_pretrained = _fresh, _sized, from_pretrained
     lstm, lstm_from_config, lstm_from_pretrained = _fresh, _sized, from_pretrained
     phi, phi_from_config, phi_from_pretrained = _fresh, _sized, from_pretrained
+    sinusoidal, sinusoidal_from_config, sinusoidal_from_pretrained = _fresh, _sized, from_pretrained
     llama, llama_from_config, llama_from_pretrained = _fresh, _sized, from_pretrained
     mistral, mistral_from_config, mistral_from_pretrained = _fresh, _sized, from_pretrained
     ministral, ministral_from_config, ministral_from_pretrained = _fresh, _sized, from_pretrained

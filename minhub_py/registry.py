@@ -105,6 +105,11 @@ LSTM_TRAINING = Training(
     {"layers": ("num_layers",), "width": ("hidden_size",), "dropout": ("dropout",)},
     {"embedding_size": 64}, layers=2, width=256, learning_rate=3e-3, carries_state=True,
 )  # fmt: skip
+SINUSOIDAL_TRAINING = Training(
+    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
+     "inner": ("intermediate_size",), "context": ("max_position_embeddings",), "dropout": ("dropout",)},
+    {"attention_dropout": 0.0},
+)  # fmt: skip
 LLAMA_TRAINING = Training(
     {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
      "inner": ("intermediate_size",), "context": ("max_position_embeddings",)},
@@ -313,6 +318,7 @@ FAMILIES = {
         Family("phi", "Phi", "phi", ("PhiConfig", "Phi"), PHI_TRAINING, "microsoft", PHI_SIZES),
         Family("opt", "OPT", "opt", ("OPTConfig", "OPT"), OPT_TRAINING, "facebook", OPT_SIZES),
         Family("lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"), LSTM_TRAINING),
+        Family("sinusoidal", "Sinusoidal", "sinusoidal", ("SinusoidalConfig", "Sinusoidal"), SINUSOIDAL_TRAINING),
         Family(
             "llama",
             "Llama",

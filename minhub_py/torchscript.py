@@ -75,11 +75,13 @@ def compiled(model: Any) -> torch.jit.ScriptModule:
 
 
 def parameters_of(module: nn.Module, found: nn.Module) -> nn.Module:
-    """`found` with the parameters of a module and its children under their names, and nothing of what it does."""
+    """`found` with a module's parameters, buffers and children under their names, and nothing of what it does."""
     for name, parameter in module.named_parameters(recurse=False):
         found.register_parameter(name, parameter)
+    for name, buffer in module.named_buffers(recurse=False):
+        found.register_buffer(name, buffer)
     for name, child in module.named_children():
-        if any(True for _ in child.parameters()):
+        if child.state_dict():
             empty = nn.ModuleList() if isinstance(child, nn.ModuleList) else nn.Module()
             found.add_module(name, parameters_of(child, empty))
     return found
@@ -92,7 +94,8 @@ class Writer:
     """
 
     def __init__(self, model: Any) -> None:
-        self.paths = {id(parameter): path_of(name) for name, parameter in model.named_parameters()}
+        # Buffers, too, that are in files.
+        self.paths = {id(tensor): path_of(name) for name, tensor in model.state_dict(keep_vars=True).items()}
         self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
         functions = (attend, check, experts, rms_norm, rotate, rotations, scaled)
         self.names |= {each.__name__: each for each in functions}
@@ -164,11 +167,13 @@ class Writer:
         """A value after an RMS norm."""
         return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {plus_one})"
 
-    def linear(self, layers: Sequence[Any], activation: str | None = None) -> None:
+    def linear(self, layers: Sequence[Any], activation: str | None = None, dropout: float = 0.0) -> None:
         results = ", ".join(map(self.linear_of, layers))
         self.lines.append(f"h = torch.cat([{results}], dim=2)" if len(layers) > 1 else f"h = {results}")
         if activation is not None:
             self.lines.append(f"h = {self.activation(activation)}(h)")
+        if dropout:
+            self.lines.append(f"h = {self.dropped('h', dropout)}")
 
     def rotate(
         self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,

@@ -60,6 +60,13 @@ def tie(to: str) -> Operation:
     return Operation(f"tie to {to}", optional=True, tied_to=to)
 
 
+def squeeze(dim: int) -> Operation:
+    """The Hub's tensor has a dimension of 1 at `dim` that ours has not."""
+    return Operation(
+        f"squeeze {dim}", lambda tensors: [tensors[0].squeeze(dim)], lambda tensors: [tensors[0].unsqueeze(dim)]
+    )
+
+
 def cat(parts: int, dim: int = 0) -> Operation:
     """`parts` equal tensors of the Hub make one of ours, along `dim`."""
     return Operation(f"cat along {dim}", lambda tensors: [torch.cat(list(tensors), dim)], _splitter(parts, dim))

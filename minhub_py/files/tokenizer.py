@@ -4,6 +4,7 @@
     vocab.json, merges.txt              byte-level BPE, as GPT-2's; without merges.txt it is one of characters
     tokenizer.model, spiece.model       sentencepiece's (Llama 2, Mistral, T5), or tiktoken's (Llama 3)
     qwen.tiktoken, tekken.json          tiktoken's, and Mistral's
+    vocab.dat, rules.dat                BPE of words, in the form that christianb93's MLLM writes
 
 All but the first say little of special tokens, so tokenizer_config.json, special_tokens_map.json and added_tokens.json
 complete them. What is put before and after a text is what these files say (add_bos_token, add_eos_token); where they
@@ -27,10 +28,11 @@ from minhub_py.files import hub
 from minhub_py.files.sentencepiece import UNIGRAM, SentencePiece, read_sentencepiece, sentencepiece_tokenizer
 from minhub_py.files.storage import read_json, read_object
 from minhub_py.files.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
+from minhub_py.files.wordbpe import read_word_bpe
 from minhub_py.printable import gist
 
 # The first of these that is there is read.
-FORMS = ("tokenizer.json", "vocab.json", *hub.OLDER_TOKENIZERS)
+FORMS = ("tokenizer.json", "vocab.json", *hub.OLDER_TOKENIZERS, "vocab.dat")
 # Files that belong to a tokenizer.json, though it can be read without them.
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 # Where the tokenizers that are in use came from: the class takes no subclass.
@@ -74,6 +76,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         )
     if path.name == "tokenizer.json":
         return parse(path)
+    if path.name == "vocab.dat":
+        tokenizer = read_word_bpe(path)
+        FILES[tokenizer] = path
+        return tokenizer
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).exists():

@@ -287,7 +287,7 @@ class CompiledReader(EagerReader):
     def _rms_norm(self, layer: Any, kept: bool = False, plus_one: bool = False) -> list[Operation]:
         return [Operation(weight=self._factor(layer, plus_one), number=layer.eps, more=kept)]
 
-    def _linear(self, layers: Sequence[Any], activation: str | None = None) -> list[Operation]:
+    def _linear(self, layers: Sequence[Any], activation: str | None = None, dropout: float = 0.0) -> list[Operation]:
         operations = [self._product(layer, layer.bias) for layer in layers]
         for operation in operations:
             operation.activation, operation.more = code_of(activation), 1

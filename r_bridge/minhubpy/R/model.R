@@ -80,6 +80,10 @@ lstm_from_pretrained <- pretrained_of("lstm")
 
 #' @rdname from_pretrained
 #' @export
+sinusoidal_from_pretrained <- pretrained_of("sinusoidal")
+
+#' @rdname from_pretrained
+#' @export
 llama_from_pretrained <- pretrained_of("llama")
 
 #' @rdname from_pretrained
@@ -202,6 +206,10 @@ lstm <- fresh_of("lstm")
 
 #' @rdname gpt2
 #' @export
+sinusoidal <- fresh_of("sinusoidal")
+
+#' @rdname gpt2
+#' @export
 llama <- fresh_of("llama")
 
 #' @rdname gpt2
@@ -267,6 +275,10 @@ opt_from_config <- configured_of("opt")
 #' @rdname gpt2
 #' @export
 lstm_from_config <- configured_of("lstm")
+
+#' @rdname gpt2
+#' @export
+sinusoidal_from_config <- configured_of("sinusoidal")
 
 #' @rdname gpt2
 #' @export

@@ -1,0 +1,194 @@
+"""A decoder as the first transformers were, with positions that are not learnt and norms after each part, in one file.
+
+Sources
+    Vaswani et al. (2017), "Attention Is All You Need": the decoder without its encoder.
+    christianb93's MLLM, wiki/model.py, whose files are read; its blocks are those of torch.nn.TransformerEncoder.
+
+What differs from its siblings
+    GPT-2    learns its positions, norms before each part and once at the end, and ties its head to the embedding.
+    OPT      350M has norms after each part, too.
+
+Notation
+    B batch rows    T positions read in this call    S positions attended to (cached and new)
+    C channels, hidden_size    H heads    D head size, C / H    P max_position_embeddings    V vocabulary
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minhub_py.inference.cache import KeyValues, Span
+from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
+
+MODEL_TYPE = "sinusoidal"
+
+
+def sinusoids(positions: int, size: int) -> Tensor:
+    """(P, C): number 2i of position p is sin(p / 10000^(2i / C)), and number 2i + 1 its cosine."""
+    wavelengths = 10000 ** (torch.arange(0, size, 2) / size)  # (C/2,), over 2 pi
+    angles = torch.arange(positions).unsqueeze(1) / wavelengths  # (P, C/2)
+    return torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)
+
+
+class Positions(nn.Module):
+    """`sinusoids`, as a buffer: files have them, and what a file has counts."""
+
+    weight: Tensor
+
+    def __init__(self, config: "SinusoidalConfig") -> None:
+        super().__init__()
+        self.register_buffer("weight", sinusoids(config.max_position_embeddings, config.hidden_size))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.weight[positions]
+
+
+class Attention(nn.Module):
+    def __init__(self, config: "SinusoidalConfig", layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads, self.size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+        self.dropout = config.attention_dropout
+        self.in_proj = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, span: Span) -> Tensor:
+        B, T, C = x.shape
+        q, k, v = self.in_proj(x).split(C, dim=2)  # each (B, T, C)
+        q = q.view(B, T, self.heads, -1).transpose(1, 2)  # (B, H, T, D)
+        k = k.view(B, T, self.heads, -1).transpose(1, 2)
+        v = v.view(B, T, self.heads, -1).transpose(1, 2)
+        k, v, seen = span.update(self.layer, k, v)  # (B, H, S, D), (B, H, S, D), (B or 1, S)
+        mask = span.mask(seen)  # (B or 1, 1, T, S), or None
+        y = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
+        )  # (B, H, T, D)
+        return self.out_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class Block(nn.Module):
+    def __init__(self, config: "SinusoidalConfig", layer: int) -> None:
+        super().__init__()
+        C, inner = config.hidden_size, config.intermediate_size
+        self.self_attn = Attention(config, layer)
+        self.linear1 = nn.Linear(C, inner)
+        self.linear2 = nn.Linear(inner, C)
+        self.norm1 = nn.LayerNorm(C, eps=config.layer_norm_eps)
+        self.norm2 = nn.LayerNorm(C, eps=config.layer_norm_eps)
+        self.act = ACTIVATIONS[config.hidden_act]
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, span: Span) -> Tensor:
+        x = self.norm1(x + self.dropout(self.self_attn(x, span)))
+        h = self.dropout(self.act(self.linear1(x)))
+        return self.norm2(x + self.dropout(self.linear2(h)))
+
+
+class Sinusoidal(LanguageModel):
+    def __init__(self, config: "SinusoidalConfig") -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.positions = Positions(config)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.head = nn.Linear(config.hidden_size, config.vocab_size)
+        # Smaller, an id would hardly be seen beside its position, whose numbers go from -1 to 1.
+        nn.init.normal_(self.embedding.weight)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def body(self, idx: Tensor, span: Span) -> Tensor:
+        x = self.embedding(idx) + self.positions(span.positions)  # (B, T, C)
+        for block in self.layers:
+            x = block(x, span)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+    def cache_layout(self) -> list[KeyValues]:
+        heads = self.config.num_attention_heads
+        return [KeyValues(heads, self.config.hidden_size // heads)] * self.config.num_hidden_layers
+
+    def steps(self) -> Iterator[Step]:
+        block: Any
+        yield step("embed", tokens=self.embedding)
+        yield step("place", positions=self.positions)
+        for block in self.layers:
+            attn, p = block.self_attn, block.dropout.p
+            yield step("linear", layers=[attn.in_proj])
+            yield step("attend", heads=attn.heads, scale=attn.size**-0.5, dropout=attn.dropout)
+            yield step("add", layer=attn.out_proj, dropout=p)
+            yield step("norm", layer=block.norm1, stream=True)
+            yield step("linear", layers=[block.linear1], activation=self.config.hidden_act, dropout=p)
+            yield step("add", layer=block.linear2, dropout=p)
+            yield step("norm", layer=block.norm2, stream=True)
+        yield step("logits", layer=self.head, bias=self.head.bias)
+
+
+@dataclass(frozen=True)
+class SinusoidalConfig:
+    """The settings of config.json; defaults are those of MLLM's model of WikiText."""
+
+    TITLE: ClassVar = "Sinusoidal"
+
+    vocab_size: int = 7680
+    hidden_size: int = 192
+    num_hidden_layers: int = field(default=4, metadata={"range": (1, 4096)})
+    num_attention_heads: int = 8
+    intermediate_size: int = 1024
+    hidden_act: str = field(default="relu", metadata={"choices": tuple(ACTIVATIONS)})
+    max_position_embeddings: int = 48
+    layer_norm_eps: float = 1e-5
+    dropout: float = 0.2
+    attention_dropout: float = 0.2
+    # Embeddings are as large as positions, too large for a head.
+    tie_word_embeddings: bool = field(default=False, metadata={"choices": (False,)})
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_attention_heads or self.hidden_size % 2:
+            raise ValueError(
+                f"Sinusoidal: hidden_size ({self.hidden_size}) must be even, and a multiple of "
+                f"num_attention_heads ({self.num_attention_heads})"
+            )
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+        """The sizes that a state dict, under this file's names, tells by itself (for checkpoints without config).
+
+        All but the number of heads, which is MLLM's, and the default: with another, a config.json has to say so.
+        """
+        for name in ("embedding.weight", "positions.weight", "layers.0.linear1.weight"):
+            if len(shapes[name]) != 2:
+                raise ValueError(f"Sinusoidal: {name} should be a matrix, not of shape {shapes[name]}")
+        vocab_size, hidden_size = shapes["embedding.weight"]
+        return {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "num_hidden_layers": sum(name.endswith(".norm1.weight") for name in shapes),
+            "intermediate_size": shapes["layers.0.linear1.weight"][0],
+            "max_position_embeddings": shapes["positions.weight"][0],
+        }
+
+    def to_hub(self) -> dict[str, Any]:
+        """The config.json of this model."""
+        return {"architectures": ["Sinusoidal"], "model_type": MODEL_TYPE, **asdict(self)}
+
+    @property
+    def context_length(self) -> int:
+        """The most positions that the model can see at once."""
+        return self.max_position_embeddings
