@@ -290,6 +290,15 @@ _MXFP4 = {
 }  # fmt: skip
 GPTOSS_SIZES = {"gpt-oss-20b": {"num_hidden_layers": 24, "num_local_experts": 32, **_MXFP4}, "gpt-oss-120b": _MXFP4}
 
+_OLMO2 = {"vocab_size": 100352, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_parameters": _rope(5e5),
+          "eos_token_id": 100257, "pad_token_id": 100277}  # fmt: skip
+OLMO2_SIZES = {
+    "OLMo-2-0425-1B": _llama(2048, 8192, 16, 16, 16, **_OLMO2),
+    "OLMo-2-1124-7B": _llama(4096, 11008, 32, 32, 32, **_OLMO2),
+    "OLMo-2-1124-13B": _llama(5120, 13824, 40, 40, 40, **_OLMO2),
+    "OLMo-2-0325-32B": _llama(5120, 27648, 64, 40, 8, **_OLMO2),
+}
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -340,6 +349,7 @@ FAMILIES = {
             names=GEMMA_NAMES,
             wrappers=("gemma3",),
         ),
+        Family("olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"), LLAMA_TRAINING, "allenai", OLMO2_SIZES),
     )
 }
 

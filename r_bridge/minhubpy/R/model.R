@@ -114,6 +114,10 @@ gemma2_from_pretrained <- pretrained_of("gemma2")
 #' @export
 gemma3_from_pretrained <- pretrained_of("gemma3")
 
+#' @rdname from_pretrained
+#' @export
+olmo2_from_pretrained <- pretrained_of("olmo2")
+
 load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
@@ -242,6 +246,10 @@ gemma3 <- fresh_of("gemma3")
 
 #' @rdname gpt2
 #' @export
+olmo2 <- fresh_of("olmo2")
+
+#' @rdname gpt2
+#' @export
 gpt2_from_config <- configured_of("gpt2")
 
 #' @rdname gpt2
@@ -311,6 +319,10 @@ gemma2_from_config <- configured_of("gemma2")
 #' @rdname gpt2
 #' @export
 gemma3_from_config <- configured_of("gemma3")
+
+#' @rdname gpt2
+#' @export
+olmo2_from_config <- configured_of("olmo2")
 
 new_fresh <- function(family, config, seed) {
   config <- plain_config(config, paste0(family, "(vocab_size = 65)"))
