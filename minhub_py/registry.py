@@ -299,6 +299,29 @@ OLMO2_SIZES = {
     "OLMo-2-0325-32B": _llama(5120, 27648, 64, 40, 8, **_OLMO2),
 }
 
+QWEN35_TRAINING = Training(
+    {"layers": ("num_hidden_layers",), "width": ("hidden_size",),
+     "heads": ("num_attention_heads", "num_key_value_heads"), "inner": ("intermediate_size",),
+     "context": ("max_position_embeddings",)},
+    {"tie_word_embeddings": True, "head_dim": 32, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+     "linear_key_head_dim": 32, "linear_value_head_dim": 32}, expansion=8 / 3,
+)  # fmt: skip
+
+
+def _qwen35(C: int, inner: int, layers: int, heads: int, groups: int, values: int, tied: bool) -> dict[str, object]:
+    rope = {**_rope(1e7), "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
+    return _llama(C, inner, layers, heads, groups, linear_num_value_heads=values, max_position_embeddings=262144,
+                  tie_word_embeddings=tied, eos_token_id=248044, rope_parameters=rope)  # fmt: skip
+
+
+QWEN35_SIZES = {
+    "Qwen3.5-0.8B": _qwen35(1024, 3584, 24, 8, 2, 16, True),
+    "Qwen3.5-2B": _qwen35(2048, 6144, 24, 8, 2, 16, True),
+    "Qwen3.5-4B": _qwen35(2560, 9216, 32, 16, 4, 32, True),
+    "Qwen3.5-9B": _qwen35(4096, 12288, 32, 16, 4, 32, False),
+    "Qwen3.5-27B": _qwen35(5120, 17408, 64, 24, 4, 48, False),
+}
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -350,6 +373,16 @@ FAMILIES = {
             wrappers=("gemma3",),
         ),
         Family("olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"), LLAMA_TRAINING, "allenai", OLMO2_SIZES),
+        Family(
+            "qwen35",
+            "Qwen 3.5",
+            "qwen3_5_text",
+            ("Qwen35Config", "Qwen35"),
+            QWEN35_TRAINING,
+            "Qwen",
+            QWEN35_SIZES,
+            wrappers=("qwen3_5",),
+        ),
     )
 }
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from minhub_py.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
 from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.delta import delta_rule
 from minhub_py.models.packed import has_packed
 from minhub_py.models.window import local_attention
 from minhub_py.registry import family_of
@@ -97,7 +98,7 @@ class Writer:
         # Buffers, too, that are in files.
         self.paths = {id(tensor): path_of(name) for name, tensor in model.state_dict(keep_vars=True).items()}
         self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
-        functions = (attend, check, experts, rms_norm, rotate, rotations, scaled)
+        functions = (attend, check, experts, gated_delta, rms_norm, rotate, rotations, scaled)
         self.names |= {each.__name__: each for each in functions}
         self.context: int | None = model.config.context_length
         self.ropes: list[Any] = []
@@ -177,8 +178,10 @@ class Writer:
 
     def rotate(
         self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,
-        plus_one: bool = False, whole: bool = False, interleaved: bool = False,
+        plus_one: bool = False, whole: bool = False, interleaved: bool = False, gate: bool = False,
     ) -> None:  # fmt: skip
+        if gate:
+            self.ungate(heads, groups or heads)
         if rope not in self.ropes:
             self.ropes.append(rope)
         norms = "None, None, 0.0, False, False"
@@ -187,13 +190,33 @@ class Writer:
         angles = f"rope{self.ropes.index(rope)}, {interleaved}"
         self.lines.append(f"h = rotate(h, {heads}, {groups or heads}, {angles}, {norms})")
 
+    def ungate(self, heads: int, groups: int) -> None:
+        """Put the gates, one after each head of q in h, aside."""
+        self.lines.append(f"parts = h.unflatten(2, [{2 * (heads + groups)}, -1])")
+        self.lines.append(f"gates = parts[:, :, 1:{2 * heads}:2].flatten(2)")
+        self.lines.append(f"h = torch.cat([parts[:, :, 0:{2 * heads}:2], parts[:, :, {2 * heads}:]], dim=2).flatten(2)")
+
     def attend(
         self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
         upcast: bool = False, softcap: float | None = None, sinks: Tensor | None = None,
+        gate: bool = False,
     ) -> None:  # fmt: skip
         drop = f"{dropout} if self.training else 0.0" if dropout else "0.0"
         settings = f"{scale}, {window or 0}, {drop}, {upcast}, {float(softcap or 0)}, {self.path(sinks)}"
         self.lines.append(f"h = attend(h, {heads}, {groups or heads}, {settings})")
+        if gate:
+            self.lines.append("h = h * gates.sigmoid()")
+
+    def delta_rule(
+        self, heads: int, groups: int, conv: Any, activation: str, decay: Tensor, bias: Tensor, norm: Any
+    ) -> None:
+        sizes = f"{heads}, {groups}, {norm.weight.numel()}"
+        self.lines.append(f"mixed, h = h.split([{len(conv.weight)}, h.size(2) - {len(conv.weight)}], dim=2)")
+        self.lines.append(f"mixed = F.pad(mixed.transpose(1, 2), [{conv.weight.size(2) - 1}, 0])")
+        self.lines.append(f"mixed = F.conv1d(mixed, {self.path(conv.weight)}, groups={len(conv.weight)})")
+        self.lines.append(f"mixed = {self.activation(activation)}(mixed).transpose(1, 2)")
+        weights = f"{self.path(decay)}, {self.path(bias)}, {self.path(norm.weight)}, {norm.eps}"
+        self.lines.append(f"h = gated_delta(mixed, h, {sizes}, {weights})")
 
     def gate(self, activation: str) -> None:
         self.lines.append(f"h, up = h.chunk(2, dim=2)\n    h = {self.activation(activation)}(h) * up")
@@ -355,6 +378,28 @@ def experts(
             found = (gate * torch.sigmoid(alpha * gate) * (up + 1)) @ down[number] + down_bias[number]
             y = y.index_add(0, row, found * shares[row, places[:, 1]].unsqueeze(1))
     return y.view_as(h)
+
+
+def gated_delta(
+    mixed: Tensor, h: Tensor, heads: int, groups: int, size: int, decay: Tensor, bias: Tensor, norm: Tensor, eps: float
+) -> Tensor:
+    """The gated delta rule from its first position, normed and gated, (B, T, H * V).
+
+    mixed: q, k and v side by side, (B, T, 2 * G * K + H * V). h: z, and the numbers of beta and the decay.
+    """
+    keys = mixed.size(2) - heads * size
+    q, k, v = mixed.float().split([keys // 2, keys // 2, heads * size], dim=2)
+    z, b, a = h.float().split([heads * size, heads, heads], dim=2)
+    q, k, v = q.unflatten(2, [groups, -1]), k.unflatten(2, [groups, -1]), v.unflatten(2, [heads, -1])
+    q = q * torch.rsqrt(q.square().sum(dim=3, keepdim=True) + 1e-6) * q.size(3) ** -0.5
+    k = k * torch.rsqrt(k.square().sum(dim=3, keepdim=True) + 1e-6)
+    q = q.repeat_interleave(heads // groups, dim=2).transpose(1, 2)  # (B, H, T, K)
+    k = k.repeat_interleave(heads // groups, dim=2).transpose(1, 2)
+    decays = -decay.float().exp() * F.softplus(a + bias.float())  # (B, T, H)
+    state = torch.zeros([q.size(0), heads, q.size(3), size], device=h.device)
+    y = delta_rule(q, k, v.transpose(1, 2), decays.transpose(1, 2), b.sigmoid().transpose(1, 2), state)[0]
+    y = rms_norm(y.transpose(1, 2), norm.float(), eps, False) * F.silu(z.unflatten(2, [heads, -1]))
+    return y.flatten(2).to(h.dtype)
 
 
 @cache  # layers that share it share its code in the file

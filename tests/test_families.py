@@ -37,9 +37,10 @@ def draw(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
-                is_norm = "norm" in name or "ln_" in name
-                parameter.copy_(0.4 * noise + (is_norm and name.endswith("weight")))
+            if name.endswith("A_log"):  # from heads that remember hundreds of positions to some that forget at once
+                parameter.copy_(3 * noise - 3)
+            elif parameter.dim() == 1:  # a norm's weights are near 1, or near 0 where 1 is added to them
+                parameter.add_(0.4 * noise)
             else:
                 is_embedding = "embed_" in name or "wte" in name or "wpe" in name
                 parameter.copy_(noise * (2.0 if is_embedding else 1.7 * parameter.shape[1] ** -0.5))

@@ -30,9 +30,10 @@ class KeyValues:
 
 @dataclass(frozen=True)
 class State:
-    """A recurrent layer: for each row one tensor of each of these shapes."""
+    """A recurrent layer: for each row one tensor of each of these shapes; dtype: None for the model's."""
 
     shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype | None = None
 
 
 Layout = Sequence[KeyValues | State]
@@ -42,6 +43,7 @@ class Cache:
     """Buffers for some rows, which may hold different numbers of positions.
 
     layers: the tensors of each layer, (rows, …): keys and values (rows, G, size, D), or a state's.
+    dtype: that of the keys and values, and of a state unless it has its own.
     lengths: positions read, one int for each row in use; the buffers may have room for more rows.
 
     Zeros, not empty: a masked key that happens to be NaN would still spoil the softmax. As the buffers are written in
@@ -52,9 +54,12 @@ class Cache:
         self.layout = list(layout)
         self.bounded = any(isinstance(kept, KeyValues) for kept in self.layout)  # a state takes any number of ids
         self.max_length = max_length
+        self.dtype = like.dtype
         self.layers = [
-            [like.new_zeros(rows, *shape) for shape in shapes_of(kept, max_length, lookahead)] for kept in self.layout
-        ]
+            [like.new_zeros(rows, *shape, dtype=kept.dtype if isinstance(kept, State) else None)
+             for shape in shapes_of(kept, max_length, lookahead)]
+            for kept in self.layout
+        ]  # fmt: skip
         self.lengths = [0] * rows
 
     # Rows

@@ -11,13 +11,21 @@ and a current value h. Keywords in brackets may be left out.
     norm      layer [kept stream]         h = layer(x), or of what was kept. stream: x = h, too
     rms_norm  layer [kept plus_one]       likewise
     linear    layers [activation]         h = activation(layer(h)); several layers' results side by side
-    rotate    heads rope [groups q_norm k_norm plus_one whole interleaved]    the heads of q and k in h are normed and
-                                          turned by their position. whole: one norm of all heads of q, and one of all of
-                                          k; interleaved: the pairs that turn are neighbours, not halves
-    attend    heads scale [groups window upcast softcap sinks]    h = attention(h), which is q, k and v side by side, q
-                                          of `heads` heads, k and v of `groups`; keys and values are kept. upcast: in
-                                          float32. softcap: of the scores, c * tanh(score / c). sinks: one more score
-                                          for each head, whose part of the softmax is dropped
+    rotate    heads rope [groups q_norm k_norm plus_one whole interleaved gate]    the heads of q and k in h are normed
+                                          and turned by their position. whole: one norm of all heads of q, and one of
+                                          all of k; interleaved: the pairs that turn are neighbours, not halves
+    attend    heads scale [groups window upcast softcap sinks gate]    h = attention(h), which is q, k and v side by
+                                          side, q of `heads` heads, k and v of `groups`; keys and values are kept.
+                                          upcast: in float32. softcap: of the scores, c * tanh(score / c). sinks: one
+                                          more score for each head, whose part of the softmax is dropped. gate: each
+                                          head of q is followed by its gate, whose sigmoid is a factor of what the head
+                                          makes
+    delta_rule    heads groups conv activation decay bias norm    h = the gated delta rule (models/delta.py) of h: q and
+                                          k of `groups` heads and v of `heads`, which go through the nn.Conv1d `conv`
+                                          over time and `activation` first; then z, β's and the decay's numbers of each
+                                          head. β is a sigmoid; ln α = -exp(decay) softplus(its number + bias). Each
+                                          head's output is normed, and gated by silu(z). The last inputs of the
+                                          convolution and the state are kept
     gate      activation                  h = activation(h's first half) * its second half
     add       layer [norm plus_one]       x = x + layer(h), or x + norm(layer(h)), an RMS norm
     experts   router gate_up gate_up_bias down down_bias top alpha limit    x = x + the sum over the `top` experts with
@@ -67,7 +75,7 @@ ACTIVATIONS = {
 }  # fmt: skip
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6, "rms_norm": 7,
          "rotate": 8, "gate": 9, "keep": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
-         "place": 15}  # fmt: skip
+         "place": 15, "delta_rule": 16}  # fmt: skip
 # The operations of `steps`, and what they are for the compiled code.
 OPERATIONS = {**{name: name for name in KINDS if name not in ("recur", "route", "combine")}, "lstm": "recur"}
 
@@ -99,7 +107,7 @@ class Matrix(ctypes.Structure):
 class Operation(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int32), ("activation", ctypes.c_int32), ("layer", ctypes.c_int32), ("heads", ctypes.c_int32),
-        ("groups", ctypes.c_int32), ("size", ctypes.c_int32),
+        ("groups", ctypes.c_int32), ("size", ctypes.c_int32), ("gate", ctypes.c_int32),
         ("window", ctypes.c_int64), ("number", ctypes.c_float), ("cap", ctypes.c_float),
         ("more", ctypes.c_int32), ("rotated", ctypes.c_int32),
         ("weight", Matrix), ("second", Matrix), ("bias", ctypes.c_void_p),
@@ -118,7 +126,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 7 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 8 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -169,18 +177,18 @@ class CompiledReader(EagerReader):
         operations = [found for operation, keywords in model.steps() for found in self._translate(operation, keywords)]
         self.operations = (Operation * len(operations))(*operations)
         self.vocab_size = operations[-1].weight.rows
-        self.recurrent = any(operation.kind == KINDS["recur"] for operation in operations)
-        self.guesses = not self.recurrent  # a state cannot take ids back
+        kinds = {operation.kind for operation in operations}
+        self.guesses = kinds.isdisjoint({KINDS["recur"], KINDS["delta_rule"]})  # a state cannot take ids back
         # From how many ids on `forward` is the faster one: its products in bfloat16 use instructions of their own,
         # though they round activations to it, and their sums differ between numbers of threads. An LSTM takes its ids
         # one by one either way.
         # Experts in MXFP4 it would have to unpack at every call.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16]
         unpacks = any(operation.weight.dtype == MXFP4 for operation in operations)
-        self.long = LONG if is_bfloat16 and not (self.recurrent or unpacks) else None
+        self.long = LONG if is_bfloat16 and not (unpacks or KINDS["recur"] in kinds) else None
         self.width = -(-self.width // 128) * 128
         self.threads = min(torch.get_num_threads(), 64)
-        if model.new_cache(1, 1).layers[0][0].dtype not in CACHES:
+        if model.new_cache(1, 1).dtype not in CACHES:
             raise UnsupportedError("keys and values in float64")
         self.room = torch.from_numpy(np.zeros((4, MOST_TOKENS, self.width), np.float32))  # memory where it is used only
         self.scratch = torch.empty(0)
@@ -216,7 +224,7 @@ class CompiledReader(EagerReader):
         positions = [cache.lengths[row] + i for row, text in texts.items() for i in range(len(text))]
         if positions and cache.bounded and max(positions) >= cache.max_length:
             raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
-        keys, values = zip(*cache.layers, strict=True)  # or an LSTM's h and c
+        keys, values = zip(*cache.layers, strict=True)  # or the two tensors of a state
         sizes = [buffer.size(-2) for buffer in keys]
         if self.rotated and positions:
             self._rotations(max(positions) + 1)
@@ -227,7 +235,7 @@ class CompiledReader(EagerReader):
         if self.scratch.numel() < self.threads * need:
             self.scratch = torch.empty(self.threads * need)
         call = Call(
-            keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[keys[0].dtype],
+            keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[cache.dtype],
             threads=self.threads, x=self.room[0].data_ptr(), h=self.room[1].data_ptr(), g=self.room[2].data_ptr(),
             kept=self.room[3].data_ptr(), width=self.width, scratch=self.scratch.data_ptr(),
             scratch_width=self.scratch.numel() // self.threads,
@@ -298,13 +306,13 @@ class CompiledReader(EagerReader):
 
     def _rotate(
         self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,
-        plus_one: bool = False, whole: bool = False, interleaved: bool = False,
+        plus_one: bool = False, whole: bool = False, interleaved: bool = False, gate: bool = False,
     ) -> list[Operation]:  # fmt: skip
         groups = groups or heads
         self.rotated.setdefault(rope, torch.empty(0))
-        operation = Operation(heads=heads, groups=groups, size=self.outputs // (heads + 2 * groups),
-                              more=whole + 2 * interleaved, rotated=2 * len(rope.frequencies),
-                              layer=list(self.rotated).index(rope))  # fmt: skip
+        size = self.outputs // (heads * (1 + gate) + 2 * groups)
+        operation = Operation(heads=heads, groups=groups, size=size, gate=gate * size, more=whole + 2 * interleaved,
+                              rotated=2 * len(rope.frequencies), layer=list(self.rotated).index(rope))  # fmt: skip
         if q_norm is not None:
             operation.weight, operation.second = self._factor(q_norm, plus_one), self._factor(k_norm, plus_one)
             operation.number = q_norm.eps
@@ -327,12 +335,27 @@ class CompiledReader(EagerReader):
     def _attend(
         self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
         upcast: bool = True, softcap: float | None = None, sinks: Tensor | None = None,
+        gate: bool = False,
     ) -> list[Operation]:  # fmt: skip
         """All arithmetic is float32 here, so `upcast` changes nothing."""
         self.layers, groups = self.layers + 1, groups or heads
-        size = self.outputs // (heads + 2 * groups)
-        return [Operation(heads=heads, groups=groups, size=size, number=scale, window=window or 0,
+        size = self.outputs // (heads * (1 + gate) + 2 * groups)
+        return [Operation(heads=heads, groups=groups, size=size, gate=gate * size, number=scale, window=window or 0,
                           layer=self.layers - 1, cap=softcap or 0, bias=self._floats(sinks))]  # fmt: skip
+
+    def _delta_rule(
+        self, heads: int, groups: int, conv: Any, activation: str, decay: Tensor, bias: Tensor, norm: Any
+    ) -> list[Operation]:
+        self.layers += 1
+        channels, size = len(conv.weight), norm.weight.numel()
+        # Tap by tap, so that neighbouring channels are computed together.
+        taps = self._vector(conv.weight.squeeze(1).t())
+        taps.rows, taps.columns = conv.weight.size(2), channels
+        return [
+            Operation(heads=heads, groups=groups, size=(channels - heads * size) // (2 * groups), weight=taps,
+                      second=self._vector(norm.weight), number=norm.eps, activation=code_of(activation),
+                      bias=self._floats(torch.cat((-decay.float().exp(), bias.float()))), layer=self.layers - 1)
+        ]  # fmt: skip
 
     def _gate(self, activation: str) -> list[Operation]:
         return [Operation(heads=self.outputs // 2, activation=code_of(activation))]

@@ -30,9 +30,9 @@
 
 /* compiled.py has the same numbers and structures. */
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4 };
-enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH };
+enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP, COPY, ROUTE, EXPERTS, COMBINE,
-       PLACE };
+       PLACE, DELTA_RULE };
 enum { WHOLE = 1, INTERLEAVED = 2 }; /* bits of `more` of ROTATE */
 enum { KEPT = 1, STREAM = 2 };       /* of NORM */
 #define GROUP 32 /* NF4 weights that share a scale */
@@ -50,10 +50,12 @@ typedef struct {
 
 typedef struct {
     int32_t kind, activation;
-    int32_t layer, heads; /* ATTEND, ROTATE: heads of q; GATE: width of its output */
-    int32_t groups, size; /* ATTEND, ROTATE: heads of k and v, numbers of a head; ROUTE: experts of a token */
+    int32_t layer, heads; /* ATTEND, ROTATE: heads of q; DELTA_RULE: of v; GATE: width of its output */
+    int32_t groups, size; /* ATTEND, ROTATE: heads of k and v, numbers of a head; DELTA_RULE: of q and k; ROUTE: experts
+                             of a token */
+    int32_t gate;         /* ATTEND, ROTATE: numbers of the gate that follows each head of q */
     int64_t window;       /* positions that ATTEND looks back on, itself included; 0: all */
-    float number;         /* norms, also those of ADD and ROTATE: epsilon; a factor: EMBED: of ids, ATTEND: of scores,
+    float number;         /* norms, also those of other operations: epsilon; a factor: EMBED: of ids, ATTEND: of scores,
                              EXPERTS: of the gate */
     float cap;            /* ATTEND, LOGITS: soft cap of the scores, of the result; 0: none; EXPERTS: the limit */
     int32_t more;         /* LINEAR: the next one's output stands beside this one's; NORM, RMS_NORM: bits, KEPT for the
@@ -62,16 +64,18 @@ typedef struct {
     int32_t rotated;      /* ROTATE: numbers of a head that turn, the first ones */
     matrix weight, second; /* EMBED: ids, positions; PLACE: positions; RECUR: weight_ih, weight_hh; ROTATE: norms of q's
                               and k's heads; ADD: the layer, the norm of its result; EXPERTS, COMBINE: the first expert's
-                              weight, which the others' follow, and the biases (experts, outputs) */
+                              weight, which the others' follow, and the biases (experts, outputs); DELTA_RULE: the
+                              convolution, (taps, channels), and the norm of a head's output */
     const float *bias;    /* NORM, LINEAR, ADD, RECUR, LOGITS, ROUTE; ROTATE: by position cos and sin for q, then for k;
-                             ATTEND: a sink for each head, or NULL */
+                             ATTEND: a sink for each head, or NULL; DELTA_RULE: of each head the factor of its decay,
+                             then of each what softplus has added */
 } operation;
 
 typedef struct {
     int64_t tokens;
     const int64_t *ids, *rows, *positions; /* of each token: its id, its row of the cache, its position there */
-    void *const *keys;    /* by layer: (B, H, size, D), or the LSTM's h, (B, H) */
-    void *const *values;  /* by layer: likewise, or the LSTM's c */
+    void *const *keys;    /* by layer: (B, H, size, D); the LSTM's h, (B, H); the window of DELTA_RULE, float32 */
+    void *const *values;  /* by layer: likewise; the LSTM's c; the state of DELTA_RULE, (B, H, K, V) in float32 */
     const int64_t *sizes; /* by layer: positions that the buffers hold; position p is in slot p % size */
     int32_t cache_dtype, threads;
     const int64_t *wanted; /* the tokens after which logits are wanted */
@@ -92,9 +96,12 @@ typedef struct {
     void (*recur)(float *, float *, float *, int64_t);
     void (*norm)(const float *, const float *, const float *, float, int64_t, float *);
     void (*rms_norm)(const float *, const float *, float, int64_t, float *);
-    void (*gate)(float *, const float *, int64_t, int);
+    void (*gate)(const float *, const float *, float *, int64_t, int);
     void (*cap)(float *, int64_t, float);
     void (*gate_in_turn)(const float *, const float *, int64_t, float, float, float *);
+    void (*convolve)(float *, const float *, int64_t, int64_t, float *, int64_t, int);
+    void (*unit)(float *, float, int64_t);
+    void (*delta_rule)(float *, const float *, const float *, const float *, float, float, int64_t, int64_t, float *);
 } kernels;
 
 /* NormalFloat4 (Dettmers et al., 2023, QLoRA, appendix E): the quantiles of normally distributed weights. */
@@ -214,7 +221,7 @@ API const char *choose(const char *name) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 7 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 7: the count of changes of meaning */
+    return 8 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 8: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -380,8 +387,7 @@ static void parallel(int64_t chunks, work *run, void *context, int alone) {
 typedef struct { /* what the chunks of one operation share */
     const operation *op;
     const call *c;
-    const float *in;
-    float *out;
+    float *in, *out;
     int64_t tokens, unit, chunks;
 } task;
 
@@ -458,19 +464,23 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     const int64_t size = c->sizes[t->op->layer], known = c->positions[m] + 1;
     const int64_t count = t->op->window && t->op->window < known ? t->op->window : known;
     const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
+    const float *q = t->in + m * c->width + head * (D + t->op->gate);
+    float *out = t->out + m * c->width + head * D;
     chosen->attend((const char *)c->keys[t->op->layer] + at, (const char *)c->values[t->op->layer] + at, c->cache_dtype,
-                   known - count, count, size, t->in + m * c->width + head * D, D, t->op->number, t->op->cap,
-                   t->op->bias ? t->op->bias + head : NULL, scratch(c, thread), t->out + m * c->width + head * D);
+                   known - count, count, size, q, D, t->op->number, t->op->cap,
+                   t->op->bias ? t->op->bias + head : NULL, scratch(c, thread), out);
+    if (t->op->gate) chosen->gate(q + D, out, out, D, SIGMOID);
 }
 
 /* in: q, k and v side by side. The new keys and values are all stored first: a later token sees the earlier ones. */
-static void attend(const operation *op, const call *c, const float *in, float *out, int alone) {
+static void attend(const operation *op, const call *c, float *in, float *out, int alone) {
     const int64_t H = op->heads, G = op->groups, D = op->size, size = c->sizes[op->layer];
     for (int64_t m = 0; m < c->tokens; m++)
         for (int64_t head = 0; head < G; head++) {
             const int64_t at = ((c->rows[m] * G + head) * size + c->positions[m] % size) * D;
-            store(c->keys[op->layer], at, in + m * c->width + (H + head) * D, D, c->cache_dtype);
-            store(c->values[op->layer], at, in + m * c->width + (H + G + head) * D, D, c->cache_dtype);
+            const float *k = in + m * c->width + H * (D + op->gate) + head * D;
+            store(c->keys[op->layer], at, k, D, c->cache_dtype);
+            store(c->values[op->layer], at, k + G * D, D, c->cache_dtype);
         }
     task t = {.op = op, .c = c, .in = in, .out = out};
     parallel(c->tokens * H, attend_chunk, &t, alone);
@@ -518,7 +528,7 @@ static void rotate(const operation *op, const call *c, float *in) {
     const int whole = op->more & WHOLE;
     for (int64_t m = 0; m < c->tokens; m++)
         for (int64_t head = 0; head < H + G; head++) {
-            float *v = in + m * c->width + head * D;
+            float *v = in + m * c->width + head * D + (head < H ? head : H) * op->gate;
             const float *norm = head < H ? op->weight.data : op->second.data;
             if (norm && !whole) chosen->rms_norm(v, norm, op->number, D, v);
             if (norm && whole && head == 0) chosen->rms_norm(v, norm, op->number, H * D, v);
@@ -640,6 +650,39 @@ static void experts(const operation *op, const call *c, const choices *found, co
     parallel(found->experts * parts, experts_chunk, &t, alone);
 }
 
+/* One group of a gated delta rule layer: a head of q and of k, and the heads of v that share them, with their part of
+ * the convolution. Nothing of it is any other group's. The tokens of a row come one after another, as each finds the
+ * state that the one before it leaves. */
+static void delta_chunk(void *context, int64_t group, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t H = op->heads, G = op->groups, K = op->size, V = op->second.columns, share = H / G;
+    const int64_t taps = op->weight.rows, channels = op->weight.columns;
+    const int64_t places[] = {group * K, (G + group) * K, 2 * G * K + group * share * V}, sizes[] = {K, K, share * V};
+    for (int64_t m = 0; m < c->tokens; m++) {
+        float *in = t->in + m * c->width; /* q, k and v of all heads, then z, beta's number and the decay's */
+        float *window = (float *)c->keys[op->layer] + c->rows[m] * (taps - 1) * channels;
+        for (int i = 0; i < 3; i++)
+            chosen->convolve(window + places[i], (const float *)op->weight.data + places[i], taps, channels,
+                             in + places[i], sizes[i], op->activation);
+        float *q = in + places[0], *k = in + places[1];
+        chosen->unit(q, 1 / sqrtf(K), K);
+        chosen->unit(k, 1, K);
+        for (int64_t head = group * share; head < (group + 1) * share; head++) {
+            float *state = (float *)c->values[op->layer] + (c->rows[m] * H + head) * K * V;
+            float *out = t->out + m * c->width + head * V;
+            const float *v = in + 2 * G * K + head * V, *z = in + channels + head * V;
+            const float *numbers = in + channels + H * V + head;
+            const float speed = numbers[H] + op->bias[H + head];
+            const float decay = expf(op->bias[head] * (speed > 20 ? speed : log1pf(expf(speed)))); /* of softplus */
+            chosen->delta_rule(state, q, k, v, decay, 1 / (1 + expf(-numbers[0])), K, V, out);
+            chosen->rms_norm(out, op->second.data, op->number, V, out);
+            chosen->gate(z, out, out, V, SILU);
+        }
+    }
+}
+
 static void run(const operation *ops, int64_t count, const call *c, int alone) {
     const int64_t width = c->width;
     float *x = c->x, *in = c->h, *out = c->g, *swap;
@@ -682,7 +725,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case ROTATE: rotate(op, c, in); break;
         case GATE:
             for (int64_t m = 0; m < c->tokens; m++)
-                chosen->gate(in + m * width, in + m * width + op->heads, op->heads, op->activation);
+                chosen->gate(in + m * width, in + m * width + op->heads, in + m * width, op->heads, op->activation);
             break;
         case LINEAR:
             linear(op, c, in, out + offset, c->tokens, alone);
@@ -721,6 +764,12 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
                     for (int64_t i = 0; i < op->weight.rows; i++) x[m * width + i] += share * from[i];
                 }
             break;
+        case DELTA_RULE: {
+            task t = {.op = op, .c = c, .in = in, .out = out};
+            parallel(op->groups, delta_chunk, &t, alone);
+            swap = in, in = out, out = swap;
+            break;
+        }
         case RECUR:
             recur(op, c, in, x, out, alone);
             swap = in, in = x, x = swap;

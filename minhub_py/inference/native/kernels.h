@@ -177,6 +177,7 @@ INLINE vec NAME(activate)(vec v, int activation) {
     case RELU: return NAME(select)(v < 0, (vec){0}, v); /* so that NaN stays NaN */
     case SILU: return v * NAME(sigmoid)(v);
     case TANH: return 2 * NAME(sigmoid)(2 * v) - 1;
+    case SIGMOID: return NAME(sigmoid)(v);
     default: return v;
     }
 }
@@ -503,12 +504,12 @@ static void NAME(rms_norm)(const float *x, const float *weight, float epsilon, i
     }
 }
 
-/* v = activation(v) * with, in place. */
-static void NAME(gate)(float *v, const float *with, int64_t count, int activation) {
+/* out = activation(v) * with; out may be either. */
+static void NAME(gate)(const float *v, const float *with, float *out, int64_t count, int activation) {
     for (int64_t i = 0; i < count; i += LANES) {
         int64_t n = count - i < LANES ? count - i : LANES;
         vec value = NAME(activate)(NAME(load_some)(v, i, n, FLOAT32), activation) * NAME(load_some)(with, i, n, FLOAT32);
-        memcpy(v + i, &value, n * sizeof(float));
+        memcpy(out + i, &value, n * sizeof(float));
     }
 }
 
@@ -528,8 +529,71 @@ static void NAME(gate_in_turn)(const float *v, const float *bias, int64_t count,
     }
 }
 
+/* --- the gated delta rule --- */
+
+/* The next inputs of `count` channels become the outputs of a convolution over them and those before, which `window`
+ * (taps - 1, channels) holds and then forgets the oldest of. weight (taps, channels), the last tap for the newest. */
+static void NAME(convolve)(float *window, const float *weight, int64_t taps, int64_t channels, float *v, int64_t count,
+                           int activation) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        int64_t n = count - i < LANES ? count - i : LANES;
+        vec newest = NAME(load_some)(v, i, n, FLOAT32), sum = {0};
+        for (int64_t tap = 0; tap < taps; tap++) {
+            vec input = tap + 1 < taps ? NAME(load_some)(window, tap * channels + i, n, FLOAT32) : newest;
+            sum += input * NAME(load_some)(weight, tap * channels + i, n, FLOAT32);
+            if (tap) memcpy(window + (tap - 1) * channels + i, &input, n * sizeof(float));
+        }
+        sum = NAME(activate)(sum, activation);
+        memcpy(v + i, &sum, n * sizeof(float));
+    }
+}
+
+/* v gets a length of `scale`, in place. */
+static void NAME(unit)(float *v, float scale, int64_t count) {
+    vec squares = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        vec value = NAME(load_some)(v, i, count - i < LANES ? count - i : LANES, FLOAT32);
+        squares += value * value;
+    }
+    float factor = scale / sqrtf(NAME(sum)(squares) + 1e-6f);
+    for (int64_t i = 0; i < count; i++) v[i] *= factor;
+}
+
+/* For `width` vectors of a row of the state, as `delta_rule` below; n numbers in the last of them. */
+INLINE void NAME(delta_columns)(float *state, const float *q, const float *k, const float *v, float decay, float beta,
+                                int64_t K, int64_t V, float *out, int64_t width, int64_t n) {
+    vec sums[4] = {{0}, {0}, {0}, {0}}, deltas[4];
+    for (int64_t i = 0; i < K; i++)
+        for (int64_t j = 0; j < width; j++)
+            sums[j] += NAME(load_some)(state, i * V + j * LANES, n, FLOAT32) * k[i];
+    for (int64_t j = 0; j < width; j++) {
+        deltas[j] = beta * (NAME(load_some)(v, j * LANES, n, FLOAT32) - decay * sums[j]);
+        sums[j] = (vec){0};
+    }
+    for (int64_t i = 0; i < K; i++)
+        for (int64_t j = 0; j < width; j++) {
+            float *at = state + i * V + j * LANES;
+            vec value = decay * NAME(load_some)(at, 0, n, FLOAT32) + k[i] * deltas[j];
+            sums[j] += value * q[i];
+            memcpy(at, &value, n * sizeof(float));
+        }
+    for (int64_t j = 0; j < width; j++) memcpy(out + j * LANES, &sums[j], n * sizeof(float));
+}
+
+/* The state (K, V) decays, is asked for k, and is corrected by a part beta of what the answer lacks of v;
+ * out (V,) = q . state. */
+static void NAME(delta_rule)(float *state, const float *q, const float *k, const float *v, float decay, float beta,
+                             int64_t K, int64_t V, float *out) {
+    int64_t at = 0;
+    for (; at + 4 * LANES <= V; at += 4 * LANES)
+        NAME(delta_columns)(state + at, q, k, v + at, decay, beta, K, V, out + at, 4, LANES);
+    for (; at < V; at += LANES)
+        NAME(delta_columns)(state + at, q, k, v + at, decay, beta, K, V, out + at, 1, V - at < LANES ? V - at : LANES);
+}
+
 static const kernels NAME(kernels) = {NAME(linear), NAME(finish), NAME(row), NAME(attend), NAME(recur), NAME(norm),
-                                      NAME(rms_norm), NAME(gate), NAME(cap), NAME(gate_in_turn)};
+                                      NAME(rms_norm), NAME(gate), NAME(cap), NAME(gate_in_turn), NAME(convolve), NAME(unit),
+                                      NAME(delta_rule)};
 
 #undef vec
 #undef vec_at

@@ -118,6 +118,10 @@ gemma3_from_pretrained <- pretrained_of("gemma3")
 #' @export
 olmo2_from_pretrained <- pretrained_of("olmo2")
 
+#' @rdname from_pretrained
+#' @export
+qwen35_from_pretrained <- pretrained_of("qwen35")
+
 load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
@@ -250,6 +254,10 @@ olmo2 <- fresh_of("olmo2")
 
 #' @rdname gpt2
 #' @export
+qwen35 <- fresh_of("qwen35")
+
+#' @rdname gpt2
+#' @export
 gpt2_from_config <- configured_of("gpt2")
 
 #' @rdname gpt2
@@ -323,6 +331,10 @@ gemma3_from_config <- configured_of("gemma3")
 #' @rdname gpt2
 #' @export
 olmo2_from_config <- configured_of("olmo2")
+
+#' @rdname gpt2
+#' @export
+qwen35_from_config <- configured_of("qwen35")
 
 new_fresh <- function(family, config, seed) {
   config <- plain_config(config, paste0(family, "(vocab_size = 65)"))
