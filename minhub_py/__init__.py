@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ impo
     gemma3, gemma3_from_config, gemma3_from_pretrained = _fresh, _sized, from_pretrained
     olmo2, olmo2_from_config, olmo2_from_pretrained = _fresh, _sized, from_pretrained
     qwen35, qwen35_from_config, qwen35_from_pretrained = _fresh, _sized, from_pretrained
+    t5, t5_from_config, t5_from_pretrained = _fresh, _sized, from_pretrained
 
 __version__ = "0.1.0"
 

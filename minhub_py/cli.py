@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from minhub_py.files.storage import Layout
 
 F = TypeVar("F", bound=Callable[..., None])
+TRAINABLE = [name for name, entry in ENTRIES.items() if entry.family.trainable]
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -324,6 +325,8 @@ def generate(
 ) -> None:  # fmt: skip
     """Generate text that continues PROMPT.
 
+    A model with an encoder and a decoder, such as T5, answers PROMPT, and only the answer is printed.
+
     The text is printed as it is generated. With "-" as PROMPT, the prompt is read from standard input.
     """
     if prompt is None:
@@ -346,7 +349,8 @@ def generate(
     made: list[int] = []
     started = time.perf_counter()
     new = make(network, ids, max_new_tokens, seed=seed, stop=stop, tokenizer=tokenizer, **sampling)
-    pieces = until(decode_stream(tokenizer, keep(new, made), ids), stop)
+    before = [] if network.encoder_decoder else ids
+    pieces = until(decode_stream(tokenizer, keep(new, made), before), stop)
     if as_json:
         text = "".join(pieces)
         speed = len(made) / (time.perf_counter() - started)
@@ -354,7 +358,8 @@ def generate(
         return
     # A pipe or file gets the text unchanged; click.echo would remove escape sequences.
     shown = displayed if sys.stdout.isatty() else str
-    sys.stdout.write(shown(prompt))
+    if not network.encoder_decoder:
+        sys.stdout.write(shown(prompt))
     for piece in pieces:
         sys.stdout.write(shown(piece))
         sys.stdout.flush()
@@ -458,8 +463,8 @@ def training_options(command: F) -> F:
         click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="New folder for the run."),
         click.option("--resume", type=click.Path(path_type=Path, file_okay=False), metavar="RUN",
                      help="Continue this run from its last checkpoint; without TEXT, and only with options marked *."),
-        click.option("--family", type=click.Choice(list(ENTRIES)), metavar="NAME",
-                     help=f"Architecture: {', '.join(ENTRIES)}.  [default: gpt2]"),
+        click.option("--family", type=click.Choice(TRAINABLE), metavar="NAME",
+                     help=f"Architecture: {', '.join(TRAINABLE)}.  [default: gpt2]"),
         click.option("--from", "start", type=Model(), help="Fine-tune this model instead of training a new one."),
         click.option("--revision", help="Branch, tag or commit of --from, if it is a repository."),
         click.option("--tokenizer", metavar="KIND",

@@ -168,7 +168,10 @@ def fit(checkpoint: Checkpoint) -> tuple[Family, Any, Mapping[str, Tensor]]:
     meta: Mapping[str, Tensor] = checkpoint.meta
     if checkpoint.layout == "hub":  # "native": the files have our names
         meta = weights_map.to_native(family.model_type, meta, config)
-    ties = tied_names(family) if config.tie_word_embeddings else {}
+    ties = tied_names(family)
+    if getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys():
+        config = changed(config, {"tie_word_embeddings": True})
+    ties = ties if config.tie_word_embeddings else {}
     native = with_values(meta, checkpoint)
     both = [(native[head], native[embedding]) for head, embedding in ties.items() if {head, embedding} <= meta.keys()]
     if not all(same_values(head, embedding) for head, embedding in both):
@@ -241,9 +244,9 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:
     """The ids that end a text: generation_config.json, where there is one, is newer than config.json."""
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     found = checkpoint.generation_config
-    settings = {name: value for name, value in found.items() if name in names and value is not None}
+    settings = {name: found[name] for name in names if found.get(name) is not None and hasattr(config, name)}
     try:
         return changed(config, settings) if settings else config
     except ValueError as error:

@@ -42,6 +42,11 @@ class Family:
     wrappers: tuple[str, ...] = ()  # model types of multimodal files whose text_config is one of this family
 
     @property
+    def trainable(self) -> bool:
+        """Whether `train` has code for the family: its row then names the common settings."""
+        return bool(self.training.names)
+
+    @property
     def published(self) -> list[str]:
         """Full names of the published sizes on the Hub."""
         return [f"{self.owner}/{size}" if self.owner else size for size in self.presets]
@@ -322,6 +327,34 @@ QWEN35_SIZES = {
     "Qwen3.5-27B": _qwen35(5120, 17408, 64, 24, 4, 48, False),
 }
 
+
+def _t5(C: int, inner: int, layers: int, heads: int, D: int = 64, **more: object) -> dict[str, object]:
+    return {"d_model": C, "d_ff": inner, "num_layers": layers, "num_heads": heads, "d_kv": D, **more}
+
+
+def _t5_1_1(C: int, inner: int, layers: int, heads: int) -> dict[str, object]:
+    return _t5(C, inner, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+
+
+T5_SIZES: dict[str, dict[str, object]] = {
+    "google-t5/t5-small": _t5(512, 2048, 6, 8),
+    "google-t5/t5-base": _t5(768, 3072, 12, 12),
+    "google-t5/t5-large": _t5(1024, 4096, 24, 16),
+    "google-t5/t5-3b": _t5(1024, 16384, 24, 32, 128),
+    "google-t5/t5-11b": _t5(1024, 65536, 24, 128, 128),
+    **{
+        f"google/{name}-{size}": _t5_1_1(*shape)
+        for name in ("t5-v1_1", "flan-t5")
+        for size, shape in {
+            "small": (512, 1024, 8, 6),
+            "base": (768, 2048, 12, 12),
+            "large": (1024, 2816, 24, 16),
+            "xl": (2048, 5120, 24, 32),
+            "xxl": (4096, 10240, 24, 64),
+        }.items()
+    },
+}
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -383,6 +416,8 @@ FAMILIES = {
             QWEN35_SIZES,
             wrappers=("qwen3_5",),
         ),
+        # It learns from pairs of texts, which `train` does not read.
+        Family("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=T5_SIZES),
     )
 }
 

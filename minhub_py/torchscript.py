@@ -13,11 +13,12 @@ Notation: that of the model files; R numbers of a head are rotated.
 
 import errno
 import json
+import math
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from minhub_py.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
-from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.base import ACTIVATIONS, Step
 from minhub_py.models.delta import delta_rule
 from minhub_py.models.packed import has_packed
 from minhub_py.models.window import local_attention
@@ -39,9 +40,10 @@ from minhub_py.skeleton import skeleton
 def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[str, bytes] | None = None) -> None:
     """Write the model as one file for torch.jit.load() or R torch's jit_load(), in place of what was there.
 
-    What is loaded maps idx, int64 (B, T), 0-based in R too, to logits (B, T, V) in the model's dtype. It is on the CPU
-    and in eval mode, and can be moved, cast and trained: train() turns dropout on, and parameters, named as in the
-    model, get gradients. It raises where idx is empty, no matrix, longer than the context, or has an id out of range.
+    What is loaded maps idx, int64 (B, T), 0-based in R too, to logits (B, T, V) in the model's dtype; of an
+    encoder-decoder, idx (B, E) of the source and decoder_idx (B, T). It is on the CPU and in eval mode, and can be
+    moved, cast and trained: train() turns dropout on, and parameters, named as in the model, get
+    gradients. It raises where idx is empty, no matrix, longer than the context, or has an id out of range.
 
     extra_files: what is to travel in the file beside config.json, such as tokenizer.json. torch.jit.load() gives it by
     its `_extra_files`, and any reader of zip archives as STEM/extra/NAME, where STEM is the file's first name.
@@ -98,21 +100,32 @@ class Writer:
         # Buffers, too, that are in files.
         self.paths = {id(tensor): path_of(name) for name, tensor in model.state_dict(keep_vars=True).items()}
         self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
-        functions = (attend, check, experts, gated_delta, rms_norm, rotate, rotations, scaled)
-        self.names |= {each.__name__: each for each in functions}
+        self.names |= {each.__name__: each for each in FUNCTIONS}
         self.context: int | None = model.config.context_length
         self.ropes: list[Any] = []
+        self.biases: list[Any] = []
         self.lines: list[str] = []
-        for operation, keywords in model.steps():
+        self.arguments = ["idx", "decoder_idx"] if model.encoder_decoder else ["idx"]
+        self.idx = "idx"  # what the steps read
+        self.remembered = self.recalled = 0  # layers of cross attention
+        if model.encoder_decoder:
+            self.write(model.encoder_steps())
+            self.idx = "decoder_idx"
+        self.write(model.steps())
+
+    def write(self, steps: Iterable[Step]) -> None:
+        """Add the lines of some steps."""
+        for operation, keywords in steps:
             getattr(self, operation)(**keywords)
 
     def code(self) -> str:
-        """The code of `forward(idx)`, which gives logits (B, T, V)."""
-        first = [f"check(idx, {self.context or 0})"]
+        """The code of `forward`, which gives logits (B, T, V)."""
+        first = [f"check({name}, {self.context or 0})" for name in self.arguments]
         for i, rope in enumerate(self.ropes):
             numbers = f"{list(rope.frequencies)}, {rope.amplitude}, {rope.growth}, {rope.original}"
             first.append(f"rope{i} = rotations(idx, {numbers})")
-        return "\n    ".join(["def forward(self, idx: Tensor) -> Tensor:", *first, *self.lines]) + "\n"
+        arguments = ", ".join(f"{name}: Tensor" for name in self.arguments)
+        return "\n    ".join([f"def forward(self, {arguments}) -> Tensor:", *first, *self.lines]) + "\n"
 
     def path(self, parameter: Tensor | None) -> str:
         """How the code names a parameter."""
@@ -133,7 +146,7 @@ class Writer:
         return f"F.dropout({value}, {p}, self.training)" if p else value
 
     def embed(self, tokens: Any, positions: Any = None, scale: float | None = None, dropout: float = 0.0) -> None:
-        self.lines.append(f"x = F.embedding(idx, {self.path(tokens.weight)})")
+        self.lines.append(f"x = F.embedding({self.idx}, {self.path(tokens.weight)})")
         if scale is not None:
             self.lines.append(f"x = scaled(x, {scale})")
         if positions is not None:
@@ -161,20 +174,25 @@ class Writer:
         if stream:
             self.lines.append("x = h")
 
-    def rms_norm(self, layer: Any, kept: bool = False, plus_one: bool = False) -> None:
+    def rms_norm(self, layer: Any, kept: bool = False, plus_one: bool = False, dropout: float = 0.0) -> None:
         self.lines.append(f"h = {self.rms_normed('kept' if kept else 'x', layer, plus_one)}")
+        self.drop(dropout)
 
     def rms_normed(self, value: str, layer: Any, plus_one: bool) -> str:
         """A value after an RMS norm."""
         return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {plus_one})"
+
+    def drop(self, p: float) -> None:
+        """Dropout of h, where there is any."""
+        if p:
+            self.lines.append(f"h = {self.dropped('h', p)}")
 
     def linear(self, layers: Sequence[Any], activation: str | None = None, dropout: float = 0.0) -> None:
         results = ", ".join(map(self.linear_of, layers))
         self.lines.append(f"h = torch.cat([{results}], dim=2)" if len(layers) > 1 else f"h = {results}")
         if activation is not None:
             self.lines.append(f"h = {self.activation(activation)}(h)")
-        if dropout:
-            self.lines.append(f"h = {self.dropped('h', dropout)}")
+        self.drop(dropout)
 
     def rotate(
         self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,
@@ -198,14 +216,22 @@ class Writer:
 
     def attend(
         self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
-        upcast: bool = False, softcap: float | None = None, sinks: Tensor | None = None,
-        gate: bool = False,
+        upcast: bool = False, softcap: float | None = None, sinks: Tensor | None = None, gate: bool = False,
+        bias: Any = None, both_ways: bool = False,
     ) -> None:  # fmt: skip
-        drop = f"{dropout} if self.training else 0.0" if dropout else "0.0"
-        settings = f"{scale}, {window or 0}, {drop}, {upcast}, {float(softcap or 0)}, {self.path(sinks)}"
-        self.lines.append(f"h = attend(h, {heads}, {groups or heads}, {settings})")
-        if gate:
-            self.lines.append("h = h * gates.sigmoid()")
+        drop = self.rate(dropout)
+        if bias is None:
+            settings = f"{scale}, {window or 0}, {drop}, {upcast}, {float(softcap or 0)}, {self.path(sinks)}"
+            self.lines.append(f"h = attend(h, {heads}, {groups or heads}, {settings})")
+            if gate:
+                self.lines.append("h = h * gates.sigmoid()")
+            return
+        if bias not in self.biases:  # one for all layers
+            self.biases.append(bias)
+            call = f"distance_bias({self.path(bias.weight)}, {self.idx}, {bias.far}, {both_ways})"
+            self.lines.append(f"bias{self.biases.index(bias)} = {call}")
+        self.lines.append(f"q, k, v = heads_of(h, {heads})")
+        self.lines.append(f"h = attend_with_bias(q, k, v, bias{self.biases.index(bias)}, {scale}, {drop})")
 
     def delta_rule(
         self, heads: int, groups: int, conv: Any, activation: str, decay: Tensor, bias: Tensor, norm: Any
@@ -218,8 +244,24 @@ class Writer:
         weights = f"{self.path(decay)}, {self.path(bias)}, {self.path(norm.weight)}, {norm.eps}"
         self.lines.append(f"h = gated_delta(mixed, h, {sizes}, {weights})")
 
-    def gate(self, activation: str) -> None:
+    def cross_attend(self, heads: int, scale: float, dropout: float = 0.0) -> None:
+        k, v = f"keys{self.recalled}", f"values{self.recalled}"
+        self.lines.append(f"h = cross_attend(h, {k}, {v}, {heads}, {scale}, {self.rate(dropout)})")
+        self.recalled += 1
+
+    def remember(self, heads: int, layers: Sequence[Any]) -> None:
+        for name, layer in zip(("keys", "values"), layers, strict=True):
+            self.lines.append(f"{name}{self.remembered} = {self.linear_of(layer)}")
+        self.remembered += 1
+
+    @staticmethod
+    def rate(dropout: float) -> str:
+        """A probability of dropout for a function that knows nothing of training."""
+        return f"{dropout} if self.training else 0.0" if dropout else "0.0"
+
+    def gate(self, activation: str, dropout: float = 0.0) -> None:
         self.lines.append(f"h, up = h.chunk(2, dim=2)\n    h = {self.activation(activation)}(h) * up")
+        self.drop(dropout)
 
     def add(self, layer: Any, norm: Any = None, plus_one: bool = False, dropout: float = 0.0) -> None:
         result = self.linear_of(layer) if norm is None else self.rms_normed(self.linear_of(layer), norm, plus_one)
@@ -238,11 +280,12 @@ class Writer:
         self.lines.append("zeros = torch.zeros(shape, dtype=h.dtype, device=h.device)")
         settings = f"True, {layer.num_layers}, {float(layer.dropout)}, self.training, False, True"
         self.lines.append(f"h = torch.lstm(h, [zeros, zeros], [{weights}], {settings})[0]")
-        if dropout:
-            self.lines.append(f"h = {self.dropped('h', dropout)}")
+        self.drop(dropout)
 
-    def logits(self, layer: Any, bias: Tensor | None = None, softcap: float | None = None) -> None:
+    def logits(self, layer: Any, bias: Tensor | None = None, softcap: float | None = None, scale: float = 1.0) -> None:
         bias = getattr(layer, "bias", None) if bias is None else bias
+        if scale != 1:
+            self.lines.append(f"h = h * {scale}")
         self.lines.append(f"h = F.linear(h, {self.path(layer.weight)}, {self.path(bias)})")
         self.lines.append("return h" if softcap is None else f"return torch.tanh(h / {softcap}) * {softcap}")
 
@@ -400,6 +443,55 @@ def gated_delta(
     y = delta_rule(q, k, v.transpose(1, 2), decays.transpose(1, 2), b.sigmoid().transpose(1, 2), state)[0]
     y = rms_norm(y.transpose(1, 2), norm.float(), eps, False) * F.silu(z.unflatten(2, [heads, -1]))
     return y.flatten(2).to(h.dtype)
+
+
+def heads_of(h: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each of q, k and v, side by side in h (B, T, 3 * H * D), as (B, H, T, D)."""
+    q, k, v = h.unflatten(2, [3 * heads, -1]).transpose(1, 2).chunk(3, dim=1)
+    return q, k, v
+
+
+def distance_bias(weight: Tensor, idx: Tensor, far: int, both_ways: bool) -> Tensor:
+    """The numbers (1, H, T, T) of the table (buckets, H) for ids (B, T); minus infinity for later ids but both_ways."""
+    positions = torch.arange(idx.size(1), device=idx.device)
+    distances = positions.unsqueeze(0) - positions.unsqueeze(1)  # of the keys, from each query
+    count = weight.size(0) // 2 if both_ways else weight.size(0)
+    back = distances.abs() if both_ways else (-distances).clamp(min=0)
+    near = count // 2
+    beyond = (back.float() / near).log() / math.log(far / near) * (count - near)
+    found = torch.where(back < near, back, (near + beyond.clamp(min=0).long()).clamp(max=count - 1))
+    if both_ways:
+        found = found + count * (distances > 0)
+    bias = F.embedding(found, weight).permute(2, 0, 1).unsqueeze(0)
+    return bias if both_ways else bias.masked_fill(distances > 0, float("-inf"))
+
+
+def attend_with_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
+    """Attention of q (B, H, T, D) to all of k and v (B, H, S, D), with what is added to the scores; (B, T, H * D)."""
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+    return y.transpose(1, 2).flatten(2)
+
+
+def cross_attend(h: Tensor, keys: Tensor, values: Tensor, heads: int, scale: float, dropout: float) -> Tensor:
+    """Attention of h (B, T, H * D) to keys and values (B, E, H * D) of the source."""
+    q, k, v = [part.unflatten(2, [heads, -1]).transpose(1, 2) for part in (h, keys, values)]
+    return attend_with_bias(q, k, v, None, scale, dropout)
+
+
+FUNCTIONS = (
+    attend,
+    attend_with_bias,
+    check,
+    cross_attend,
+    distance_bias,
+    experts,
+    gated_delta,
+    heads_of,
+    rms_norm,
+    rotate,
+    rotations,
+    scaled,
+)
 
 
 @cache  # layers that share it share its code in the file

@@ -17,8 +17,19 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from minhub_py import from_pretrained, gpt2, gptneo, lstm, save_pretrained, tokenizer_from_pretrained
+from minhub_py import (
+    from_pretrained,
+    generate,
+    gpt2,
+    gptneo,
+    lstm,
+    save_pretrained,
+    score,
+    t5,
+    tokenizer_from_pretrained,
+)
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NUMBER = r"(\d+\.\d+)"
@@ -76,6 +87,30 @@ def test_write_text() -> None:
     assert perplexity["What say you to my lord?"] < min(
         perplexity["Wht sy y t my lrd?"], perplexity["The GPU is too hot."]
     )
+
+
+def test_answer_text(tmp_path: Path) -> None:
+    """With random weights: what it prints is what the model says, each prompt by itself."""
+    torch.manual_seed(1)
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((chr(i), -3.0) for i in range(33, 127))]
+    tokenizer = Tokenizer(models.Unigram(pieces, 2, False))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    model = t5(vocab_size=98, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0).eval()
+    save_pretrained(model, tmp_path, tokenizer)
+    lines = run("answer_text.py", "--model", tmp_path, "--new-tokens", 9).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "translation", "summary", "instruction", "premise", "positive", "negative",
+    ]  # fmt: skip
+    prompt = "Answer the question. Which animal says meow?"
+    [answer] = generate(model, [tokenizer.encode(prompt).ids], 9, temperature=0)
+    assert lines[2] == f"instruction: {tokenizer.decode(answer)}"
+    nats = [float(re.search(NUMBER, line)[1]) for line in lines[4:]]
+    question = "Review: I would see this film again tomorrow. Is the review positive or negative?"
+    for word, found in zip(("positive", "negative"), nats, strict=True):
+        [wanted] = score(model, [tokenizer.encode(question).ids], targets=[tokenizer.encode(word).ids])
+        assert found == pytest.approx(-wanted.mean().item(), abs=6e-4)
 
 
 def test_lstm_characters(text: Path) -> None:

@@ -45,10 +45,13 @@ def reference(name: str) -> dict[str, torch.Tensor]:
     hub = config.to_hub()
     hub.pop("architectures")
     settings = transformers.AutoConfig.for_model(hub.pop("model_type"), **hub)
+    # An encoder-decoder's embedding stands in its state dict three times; config.json's tie is of the head.
+    again = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"} if settings.is_encoder_decoder else set()
+    auto = transformers.AutoModelForSeq2SeqLM if settings.is_encoder_decoder else transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(settings)
-    tied = settings.tie_word_embeddings
-    tensors = {key: tensor for key, tensor in model.state_dict().items() if not (tied and key == "lm_head.weight")}
+        model = auto.from_config(settings)
+    left_out = again | ({"lm_head.weight"} if config.tie_word_embeddings else set())
+    tensors = {key: tensor for key, tensor in model.state_dict().items() if key not in left_out}
     if hub.get("quantization_config"):  # GPT-OSS's experts: in memory floats, in files MXFP4
         for key in [key for key in tensors if key.endswith(("gate_up_proj", "down_proj"))]:
             experts, inputs, outputs = tensors.pop(key).shape

@@ -57,9 +57,13 @@ class Event:
 
 @dataclass
 class Row:
-    """A text in the making. `slot` is its row of the cache; `text` all its ids, the prompt's `start` ones first."""
+    """A text in the making. `slot` is its row of the cache; `text` all its ids, the prompt's `start` ones first.
+
+    Of an encoder-decoder the prompt is the `source`, and the text begins with one id, the decoder's start.
+    """
 
     key: int
+    source: list[int]
     text: list[int]
     start: int
     end: int  # ids in all, when the budget is spent
@@ -85,11 +89,13 @@ class Batch:
                 ...
 
     rows: texts at a time.    max_length: positions of each; a longer text goes on with a part of it, as the rule says.
+    Of an encoder-decoder it bounds the prompt, which the encoder reads, and the text, each by itself.
     """
 
     def __init__(self, model: Any, rows: int, max_length: int) -> None:
         self.context: int | None = model.config.context_length
         self.max_length = min(max_length, self.context or max_length)
+        self.start: int | None = model.config.decoder_start_token_id if model.encoder_decoder else None
         self.reader = reader_of(model)
         with torch.inference_mode():
             self.cache = self.reader.new_cache(rows, self.max_length)
@@ -129,15 +135,18 @@ class Batch:
             raise ValueError("a row needs at least one id to go on from, and one to make")
         if len(self) == self.capacity:
             raise IndexError(f"all {self.capacity} rows of the batch are in use")
-        end = len(ids) + (len(given) or max_new_tokens)
+        source, text = ([], list(ids)) if self.start is None else (list(ids), [self.start])
+        end = len(text) + (len(given) or max_new_tokens)
         if self.cache.bounded and self.max_length < min(end, self.context or end):
             raise ValueError(f"a text of {end} ids does not fit a batch of max_length {self.max_length}")
+        if len(source) > self.max_length:
+            raise ValueError(f"a prompt of {len(source)} ids does not fit a batch of max_length {self.max_length}")
         self.count += 1
         guesser = Guesser(speculate if self.reader.guesses else 0)
         stop = stop or StopCriteria(frozenset(), (), None)
         random = generator or torch.default_generator
         self.joining.append(
-            Row(self.count, list(ids), len(ids), end, sampling or Sampling(), random, stop, guesser, list(given),
+            Row(self.count, source, text, len(text), end, sampling or Sampling(), random, stop, guesser, list(given),
                 logprobs, like)
         )  # fmt: skip
         return self.count
@@ -169,6 +178,8 @@ class Batch:
         texts = {}
         for row in rows:
             row.slot = self.cache.join()
+            if row.source:
+                self.reader.encode(row.source, self.cache, row.slot)
             texts[row.slot] = row.text[context_start(len(row.text), self.context) + self._share(row) :]
             self.rows.append(row)
         return self.reader.read(texts, self.cache)
@@ -176,7 +187,11 @@ class Batch:
     def _share(self, row: Row) -> int:
         """Copy from another row's cache what two texts begin with; the number of ids that need not be read."""
         for other in self.rows:
-            if other.key == row.like and context_start(max(len(row.text), len(other.text)), self.context) == 0:
+            if (
+                other.key == row.like
+                and other.source == row.source
+                and context_start(max(len(row.text), len(other.text)), self.context) == 0
+            ):
                 most = min(len(row.text) - 1, self.cache.lengths[other.slot])
                 different = (i for i in range(most) if row.text[i] != other.text[i])
                 length = next(different, most)
@@ -192,7 +207,9 @@ class Batch:
             if row.given:
                 row.guess = row.given[known - row.start :][: min(room, CHUNK)]
             else:
-                row.guess = row.guesser(row.text, min(room, MOST_TOKENS // len(rows) - 1))
+                row.guess = row.guesser(
+                    row.source + row.text if row.source else row.text, min(room, MOST_TOKENS // len(rows) - 1)
+                )
             begin = context_start(known, self.context)
             if begin > context_start(known - 1, self.context):
                 self.cache.clear(row.slot)

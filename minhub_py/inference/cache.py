@@ -1,4 +1,5 @@
 """What a model keeps of the ids that it has read: keys and values, or a recurrent state, for each row of a batch.
+An encoder-decoder also keeps the keys and values of each row's source, which the encoder has read.
 
 A model says in `cache_layout()` what each of its layers keeps. `Cache` allocates it once and alone counts positions;
 `Span` is one call's view of it: where the new ids stand, and which positions each of them attends to.
@@ -8,7 +9,7 @@ ids before the first of them attends, and takes guesses back; for it the ring ha
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -36,7 +37,16 @@ class State:
     dtype: torch.dtype | None = None
 
 
-Layout = Sequence[KeyValues | State]
+@dataclass(frozen=True)
+class Source:
+    """A layer of cross attention: keys and values of the source, which are as many as it has ids, and stay."""
+
+    heads: int
+    size: int
+
+
+Layout = Sequence[KeyValues | State | Source]
+Memory = Mapping[int, tuple[Tensor, Tensor]]  # a layer of cross attention -> keys and values (B, H, E, D) of the source
 
 
 class Cache:
@@ -45,6 +55,7 @@ class Cache:
     layers: the tensors of each layer, (rows, …): keys and values (rows, G, size, D), or a state's.
     dtype: that of the keys and values, and of a state unless it has its own.
     lengths: positions read, one int for each row in use; the buffers may have room for more rows.
+    sources: ids of each row's source; 0 where there is none.
 
     Zeros, not empty: a masked key that happens to be NaN would still spoil the softmax. As the buffers are written in
     place, no gradient flows from one call to the next.
@@ -61,6 +72,7 @@ class Cache:
             for kept in self.layout
         ]  # fmt: skip
         self.lengths = [0] * rows
+        self.sources = [0] * rows
 
     # Rows
 
@@ -69,12 +81,13 @@ class Cache:
         if len(self.lengths) == self.layers[0][0].size(0):
             raise IndexError(f"all {len(self.lengths)} rows of the cache are in use")
         self.lengths.append(0)
+        self.sources.append(0)
         self.clear(len(self.lengths) - 1)
         return len(self.lengths) - 1
 
     def empty(self) -> None:
         """Take all rows out of use."""
-        self.lengths = []
+        self.lengths, self.sources = [], []
 
     def leave(self, row: int) -> None:
         """Take a row out of use. The last row moves to its place; no other is copied."""
@@ -82,9 +95,10 @@ class Cache:
         if row != last:
             self.set_row(row, self, last)
         self.lengths.pop()
+        self.sources.pop()
 
     def clear(self, row: int) -> None:
-        """Make a row empty."""
+        """Make a row empty. Its source stays."""
         for kept, tensors in zip(self.layout, self.layers, strict=True):
             if isinstance(kept, State):
                 for tensor in tensors:
@@ -99,6 +113,7 @@ class Cache:
         """Keep these rows only, in this order, in new buffers."""
         self.layers = [[tensor[rows] for tensor in tensors] for tensors in self.layers]
         self.lengths = [self.lengths[row] for row in rows]
+        self.sources = [self.sources[row] for row in rows]
 
     def set_row(self, row: int, source: "Cache", from_row: int = 0, length: int | None = None) -> None:
         """Make `row` a copy of a row of `source`, or of its first `length` positions; their rings must be of one size.
@@ -111,9 +126,10 @@ class Cache:
                 if isinstance(kept, State):
                     to[row] = tensor[from_row]
                 else:
-                    filled = min(length, tensor.size(2))
+                    known = source.sources[from_row] if isinstance(kept, Source) else length
+                    filled = min(known, tensor.size(2))
                     to[row, :, :filled] = tensor[from_row, :, :filled]
-        self.lengths[row] = length
+        self.lengths[row], self.sources[row] = length, source.sources[from_row]
 
     def holds_start(self, row: int, length: int) -> bool:
         """Whether a row that ends after its first `length` positions can still be had: no ring has lost any of them.
@@ -122,7 +138,7 @@ class Cache:
         """
         known = self.lengths[row]
         return length == known or all(
-            isinstance(kept, KeyValues) and known <= tensors[0].size(2)
+            not isinstance(kept, State) and known <= tensors[0].size(2)
             for kept, tensors in zip(self.layout, self.layers, strict=True)
         )
 
@@ -131,9 +147,9 @@ class Cache:
         """One row as a cache of its own in the same memory."""
         one = copy.copy(self)
         one.layers = [[tensor[row : row + 1] for tensor in tensors] for tensors in self.layers]
-        one.lengths = [self.lengths[row]]
+        one.lengths, one.sources = [self.lengths[row]], [self.sources[row]]
         yield one
-        self.lengths[row] = one.lengths[0]
+        [self.lengths[row]], [self.sources[row]] = one.lengths, one.sources
 
     # What calls of a model read and write
 
@@ -173,6 +189,30 @@ class Cache:
         seen = slots if T > 1 or end == S else positions - (positions - slots) % size
         return keys[:, :, :S], values[:, :, :S], seen
 
+    def begin_source(self, length: int) -> None:
+        """Count a source of so many ids in all rows. ValueError: there is no room for its keys and values."""
+        if length > self.max_length:
+            raise ValueError(f"a source of {length} ids does not fit a cache of {self.max_length}")
+        self.sources = [length] * len(self.lengths)
+
+    def remember(self, memory: Memory) -> None:
+        """Keep the keys and values of a source, which has one length in all rows. ValueError: there is no room."""
+        for layer, found in memory.items():
+            self.begin_source(found[0].size(2))
+            for kept, tensor in zip(self.layers[layer], found, strict=True):
+                kept[: len(self.lengths), :, : tensor.size(2)] = tensor.detach()
+
+    def source(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As `Span.source`. ValueError: a row has no source yet."""
+        if 0 in self.sources:
+            raise ValueError("a row of the cache has no source: the encoder reads it before the decoder's first id")
+        rows, E = len(self.sources), max(self.sources)
+        k, v = (tensor[:rows, :, :E] for tensor in self.layers[layer])
+        if min(self.sources) == E:
+            return k, v, None
+        lengths = torch.tensor(self.sources, device=k.device)
+        return k, v, (torch.arange(E, device=k.device) < lengths.unsqueeze(1))[:, None, None]
+
     def state(self, layer: int) -> list[Tensor]:
         """The state of a recurrent layer, (B, …) each."""
         return [tensor[: len(self.lengths)] for tensor in self.layers[layer]]
@@ -183,10 +223,12 @@ class Cache:
             kept.copy_(tensor.detach())
 
 
-def shapes_of(kept: KeyValues | State, max_length: int, lookahead: int) -> Sequence[tuple[int, ...]]:
+def shapes_of(kept: KeyValues | State | Source, max_length: int, lookahead: int) -> Sequence[tuple[int, ...]]:
     """The shapes of a layer's tensors for one row."""
     if isinstance(kept, State):
         return kept.shapes
+    if isinstance(kept, Source):
+        return [(kept.heads, max_length, kept.size)] * 2
     size = max_length if kept.window is None else min(kept.window + lookahead, max_length)
     return [(kept.heads, size, kept.size)] * 2
 
@@ -195,13 +237,14 @@ class Span:
     """The T new positions of one call of a model, the same for all its layers.
 
     positions: (B, T) int64, or (1, T) where all rows are at the same place.
+    memory: the source's keys and values, where there is a source and no cache.
     """
 
-    def __init__(self, idx: Tensor, cache: Cache | None) -> None:
+    def __init__(self, idx: Tensor, cache: Cache | None, memory: Memory | None = None) -> None:
         lengths = [0] if cache is None else cache.lengths
         if min(lengths) == max(lengths):  # a set of lengths would make torch.compile start anew at each token
             lengths = lengths[:1]
-        self.cache, self.length = cache, idx.size(1)
+        self.cache, self.length, self.memory = cache, idx.size(1), memory
         self.start, self.ragged = lengths[0], len(lengths) > 1
         starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)
         self.positions = starts + torch.arange(idx.size(1), device=idx.device)
@@ -223,12 +266,27 @@ class Span:
             near = window is None or self.start + T <= window or (T == 1 and window >= S)  # nothing is too far back
             self._masks[window] = None
             if self.ragged or not near or (self.start > 0 and T > 1):
-                queries, keys = self.positions.unsqueeze(2), seen.unsqueeze(1)  # (B or 1, T, 1), (B or 1, 1, S)
-                allowed = (keys <= queries) & (keys >= 0)
-                if window is not None:
-                    allowed = allowed & (keys > queries - window)
-                self._masks[window] = allowed.unsqueeze(1)
+                self._masks[window] = self.allowed(seen, window)
         return self._masks[window]
+
+    def allowed(self, seen: Tensor, window: int | None = None) -> Tensor:
+        """As `mask`, and never None: for attention whose scores something is added to."""
+        queries, keys = self.positions.unsqueeze(2), seen.unsqueeze(1)  # (B or 1, T, 1), (B or 1, 1, S)
+        allowed = (keys <= queries) & (keys >= 0)
+        if window is not None:
+            allowed = allowed & (keys > queries - window)
+        return allowed.unsqueeze(1)
+
+    def source(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values (B, H, E, D) of the source for a layer of cross attention, and which are to be attended to.
+
+        None: all of them; else (B, 1, 1, E), as the rows' sources differ in length.
+        """
+        if self.cache is not None:
+            return self.cache.source(layer)
+        assert self.memory is not None
+        k, v = self.memory[layer]
+        return k, v, None
 
     def state(self, layer: int) -> list[Tensor] | None:
         """The state of a recurrent layer, (B, …) each; None without a cache: zeros."""

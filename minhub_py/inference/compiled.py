@@ -14,12 +14,14 @@ and a current value h. Keywords in brackets may be left out.
     rotate    heads rope [groups q_norm k_norm plus_one whole interleaved gate]    the heads of q and k in h are normed
                                           and turned by their position. whole: one norm of all heads of q, and one of
                                           all of k; interleaved: the pairs that turn are neighbours, not halves
-    attend    heads scale [groups window upcast softcap sinks gate]    h = attention(h), which is q, k and v side by
-                                          side, q of `heads` heads, k and v of `groups`; keys and values are kept.
-                                          upcast: in float32. softcap: of the scores, c * tanh(score / c). sinks: one
-                                          more score for each head, whose part of the softmax is dropped. gate: each
-                                          head of q is followed by its gate, whose sigmoid is a factor of what the head
-                                          makes
+    attend    heads scale [groups window upcast softcap sinks gate bias both_ways]    h = attention(h), which is q, k
+                                          and v side by side, q of `heads` heads, k and v of `groups`; keys and values
+                                          are kept. upcast: in float32. softcap: of the scores, c * tanh(score / c).
+                                          sinks: one more score for each head, whose part of the softmax is dropped.
+                                          gate: each head of q is followed by its gate, whose sigmoid is a factor of
+                                          what the head makes. bias: added to the scores by head and distance
+                                          (models/t5.py). both_ways: to all ids, as in an encoder
+    cross_attend  heads scale             h = attention(h), which is q, to the keys and values of the source
     delta_rule    heads groups conv activation decay bias norm    h = the gated delta rule (models/delta.py) of h: q and
                                           k of `groups` heads and v of `heads`, which go through the nn.Conv1d `conv`
                                           over time and `activation` first; then z, β's and the decay's numbers of each
@@ -34,7 +36,11 @@ and a current value h. Keywords in brackets may be left out.
                                           the even and the odd columns of h @ gate_up[e] + gate_up_bias[e], clamped to
                                           `limit`. Weights (experts, in, out), or `Packed`
     lstm      layer                       h = an nn.LSTM's outputs for h; its state is kept
-    logits    layer [bias softcap]        the result, from h
+    logits    layer [bias softcap scale]  the result, from h, or from scale * h
+
+An encoder-decoder has `encoder_steps` too, which end with the source's keys and values for each `cross_attend`:
+
+    remember  heads layers                keys and values, which the two layers make of h, are kept; h stays
 
 `dropout`, a probability, stands with what it follows; readers have no use for it, `save_torchscript` has. plus_one: the
 factor of a norm is 1 + its weight.
@@ -49,7 +55,7 @@ does not know, no compiler when the package was installed) is left to `EagerRead
 
 import ctypes
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.machinery import PathFinder
 from itertools import accumulate
@@ -60,7 +66,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import Cache
+from minhub_py.inference.cache import Cache, Source
 from minhub_py.inference.eager import EagerReader, Reader
 from minhub_py.inference.quantize import Quantized
 from minhub_py.inference.untouched import UnsupportedError, check_untouched
@@ -75,7 +81,7 @@ ACTIVATIONS = {
 }  # fmt: skip
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6, "rms_norm": 7,
          "rotate": 8, "gate": 9, "keep": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
-         "place": 15, "delta_rule": 16}  # fmt: skip
+         "place": 15, "delta_rule": 16, "cross_attend": 17, "remember": 18}  # fmt: skip
 # The operations of `steps`, and what they are for the compiled code.
 OPERATIONS = {**{name: name for name in KINDS if name not in ("recur", "route", "combine")}, "lstm": "recur"}
 
@@ -117,7 +123,7 @@ class Operation(ctypes.Structure):
 class Call(ctypes.Structure):
     _fields_ = [
         ("tokens", ctypes.c_int64), ("ids", integer_array), ("rows", integer_array), ("positions", integer_array),
-        ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
+        ("sources", integer_array), ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
         ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("wanted", integer_array),
         ("wanted_count", ctypes.c_int64), ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
         ("g", ctypes.c_void_p), ("kept", ctypes.c_void_p), ("width", ctypes.c_int64), ("scratch", ctypes.c_void_p),
@@ -126,7 +132,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 8 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 9 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -173,9 +179,9 @@ class CompiledReader(EagerReader):
         self.kept: list[Any] = []  # what pointers point to
         # The model's functions of positions, and what each gives for the first ones, as the compiled code reads it.
         self.rotated: dict[Any, Tensor] = {}
-        self.layers = self.outputs = self.width = 0
-        operations = [found for operation, keywords in model.steps() for found in self._translate(operation, keywords)]
-        self.operations = (Operation * len(operations))(*operations)
+        self.outputs = self.width = 0
+        self.encoder: Any = self._operations(model.encoder_steps()) if model.encoder_decoder else None
+        operations = self.operations = self._operations(model.steps())
         self.vocab_size = operations[-1].weight.rows
         kinds = {operation.kind for operation in operations}
         self.guesses = kinds.isdisjoint({KINDS["recur"], KINDS["delta_rule"]})  # a state cannot take ids back
@@ -190,13 +196,29 @@ class CompiledReader(EagerReader):
         self.threads = min(torch.get_num_threads(), 64)
         if model.new_cache(1, 1).dtype not in CACHES:
             raise UnsupportedError("keys and values in float64")
-        self.room = torch.from_numpy(np.zeros((4, MOST_TOKENS, self.width), np.float32))  # memory where it is used only
+        self.room = self._room(MOST_TOKENS)
         self.scratch = torch.empty(0)
         self.logits = torch.empty(0)
 
     def new_cache(self, rows: int, size: int) -> Cache:
         """See `Reader`."""
         return self.model.new_cache(rows, size, self.lookahead)
+
+    def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
+        """See `Reader`."""
+        if self.long is not None and len(ids) >= self.long:
+            super().encode(ids, cache, row)
+            return
+        count, room = len(ids), self._room(len(ids))
+        with cache.row(row) as one:
+            one.begin_source(count)
+            kept = [layer for layer, about in zip(one.layers, one.layout, strict=True) if isinstance(about, Source)]
+            heads, size = kept[0][0].size(1), kept[0][0].size(3)
+            passing = kept[0][0].new_empty(2, 1, heads, count, size)  # an encoder's layer's; the next writes over them
+            call = self._new_call([list(passing), *kept], one.dtype, room)
+            call.tokens, call.ids, call.rows = count, integers(ids), integers([0] * count)
+            call.positions, call.sources = integers(range(count)), integers([count] * count)
+            self.library.decode(self.encoder, len(self.encoder), ctypes.byref(call))
 
     def read(
         self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
@@ -224,32 +246,48 @@ class CompiledReader(EagerReader):
         positions = [cache.lengths[row] + i for row, text in texts.items() for i in range(len(text))]
         if positions and cache.bounded and max(positions) >= cache.max_length:
             raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
-        keys, values = zip(*cache.layers, strict=True)  # or the two tensors of a state
-        sizes = [buffer.size(-2) for buffer in keys]
+        sources = [cache.sources[row] for row in places]
         if self.rotated and positions:
             self._rotations(max(positions) + 1)
         if self.logits.size(0) < len(wanted):
             self.logits = torch.empty(len(wanted), self.vocab_size)
-        # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), the scores of all positions, or a row.
-        need = max(MOST_TOKENS * (256 + 64), max(sizes) + 16, self.width)
-        if self.scratch.numel() < self.threads * need:
-            self.scratch = torch.empty(self.threads * need)
-        call = Call(
-            keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[cache.dtype],
-            threads=self.threads, x=self.room[0].data_ptr(), h=self.room[1].data_ptr(), g=self.room[2].data_ptr(),
-            kept=self.room[3].data_ptr(), width=self.width, scratch=self.scratch.data_ptr(),
-            scratch_width=self.scratch.numel() // self.threads,
-        )  # fmt: skip
+        call = self._new_call(cache.layers, cache.dtype, self.room)
         for first in range(0, len(ids), MOST_TOKENS):
             part = slice(first, first + MOST_TOKENS)
             here = [number - first for number in wanted if first <= number < first + MOST_TOKENS]
             done = sum(number < first for number in wanted)
             call.tokens, call.wanted_count = len(ids[part]), len(here)
             call.ids, call.rows, call.positions = integers(ids[part]), integers(places[part]), integers(positions[part])
+            call.sources = integers(sources[part])
             call.wanted, call.logits = integers(here), self.logits.data_ptr() + 4 * done * self.vocab_size
             self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
         cache.advance([len(texts.get(row, ())) for row in range(len(cache.lengths))])
         return self.logits[: len(wanted)]
+
+    def _room(self, tokens: int) -> Tensor:
+        """Room for x, h, g and what is kept. NumPy's zeros take memory where it is used only."""
+        return torch.from_numpy(np.zeros((4, tokens, self.width), np.float32))
+
+    def _new_call(self, layers: Sequence[Sequence[Tensor]], dtype: torch.dtype, room: Tensor) -> Call:
+        """A call on these keys and values of each layer, or the two tensors of its state, that has no ids yet."""
+        keys, values = zip(*layers, strict=True)
+        sizes = [buffer.size(-2) for buffer in keys]
+        # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), the scores of all positions, or a row.
+        need = max(MOST_TOKENS * (256 + 64), max(sizes) + 16, self.width)
+        if self.scratch.numel() < self.threads * need:
+            self.scratch = torch.empty(self.threads * need)
+        return Call(
+            keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[dtype],
+            threads=self.threads, x=room[0].data_ptr(), h=room[1].data_ptr(), g=room[2].data_ptr(),
+            kept=room[3].data_ptr(), width=self.width, scratch=self.scratch.data_ptr(),
+            scratch_width=self.scratch.numel() // self.threads,
+        )  # fmt: skip
+
+    def _operations(self, steps: Iterable[tuple[str, Mapping[str, Any]]]) -> Any:
+        """Steps for the compiled code, as an array."""
+        self.layers = 0
+        operations = [found for operation, keywords in steps for found in self._translate(operation, keywords)]
+        return (Operation * len(operations))(*operations)
 
     # One method for each operation.
 
@@ -292,7 +330,9 @@ class CompiledReader(EagerReader):
         weights = {"weight": self._vector(weight), "bias": self._floats(bias)}
         return [Operation(**weights, number=layer.eps, more=kept + 2 * stream)]
 
-    def _rms_norm(self, layer: Any, kept: bool = False, plus_one: bool = False) -> list[Operation]:
+    def _rms_norm(
+        self, layer: Any, kept: bool = False, plus_one: bool = False, dropout: float = 0.0
+    ) -> list[Operation]:
         return [Operation(weight=self._factor(layer, plus_one), number=layer.eps, more=kept)]
 
     def _linear(self, layers: Sequence[Any], activation: str | None = None, dropout: float = 0.0) -> list[Operation]:
@@ -334,14 +374,33 @@ class CompiledReader(EagerReader):
 
     def _attend(
         self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
-        upcast: bool = True, softcap: float | None = None, sinks: Tensor | None = None,
-        gate: bool = False,
+        upcast: bool = True, softcap: float | None = None, sinks: Tensor | None = None, gate: bool = False,
+        bias: Any = None, both_ways: bool = False,
     ) -> list[Operation]:  # fmt: skip
         """All arithmetic is float32 here, so `upcast` changes nothing."""
-        self.layers, groups = self.layers + 1, groups or heads
+        groups = groups or heads
         size = self.outputs // (heads * (1 + gate) + 2 * groups)
-        return [Operation(heads=heads, groups=groups, size=size, gate=gate * size, number=scale, window=window or 0,
-                          layer=self.layers - 1, cap=softcap or 0, bias=self._floats(sinks))]  # fmt: skip
+        operation = Operation(heads=heads, groups=groups, size=size, gate=gate * size, number=scale,
+                              window=window or 0, cap=softcap or 0, more=both_ways, bias=self._floats(sinks),
+                              layer=0 if both_ways else self.layers)  # fmt: skip
+        if bias is not None:
+            check_memory(bias.weight)
+            distances = torch.arange(-bias.far, bias.far + 1)  # what is farther is as the farthest
+            operation.second = self._vector(bias.weight[bias.buckets(distances)].t())
+            operation.rotated = bias.far
+        self.layers = 1 if both_ways else self.layers + 1  # an encoder's layers keep nothing
+        return [operation]
+
+    def _cross_attend(self, heads: int, scale: float, dropout: float = 0.0) -> list[Operation]:
+        self.layers += 1
+        return [Operation(heads=heads, groups=heads, size=self.outputs // heads, number=scale, layer=self.layers - 1)]
+
+    def _remember(self, heads: int, layers: Sequence[Any]) -> list[Operation]:
+        keys, values = map(self._matrix, layers)
+        self.layers += 1
+        self.width = max(self.width, keys.rows)
+        return [Operation(heads=heads, groups=heads, size=keys.rows // heads, layer=self.layers - 1, weight=keys,
+                          second=values)]  # fmt: skip
 
     def _delta_rule(
         self, heads: int, groups: int, conv: Any, activation: str, decay: Tensor, bias: Tensor, norm: Any
@@ -357,7 +416,7 @@ class CompiledReader(EagerReader):
                       bias=self._floats(torch.cat((-decay.float().exp(), bias.float()))), layer=self.layers - 1)
         ]  # fmt: skip
 
-    def _gate(self, activation: str) -> list[Operation]:
+    def _gate(self, activation: str, dropout: float = 0.0) -> list[Operation]:
         return [Operation(heads=self.outputs // 2, activation=code_of(activation))]
 
     def _add(self, layer: Any, norm: Any = None, plus_one: bool = False, dropout: float = 0.0) -> list[Operation]:
@@ -416,9 +475,11 @@ class CompiledReader(EagerReader):
             self.layers += 1
         return operations
 
-    def _logits(self, layer: Any, bias: Tensor | None = None, softcap: float | None = None) -> list[Operation]:
+    def _logits(
+        self, layer: Any, bias: Tensor | None = None, softcap: float | None = None, scale: float = 1.0
+    ) -> list[Operation]:
         operation = self._product(layer, bias)
-        operation.cap = softcap or 0
+        operation.cap, operation.number = softcap or 0, scale
         return [operation]
 
     def _vector(self, weight: Tensor) -> Matrix:

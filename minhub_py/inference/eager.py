@@ -1,7 +1,7 @@
 """A reader that calls the model's own `forward`, on whatever device it is and whatever has become of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from torch import Tensor
 from minhub_py.inference.cache import Cache
 from minhub_py.inference.eval_mode import has_hooks, in_eval_mode
 from minhub_py.inference.untouched import is_of_this_package
+
+Result = TypeVar("Result")
 
 # Positions that `forward` reads at once: bounds its memory.
 CHUNK = 256
@@ -21,6 +23,9 @@ class Reader(Protocol):
 
     def new_cache(self, rows: int, size: int) -> Cache:
         """A cache for `read`, of at most `size` positions a row."""
+
+    def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
+        """Read the source of a row of the cache, for an encoder-decoder: it comes before its first `read`."""
 
     def read(
         self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
@@ -46,6 +51,12 @@ class EagerReader:
         """See `Reader`."""
         return self.model.new_cache(rows, size)
 
+    def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
+        """See `Reader`. A source is read by itself: no other changes its bits."""
+        idx = self._tensor([ids])
+        with cache.row(row) as one:
+            one.remember(self._in_eval_mode_do(lambda model: model.encode(idx)))
+
     def read(
         self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
     ) -> Tensor:
@@ -63,10 +74,13 @@ class EagerReader:
 
     def _call(self, rows: Sequence[Sequence[int]], cache: Cache, every: bool = False) -> Tensor:
         """Logits (B, T, V), or without `every` those of the last position, (B, 1, V)."""
-        idx = torch.tensor([list(ids) for ids in rows], device=next(self.model.parameters()).device)
-        return self._in_eval_mode_do(lambda model: model(idx, cache) if every else last(model, idx, cache))
+        idx = self._tensor(rows)
+        return self._in_eval_mode_do(lambda model: logits(model, idx, cache) if every else last(model, idx, cache))
 
-    def _in_eval_mode_do(self, work: Callable[[Any], Tensor]) -> Tensor:
+    def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([list(ids) for ids in rows], device=next(self.model.parameters()).device)
+
+    def _in_eval_mode_do(self, work: Callable[[Any], Result]) -> Result:
         """What `work` makes with the model in eval mode. It may be switched while a text comes."""
         if self._mode != self.model.training:
             self._mode, self._in_eval_mode = self.model.training, in_eval_mode(self.model)
@@ -75,8 +89,14 @@ class EagerReader:
             return work(model)
 
 
+def logits(model: Any, idx: Tensor, cache: Any) -> Tensor:
+    """What `forward` gives for ids that follow those of the cache."""
+    found: Tensor = model(None, idx, cache) if model.encoder_decoder else model(idx, cache)
+    return found
+
+
 def last(model: Any, idx: Tensor, cache: Any) -> Tensor:
     """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
     if not is_of_this_package(model) or has_hooks(model):
-        return model(idx, cache)[:, -1:]
+        return logits(model, idx, cache)[:, -1:]
     return model.logits(model.hidden(idx, cache)[:, -1:])

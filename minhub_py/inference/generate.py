@@ -29,6 +29,7 @@ def generate(
 ) -> list[list[int]]:
     """The new ids of each prompt, which may be of any lengths. Arguments and errors are those of `stream`.
 
+    An encoder-decoder, such as T5, answers the prompt: the new ids are a text of their own.
     seed: one for all rows (equal prompts then get equal ids), or a list with one for each.
     """
     model = model_of(model, "generate()")
@@ -78,23 +79,36 @@ def stream(
 
 
 def score(
-    model: Any, prompts: Sequence[Sequence[int]], *, progress: Callable[[int, int], object] | None = None
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    targets: Sequence[Sequence[int]] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> list[Tensor]:
     """For each prompt the log-probability (nats) of each id after the first, given those before it.
 
     A list of 1-D float32 tensors on the CPU, each one shorter than its prompt: `(-scores.mean()).exp()` is the
-    perplexity. `progress(done, total)` hears of ids. ValueError: an empty prompt, an id outside the vocabulary, or no
-    model of this package.
+    perplexity. `progress(done, total)` hears of ids.
+    targets: a text for each prompt; then the log-probability of each of its ids, given the prompt and the target's ids
+    before it. An encoder-decoder needs them, as it does not predict its prompts.
+    ValueError: an empty prompt or target, an id outside the vocabulary, or no model of this package; no target, or not
+    as many as prompts.
     """
     model = model_of(model, "score()")
     texts = check_prompts(model, prompts)
-    done, total = 0, sum(len(text) - 1 for text in texts)
-    batch = Batch(model, 1, max(map(len, texts), default=1))
+    if targets is not None:
+        pairs = list(zip(texts, check_targets(model, targets, len(texts)), strict=True))
+    elif model.encoder_decoder:
+        raise ValueError("this model predicts the answer to a prompt, not the prompt: score(…, targets=…) takes both")
+    else:
+        pairs = [(text[:1], text[1:]) for text in texts]
+    done, total = 0, sum(len(target) for _, target in pairs)
+    batch = Batch(model, 1, max((room(model, text, len(target)) for text, target in pairs), default=1))
     results = []
-    for text in texts:
+    for text, target in pairs:
         found = []
-        if len(text) > 1:
-            batch.admit(text[:1], 0, given=text[1:])
+        if target:
+            batch.admit(text, 0, given=target)
         while len(batch):
             events = batch.step()
             found += [event.logprob for event in events]
@@ -103,6 +117,22 @@ def score(
                 progress(done, total)
         results.append(torch.tensor(found))
     return results
+
+
+def room(model: Any, prompt: Sequence[int], new: int) -> int:
+    """The max_length of a batch for a prompt and so many new ids."""
+    return max(len(prompt), 1 + new) if model.encoder_decoder else len(prompt) + new
+
+
+def check_targets(model: Any, targets: Any, count: int) -> list[list[int]]:
+    """Targets of `count` prompts as lists of ints. ValueError: they are no such, or one is empty."""
+    try:
+        found = check_prompts(model, targets)
+    except ValueError as error:
+        raise ValueError(f"targets: {error}") from error
+    if len(found) != count:
+        raise ValueError(f"{len(found)} targets for {count} prompts: give one for each")
+    return found
 
 
 def check_prompts(model: Any, prompts: Any) -> list[list[int]]:
@@ -168,7 +198,7 @@ def start(
     def run() -> Iterator[tuple[int, int]]:
         if not texts or max_new_tokens == 0:
             return
-        batch = Batch(model, len(texts), max(map(len, texts)) + max_new_tokens)
+        batch = Batch(model, len(texts), max(room(model, text, max_new_tokens) for text in texts))
         places = {
             batch.admit(
                 text, max_new_tokens, sampling=sampling, generator=generator, stop=criteria, speculate=speculate

@@ -12,6 +12,7 @@ time and memory; native/decoder.c reads the codes.
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -169,12 +170,13 @@ def quantize(model: Any, kind: str) -> None:
 
 def layers_of(model: Any, kind: str) -> Iterator[tuple[nn.Module, str]]:
     """The layers to quantize by the model's steps, and how: those of the vocabulary always in int8."""
-    for operation, keywords in model.steps():
+    encoder = model.encoder_steps() if model.encoder_decoder else ()
+    for operation, keywords in chain(encoder, model.steps()):
         if operation == "embed":
             yield keywords["tokens"], "int8"
         elif operation == "logits" and keywords["layer"].weight is not None:
             yield keywords["layer"], "int8"
-        elif operation in ("linear", "add", "lstm"):
+        elif operation in ("linear", "add", "lstm", "remember"):
             for layer in keywords.get("layers") or [keywords["layer"]]:
                 yield layer, kind
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import Cache, Layout, Span
+from minhub_py.inference.cache import Cache, Layout, Memory, Span
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
@@ -42,6 +42,7 @@ class LanguageModel(nn.Module):
     """
 
     config: Any
+    encoder_decoder = False
 
     def body(self, idx: Tensor, span: Span) -> Tensor:
         """What the head makes logits of, (B, T, C), from ids (B, T); `span` knows their positions and the cache."""
@@ -108,3 +109,54 @@ class LanguageModel(nn.Module):
             low, high = torch.aminmax(idx)
             if low < 0 or high >= self.config.vocab_size:
                 raise ValueError(f"{title}: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
+
+
+class EncoderDecoder(LanguageModel):
+    """A language model of two parts: an encoder reads a source, and a decoder writes a text, attending to the source.
+
+    A family's file says what `encode` and `encoder_steps` are, beside what it says of the decoder as in any other
+    family: `body`, which finds the source by `span.source`, `logits`, `cache_layout` and `steps`.
+
+    Notation: B batch rows, E ids of the source, T positions of the decoder read in this call, V vocabulary.
+    """
+
+    encoder_decoder = True
+
+    def encode(self, idx: Tensor) -> Memory:
+        """The encoder: what each layer of cross attention attends to, from the source's ids (B, E), without padding."""
+        raise NotImplementedError
+
+    def encoder_steps(self) -> Iterator[Step]:
+        """The same as `encode`, as data; see `steps`."""
+        raise NotImplementedError
+
+    def forward(self, idx: Tensor | None, decoder_idx: Tensor, cache: Cache | None = None) -> Tensor:  # type: ignore[override]
+        """Logits (B, T, V) of the next id at each position of `decoder_idx` (B, T), given the sources `idx` (B, E).
+
+        A text that the decoder writes begins with the config's decoder_start_token_id; `decoder_inputs` puts it there.
+        With a cache the positions of `decoder_idx` follow those it holds, and it is updated in place. It keeps what the
+        encoder has made of the sources, too: `idx` is None in the calls after the first.
+        TypeError, ValueError: as in other models, for either of the two; no source.
+        """
+        memory = None
+        if idx is not None:
+            self.check(idx, None)
+            memory = self.encode(idx)
+            if cache is not None:
+                cache.remember(memory)
+        elif cache is None:
+            raise ValueError(f"{self.config.TITLE}: without a cache, give the ids of the source too")
+        return self.logits(self.hidden(decoder_idx, cache, memory))
+
+    def hidden(self, idx: Tensor, cache: Cache | None = None, memory: Memory | None = None) -> Tensor:
+        """The decoder's part of `forward`: (B, T, C), what the head makes logits of, from the decoder's ids."""
+        self.check(idx, cache)
+        span = Span(idx, cache, memory)
+        x = self.body(idx, span)
+        span.end()
+        return x
+
+    def decoder_inputs(self, targets: Tensor) -> Tensor:
+        """The ids (B, T) at whose positions the logits are those of `targets` (B, T): one later, after the start."""
+        starts = torch.full_like(targets[:, :1], self.config.decoder_start_token_id)
+        return torch.cat((starts, targets[:, :-1]), dim=1)

@@ -108,6 +108,7 @@ class Settings:
 
         ValueError: the family does not have a setting, or sizes do not fit together.
         """
+        self._check_trainable(entry.family)
         family, training = entry.family, entry.family.training
         common = training.names
         width = self.width or training.width
@@ -135,6 +136,13 @@ class Settings:
             raise ValueError(f"{setting('config')}: {unknown(others, known, f'those of {entry.name}')}")
         return entry.config(values | dict(self.config))
 
+    def _check_trainable(self, family: Family) -> None:
+        if not family.trainable:
+            raise ValueError(
+                f"{self.start or family.name}: there is no training for the family {family.name}, which learns from "
+                "pairs of texts; from Python, its gradients are PyTorch's own"
+            )
+
     def _check_dropout(self, family: Family) -> None:
         if self.dropout and not family.training.names.get("dropout"):
             raise ValueError(f"{setting('dropout')}: the family {family.name} has no dropout; leave it out")
@@ -144,6 +152,7 @@ class Settings:
 
         ValueError: a setting would change the model.
         """
+        self._check_trainable(family)
         for name in ("layers", "width", "heads"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{setting(name)}: {self.start} has its own sizes; leave it out")

@@ -146,6 +146,11 @@ def forward(caller: Caller, model: Model, ids: Any, first: int, as_torch: bool) 
     """Logits (B, T, V), as an R array or as the parts of an R torch tensor."""
     import torch
 
+    if model.module.encoder_decoder:
+        raise ValueError(
+            "this model has an encoder and a decoder, and logits for a prompt and its answer: use generate(), "
+            "next_tokens(), or score() with targets"
+        )
     rows = id_rows(ids, model.module.config.vocab_size, first)
     lengths = {len(row) for row in rows}
     if not rows or 0 in lengths:

@@ -40,7 +40,7 @@ def generate(
     written = None
     if texts and stream:
         pieces = []
-        for piece in until(decode_stream(tok, ids(), rows[0]), stops):
+        for piece in until(decode_stream(tok, ids(), _before(model, rows[0])), stops):
             pieces.append(piece)
             caller.emit(piece)
         written = ["".join(pieces)]
@@ -49,7 +49,7 @@ def generate(
             pass
         if texts:
             both = zip(rows, new, strict=True)
-            written = ["".join(until(decode_stream(tok, ids, prompt), stops)) for prompt, ids in both]
+            written = ["".join(until(decode_stream(tok, ids, _before(model, prompt)), stops)) for prompt, ids in both]
     return {
         "texts": None if written is None else character(written),
         "ids": [np.array(ids, np.int32) for ids in new],
@@ -72,7 +72,10 @@ def next_tokens(caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer
         for ids in _prompt_rows(model, tok, prompts):
             caller.check()
             begin = context_start(len(ids), model.module.config.context_length)
-            logits = module(torch.tensor([ids[begin:]], device=device))[0, -1]
+            given = [torch.tensor([ids[begin:]], device=device)]
+            if module.encoder_decoder:
+                given.append(torch.tensor([[module.config.decoder_start_token_id]], device=device))
+            logits = module(*given)[0, -1]
             check_finite(logits.amax())
             likely.append(torch.log_softmax(logits.float(), dim=-1).topk(min(n, logits.numel())))
     ids_found = torch.cat([best.indices for best in likely])
@@ -86,15 +89,21 @@ def next_tokens(caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer
     })  # fmt: skip
 
 
-def score(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Frame:
-    """The log-probability of each token after a text's first."""
-    tok = _tokenizer(model, tokenizer, needed=_is_text(texts))
-    rows = _rows(model, tok, texts)
-    scores = _scores(caller, model, rows)
-    ids = [id for row in rows for id in row[1:]]
+def score(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None, targets: Any = None) -> Frame:
+    """The log-probability of each token after a text's first, or of each of its target, given the text."""
+    from minhub_py.inference.generate import score as evaluate
+
+    tok = _tokenizer(model, tokenizer, needed=_is_text(texts) or _is_text(targets))
+    rows, first = _rows(model, tok, texts), 1
+    if targets is None:
+        scores = _scores(caller, model, rows)
+    else:
+        prompts, rows, first = _prompt_rows(model, tok, texts), _rows(model, tok, targets), 0
+        scores = evaluate(model.module, prompts, targets=rows, progress=caller.progress)
+    ids = [id for row in rows for id in row[first:]]
     return Frame({
-        "text": np.array([number for number, row in enumerate(rows, 1) for _ in row[1:]], np.int32),
-        "position": np.array([place for row in rows for place in range(2, len(row) + 1)], np.int32),
+        "text": np.array([number for number, row in enumerate(rows, 1) for _ in row[first:]], np.int32),
+        "position": np.array([place for row in rows for place in range(1 + first, len(row) + 1)], np.int32),
         "token": _token_texts(tok, ids),
         "id": np.array(ids, np.int32),
         "logprob": np.concatenate([as_array(values) for values in scores]) if scores else np.empty(0),
@@ -153,6 +162,11 @@ def _prompt_rows(model: Model, tokenizer: Any, prompts: Any) -> list[list[int]]:
         if not row:
             raise ValueError(f"prompt {number} has no token that the model knows: give it some text")
     return rows
+
+
+def _before(model: Model, prompt: list[int]) -> list[int]:
+    """The ids before the first new one in its text; the text that an encoder-decoder writes begins with none."""
+    return [] if model.module.encoder_decoder else prompt
 
 
 def _token_texts(tokenizer: Any, ids: list[int]) -> Any:

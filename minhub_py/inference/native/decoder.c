@@ -32,10 +32,11 @@
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4 };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP, COPY, ROUTE, EXPERTS, COMBINE,
-       PLACE, DELTA_RULE };
+       PLACE, DELTA_RULE, CROSS_ATTEND, REMEMBER };
 enum { WHOLE = 1, INTERLEAVED = 2 }; /* bits of `more` of ROTATE */
 enum { KEPT = 1, STREAM = 2 };       /* of NORM */
 #define GROUP 32 /* NF4 weights that share a scale */
+#define MOST_TOKENS 64 /* of a product; a source may have more */
 #define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
 #define MOST_CHOICES 1024 /* experts of all tokens of a call */
 #define AHEAD 8192 /* bytes that weights are asked for in advance; measured (NOTES.md) */
@@ -56,16 +57,18 @@ typedef struct {
     int32_t gate;         /* ATTEND, ROTATE: numbers of the gate that follows each head of q */
     int64_t window;       /* positions that ATTEND looks back on, itself included; 0: all */
     float number;         /* norms, also those of other operations: epsilon; a factor: EMBED: of ids, ATTEND: of scores,
-                             EXPERTS: of the gate */
+                             EXPERTS: of the gate, LOGITS: of its input */
     float cap;            /* ATTEND, LOGITS: soft cap of the scores, of the result; 0: none; EXPERTS: the limit */
     int32_t more;         /* LINEAR: the next one's output stands beside this one's; NORM, RMS_NORM: bits, KEPT for the
                              norm of what KEEP kept, STREAM if x is replaced, too (NORM only); ROTATE: bits, WHOLE if the
-                             norms are of all heads at once, INTERLEAVED */
-    int32_t rotated;      /* ROTATE: numbers of a head that turn, the first ones */
+                             norms are of all heads at once, INTERLEAVED; ATTEND: both ways, to the whole source */
+    int32_t rotated;      /* ROTATE: numbers of a head that turn, the first ones; ATTEND: the reach R of `second` */
     matrix weight, second; /* EMBED: ids, positions; PLACE: positions; RECUR: weight_ih, weight_hh; ROTATE: norms of q's
                               and k's heads; ADD: the layer, the norm of its result; EXPERTS, COMBINE: the first expert's
                               weight, which the others' follow, and the biases (experts, outputs); DELTA_RULE: the
-                              convolution, (taps, channels), and the norm of a head's output */
+                              convolution, (taps, channels), and the norm of a head's output; REMEMBER: of keys, of
+                              values; ATTEND: the second: by head what scores get, for each distance from -R to R, or
+                              NULL */
     const float *bias;    /* NORM, LINEAR, ADD, RECUR, LOGITS, ROUTE; ROTATE: by position cos and sin for q, then for k;
                              ATTEND: a sink for each head, or NULL; DELTA_RULE: of each head the factor of its decay,
                              then of each what softplus has added */
@@ -74,6 +77,7 @@ typedef struct {
 typedef struct {
     int64_t tokens;
     const int64_t *ids, *rows, *positions; /* of each token: its id, its row of the cache, its position there */
+    const int64_t *sources; /* of each token: the length of its row's source, where there is one */
     void *const *keys;    /* by layer: (B, H, size, D); the LSTM's h, (B, H); the window of DELTA_RULE, float32 */
     void *const *values;  /* by layer: likewise; the LSTM's c; the state of DELTA_RULE, (B, H, K, V) in float32 */
     const int64_t *sizes; /* by layer: positions that the buffers hold; position p is in slot p % size */
@@ -87,12 +91,17 @@ typedef struct {
     int64_t scratch_width;
 } call;
 
+typedef struct { /* what scores get: centre[d] that of a key at distance d from `query`, d from -reach to reach */
+    const float *centre;
+    int64_t reach, query;
+} distances;
+
 typedef struct {
     void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t);
     void (*finish)(float *, const float *, int64_t, int);
     void (*row)(const matrix *, int64_t, float *);
     void (*attend)(const void *, const void *, int, int64_t, int64_t, int64_t, const float *, int64_t, float, float,
-                   const float *, float *, float *);
+                   const float *, const distances *, float *, float *);
     void (*recur)(float *, float *, float *, int64_t);
     void (*norm)(const float *, const float *, const float *, float, int64_t, float *);
     void (*rms_norm)(const float *, const float *, float, int64_t, float *);
@@ -221,7 +230,7 @@ API const char *choose(const char *name) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 8 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 8: the count of changes of meaning */
+    return 9 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 9: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -432,6 +441,11 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
 /* A layer's outputs, as many chunks for each thread; small ones, so that none waits long for the last. */
 static void linear(const operation *op, const call *c, float *in, float *out, int64_t tokens, int alone) {
     const matrix *w = &op->weight;
+    for (; tokens > MOST_TOKENS; tokens -= MOST_TOKENS) { /* of a source, which is read as a whole */
+        linear(op, c, in, out, MOST_TOKENS, alone);
+        in += MOST_TOKENS * c->width;
+        out += MOST_TOKENS * c->width;
+    }
     if (w->dtype == NF4 && w->columns % 128) /* its blocks are whole: no infinity of an earlier product times nothing */
         for (int64_t m = 0; m < tokens; m++)
             memset(in + m * c->width + w->columns, 0, (128 - w->columns % 128) * sizeof(float));
@@ -461,29 +475,49 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const call *c = t->c;
     const int64_t H = t->op->heads, G = t->op->groups, D = t->op->size, m = chunk / H, head = chunk % H;
-    const int64_t size = c->sizes[t->op->layer], known = c->positions[m] + 1;
+    const int64_t size = c->sizes[t->op->layer], R = t->op->rotated;
+    const int64_t known = t->op->kind == CROSS_ATTEND || t->op->more ? c->sources[m] : c->positions[m] + 1;
+    const float *table = t->op->second.data;
+    const distances bias = {table ? table + head * (2 * R + 1) + R : NULL, R, c->positions[m]};
     const int64_t count = t->op->window && t->op->window < known ? t->op->window : known;
     const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
     const float *q = t->in + m * c->width + head * (D + t->op->gate);
     float *out = t->out + m * c->width + head * D;
     chosen->attend((const char *)c->keys[t->op->layer] + at, (const char *)c->values[t->op->layer] + at, c->cache_dtype,
                    known - count, count, size, q, D, t->op->number, t->op->cap,
-                   t->op->bias ? t->op->bias + head : NULL, scratch(c, thread), out);
+                   t->op->bias ? t->op->bias + head : NULL, bias.centre ? &bias : NULL, scratch(c, thread), out);
     if (t->op->gate) chosen->gate(q + D, out, out, D, SIGMOID);
 }
 
-/* in: q, k and v side by side. The new keys and values are all stored first: a later token sees the earlier ones. */
-static void attend(const operation *op, const call *c, float *in, float *out, int alone) {
-    const int64_t H = op->heads, G = op->groups, D = op->size, size = c->sizes[op->layer];
+/* Keeps the tokens' heads, (tokens, G * D), as keys or values at their places. */
+static void keep_heads(const operation *op, const call *c, void *to, const float *in) {
+    const int64_t G = op->groups, D = op->size, size = c->sizes[op->layer];
     for (int64_t m = 0; m < c->tokens; m++)
-        for (int64_t head = 0; head < G; head++) {
-            const int64_t at = ((c->rows[m] * G + head) * size + c->positions[m] % size) * D;
-            const float *k = in + m * c->width + H * (D + op->gate) + head * D;
-            store(c->keys[op->layer], at, k, D, c->cache_dtype);
-            store(c->values[op->layer], at, k + G * D, D, c->cache_dtype);
-        }
+        for (int64_t head = 0; head < G; head++)
+            store(to, ((c->rows[m] * G + head) * size + c->positions[m] % size) * D, in + m * c->width + head * D, D,
+                  c->cache_dtype);
+}
+
+/* in: q, k and v side by side, or q alone if the source's keys and values are there already. New ones are all stored
+ * first: a later token sees the earlier ones. */
+static void attend(const operation *op, const call *c, float *in, float *out, int alone) {
+    const int64_t H = op->heads, G = op->groups, D = op->size, queries = H * (D + op->gate);
+    if (op->kind == ATTEND) {
+        keep_heads(op, c, c->keys[op->layer], in + queries);
+        keep_heads(op, c, c->values[op->layer], in + queries + G * D);
+    }
     task t = {.op = op, .c = c, .in = in, .out = out};
     parallel(c->tokens * H, attend_chunk, &t, alone);
+}
+
+/* Makes and keeps the source's keys and values for a layer of cross attention; `in` stays. */
+static void remember(const operation *op, const call *c, float *in, float *out, int alone) {
+    operation part = {.kind = LINEAR, .weight = op->weight};
+    linear(&part, c, in, out, c->tokens, alone);
+    keep_heads(op, c, c->keys[op->layer], out);
+    part.weight = op->second;
+    linear(&part, c, in, out, c->tokens, alone);
+    keep_heads(op, c, c->values[op->layer], out);
 }
 
 /* An LSTM layer. Tokens of one row come one after another, as each needs the state that the one before it leaves; so
@@ -737,6 +771,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             else linear(op, c, in, x, c->tokens, alone);
             break;
         case ATTEND:
+        case CROSS_ATTEND:
             attend(op, c, in, out, alone);
             swap = in, in = out, out = swap;
             break;
@@ -770,6 +805,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             swap = in, in = out, out = swap;
             break;
         }
+        case REMEMBER: remember(op, c, in, out, alone); break;
         case RECUR:
             recur(op, c, in, x, out, alone);
             swap = in, in = x, x = swap;
@@ -777,6 +813,9 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case LOGITS:
             for (int64_t i = 0; i < c->wanted_count; i++)
                 if (c->wanted[i] != i) memcpy(in + i * width, in + c->wanted[i] * width, width * sizeof(float));
+            if (op->number != 1)
+                for (int64_t i = 0; i < c->wanted_count; i++)
+                    for (int64_t k = 0; k < op->weight.columns; k++) in[i * width + k] *= op->number;
             if (c->wanted_count) linear(op, c, in, c->logits, c->wanted_count, alone);
             break;
         }

@@ -384,8 +384,8 @@ static void NAME(cap)(float *v, int64_t count, float cap) {
 /* --- attention --- */
 
 INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64_t first, int64_t count, int64_t size,
-                               const float *q, int64_t D, float scale, float cap, const float *sink, float *scores,
-                               float *out, int dtype) {
+                               const float *q, int64_t D, float scale, float cap, const float *sink,
+                               const distances *bias, float *scores, float *out, int dtype) {
     const int width = dtype == FLOAT32 ? 4 : 2;
     const int64_t whole = D / LANES * LANES;
     const int64_t start = first % size; /* the slots go around, one after another: no division for each */
@@ -402,6 +402,14 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
     if (cap) {
         NAME(cap)(scores, count, cap);
         largest = NAME(capped)(NAME(all)(largest), cap)[0]; /* the order stays */
+    }
+    if (bias) {
+        largest = -INFINITY;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t distance = first + i - bias->query, reach = bias->reach;
+            scores[i] += bias->centre[distance < -reach ? -reach : distance > reach ? reach : distance];
+            largest = largest > scores[i] ? largest : scores[i];
+        }
     }
     if (sink && *sink > largest) largest = *sink;
     for (int64_t i = count; i % LANES; i++) scores[i] = -INFINITY;
@@ -436,18 +444,18 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
 
 /* out (D,) = softmax(q . keys * scale) . values over the `count` positions from `first` on; position p is in slot
  * p % size of keys and values (size, D). cap: of the scores; 0: none. sink: one more score, without a value, or NULL.
- * scores: room for count + LANES. */
+ * bias: what the scores get by distance, or NULL. scores: room for count + LANES. */
 static void NAME(attend)(const void *keys, const void *values, int dtype, int64_t first, int64_t count, int64_t size,
-                         const float *q, int64_t D, float scale, float cap, const float *sink, float *scores,
-                         float *out) {
+                         const float *q, int64_t D, float scale, float cap, const float *sink,
+                         const distances *bias, float *scores, float *out) {
     switch (dtype) { /* each case its own code */
     case FLOAT32:
-        NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, scores, out, FLOAT32);
+        NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, bias, scores, out, FLOAT32);
         break;
     case BFLOAT16:
-        NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, scores, out, BFLOAT16);
+        NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, bias, scores, out, BFLOAT16);
         break;
-    default: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, scores, out, FLOAT16);
+    default: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, bias, scores, out, FLOAT16);
     }
 }
 

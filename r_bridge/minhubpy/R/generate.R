@@ -1,6 +1,7 @@
 #' Generate text
 #'
-#' Continues one or more prompts. Esc or Ctrl-C stops it; the session and
+#' Continues one or more prompts, or, with an encoder-decoder such as T5,
+#' answers them. Esc or Ctrl-C stops it; the session and
 #' the model stay as they are. Characters for which the tokenizer has no token,
 #' as one of characters may, are left out, with a warning.
 #'
@@ -50,7 +51,8 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
   if (is.function(stream) && !one_text) fail("stream can be a function for one prompt of text only")
   if (identical(stream, "auto")) stream <- interactive() && one_text && was_typed(sys.call(), sys.nframe())
   streaming <- (is.function(stream) || flag(stream)) && one_text
-  echo <- once(function() cat(printable(prompts))) # only when the first text is there
+  answers <- isTRUE(model$config$is_encoder_decoder) # rather than to go on from the prompt
+  echo <- once(function() if (!answers) cat(printable(prompts))) # only when the first text is there
   show <- if (is.function(stream)) stream else function(piece) {
     echo()
     cat(printable(piece))
@@ -193,14 +195,18 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #' Score texts
 #'
 #' `score()` gives the log-probability of every token after a text's first,
-#' given those before it. `perplexity()` is `exp(-mean(logprob))` of each text.
+#' given those before it; with `targets`, that of every token of the targets,
+#' each given its text before it. `perplexity()` is `exp(-mean(logprob))` of each text.
 #' A text longer than the model's context is read in overlapping windows.
 #'
 #' @inheritParams generate
 #' @param texts A character vector; or ids, as for [generate()]. A text that is
 #'   `NA` has no tokens, as `""` has none.
+#' @param targets A text for each of `texts`, of the same kind, to score in
+#'   their place. An encoder-decoder such as T5 needs them, as it predicts the
+#'   answer to a text and not the text.
 #' @returns `score()`: a data frame with a row for each token after the first
-#'   of its text, and the columns `text` (which one: a number from 1, or a
+#'   of its text, or for each of its target, and the columns `text` (which one: a number from 1, or a
 #'   factor of the names of `texts`), `position` (of the token in its text, from
 #'   1), `token`, `id` (0-based) and `logprob` (nats). It has `plot()` and
 #'   `summary()` methods. `perplexity()`: a number for each text, `NA` for a text
@@ -214,14 +220,18 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #' perplexity(model, c(verse = "To be, or not to be", noise = "xq zzk vv"))
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
-score <- function(model, texts, tokenizer = NULL) {
+score <- function(model, texts, tokenizer = NULL, targets = NULL) {
   model <- check_model(model)
   labels <- labels_of(texts)
   texts <- texts_or_ids(na_as_empty(texts), "texts")
-  found <- ask("score", model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), news = show_progress())
+  if (!is.null(targets)) targets <- texts_or_ids(targets, "targets")
+  found <- ask(
+    "score",
+    model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), targets = targets, news = show_progress()
+  )
   found$text <- text_of_row(found$text, labels)
   # For the plot, which shows a whole text: the rows lack its first token.
-  structure(found, class = c("minhub_score", "data.frame"), texts = if (is.character(texts)) texts)
+  structure(found, class = c("minhub_score", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
 }
 
 #' @rdname score

@@ -122,6 +122,10 @@ olmo2_from_pretrained <- pretrained_of("olmo2")
 #' @export
 qwen35_from_pretrained <- pretrained_of("qwen35")
 
+#' @rdname from_pretrained
+#' @export
+t5_from_pretrained <- pretrained_of("t5")
+
 load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
@@ -258,6 +262,10 @@ qwen35 <- fresh_of("qwen35")
 
 #' @rdname gpt2
 #' @export
+t5 <- fresh_of("t5")
+
+#' @rdname gpt2
+#' @export
 gpt2_from_config <- configured_of("gpt2")
 
 #' @rdname gpt2
@@ -335,6 +343,10 @@ olmo2_from_config <- configured_of("olmo2")
 #' @rdname gpt2
 #' @export
 qwen35_from_config <- configured_of("qwen35")
+
+#' @rdname gpt2
+#' @export
+t5_from_config <- configured_of("t5")
 
 new_fresh <- function(family, config, seed) {
   config <- plain_config(config, paste0(family, "(vocab_size = 65)"))
