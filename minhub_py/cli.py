@@ -51,8 +51,8 @@ TRAINABLE = [name for name, entry in ENTRIES.items() if entry.family.trainable]
 def main() -> None:
     """Download, check, convert, run and train language models from the Hugging Face Hub.
 
-    MODEL is a repository on the Hub (gpt2, EleutherAI/gpt-neo-125m), a local folder, or a built-in model such as
-    minhub/shakespeare-gpt2, which needs no network:
+    MODEL is a repository on the Hub (gpt2, EleutherAI/gpt-neo-125m), a local folder, a GGUF file (model.gguf, or
+    owner/name:model.gguf on the Hub), or a built-in model such as minhub/shakespeare-gpt2, which needs no network:
 
       minhub generate minhub/shakespeare-gpt2 "ROMEO:"
 
@@ -80,8 +80,8 @@ dtype_option = click.option(
 
 quantize_option = click.option(
     "--quantize",
-    type=click.Choice(["int8", "nf4"]),
-    help="Store weights in 8 or 4 bits: faster on a CPU, slightly less accurate.",
+    type=click.Choice(["auto", "int8", "nf4"]),
+    help="Store weights in 8 or 4 bits: faster on a CPU, slightly less accurate. auto: like a GGUF file's.",
 )
 
 
@@ -389,7 +389,7 @@ def _open(model: str, revision: str, device: str, dtype: str, quantize: str | No
     from minhub_py.pretrained import load, open_checkpoint
 
     found: list[Any] = []  # before the weights are downloaded
-    checkpoint = open_checkpoint(model, revision, check=lambda files: found.append(read_tokenizer(files.folder)))
+    checkpoint = open_checkpoint(model, revision, check=lambda files: found.append(read_tokenizer(files.path)))
     return load(checkpoint, device=device, dtype=dtype, quantize=quantize), found[0]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import weights_map
 from minhub_py.files.hub import COMPANIONS
 from minhub_py.files.storage import Checkpoint, Layout, write_checkpoint
-from minhub_py.files.tokenizer import read_tokenizer
+from minhub_py.files.tokenizer import read_tokenizer, tokenizer_files
 from minhub_py.pretrained import fit, load, with_values
 from minhub_py.torchscript import save_torchscript
 
@@ -52,7 +52,7 @@ def convert(
     """
     if to == "torchscript":
         model = load(checkpoint, device="cpu", dtype=dtype or "auto")
-        save_torchscript(model, out, companions_of(checkpoint.folder))
+        save_torchscript(model, out, companions_of(checkpoint.path))
         return
     family, model, meta = fit(checkpoint)  # every check comes before the first byte is written
     tensors = with_values(meta, OneByOne(checkpoint))
@@ -71,7 +71,7 @@ def convert(
         out,
         tensors,
         settings,
-        companions=companions_of(checkpoint.folder),
+        companions=companions_of(checkpoint.path),
         meta=meta,
         dtype=dtype,
         max_shard_size=max_shard_size,
@@ -81,7 +81,12 @@ def convert(
 
 
 def companions_of(folder: Path) -> dict[str, bytes]:
-    """The tokenizer's files, chat template and generation_config.json; a list of characters becomes tokenizer.json."""
+    """The tokenizer's files, chat template and generation_config.json; a list of characters becomes tokenizer.json.
+
+    So does the tokenizer of a GGUF file, which `folder` may be.
+    """
+    if folder.is_file():
+        return tokenizer_files(read_tokenizer(folder))
     names = [name for name in COMPANIONS if (folder / name).exists()]
     files = {name: (folder / name).read_bytes() for name in names}
     if "vocab.json" in files and "merges.txt" not in files and "tokenizer.json" not in files:

@@ -9,6 +9,7 @@ import torch
 
 import weights_map
 from minhub_py.files import hub
+from minhub_py.files.gguf import checkpoint_at
 from minhub_py.files.storage import Checkpoint, Layout
 from minhub_py.files.tokenizer import read_tokenizer, tokenizer_file
 from minhub_py.inference.quantize import count
@@ -28,15 +29,17 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         with suppress(FileNotFoundError):  # not in the cache: the config will do
             folder = hub.cached(identifier, revision)
     if folder is not None:
-        checkpoint = Checkpoint(folder)
+        checkpoint = checkpoint_at(folder)
         family, config = describe(checkpoint)
         model, tensors, layout = skeleton(family, config), checkpoint.meta, checkpoint.layout
+        stored = {name: checkpoint.stored_as(name) for name in tensors}
         source = {"kind": "files", "folder": str(folder), "layout": layout}
     else:
         family, config, read_from = read_config(identifier, revision)
         source = {"kind": "preset" if read_from is None else "config"}
         model, layout = skeleton(family, config), "hub"
         tensors = dict(weights_map.to_hub(family.model_type, model.state_dict(), config))
+        stored = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     return {
         "model": identifier,
         "source": source,
@@ -47,7 +50,7 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         "config": asdict(config),
         "tensors": [
             {"hub": hub_name, "native": native, "operation": operation, "shape": list(tensors[name].shape),
-             "dtype": str(tensors[name].dtype).removeprefix("torch.")}
+             "dtype": stored[name]}
             for name, hub_name, native, operation in _operations(family, config, list(tensors), layout)
         ],
     }  # fmt: skip
@@ -89,12 +92,13 @@ def verify(
     if folder is None:
         folder = hub.cached(identifier, revision)
         try:
-            plan = hub.plan_download(identifier, folder.name)  # the commit that is here, wherever the branch is now
+            # The commit that is here, wherever the branch is now.
+            plan = hub.plan_download(identifier, hub.commit_of(folder) or revision)
         except ConnectionError:
             plan = None
         problems += hub.file_problems(folder, plan)
         checked.append("files, against the Hub's hashes" if plan else "files, against the cache's hashes (offline)")
-    checkpoint = Checkpoint(folder)
+    checkpoint = checkpoint_at(folder)
     checks = {
         "tensors": _check_tensors,
         "values": _check_values,
@@ -160,7 +164,7 @@ def _check_ties(checkpoint: Checkpoint, progress: Progress) -> list[str]:
 
 
 def _check_tokenizer(checkpoint: Checkpoint, progress: Progress) -> list[str]:
-    if tokenizer_file(checkpoint.folder) is None:
+    if tokenizer_file(checkpoint.path) is None:
         return []  # weights may come alone
-    size, room = read_tokenizer(checkpoint.folder).get_vocab_size(), describe(checkpoint)[1].vocab_size
+    size, room = read_tokenizer(checkpoint.path).get_vocab_size(), describe(checkpoint)[1].vocab_size
     return [f"the tokenizer has {size} ids, the model only {room}"] if size > room else []

@@ -17,6 +17,7 @@ from minhub_py.arguments import check_tokenizer, model_of
 from minhub_py.config import build, changed, read
 from minhub_py.device import choose_device, choose_dtype
 from minhub_py.files import hub
+from minhub_py.files.gguf import checkpoint_at
 from minhub_py.files.storage import Checkpoint, write_checkpoint
 from minhub_py.inference.quantize import check_kind, refuse_quantized
 from minhub_py.inference.quantize import quantize as quantize_layers
@@ -37,10 +38,12 @@ def from_pretrained(
 ) -> Any:
     """The pretrained model of whatever family config.json's model_type names, in eval mode.
 
-    identifier: a Hub repository id, a local folder in Hub layout, or a built-in such as minhub/shakespeare-gpt2.
+    identifier: a Hub repository id, a local folder in Hub layout, a built-in such as minhub/shakespeare-gpt2, or a GGUF
+    file, local or of a repository ("owner/name:file.gguf").
     revision: a branch, tag or commit of the repository.    device, dtype: see `devices()`; "auto" decides.
     quantize: "int8" or "nf4" (4 bits) makes the weights smaller, text on a CPU faster (by the native decoder; elsewhere
-    slower), and changes results a little; such a model is for inference, and is not saved.
+    slower), and changes results a little; such a model is for inference, and is not saved. "auto" does so with a GGUF
+    file of quantized weights, in about as many bits; without it they become float32, or `dtype`.
     local_files_only: open no connection; so does the environment variable HF_HUB_OFFLINE=1.
 
     FileNotFoundError: no such repository, revision, folder or file.    PermissionError: a gated repository.
@@ -61,7 +64,7 @@ def _from_pretrained(
     entry: Entry | None = None,
 ) -> Any:
     """`from_pretrained`, for the model types of one `entry` if it is given."""
-    check_kind(quantize)
+    check_kind(quantize, "auto")
     checkpoint = open_checkpoint(identifier, revision, entry=entry, **access)
     return load(checkpoint, device=device, dtype=dtype, quantize=quantize)
 
@@ -77,14 +80,15 @@ def open_checkpoint(
 ) -> Checkpoint:
     """The files of a model, all of one commit: the Hub is asked once what `revision` is.
 
-    The tokenizer that belongs to it is that of its folder, `read_tokenizer(checkpoint.folder)`. Before any weights are
-    downloaded, config.json must be of a family with code, and of `entry` if it is given; and `check` may raise.
+    The tokenizer that belongs to it is `read_tokenizer(checkpoint.path)`. Before any weights are downloaded (but for a
+    GGUF file, which is one), config.json must be of a family with code, and of `entry` if it is given; and `check` may
+    raise.
     Errors are those of from_pretrained(), and those of check_family().
     """
     opened: list[Checkpoint] = []
 
-    def look(folder: Path) -> None:
-        checkpoint = Checkpoint(folder)
+    def look(path: Path) -> None:
+        checkpoint = checkpoint_at(path)
         check_family(describe(checkpoint)[1], entry, identifier)
         if check is not None:
             check(checkpoint)
@@ -102,9 +106,10 @@ def read_config(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> tuple[Family, Any, Path | None]:
-    """The family and the config of a model, and the folder that they were read from; no weights are fetched.
+    """The family and the config of a model, and the folder or GGUF file that they were read from.
 
-    A published size, such as gpt2-xl, is known without the network: no folder then, unless it is in the cache.
+    No weights are fetched, but for those in a GGUF file. A published size, such as gpt2-xl, is known without the
+    network: no folder then, unless it is in the cache.
     Errors are those of from_pretrained(), and those of check_family().
     """
     folder = hub.locate(identifier, revision)
@@ -116,7 +121,7 @@ def read_config(
             return *known, None
     if folder is None:
         folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, weights=False)
-    family, config = describe(Checkpoint(folder))
+    family, config = describe(checkpoint_at(folder))
     check_family(config, entry, identifier)
     return family, config, folder
 
@@ -139,20 +144,31 @@ def load(
 
     ValueError: an unknown device, dtype or quantization.
     """
-    check_kind(quantize)
+    check_kind(quantize, "auto")
+    kind = checkpoint.quantization if quantize == "auto" else quantize
     _, model, meta = fit(checkpoint)
     probe = choose_device(device)
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
     native = with_values(meta, checkpoint)
-    # Weights that will be quantized are not rounded to another dtype first, and whole numbers are no weights to round.
-    kept = {
-        name: meta[name].dtype if quantize or not meta[name].is_floating_point() else target
-        for name in model.state_dict()
-    }
-    weights = {name: place(native[name], torch.device(probe.name), own) for name, own in kept.items()}
-    model.load_state_dict(weights, assign=True)
-    if quantize:
-        quantize_layers(model, quantize)
+    paths = {module: path for path, module in model.named_modules()}
+
+    def fill(module: nn.Module) -> None:
+        """Put weights where a module, or one within it, has none yet."""
+        prefix = f"{paths[module]}." if paths[module] else ""
+        names = [name for name, tensor in module.state_dict().items() if tensor.is_meta]
+        # Weights that will be quantized are not rounded to another dtype first, and whole numbers are none to round.
+        dtypes = [meta[prefix + name].dtype for name in names]
+        kept = [own if kind or not own.is_floating_point else target for own in dtypes]
+        weights = {
+            name: place(native[prefix + name], torch.device(probe.name), own)
+            for name, own in zip(names, kept, strict=True)
+        }
+        module.load_state_dict(weights, strict=False, assign=True)
+
+    if kind:
+        quantize_layers(model, kind, fill)
+    fill(model)
+    if kind:
         model.to(target)
     return model.eval()
 
@@ -228,7 +244,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Family, Any]:
                 shapes = {name: tuple(tensor.shape) for name, tensor in native.items()}
                 return family, build(family.Config, family.Config.from_shapes(shapes))
     raise FileNotFoundError(
-        f"{checkpoint.folder} has no config.json, and its tensors do not tell the sizes by themselves"
+        f"{checkpoint.path} has no config.json, and its tensors do not tell the sizes by themselves"
     )
 
 
@@ -250,7 +266,7 @@ def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:
     try:
         return changed(config, settings) if settings else config
     except ValueError as error:
-        raise ValueError(f"{checkpoint.folder / 'generation_config.json'}: {error}") from error
+        raise ValueError(f"{checkpoint.path / 'generation_config.json'}: {error}") from error
 
 
 def save_pretrained(
@@ -322,7 +338,7 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
 
     Arguments and errors are those of {entry.name}_from_pretrained().
     """
-    pretrained.__doc__ = f"""The pretrained {kind} of a Hub repository, a local folder or a built-in, in eval mode.
+    pretrained.__doc__ = f"""The pretrained {kind} of a repository, a folder, a built-in or a GGUF file, in eval mode.
 
     Arguments and errors are those of from_pretrained(); ValueError also for a model of another family, with the call
     that is right for it.

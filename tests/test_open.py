@@ -157,10 +157,10 @@ def test_the_chat_template_comes_along(hub: HubServer, tmp_path: Path) -> None:
         (source / name).write_bytes(content)
     hub.add(REPO, {**files_of(source), "tokenizer.model": "not needed", "tekken.json": "{}"})
     fetched = open_checkpoint(REPO)
-    assert files_of(fetched.folder) == files_of(source)
+    assert files_of(fetched.path) == files_of(source)
 
     convert(fetched, tmp_path / "converted")
-    read = read_tokenizer(fetched.folder)
+    read = read_tokenizer(fetched.path)
     save_pretrained(from_pretrained(REPO), tmp_path / "saved", read)
     (tmp_path / "text.txt").write_text(TEXT)
     run = train(tmp_path / "text.txt", tmp_path / "run", start=REPO, listener=Notes(), context=16, batch=2, steps=1,

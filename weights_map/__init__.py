@@ -8,10 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from weights_map.engine import Mapped, Table
+from weights_map.gguf import Form
 
 # Every module here with a table is one family's, so that a new family is a new file and nothing more.
 _modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 tables: dict[str, Table] = {module.table.model_type: module.table for module in _modules if hasattr(module, "table")}
+# By the name of the architecture in GGUF files.
+gguf_forms: dict[str, Form] = {form.architecture: form for module in _modules for form in getattr(module, "gguf", ())}
 
 
 def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
@@ -29,4 +32,4 @@ def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -
     return Mapped(tables[model_type], tensors, "native", config)
 
 
-__all__ = ["tables", "to_hub", "to_native"]
+__all__ = ["gguf_forms", "tables", "to_hub", "to_native"]

@@ -280,6 +280,10 @@ class Mapped(Mapping[str, Tensor]):
         other._tensors = tensors
         return other
 
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The names, in the source, of what a tensor is made of."""
+        return self._step[name].sources
+
     def __getitem__(self, name: str) -> Tensor:
         step = self._step[name]
         if self._last is not None and self._last[0] is step:

@@ -1,6 +1,7 @@
 """Weights table of GPT-2. OpenAI's Conv1D stores weights as (in, out), nn.Linear as (out, in)."""
 
 from weights_map.engine import Row, Table, drop, same, tie, transpose
+from weights_map.gguf import Form
 
 table = Table(
     model_type="gpt2",
@@ -27,4 +28,38 @@ table = Table(
         Row("transformer.h.{}.attn.masked_bias", (), drop),
     ),
     spellings=(("", "transformer."),),  # OpenAI's files have no prefix
+)
+
+gguf = (
+    Form(
+        "gpt2",
+        model_type="gpt2",
+        settings={
+            "context_length": "n_positions",
+            "embedding_length": "n_embd",
+            "block_count": "n_layer",
+            "feed_forward_length": "n_inner",
+            "attention.head_count": "n_head",
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+        },
+        rows=(
+            Row("token_embd.weight", "transformer.wte.weight", same),
+            Row("position_embd.weight", "transformer.wpe.weight", same),
+            Row("blk.{}.attn_norm.weight", "transformer.h.{}.ln_1.weight", same),
+            Row("blk.{}.attn_norm.bias", "transformer.h.{}.ln_1.bias", same),
+            Row("blk.{}.attn_qkv.weight", "transformer.h.{}.attn.c_attn.weight", transpose),
+            Row("blk.{}.attn_qkv.bias", "transformer.h.{}.attn.c_attn.bias", same),
+            Row("blk.{}.attn_output.weight", "transformer.h.{}.attn.c_proj.weight", transpose),
+            Row("blk.{}.attn_output.bias", "transformer.h.{}.attn.c_proj.bias", same),
+            Row("blk.{}.ffn_norm.weight", "transformer.h.{}.ln_2.weight", same),
+            Row("blk.{}.ffn_norm.bias", "transformer.h.{}.ln_2.bias", same),
+            Row("blk.{}.ffn_up.weight", "transformer.h.{}.mlp.c_fc.weight", transpose),
+            Row("blk.{}.ffn_up.bias", "transformer.h.{}.mlp.c_fc.bias", same),
+            Row("blk.{}.ffn_down.weight", "transformer.h.{}.mlp.c_proj.weight", transpose),
+            Row("blk.{}.ffn_down.bias", "transformer.h.{}.mlp.c_proj.bias", same),
+            Row("output_norm.weight", "transformer.ln_f.weight", same),
+            Row("output_norm.bias", "transformer.ln_f.bias", same),
+            Row("output.weight", "lm_head.weight", same, optional=True),
+        ),
+    ),
 )

@@ -1,6 +1,7 @@
 """GPT-NeoX's weight table, Pythia's too."""
 
 from weights_map.engine import Row, Table, by_part, drop, same, tie
+from weights_map.gguf import Form, reverse
 
 heads = by_part(3, "num_attention_heads")
 
@@ -30,4 +31,41 @@ table = Table(
         Row("gpt_neox.layers.{}.attention.rotary_emb.inv_freq", (), drop),
     ),
     spellings=(("lm_head.", "embed_out."),),  # what transformers 5 calls it in memory
+)  # fmt: skip
+
+gguf = (
+    Form(
+        "gptneox",
+        model_type="gpt_neox",
+        settings={
+            "context_length": "max_position_embeddings",
+            "embedding_length": "hidden_size",
+            "block_count": "num_hidden_layers",
+            "feed_forward_length": "intermediate_size",
+            "attention.head_count": "num_attention_heads",
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+            "rope.dimension_count": "partial_rotary_factor",
+        },
+        rows=(
+            Row("token_embd.weight", "gpt_neox.embed_in.weight", same),
+            Row("blk.{}.attn_norm.weight", "gpt_neox.layers.{}.input_layernorm.weight", same),
+            Row("blk.{}.attn_norm.bias", "gpt_neox.layers.{}.input_layernorm.bias", same),
+            Row("blk.{}.attn_qkv.weight", "gpt_neox.layers.{}.attention.query_key_value.weight", reverse(heads)),
+            Row("blk.{}.attn_qkv.bias", "gpt_neox.layers.{}.attention.query_key_value.bias", reverse(heads),
+                optional=True),
+            Row("blk.{}.attn_output.weight", "gpt_neox.layers.{}.attention.dense.weight", same),
+            Row("blk.{}.attn_output.bias", "gpt_neox.layers.{}.attention.dense.bias", same, optional=True),
+            Row("blk.{}.ffn_norm.weight", "gpt_neox.layers.{}.post_attention_layernorm.weight", same),
+            Row("blk.{}.ffn_norm.bias", "gpt_neox.layers.{}.post_attention_layernorm.bias", same),
+            Row("blk.{}.ffn_up.weight", "gpt_neox.layers.{}.mlp.dense_h_to_4h.weight", same),
+            Row("blk.{}.ffn_up.bias", "gpt_neox.layers.{}.mlp.dense_h_to_4h.bias", same),
+            Row("blk.{}.ffn_down.weight", "gpt_neox.layers.{}.mlp.dense_4h_to_h.weight", same),
+            Row("blk.{}.ffn_down.bias", "gpt_neox.layers.{}.mlp.dense_4h_to_h.bias", same),
+            Row("output_norm.weight", "gpt_neox.final_layer_norm.weight", same),
+            Row("output_norm.bias", "gpt_neox.final_layer_norm.bias", same),
+            Row("output.weight", "embed_out.weight", same, optional=True),
+        ),
+        flags={"blk.0.attn_qkv.bias": "attention_bias"},
+    ),
 )  # fmt: skip

@@ -1,9 +1,11 @@
 """Weights table of Llama, Mistral, Ministral, Qwen 2 and Qwen 3. All matrices are nn.Linear on both sides.
 
-The Hub stores q and k in the order that the model file rotates (halves, not pairs), so no row is permuted.
+The Hub stores q and k in the order that the model file rotates (halves, not pairs), so no row is permuted. Of the GGUF
+architectures llama, which Mistral has too, holds pairs.
 """
 
-from weights_map.engine import Row, Table, drop, same, tie
+from weights_map.engine import Operation, Row, Table, drop, same, tie
+from weights_map.gguf import Form, neighbours
 
 table = Table(
     model_type="llama",
@@ -38,4 +40,57 @@ table = Table(
     ),
     # mistral3 files have the text model below `language_model`, in two spellings.
     spellings=(("language_model.", ""), ("model.language_model.", "model."), ("model.", "")),
+)
+
+
+def gguf_form(architecture: str, q: Operation, k: Operation, **flags: str) -> Form:
+    """An architecture of this family. q, k: what is done to the rows of q and of k. flags: setting=tensor."""
+    settings = {
+        "context_length": "max_position_embeddings",
+        "embedding_length": "hidden_size",
+        "block_count": "num_hidden_layers",
+        "feed_forward_length": "intermediate_size",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.key_length": "head_dim",
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    }
+    rows = (
+        Row("token_embd.weight", "model.embed_tokens.weight", same),
+        Row("blk.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight", same),
+        Row("blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight", q),
+        Row("blk.{}.attn_k.weight", "model.layers.{}.self_attn.k_proj.weight", k),
+        Row("blk.{}.attn_v.weight", "model.layers.{}.self_attn.v_proj.weight", same),
+        Row("blk.{}.attn_output.weight", "model.layers.{}.self_attn.o_proj.weight", same),
+        Row("blk.{}.attn_q.bias", "model.layers.{}.self_attn.q_proj.bias", q, optional=True),
+        Row("blk.{}.attn_k.bias", "model.layers.{}.self_attn.k_proj.bias", k, optional=True),
+        Row("blk.{}.attn_v.bias", "model.layers.{}.self_attn.v_proj.bias", same, optional=True),
+        Row("blk.{}.attn_output.bias", "model.layers.{}.self_attn.o_proj.bias", same, optional=True),
+        Row("blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight", same, optional=True),
+        Row("blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight", same, optional=True),
+        Row("blk.{}.ffn_norm.weight", "model.layers.{}.post_attention_layernorm.weight", same),
+        Row("blk.{}.ffn_gate.weight", "model.layers.{}.mlp.gate_proj.weight", same),
+        Row("blk.{}.ffn_up.weight", "model.layers.{}.mlp.up_proj.weight", same),
+        Row("blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight", same),
+        Row("blk.{}.ffn_gate.bias", "model.layers.{}.mlp.gate_proj.bias", same, optional=True),
+        Row("blk.{}.ffn_up.bias", "model.layers.{}.mlp.up_proj.bias", same, optional=True),
+        Row("blk.{}.ffn_down.bias", "model.layers.{}.mlp.down_proj.bias", same, optional=True),
+        Row("output_norm.weight", "model.norm.weight", same),
+        Row("output.weight", "lm_head.weight", same, optional=True),
+        # The stretching of Llama 3's waves, which is a setting on the Hub.
+        Row("rope_freqs.weight", (), drop),
+    )
+    return Form(architecture, architecture, settings, rows, {tensor: name for name, tensor in flags.items()})
+
+
+gguf = (
+    gguf_form(
+        "llama",
+        neighbours("num_attention_heads"),
+        neighbours("num_key_value_heads"),
+        attention_bias="blk.0.attn_q.bias",
+        mlp_bias="blk.0.ffn_gate.bias",
+    ),
+    gguf_form("qwen2", same, same),
+    gguf_form("qwen3", same, same, attention_bias="blk.0.attn_q.bias"),
 )

@@ -1,6 +1,7 @@
-"""An identifier becomes a local folder that holds a checkpoint in Hub layout. No tensor is opened here.
+"""An identifier becomes a local folder that holds a checkpoint in Hub layout, or a GGUF file. No tensor is opened here.
 
-An identifier is a built-in ("minhub/<name>"), a folder, or a repository of the Hugging Face Hub. What comes from the
+An identifier is a built-in ("minhub/<name>"), a folder, a GGUF file, a repository of the Hugging Face Hub, or a GGUF
+file of one ("owner/name:file.gguf"), which has settings and tokenizer in it and is fetched alone. What comes from the
 Hub lies in huggingface_hub's own cache, so that whatever either of the two has fetched, the other finds:
 
     models--owner--name/blobs/<hash>                     the bytes, named by SHA-256 (LFS) or git's SHA-1 (the rest)
@@ -58,6 +59,7 @@ MAX_SMALL = 500_000_000
 # Words of a server that become paths here must look like this.
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHARD = re.compile(r"\w[\w.-]{0,240}\.(safetensors|bin)", re.ASCII)
+GGUF = re.compile(r"\w[\w.-]{0,240}(/\w[\w.-]{0,240}){0,4}(?<=\.gguf)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,23 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """The files of one commit that a download would fetch, in the order in which they come."""
+    """The files of one commit that a download would fetch, in the order in which they come; `gguf`: the only one."""
 
     repository: str
     revision: str
     commit: str
     files: tuple[RemoteFile, ...]
+    gguf: str | None = None
 
     @property
     def folder(self) -> Path:
         """The folder that holds the files after the download."""
         return _store(self.repository) / "snapshots" / self.commit
+
+    @property
+    def path(self) -> Path:
+        """What is opened: the folder, or the GGUF file in it."""
+        return self.folder / self.gguf if self.gguf else self.folder
 
     @property
     def total_bytes(self) -> int:
@@ -111,12 +119,12 @@ class CachedModel:
 
 
 def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path | None:
-    """The folder of a built-in, or a local folder; None: the identifier is a repository of the Hub.
+    """The folder of a built-in, a local folder or GGUF file; None: the identifier is on the Hub.
 
     Only a repository has revisions: with another, one that is given is ignored, with a warning.
 
-    FileNotFoundError: no such built-in or folder. NotADirectoryError: it is a file. ValueError: it is none of these,
-    or `revision` is none.
+    FileNotFoundError: no such built-in, folder or file. NotADirectoryError: it is another file. ValueError: it is none
+    of these, or `revision` is none.
     """
     check_revision(revision)
     folder = _local(identifier)
@@ -144,12 +152,29 @@ def _local(identifier: str | os.PathLike[str]) -> Path | None:
         there = name and path.exists()
     except (OSError, ValueError) as error:  # too long, or with a NUL
         raise ValueError(f"{brief(name)} is no path ({gist(error)}): check the name.") from error
+    if there and path.suffix == ".gguf":
+        return path
     if there:
         raise NotADirectoryError(f"{printable(name)} is a file: give the folder that holds it, with its config.json.")
+    if name.endswith(".gguf") and ":" not in name:
+        raise FileNotFoundError(f"There is no file {printable(name)}: check the path, or give owner/name:file.gguf.")
     if isinstance(identifier, os.PathLike) or name.startswith((".", "/", "~", "\\")) or name.endswith(("/", "\\")):
         raise FileNotFoundError(f"There is no folder {printable(name)}: check the path.{did_you_mean(name)}")
-    check_repository(name)
+    check_repository(split_file(name)[0])
     return None
+
+
+def split_file(name: str) -> tuple[str, str | None]:
+    """The repository and the file that "owner/name:file.gguf" names; any other name is of a repository alone.
+
+    ValueError: no GGUF file of a repository can have this name.
+    """
+    repository, colon, file = name.partition(":")
+    if not colon or not file.endswith(".gguf"):
+        return name, None
+    if not GGUF.fullmatch(file):
+        raise ValueError(f"{brief(name)} names no GGUF file of a repository: give owner/name:file.gguf.")
+    return repository, file
 
 
 def check_repository(name: str) -> None:
@@ -196,12 +221,15 @@ def _not_here(repository: str) -> str:
     return f" There is no folder {repository} here.{did_you_mean(repository)}"
 
 
-def plan_download(repository: str, revision: str = "main", *, token: Token = None, weights: bool = True) -> Plan:
+def plan_download(identifier: str, revision: str = "main", *, token: Token = None, weights: bool = True) -> Plan:
     """Ask the Hub which files a checkpoint needs. An index of shards is fetched, for it names them; nothing else is.
+
+    identifier: a repository, or a GGUF file of one.
 
     FileNotFoundError: no such repository or revision, or nothing in it that can be read here. PermissionError: it is
     gated, or the token is refused. ValueError: its index is damaged. ConnectionError: the Hub does not answer.
     """
+    repository, gguf = split_file(identifier)
     check_repository(repository)
     check_revision(revision)
     url = f"{client().constants.ENDPOINT}/api/models/{repository}/revision/{quote(revision, safe='')}"
@@ -209,7 +237,7 @@ def plan_download(repository: str, revision: str = "main", *, token: Token = Non
         body = fetch_json(url, {"blobs": "true"}, token)
     try:
         answer = json.loads(body)
-        bare = Plan(repository, revision, answer["sha"], ())
+        bare = Plan(repository, revision, answer["sha"], (), gguf)
         if not COMMIT.fullmatch(bare.commit):
             raise ValueError(f"{bare.commit!r} is no commit")
         files = {entry["rfilename"]: _remote_file(bare, entry) for entry in answer["siblings"]}
@@ -223,8 +251,16 @@ def plan_download(repository: str, revision: str = "main", *, token: Token = Non
         files[name] = replace(files[name], cached=True)
         return bare.folder / name
 
+    if gguf is not None:
+        if gguf not in files:
+            raise FileNotFoundError(f"{repository} has no {gguf}: {_some(files, '.gguf')}.")
+        return replace(bare, files=(files[gguf],))
     if "config.json" not in files:
-        raise FileNotFoundError(f"{repository} has no config.json, so it is no model in Hub layout: {_some(files)}.")
+        one = next((name for name in sorted(files) if GGUF.fullmatch(name)), None)
+        hint = f" Name one file of it, as {repository}:{one}." if one else ""
+        raise FileNotFoundError(
+            f"{repository} has no config.json, so it is no model in Hub layout: {_some(files)}.{hint}"
+        )
     unread = OLDER_TOKENIZERS if "tokenizer.json" in files else ()
     names = [name for name in SMALL if name in files and name not in unread]
     for name in names + [name for name in WEIGHTS if name.endswith(".json") and name in files]:
@@ -237,7 +273,7 @@ def plan_download(repository: str, revision: str = "main", *, token: Token = Non
 def download(
     plan: Plan, *, token: Token = None, progress: bool = True, check: Callable[[Path], object] | None = None
 ) -> Path:
-    """Fetch what is missing of a plan, each file checked by its hash; the folder that holds them all.
+    """Fetch what is missing of a plan, each file checked by its hash; the folder that holds them all, or the GGUF file.
 
     A download that was cut goes on where it stopped at the next call. OSError: a file was damaged on the way, or the
     disk is too small. ConnectionError, PermissionError, FileNotFoundError: as for plan_download(). `check` is given the
@@ -257,7 +293,7 @@ def download(
         small = [file for file in plan.files if file.name in SMALL]
         for file in small:
             _obtain(plan, file, token, progress)
-        if check is not None:
+        if check is not None and plan.gguf is None:
             check(plan.folder)
         for file in plan.files[len(small) :]:
             _obtain(plan, file, token, progress)
@@ -272,7 +308,9 @@ def download(
     ref = store / "refs" / plan.revision
     if plan.revision != plan.commit and not (ref.is_file() and ref.read_text() == plan.commit):
         publish(ref, lambda draft: draft.write_text(plan.commit))
-    return plan.folder
+    if check is not None and plan.gguf is not None:  # nothing of it is known before
+        check(plan.path)
+    return plan.path
 
 
 def fetch(
@@ -285,7 +323,7 @@ def fetch(
     progress: bool = True,
     check: Callable[[Path], object] | None = None,
 ) -> Path:
-    """The folder that an identifier names, downloaded if need be: what, and how much, is said first.
+    """The folder or GGUF file that an identifier names, downloaded if need be: what, and how much, is said first.
 
     With `local_files_only`, or HF_HUB_OFFLINE set, no socket is opened: FileNotFoundError if the cache lacks a file.
     If the Hub cannot be reached, a complete cached copy is used, with a warning. `check` is given the folder, once,
@@ -312,22 +350,29 @@ def fetch(
     return folder
 
 
-def commit_of(folder: Path) -> str | None:
-    """The commit that a folder of the cache holds; None: it is another folder."""
-    store = folder.parent.parent
-    in_cache = folder.parent.name == "snapshots" and store.parent == _store("").parent
-    return folder.name if in_cache and COMMIT.fullmatch(folder.name) else None
+def commit_of(path: Path) -> str | None:
+    """The commit of a folder of the cache, or of a file in one; None: it is not in the cache."""
+    for folder in (path, *path.parents):
+        if folder.parent.name == "snapshots" and folder.parent.parent.parent == _store("").parent:
+            return folder.name if COMMIT.fullmatch(folder.name) else None
+    return None
 
 
 def cached_models() -> list[CachedModel]:
-    """The models in the local cache of the Hub, by repository and commit, of any family."""
+    """The models in the local cache of the Hub, by repository and commit, of any family; GGUF files one by one."""
     models = []
     for folder in sorted(_store("").parent.glob("models--*/snapshots/*")):
         store = folder.parent.parent
         repository, refs = store.name.removeprefix("models--").replace("--", "/"), store / "refs"
         named = [ref for ref in sorted(refs.rglob("*")) if ref.is_file() and ref.read_text().strip() == folder.name]
         revisions = tuple(ref.relative_to(refs).as_posix() for ref in named)
-        models.append(CachedModel(repository, revisions, folder.name, folder_size(folder), folder, not _gaps(folder)))
+        found = sorted(folder.rglob("*.gguf"))
+        for file in found:
+            name = f"{repository}:{file.relative_to(folder).as_posix()}"
+            models.append(CachedModel(name, revisions, folder.name, file.stat().st_size, file, complete=True))
+        if not found or (folder / "config.json").exists():
+            size = folder_size(folder)
+            models.append(CachedModel(repository, revisions, folder.name, size, folder, complete=not _gaps(folder)))
     return models
 
 
@@ -345,48 +390,51 @@ def folder_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def file_problems(folder: Path, plan: Plan | None) -> list[str]:
-    """Problems with the files of a folder, a line each; none: all is well.
+def file_problems(path: Path, plan: Plan | None) -> list[str]:
+    """Problems with the files of a folder, or a GGUF file, a line each; none: all is well.
 
     With a plan: each of its files against the size and hash that the Hub declares. Without: each file of the cache
     against its blob's name, which is that hash, and that nothing is missing. A folder of one's own declares no hashes,
     so there only the latter is looked at.
     """
-    declared: dict[str, tuple[int | None, str]]
+    declared: dict[Path, tuple[int | None, str]]
     if plan is None:
-        problems = _gaps(folder)
+        problems = _gaps(path) if path.is_dir() else []
+        files = [file for file in (path.iterdir() if path.is_dir() else [path]) if file.is_symlink()]
         # Only the first hop is the hash: huggingface_hub may keep the blob itself as a link, into a store of its own.
-        declared = {path.name: (None, Path(os.readlink(path)).name) for path in folder.iterdir() if path.is_symlink()}
+        declared = {file: (None, Path(os.readlink(file)).name) for file in files}
     else:
         problems = []
-        declared = {file.name: (file.size, file.digest) for file in plan.files}
-    for name, (size, digest) in sorted(declared.items()):
-        path = folder / name
-        if not path.is_file():
-            problems.append(f"{name} is missing: download it again.")
-        elif problem := fault(path, size, digest):
-            problems.append(f"{name} {problem}: delete {path.resolve()} and download it again.")
+        declared = {path if plan.gguf else path / file.name: (file.size, file.digest) for file in plan.files}
+    for file, (size, digest) in sorted(declared.items()):
+        if not file.is_file():
+            problems.append(f"{file.name} is missing: download it again.")
+        elif problem := fault(file, size, digest):
+            problems.append(f"{file.name} {problem}: delete {file.resolve()} and download it again.")
     return problems
 
 
-def cached(repository: str, revision: str = "main", weights: bool = True) -> Path:
-    """The cached folder of a revision; no connection is opened. FileNotFoundError: it is not complete.
+def cached(identifier: str, revision: str = "main", weights: bool = True) -> Path:
+    """The cached folder of a revision, or the GGUF file; no connection is opened.
 
-    ValueError: no repository, or no revision, can have this name.
+    FileNotFoundError: it is not complete. ValueError: no repository, no file or no revision can have this name.
     """
+    repository, gguf = split_file(identifier)
     check_repository(repository)
     check_revision(revision)
     ref = _store(repository) / "refs" / revision
     commit = ref.read_text(errors="replace").strip() if ref.is_file() else revision
     folder = _store(repository) / "snapshots" / (commit if COMMIT.fullmatch(commit) else revision)
-    if gaps := _gaps(folder, weights):
-        command = f"minhub download {repository}" + (f" --revision {revision}" if revision != "main" else "")
+    if gguf is not None and (folder / gguf).is_file():
+        return folder / gguf
+    if gaps := _gaps(folder, weights) if gguf is None else [f"{gguf} is missing."]:
+        command = f"minhub download {identifier}" + (f" --revision {revision}" if revision != "main" else "")
         if folder.is_dir():
             state = f"is not complete in the local cache: {gaps[0]} Run `{command}` when online."
         else:
             state = f"is neither a folder here nor in the local cache: run `{command}` when online."
-            state += did_you_mean(repository)
-        raise FileNotFoundError(f"{repository} ({revision}) {state}")
+            state += did_you_mean(identifier)
+        raise FileNotFoundError(f"{identifier} ({revision}) {state}")
     return folder
 
 
@@ -428,8 +476,8 @@ def _weight_names(present: Collection[str], owner: str, obtain: Callable[[str], 
     return [layout, *shards]
 
 
-def _some(names: Collection[str]) -> str:
-    listed = sorted(name for name in names if name not in SMALL and not name.startswith("."))
+def _some(names: Collection[str], ending: str = "") -> str:
+    listed = sorted(name for name in names if name not in SMALL and not name.startswith(".") and name.endswith(ending))
     shown = ", ".join(printable(name[:60]) for name in listed[:6])
     return f"it has {shown}{' …' if len(listed) > 6 else ''}" if listed else "it has no other files"
 

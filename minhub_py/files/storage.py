@@ -66,39 +66,48 @@ class Checkpoint(Mapping[str, Tensor]):
     or wants to run code.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._open: dict[Path, Any] = {}
 
     @cached_property
     def config(self) -> dict[str, Any] | None:
         """config.json; None where there is none."""
-        path = self.folder / "config.json"
+        path = self.path / "config.json"
         return read_object(path) if path.exists() else None
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """generation_config.json; empty where there is none."""
-        path = self.folder / "generation_config.json"
+        path = self.path / "generation_config.json"
         return read_object(path) if path.exists() else {}
 
     @cached_property
     def files(self) -> list[Path]:
         """The weight files: one, or the shards that an index names."""
         for name in (*WEIGHTS, "model.pt"):
-            path = self.folder / name
+            path = self.path / name
             if not path.is_file():
                 continue
             if not name.endswith(".index.json"):
                 return [path]
-            files = [self.folder / shard for shard in shard_names(path, str(path))]
+            files = [self.path / shard for shard in shard_names(path, str(path))]
             for file in files:
                 if not file.is_file():
                     raise FileNotFoundError(
                         f"{path} names {file.name}, which is missing: download the checkpoint again"
                     )
             return files
-        raise FileNotFoundError(f"{self.folder} has no weights: none of {', '.join(WEIGHTS)}")
+        raise FileNotFoundError(f"{self.path} has no weights: none of {', '.join(WEIGHTS)}")
+
+    @property
+    def quantization(self) -> str | None:
+        """How to quantize the weights to as many bits as they have in the files; None: not at all."""
+        return None
+
+    def stored_as(self, name: str) -> str:
+        """The type that a tensor has in its file."""
+        return str(self.meta[name].dtype).removeprefix("torch.")
 
     @cached_property
     def _places(self) -> dict[str, Path]:

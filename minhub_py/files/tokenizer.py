@@ -5,6 +5,7 @@
     tokenizer.model, spiece.model       sentencepiece's (Llama 2, Mistral, T5), or tiktoken's (Llama 3)
     qwen.tiktoken, tekken.json          tiktoken's, and Mistral's
     vocab.dat, rules.dat                BPE of words, in the form that christianb93's MLLM writes
+    model.gguf                          a GGUF file, which has no others beside it
 
 All but the first say little of special tokens, so tokenizer_config.json, special_tokens_map.json and added_tokens.json
 complete them. What is put before and after a text is what these files say (add_bos_token, add_eos_token); where they
@@ -25,6 +26,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.files import hub
+from minhub_py.files.gguf import read_header
+from minhub_py.files.gguf_tokenizer import gguf_tokenizer, hub_files, tokenizer_settings
 from minhub_py.files.sentencepiece import UNIGRAM, SentencePiece, read_sentencepiece, sentencepiece_tokenizer
 from minhub_py.files.storage import read_json, read_object
 from minhub_py.files.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
@@ -53,7 +56,7 @@ class Convention:
 def tokenizer_from_pretrained(
     identifier: str, revision: str = "main", *, token: str | None = None, local_files_only: bool = False
 ) -> Tokenizer:
-    """The tokenizer of a Hub repository, a local folder or a built-in. No weights are fetched.
+    """The tokenizer of a Hub repository, a local folder, a built-in or a GGUF file. No other weights are fetched.
 
     A vocabulary of characters drops any other character without a word; `unknown_characters` finds them.
     Errors are those of `from_pretrained`; FileNotFoundError too where there is no tokenizer in it.
@@ -63,12 +66,17 @@ def tokenizer_from_pretrained(
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """The file that the tokenizer of a folder is read from; None: it has none."""
+    """The file that the tokenizer of a folder, or of a GGUF file, is read from; None: it has none."""
+    if folder.is_file():
+        return folder if "tokenizer.ggml.tokens" in read_header(folder).metadata else None
     return next((folder / name for name in FORMS if (folder / name).exists()), None)
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder in Hub layout. FileNotFoundError: it has none. ValueError: its files are damaged."""
+    """The tokenizer of a folder in Hub layout, or of a GGUF file.
+
+    FileNotFoundError: it has none. ValueError: its files are damaged.
+    """
     path = tokenizer_file(folder)
     if path is None:
         raise FileNotFoundError(
@@ -80,6 +88,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         tokenizer = read_word_bpe(path)
         FILES[tokenizer] = path
         return tokenizer
+    if path == folder:
+        return read_gguf(path)
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).exists():
@@ -87,6 +97,21 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     tokenizer, convention = read_vocabulary(path, settings) if path.name == "vocab.json" else read_model(path, settings)
     add_tokens(tokenizer, folder, settings)
     surround(tokenizer, settings, convention)
+    FILES[tokenizer] = path
+    return tokenizer
+
+
+def read_gguf(path: Path) -> Tokenizer:
+    """The tokenizer of a GGUF file. ValueError: it is damaged, or of a kind without code."""
+    metadata = read_header(path).metadata
+    try:
+        settings = tokenizer_settings(metadata)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    with parsing(path):
+        tokenizer = gguf_tokenizer(metadata)
+        surround(tokenizer, settings, Convention())
+        tokenizer.decode(tokenizer.encode("").ids)
     FILES[tokenizer] = path
     return tokenizer
 
@@ -180,12 +205,14 @@ def parsing(path: Path) -> Iterator[None]:
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     """The files that a tokenizer is saved as: tokenizer.json, and what belongs to it where it was read from."""
-    folder = FILES[tokenizer].parent if tokenizer in FILES else None
-    beside = [folder / name for name in BESIDE if (folder / name).is_file()] if folder else []
-    return {
-        "tokenizer.json": tokenizer.to_str(pretty=True).encode(),
-        **{path.name: path.read_bytes() for path in beside},
-    }
+    files = {"tokenizer.json": tokenizer.to_str(pretty=True).encode()}
+    path = FILES.get(tokenizer)
+    if path is None:
+        return files
+    if path.suffix == ".gguf":
+        return files | hub_files(read_header(path).metadata)
+    beside = [path.with_name(name) for name in BESIDE]
+    return files | {each.name: each.read_bytes() for each in beside if each.is_file()}
 
 
 def is_panic(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ time and memory; native/decoder.c reads the codes.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -154,9 +154,10 @@ class QuantizedLSTM(nn.Module):
         return type(made) is nn.LSTM and all(getattr(self, name) == getattr(made, name) for name in sizes)
 
 
-def quantize(model: Any, kind: str) -> None:
+def quantize(model: Any, kind: str, fill: Callable[[nn.Module], object] = lambda layer: None) -> None:
     """Replace a model's layers by quantized ones, in place. What they were made from is then no longer in the model.
 
+    fill: is given each layer before, to put its weights there, so that no two need to have theirs in memory.
     ValueError: an unknown kind, or a model that is quantized already.
     """
     check_kind(kind)
@@ -165,6 +166,7 @@ def quantize(model: Any, kind: str) -> None:
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if layer in kinds:
+                fill(layer)
                 setattr(parent, name, quantized(layer, kinds[layer]))
 
 
@@ -188,10 +190,10 @@ def quantized(layer: nn.Module, kind: str) -> nn.Module:
     return QuantizedLSTM(layer, kind) if isinstance(layer, nn.LSTM) else QuantizedLinear(layer, kind)  # type: ignore[arg-type]
 
 
-def check_kind(kind: str | None) -> None:
-    """ValueError: not one of KINDS or None."""
-    if kind is not None and kind not in KINDS:
-        raise ValueError(f"quantize {kind!r} is unknown; give None, {' or '.join(KINDS)}")
+def check_kind(kind: str | None, *others: str) -> None:
+    """ValueError: not one of KINDS, of `others`, or None."""
+    if kind is not None and kind not in (*others, *KINDS):
+        raise ValueError(f"quantize {kind!r} is unknown; give {', '.join(('None', *others, KINDS[0]))} or {KINDS[1]}")
 
 
 def kind_of(model: nn.Module) -> str | None:

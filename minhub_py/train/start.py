@@ -138,7 +138,7 @@ def open_start(settings: Settings) -> Checkpoint | None:
 def open_start_together(settings: Settings, group: Processes) -> tuple[Checkpoint | None, Settings]:
     """Open the checkpoint that a new run fine-tunes; the settings with its commit, the same one in all processes."""
     start = open_start(settings) if group.first else None
-    commit = group.told(None if start is None else commit_of(start.folder))
+    commit = group.told(None if start is None else commit_of(start.path))
     if commit is not None:
         settings = dataclasses.replace(settings, revision=commit)
     return start if group.first else open_start(settings), settings
@@ -193,7 +193,7 @@ def tokenizer_of(settings: Settings, start: Checkpoint | None, text: Text) -> An
     if settings.tokenizer == "bpe":
         return train_byte_level_bpe(at_words(text.train("Learning tokens")), settings.vocab_size)
     if start is not None and settings.tokenizer == settings.start:
-        return read_tokenizer(start.folder)
+        return read_tokenizer(start.path)
     return read_tokenizer(hub.fetch(str(settings.tokenizer), weights=False))
 
 

@@ -19,8 +19,8 @@ def from_pretrained(
 
     entry = ENTRIES[family] if family else None
     checkpoint = open_checkpoint(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
-    model = Model(load(checkpoint, device=device, dtype=dtype, quantize=quantize), checkpoint.folder)
-    return about(model, caller.keep(model)) | {"commit": _commit(identifier, checkpoint.folder)}
+    model = Model(load(checkpoint, device=device, dtype=dtype, quantize=quantize), checkpoint.path)
+    return about(model, caller.keep(model)) | {"commit": _commit(identifier, checkpoint.path)}
 
 
 def from_config(
@@ -64,7 +64,7 @@ def _commit(identifier: str, folder: Path) -> str | None:
     """The commit of a repository's snapshot, by which the same model can be loaded again."""
     from minhub_py.files import hub
 
-    return folder.name if hub.locate(identifier) is None else None
+    return hub.commit_of(folder) if hub.locate(identifier) is None else None
 
 
 def about(model: Model, number: int) -> dict[str, Any]:

@@ -5,7 +5,8 @@
 #' download that was stopped continues where it was.
 #'
 #' @param identifier A repository of the Hub (`"gpt2"`,
-#'   `"EleutherAI/gpt-neo-125m"`), a local folder in the Hub's layout, or a
+#'   `"EleutherAI/gpt-neo-125m"`), a local folder in the Hub's layout, a GGUF
+#'   file (`"model.gguf"`, or `"owner/name:model.gguf"` of a repository), or a
 #'   model that comes with the package: `"minhub/shakespeare-gpt2"`,
 #'   `"minhub/shakespeare-gptneo"` or `"minhub/shakespeare-lstm"`.
 #' @param revision A branch, tag or commit of the repository.
@@ -21,6 +22,7 @@
 #' @param quantize `"int8"` or `"nf4"` (4 bits): smaller weights and, on a CPU,
 #'   faster text, from results that differ a little. Such a model has no float
 #'   weights to look at, and cannot be made an R torch module, or saved.
+#'   `"auto"`: about as many bits as the weights of a GGUF file have.
 #' @returns A model, see [minhub_model].
 #' @seealso [generate()], [next_tokens()], [score()], [as_torch_module()]
 #' @examplesIf minhubpy:::is_ready()
@@ -137,7 +139,7 @@ load_model <- function(identifier, revision, family, device, dtype, token, local
 
 path_or_name <- function(identifier) {
   identifier <- string(identifier)
-  if (startsWith(identifier, "~")) path.expand(identifier) else if (dir.exists(identifier)) normalizePath(identifier) else identifier
+  if (startsWith(identifier, "~")) path.expand(identifier) else if (file.exists(identifier)) normalizePath(identifier) else identifier
 }
 
 #' Make a model with random weights

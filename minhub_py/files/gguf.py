@@ -1,0 +1,436 @@
+"""GGUF, llama.cpp's format: settings, tokenizer and tensors in one file -> the same as a folder in Hub layout gives.
+
+    "GGUF", version, number of tensors, number of pairs
+    pairs        key, type, value: settings as "llama.block_count", and the tokenizer
+    tensors      name, shape (the innermost size first), type, offset into the data
+    data         from the next multiple of general.alignment on
+
+The tensors are read in place, from the mapped file. Those in 8 bits or less are made float32 one at a time, by the
+package gguf, which is llama.cpp's own. The header is read here: the package makes an array of each word of a
+vocabulary, which takes seconds, and believes whatever counts and lengths a damaged file has.
+
+`weights_map.gguf` says what the files call the settings and tensors of a family.
+Sources: ggml's docs/gguf.md; the types of tensors in ggml/src/ggml-common.h.
+"""
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from reprlib import repr as brief
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import weights_map
+from minhub_py.files.storage import Checkpoint, Layout
+from minhub_py.models import rotary
+from minhub_py.printable import gist
+from weights_map.engine import Mapped
+from weights_map.gguf import Form
+
+MAGIC = b"GGUF"
+# Types of values: their codes for `struct`, by their numbers; 8 is a string, and 9 an array.
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+FLOAT, STRING, ARRAY = 6, 8, 9
+MAX_STRING = 100_000_000  # bytes: a chat template has thousands
+# Types of tensors that are as torch has them, and others that are read, by the package's names.
+PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+EIGHT_BITS = ("Q8_0", "Q6_K")
+FEWER_BITS = ("Q5_0", "Q5_1", "Q5_K", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K")
+AT_ONCE = 2**18  # numbers that are made float32 together: they stay in a core's cache
+
+# Keys after "<architecture>." that change nothing here, and those that do unless they have this value.
+NO_EFFECT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
+ONLY_VALUE = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.attn_factor": 1.0}
+ROPE = {
+    "rope.freq_base": "rope_theta",
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+# What Llama 3.1, 3.2 and 3.3 have besides their factor; the files hold only what follows from it.
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+class Stored(NamedTuple):
+    """Where a tensor lies in the file. type: by the package's name. start, size: in bytes."""
+
+    type: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+class Header(NamedTuple):
+    """What stands before the data."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Stored]
+
+
+class Scanner:
+    """Reads the values of a header one after the other. ValueError: the file ends within one, or it cannot be one."""
+
+    def __init__(self, data: "np.ndarray[Any, Any]") -> None:
+        self.data, self.place = data.data, 0
+
+    def take(self, count: int) -> memoryview:
+        if count > len(self.data) - self.place:
+            raise ValueError(f"it ends within its header: {count:,} bytes are wanted at byte {self.place:,}")
+        self.place += count
+        return self.data[self.place - count : self.place]
+
+    def number(self, code: str) -> Any:
+        [value] = struct.unpack(f"<{code}", self.take(struct.calcsize(code)))
+        # The decimal that was meant: 1e-5 and not 0.000009999999747.
+        return float(str(np.float32(value))) if code == "f" else value
+
+    def count(self, what: str, least: int) -> int:
+        """A number of things of at least `least` bytes each."""
+        count: int = self.number("Q")
+        if count * least > len(self.data) - self.place:
+            raise ValueError(f"it has {count:,} {what}, for which it is too short")
+        return count
+
+    def string(self) -> str:
+        length: int = self.number("Q")
+        if length > MAX_STRING:
+            raise ValueError(f"it has a string of {length:,} bytes")
+        return str(self.take(length), "utf-8")
+
+    def value(self) -> Any:
+        kind = self.number("I")
+        if kind == STRING:
+            return self.string()
+        if kind != ARRAY:
+            return self.number(self.code(kind))
+        kind = self.number("I")
+        if kind == STRING:
+            return [self.string() for _ in range(self.count("strings", 8))]
+        code = self.code(kind)
+        count = self.count("numbers", struct.calcsize(code))
+        return np.frombuffer(self.take(count * struct.calcsize(code)), f"<{code}").tolist()
+
+    def code(self, kind: int) -> str:
+        if kind not in NUMBERS:
+            raise ValueError(f"it has a value of the unknown type {kind}")
+        return NUMBERS[kind]
+
+
+def read_header(path: Path) -> Header:
+    """The metadata of a file, and where its tensors lie. ValueError: it is damaged, or not to be read here.
+
+    OSError: the file cannot be read.
+    """
+    package()
+    with path.open("rb") as file:
+        if file.read(4) != MAGIC:
+            raise ValueError(f"{path} is no GGUF file: it does not begin with GGUF")
+    try:
+        return _read_header(mapped(path))
+    except (ValueError, struct.error) as error:  # bytes that are no UTF-8 are a ValueError
+        raise ValueError(f"{path} cannot be read ({gist(error)}); if it is damaged or cut, fetch it again") from error
+
+
+def _read_header(data: "np.ndarray[Any, Any]") -> Header:
+    scanner = Scanner(data)
+    scanner.take(4)
+    version = scanner.number("I")
+    if version not in (2, 3):
+        raise ValueError(f"its version is {version}; this package reads 2 and 3, of little-endian machines")
+    tensor_count = scanner.number("Q")
+    metadata: dict[str, Any] = {}
+    for _ in range(scanner.count("pairs", 13)):
+        key = scanner.string()
+        if key in metadata:
+            raise ValueError(f"it has {brief(key)} twice")
+        metadata[key] = scanner.value()
+    if (parts := metadata.get("split.count", 0)) not in (0, 1):
+        raise ValueError(f"it is one of {brief(parts)} parts: join them with llama-gguf-split --merge")
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment % 8 or alignment & (alignment - 1) or not alignment:
+        raise ValueError(f"general.alignment cannot be {brief(alignment)}")
+    if tensor_count * 24 > len(data) - scanner.place:
+        raise ValueError(f"it has {tensor_count:,} tensors, for which it is too short")
+    infos = [_tensor_info(scanner) for _ in range(tensor_count)]
+    start = math.ceil(scanner.place / alignment) * alignment
+    tensors: dict[str, Stored] = {}
+    end, last = 0, ""  # of the tensors so far, by their places
+    for name, stored in sorted(infos, key=lambda info: info[1].start):
+        if name in tensors:
+            raise ValueError(f"it has {name} twice")
+        if stored.start % alignment or stored.start < end:
+            raise ValueError(f"{name} begins within {last}" if stored.start < end else f"{name} is not aligned")
+        end, last = stored.start + stored.size, name
+        if start + end > len(data):
+            raise ValueError(f"it ends within {name}")
+        tensors[name] = stored._replace(start=start + stored.start)
+    return Header(metadata, {name: tensors[name] for name, _ in infos})
+
+
+def _tensor_info(scanner: Scanner) -> tuple[str, Stored]:
+    name = scanner.string()
+    if not name.isprintable() or not 0 < len(name) <= 200:  # errors show names, and a terminal obeys them
+        raise ValueError(f"it names a tensor {brief(name)}")
+    dimensions = scanner.number("I")
+    if not 1 <= dimensions <= 4:
+        raise ValueError(f"{name} has {dimensions} dimensions")
+    shape = tuple(scanner.number("Q") for _ in range(dimensions))[::-1]
+    gguf, kind = package(), scanner.number("I")
+    if kind not in list(gguf.GGMLQuantizationType):
+        raise ValueError(f"{name} has the unknown type {kind}")
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+    if shape[-1] % block or not all(shape):
+        raise ValueError(f"{name} has the shape {shape}, which its type cannot have")
+    stored = Stored(gguf.GGMLQuantizationType(kind).name, shape, scanner.number("Q"), math.prod(shape) // block * size)
+    if stored.type not in (*PLAIN, *EIGHT_BITS, *FEWER_BITS):
+        known = ", ".join((*PLAIN, *EIGHT_BITS, *FEWER_BITS))
+        raise ValueError(f"{name} is stored as {stored.type}; this package reads {known}")
+    return name, stored
+
+
+def package() -> Any:
+    """The package gguf. ValueError: it is not installed."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise ValueError("GGUF files are read with the package gguf: pip install 'minhub_py[gguf]'") from error
+    return gguf
+
+
+def mapped(path: Path) -> "np.ndarray[Any, Any]":
+    """The bytes of a file. They may be written to, as torch wants it, but the file stays what it is."""
+    return np.asarray(np.memmap(path, np.uint8, "c"))
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of a file under its own names, each read when it is asked for."""
+
+    def __init__(self, path: Path, stored: Mapping[str, Stored]) -> None:
+        self.path, self.stored = path, stored
+        self._data: np.ndarray[Any, Any] | None = None
+
+    def bytes_of(self, name: str) -> "np.ndarray[Any, Any]":
+        """The bytes of a tensor, in the mapped file."""
+        if self._data is None:
+            self._data = mapped(self.path)
+        return self._data[self.stored[name].start :][: self.stored[name].size]
+
+    def __getitem__(self, name: str) -> Tensor:
+        kind, shape = self.stored[name].type, self.stored[name].shape
+        data = self.bytes_of(name)
+        if kind in PLAIN:
+            return torch.from_numpy(data).view(PLAIN[kind]).view(shape)
+        return dequantized(data, kind).view(shape)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.stored  # Mapping's own would read the tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def release(self) -> None:
+        """Unmap the file: its pages are free when the tensors given so far are."""
+        self._data = None
+
+    @cached_property
+    def meta(self) -> dict[str, Tensor]:
+        """Shapes and dtypes alone."""
+        return {
+            name: torch.empty(shape, dtype=PLAIN.get(kind, torch.float32), device="meta")
+            for name, (kind, shape, _, _) in self.stored.items()
+        }
+
+
+def dequantized(data: "np.ndarray[Any, Any]", kind: str) -> Tensor:
+    """The numbers, in float32, of a tensor's bytes."""
+    gguf = package()
+    number = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[number]
+    result = torch.empty(len(data) // size * block)
+    step = AT_ONCE // block
+    for first in range(0, len(data) // size, step):
+        part = data[first * size : (first + step) * size]
+        # One long row: the package takes sixteen rows at a time, in Python.
+        with np.errstate(all="ignore"):  # damaged scales are for `minhub verify` to find
+            numbers = gguf.quants.dequantize(part.reshape(1, -1), number)
+        result[first * block : (first + step) * block] = torch.from_numpy(numbers[0])
+    return result
+
+
+class GGUFCheckpoint(Checkpoint):
+    """A GGUF file as if it were a folder in Hub layout: config.json's settings, and tensors by the Hub's names.
+
+    ValueError: the file is damaged, or of an architecture, or with a setting, without code.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.header = read_header(path)
+        self._tensors = Tensors(path, self.header.tensors)
+
+    @cached_property
+    def form(self) -> Form:
+        """What the file calls settings and tensors."""
+        name = self.header.metadata.get("general.architecture")
+        if not isinstance(name, str) or name not in weights_map.gguf_forms:
+            known = ", ".join(weights_map.gguf_forms)
+            raise ValueError(f"it holds a model of the architecture {brief(name)}; this package reads {known}")
+        return weights_map.gguf_forms[name]
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The settings as config.json has them."""
+        try:
+            return self._config()
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from error
+
+    def _config(self) -> dict[str, Any]:
+        form, metadata = self.form, self.header.metadata
+        vocab_size = self._vocab_size()
+        prefix = f"{form.architecture}."
+        found = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+
+        def number(key: str, otherwise: int | None = None) -> int:
+            value = found.setdefault(key, otherwise)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{prefix}{key} cannot be {brief(value)}")
+            return value
+
+        heads = number("attention.head_count")
+        size = number("attention.key_length", number("embedding_length") // heads)
+        found.setdefault("attention.head_count_kv", heads)
+        settings = {to: found[key] for key, to in form.settings.items() if key in found and key not in ROPE}
+        settings |= {to: name in self.header.tensors for name, to in form.flags.items()}
+        settings |= form.derive(settings)
+        only = ONLY_VALUE | {"attention.value_length": size, "attention.key_length": size,
+                             "attention.head_count_kv": heads, "rope.dimension_count": size}  # fmt: skip
+        for key, value in found.items():
+            known = key in form.settings or key in NO_EFFECT or key in ROPE
+            if not known and (key not in only or value != only[key]):
+                raise ValueError(f"{prefix}{key} is {brief(value)}, for which this package has no code")
+        rope = {to: found[key] for key, to in ROPE.items() if key in found}
+        if rope.get("rope_type") == "none":
+            rope["rope_type"] = "default"
+        if "rope_freqs.weight" in self._tensors:
+            rope |= llama3(self._tensors["rope_freqs.weight"], rope, size)
+        if settings.pop("partial_rotary_factor", None):
+            rope["partial_rotary_factor"] = number("rope.dimension_count") / size
+        if rope:
+            settings["rope_parameters"] = {"rope_type": "default", **rope}
+        return {
+            "model_type": form.model_type,
+            **settings,
+            "vocab_size": vocab_size,
+            "tie_word_embeddings": self._is_tied(),
+            **self._token_ids(),
+        }
+
+    def _vocab_size(self) -> int:
+        if "token_embd.weight" not in self._tensors:
+            raise ValueError("it has no token_embd.weight, so it holds no language model")
+        return self._tensors.stored["token_embd.weight"].shape[0]
+
+    def _is_tied(self) -> bool:
+        """Whether the head is the embedding: it is absent, or the same once more."""
+        if "output.weight" not in self._tensors:
+            return True
+        head, embedding = (self._tensors.stored[name] for name in ("output.weight", "token_embd.weight"))
+        if head[:2] != embedding[:2]:
+            return False
+        one, other = (self._tensors.bytes_of(name) for name in ("output.weight", "token_embd.weight"))
+        parts = (slice(first, first + 2**20) for first in range(0, head.size, 2**20))
+        return all(np.array_equal(one[part], other[part]) for part in parts)
+
+    def _token_ids(self) -> dict[str, Any]:
+        """The ids that begin, end and pad a text. What ends a turn of a chat, or a message, ends a text too."""
+        names = ("bos", "eos", "padding", "eot", "eom")
+        ids = {name: self.header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names}
+        if not all(type(id) is int for id in ids.values() if id is not None):
+            raise ValueError(f"the ids of special tokens cannot be {brief(ids)}")
+        ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None))
+        return {
+            "bos_token_id": ids["bos"],
+            "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+            "pad_token_id": ids["padding"],
+        }
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        """Nothing: all is in `config`."""
+        return {}
+
+    @property
+    def files(self) -> list[Path]:
+        """The file itself."""
+        return [self.path]
+
+    @property
+    def layout(self) -> Layout:
+        """Whose names the tensors have."""
+        return "hub"
+
+    @property
+    def quantization(self) -> str | None:
+        types = Counter[str]()
+        for stored in self.header.tensors.values():
+            types[stored.type] += math.prod(stored.shape)
+        [(most, _)] = types.most_common(1)
+        return "int8" if most in EIGHT_BITS else "nf4" if most in FEWER_BITS else None
+
+    @cached_property
+    def _shapes(self) -> Mapped:
+        return Mapped(self.form.table, self._tensors.meta, "hub", SimpleNamespace(**self.config))
+
+    @cached_property
+    def meta(self) -> Mapping[str, Tensor]:
+        return dict(self._shapes)
+
+    @cached_property
+    def _hub(self) -> Mapped:
+        return self._shapes.over(self._tensors)
+
+    def stored_as(self, name: str) -> str:
+        return self._tensors.stored[self._shapes.sources(name)[0]].type
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._hub[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._hub)
+
+    def __len__(self) -> int:
+        return len(self._hub)
+
+    def release(self) -> None:
+        self._tensors.release()
+
+
+def checkpoint_at(path: Path) -> Checkpoint:
+    """The checkpoint in a folder, or in a GGUF file. ValueError: it is a file that is damaged or without code."""
+    return GGUFCheckpoint(path) if path.is_file() else Checkpoint(path)
+
+
+def llama3(factors: Tensor, rope: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """Llama 3's rope_parameters by which the waves are as many times as long as a file says. ValueError: others."""
+    found = {"rope_type": "llama3", "factor": float(str(factors.max().item())), **LLAMA3}
+    default = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10000.0)}
+    rotary.check("rope_freqs.weight", default)
+    plain, stretched = (
+        torch.tensor(rotary.rope_of(settings, size).frequencies) for settings in (default, default | found)
+    )
+    if factors.shape != plain.shape or not torch.allclose(plain / stretched, factors.float(), rtol=1e-4):
+        raise ValueError("rope_freqs.weight stretches the rotary waves by other factors than Llama 3's")
+    return found
