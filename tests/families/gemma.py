@@ -42,7 +42,9 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
     }},
     "gemma3_text-nested-scalings": {**GEMMA3, "rope_parameters": {"full_attention": YARN, "sliding_attention": LLAMA3}},
-    "gemma3_text-nested-half": {**GEMMA3, "rope_parameters": {"full_attention": LLAMA3}, "rope_local_base_freq": 20.0},
+    "gemma3_text-nested-half": {**GEMMA3, "rope_theta": 300.0, "rope_local_base_freq": 20.0, "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0},
+    }},
     "gemma3_text-caps": {**GEMMA3, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 9.0,
                          "query_pre_attn_scalar": 3, "head_dim": 12},
     "gemma3_text-biases": {**GEMMA3, "attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 1,
