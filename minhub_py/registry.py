@@ -295,6 +295,7 @@ _MXFP4 = {
 }  # fmt: skip
 GPTOSS_SIZES = {"gpt-oss-20b": {"num_hidden_layers": 24, "num_local_experts": 32, **_MXFP4}, "gpt-oss-120b": _MXFP4}
 
+OLMO2_TRAINING = Training(LLAMA_TRAINING.names, {"tie_word_embeddings": True}, expansion=8 / 3)
 _OLMO2 = {"vocab_size": 100352, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_parameters": _rope(5e5),
           "eos_token_id": 100257, "pad_token_id": 100277}  # fmt: skip
 OLMO2_SIZES = {
@@ -405,7 +406,7 @@ FAMILIES = {
             names=GEMMA_NAMES,
             wrappers=("gemma3",),
         ),
-        Family("olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"), LLAMA_TRAINING, "allenai", OLMO2_SIZES),
+        Family("olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"), OLMO2_TRAINING, "allenai", OLMO2_SIZES),
         Family(
             "qwen35",
             "Qwen 3.5",

@@ -221,8 +221,11 @@ class Writer:
     ) -> None:  # fmt: skip
         drop = self.rate(dropout)
         if bias is None:
-            settings = f"{scale}, {window or 0}, {drop}, {upcast}, {float(softcap or 0)}, {self.path(sinks)}"
-            self.lines.append(f"h = attend(h, {heads}, {groups or heads}, {settings})")
+            settings = f"h, {heads}, {groups or heads}, {scale}, {window or 0}, {drop}"
+            if softcap is None and sinks is None:
+                self.lines.append(f"h = attend({settings}, {upcast})")
+            else:
+                self.lines.append(f"h = attend_by_scores({settings}, {float(softcap or 0)}, {self.path(sinks)})")
             if gate:
                 self.lines.append("h = h * gates.sigmoid()")
             return
@@ -230,7 +233,7 @@ class Writer:
             self.biases.append(bias)
             call = f"distance_bias({self.path(bias.weight)}, {self.idx}, {bias.far}, {both_ways})"
             self.lines.append(f"bias{self.biases.index(bias)} = {call}")
-        self.lines.append(f"q, k, v = heads_of(h, {heads})")
+        self.lines.append(f"q, k, v = heads_of(h, {heads}, {heads})")
         self.lines.append(f"h = attend_with_bias(q, k, v, bias{self.biases.index(bias)}, {scale}, {drop})")
 
     def delta_rule(
@@ -368,39 +371,46 @@ def rotate(
     return torch.cat((q * growth, k, v), dim=2).flatten(2)
 
 
-def attend(
-    h: Tensor, heads: int, groups: int, scale: float, window: int, dropout: float, upcast: bool, softcap: float,
-    sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """Attention of q, k and v side by side in h (B, T, (H + 2G) * D), to all before, or a window of them if not 0."""
-    parts = h.unflatten(2, [heads + 2 * groups, -1]).transpose(1, 2)  # (B, H + 2G, T, D)
-    if upcast:
-        parts = parts.float()
-    q, k, v = parts.split([heads, groups, groups], dim=1)
+def heads_of(h: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v (B, H, T, D), side by side in h (B, T, (H + 2G) * D); those of k and v repeated for their group."""
+    q, k, v = h.unflatten(2, [heads + 2 * groups, -1]).transpose(1, 2).split([heads, groups, groups], dim=1)
     if heads != groups:
-        k = k.repeat_interleave(heads // groups, dim=1)  # (B, H, T, D)
+        k = k.repeat_interleave(heads // groups, dim=1)
         v = v.repeat_interleave(heads // groups, dim=1)
-    if softcap > 0 or sinks is not None:  # which no fused attention has
-        place = torch.arange(h.size(1), device=h.device)
-        back = place.unsqueeze(1) - place  # how far each key lies before each query
-        hidden = back < 0
-        if window > 0:
-            hidden = hidden | (back >= window)
-        scores = (q @ k.transpose(2, 3)).float() * scale  # (B, H, T, T)
-        if softcap > 0:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(hidden, float("-inf"))
-        if sinks is not None:
-            more = sinks.float().view(1, heads, 1, 1).expand(h.size(0), heads, h.size(1), 1)
-            scores = torch.cat((scores, more), dim=3)
-        weights = scores.softmax(dim=3)[:, :, :, : h.size(1)]
-        y = F.dropout(weights, dropout).to(v.dtype) @ v
-    elif window == 0 or window >= h.size(1):
+    return q, k, v
+
+
+def attend(h: Tensor, heads: int, groups: int, scale: float, window: int, dropout: float, upcast: bool) -> Tensor:
+    """Attention of q, k and v side by side in h (B, T, (H + 2G) * D), to all before, or a window of them if not 0."""
+    q, k, v = heads_of(h.float() if upcast else h, heads, groups)
+    if window == 0 or window >= h.size(1):
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
     else:
         starts = torch.zeros(h.size(0), dtype=torch.long, device=h.device)
         y = local_attention(q, k, v, starts, window, dropout, scale)
     return y.to(h.dtype).transpose(1, 2).flatten(2)
+
+
+def attend_by_scores(
+    h: Tensor, heads: int, groups: int, scale: float, window: int, dropout: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """As `attend`, with a soft cap of the scores if not 0, and sinks (H,), which PyTorch's fused attention lacks."""
+    q, k, v = heads_of(h, heads, groups)
+    place = torch.arange(h.size(1), device=h.device)
+    back = place.unsqueeze(1) - place  # how far each key lies before each query
+    hidden = back < 0
+    if window > 0:
+        hidden = hidden | (back >= window)
+    scores = (q @ k.transpose(2, 3)).float() * scale  # (B, H, T, T)
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        more = sinks.float().view(1, heads, 1, 1).expand(h.size(0), heads, h.size(1), 1)
+        scores = torch.cat((scores, more), dim=3)
+    weights = scores.softmax(dim=3)[:, :, :, : h.size(1)]
+    y = F.dropout(weights, dropout).to(v.dtype) @ v
+    return y.transpose(1, 2).flatten(2)
 
 
 def experts(
@@ -445,12 +455,6 @@ def gated_delta(
     return y.flatten(2).to(h.dtype)
 
 
-def heads_of(h: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Each of q, k and v, side by side in h (B, T, 3 * H * D), as (B, H, T, D)."""
-    q, k, v = h.unflatten(2, [3 * heads, -1]).transpose(1, 2).chunk(3, dim=1)
-    return q, k, v
-
-
 def distance_bias(weight: Tensor, idx: Tensor, far: int, both_ways: bool) -> Tensor:
     """The numbers (1, H, T, T) of the table (buckets, H) for ids (B, T); minus infinity for later ids but both_ways."""
     positions = torch.arange(idx.size(1), device=idx.device)
@@ -480,6 +484,7 @@ def cross_attend(h: Tensor, keys: Tensor, values: Tensor, heads: int, scale: flo
 
 FUNCTIONS = (
     attend,
+    attend_by_scores,
     attend_with_bias,
     check,
     cross_attend,

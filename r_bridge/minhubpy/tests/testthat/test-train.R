@@ -184,7 +184,7 @@ test_that("what cannot be trained is refused, and says what to do", {
   expect_refused(minhub_train(VERSE, seed = NA), "seed must be one number, not NA")
   expect_refused(minhub_train(VERSE, seed = -1), "seed must be at least 0, not -1")
   expect_refused(minhub_train(VERSE, family = "gpt3"), "family must be one of gpt2, gptneo, ")
-  expect_refused(minhub_train(VERSE, heads = 2), "heads: the family lstm has no attention heads; leave it out")
+  expect_refused(minhub_train(VERSE, heads = 2), "heads: lstm has no attention heads; leave it out")
   expect_refused(minhub_train(VERSE, epochs = 9), "unknown setting epochs; the settings are family, from, tokenizer")
   expect_refused(minhub_train(VERSE, warmup = 3), "unknown setting warmup; did you mean warm_up?")
   expect_refused(minhub_train(VERSE, start = "gpt2"), "unknown setting start; the settings are family, from")
