@@ -18,7 +18,7 @@ demo: .venv/.installed
 
 # Test files run side by side, at most four at a time, in the order of their names: the longest are not the last.
 test: .venv/.installed-rpy2 lint
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 test-rtorch: .venv/.installed-rpy2
 	$(BIN)/python -m pytest tests/test_r_package.py -m rtorch -rP

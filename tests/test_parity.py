@@ -1,4 +1,6 @@
-"""GPT-2 and GPT-Neo against transformers: the same files, the same logits, whichever way a text is read.
+"""GPT-2 and GPT-Neo against transformers: rows, windows, files of every age, dropout, torch.compile.
+
+What all families have in common is in test_families.py, which has the same cases.
 
 The reference's weights are drawn large: logits span tens and attention is far from uniform, so that a wrong mask,
 scale or layout moves them by thousands of times the tolerance.
@@ -12,6 +14,7 @@ from itertools import cycle
 
 import pytest
 import torch
+from families import FAMILIES
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoConfig, GPTNeoForCausalLM
@@ -23,97 +26,16 @@ from minhub_py.models.base import ACTIVATIONS
 
 TOLERANCE = 5e-5  # of the largest logit; float32 sums in another order differ by some 1e-6
 
-GPT2 = {"vocab_size": 61, "n_positions": 37, "n_embd": 24, "n_layer": 3, "n_head": 4}
-GPT2_CASES = {
-    "gpt2-defaults": {},
-    "gpt2-gelu": {"activation_function": "gelu"},
-    "gpt2-relu": {"activation_function": "relu"},
-    "gpt2-silu": {"activation_function": "silu"},
-    "gpt2-tanh": {"activation_function": "tanh"},
-    "gpt2-inner": {"n_inner": 17},
-    "gpt2-epsilon": {"layer_norm_epsilon": 0.5},
-    "gpt2-unscaled": {"scale_attn_weights": False},
-    "gpt2-inverse-layer": {"scale_attn_by_inverse_layer_idx": True},
-    "gpt2-unscaled-inverse-layer": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
-    "gpt2-upcast": {"reorder_and_upcast_attn": True},
-    "gpt2-upcast-inverse-layer": {"reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True},
-    "gpt2-untied": {"tie_word_embeddings": False},
-    "gpt2-dropouts": {"embd_pdrop": 0.5, "attn_pdrop": 0.4, "resid_pdrop": 0.3},
-    "gpt2-one-head-one-layer": {"n_head": 1, "n_layer": 1},
-    "gpt2-odd-sizes": {"vocab_size": 13, "n_positions": 13, "n_embd": 35, "n_layer": 2, "n_head": 7, "n_inner": 1},
-    "gpt2-all-at-once": {
-        "activation_function": "relu",
-        "n_inner": 50,
-        "layer_norm_epsilon": 0.1,
-        "scale_attn_weights": False,
-        "scale_attn_by_inverse_layer_idx": True,
-        "reorder_and_upcast_attn": True,
-        "tie_word_embeddings": False,
-        "attn_pdrop": 0.5,
-    },
+# The tables' cases, in a context that a test can fill.
+CONTEXT = 37
+CASES = {
+    name: {**FAMILIES[family].small, **case, context: CONTEXT}
+    for family, context in (("gpt2", "n_positions"), ("gptneo", "max_position_embeddings"))
+    for name, case in FAMILIES[family].cases.items()
 }
-
-ALTERNATING = [[["global", "local"], 2]]
-ALL_LOCAL = [[["local"], 3]]
-GPTNEO = {
-    "vocab_size": 61,
-    "max_position_embeddings": 37,
-    "hidden_size": 24,
-    "num_heads": 4,
-    "num_layers": 4,
-    "attention_types": ALTERNATING,
-    "window_size": 4,
-}
-GPTNEO_CASES = {
-    "gptneo-alternating": {},
-    "gptneo-all-global": {"attention_types": [[["global"], 3]], "num_layers": 3},
-    "gptneo-all-local": {"attention_types": ALL_LOCAL, "num_layers": 3},
-    "gptneo-two-groups": {"attention_types": [[["global", "local", "local"], 1], [["global"], 2]], "num_layers": 5},
-    "gptneo-local-first": {"attention_types": [[["local", "global"], 1]], "num_layers": 2},
-    "gptneo-window-1": {"window_size": 1},
-    "gptneo-window-1-all-local": {"window_size": 1, "attention_types": ALL_LOCAL, "num_layers": 3},
-    "gptneo-window-2": {"window_size": 2, "attention_types": ALL_LOCAL, "num_layers": 3},
-    "gptneo-window-7": {"window_size": 7},
-    "gptneo-window-7-all-local": {"window_size": 7, "attention_types": ALL_LOCAL, "num_layers": 3},
-    "gptneo-window-full-context": {"window_size": 37},
-    "gptneo-window-beyond-context": {"window_size": 100},
-    "gptneo-intermediate": {"intermediate_size": 17},
-    "gptneo-epsilon": {"layer_norm_epsilon": 0.5},
-    "gptneo-gelu": {"activation_function": "gelu"},
-    "gptneo-relu": {"activation_function": "relu"},
-    "gptneo-silu": {"activation_function": "silu"},
-    "gptneo-tanh": {"activation_function": "tanh"},
-    "gptneo-untied": {"tie_word_embeddings": False},
-    "gptneo-one-head": {"num_heads": 1},
-    "gptneo-many-heads": {"num_heads": 12},
-    "gptneo-dropouts": {"embed_dropout": 0.5, "attention_dropout": 0.4, "resid_dropout": 0.3},
-    "gptneo-odd-sizes": {
-        "vocab_size": 13,
-        "max_position_embeddings": 13,
-        "hidden_size": 35,
-        "num_heads": 7,
-        "window_size": 3,
-        "intermediate_size": 1,
-    },
-}
-CASES = {name: {**GPT2, **case} for name, case in GPT2_CASES.items()}
-CASES |= {name: {**GPTNEO, **case} for name, case in GPTNEO_CASES.items()}
 DROPOUTS = {"embd_pdrop", "attn_pdrop", "resid_pdrop", "embed_dropout", "attention_dropout", "resid_dropout"}
-FAMILIES = ("gpt2-defaults", "gptneo-alternating")  # one case of each, for what does not depend on the settings
-HEADS = (*FAMILIES, "gpt2-untied", "gptneo-untied")
-
-# Sizes of the pieces that a text is read in, again and again until its end. The windows are 1 to 7 and 37.
-WAYS = {
-    "tokens": [1],
-    "twos": [2],
-    "threes": [3],
-    "fives": [5],
-    "elevens": [11],
-    "mixed": [1, 6, 2, 1, 12, 1, 3, 4],
-    "prompt-then-tokens": [23, *[1] * 14],
-    "token-then-rest": [1, 36],
-    "at-once": [37],
-}
+ONE_EACH = ("gpt2", "gpt_neo")  # for what does not depend on the settings
+HEADS = (*ONE_EACH, "gpt2-untied", "gpt_neo-untied")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -218,29 +140,6 @@ def read(model, ids, sizes, cache):
             return torch.cat(parts, dim=1)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits_without_a_cache(load, name):
-    _, model, _, ids, wanted = load(name)
-    context = ids.shape[1]
-    for length in {1, 2, 3, 4, 5, 7, 8, context - 1, context}:
-        for rows in (1, 3):
-            with torch.no_grad():
-                found = model(ids[:rows, :length])
-            assert found.dtype == torch.float32
-            assert_close(found, wanted[:rows, :length])
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", CASES)
-def test_logits_with_a_cache(load, name, way):
-    _, model, _, ids, wanted = load(name)
-    context = ids.shape[1]
-    assert_close(read(model, ids, WAYS[way], model.new_cache(3, context)), wanted)
-    # One row, in a cache that is not filled to its end, and in one that ends before the window does.
-    assert_close(read(model, ids[:1, :9], WAYS[way], model.new_cache(1, context)), wanted[:1, :9])
-    assert_close(read(model, ids[:1, :6], WAYS[way], model.new_cache(1, 6)), wanted[:1, :6])
-
-
 @pytest.mark.parametrize("sizes", [[1], [3], [1, 1, 3, 1, 9, 1, 2, 6], [10, 1]], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_of_different_lengths(load, name, sizes):
@@ -286,7 +185,7 @@ def go_on(model, cache, ids, wanted, lengths, count, sizes):
         count -= size
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ONE_EACH)
 def test_rows_that_end_leave_the_others_as_they_are(load, name):
     reference, model, _, _, _ = load(name)
     ids = some_ids(reference, rows=4, seed=3)
@@ -301,7 +200,7 @@ def test_rows_that_end_leave_the_others_as_they_are(load, name):
     go_on(model, cache, ids[keep], wanted[keep], [lengths[row] for row in keep], 10, [1, 8])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ONE_EACH)
 def test_a_full_cache_says_so_and_is_left_alone(load, name):
     _, model, _, ids, wanted = load(name)
     cache = model.new_cache(3, 8)
@@ -318,7 +217,7 @@ def test_a_full_cache_says_so_and_is_left_alone(load, name):
 def test_the_window_ends_with_the_current_position(window):
     """In one local layer, position t sees exactly t - window + 1 ... t: a change elsewhere leaves its logits alone."""
     layer = {"attention_types": [[["local"], 1]], "num_layers": 1, "window_size": window}
-    reference, model = twins("gptneo-all-local", **layer)
+    reference, model = twins("gpt_neo-all-local", **layer)
 
     def seen(logits):
         """Whether position t (row) saw position p (column), by whether a change at p moves its logits."""
@@ -336,7 +235,7 @@ def test_the_window_ends_with_the_current_position(window):
         assert torch.equal(seen(lambda ids, sizes=sizes: read(model, ids, sizes, model.new_cache(1, 16))), expected)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("gptneo")])
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("gpt_neo")])
 def test_local_layers_keep_no_more_than_their_window(load, name):
     reference, model, _, _, _ = load(name)
     for max_length in (1, 5, context_of(reference)):
@@ -346,7 +245,7 @@ def test_local_layers_keep_no_more_than_their_window(load, name):
             assert [tensor.shape[2] for tensor in cache.layers[layer]] == [size, size]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ONE_EACH)
 def test_the_familys_own_entry_point(load, name):
     _, model, folder, ids, _ = load(name)
     family, other = ("gpt2", "gptneo") if name.startswith("gpt2") else ("gptneo", "gpt2")
@@ -363,7 +262,7 @@ PRECISIONS = {"bfloat16": 0.08, "float16": 0.01}
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize(
-    "name", [*FAMILIES, "gpt2-upcast-inverse-layer", "gpt2-untied", "gptneo-two-groups", "gptneo-untied"]
+    "name", [*ONE_EACH, "gpt2-upcast-inverse-layer", "gpt2-untied", "gpt_neo-two-groups", "gpt_neo-untied"]
 )
 def test_16_bits(load, name, dtype):
     _, _, folder, ids, wanted = load(name)
@@ -379,8 +278,8 @@ def test_16_bits(load, name, dtype):
 
 ONE_LAYER = {
     "gpt2-upcast": {"n_layer": 1},
-    "gptneo-all-global": {"num_layers": 1, "attention_types": [[["global"], 1]]},
-    "gptneo-all-local": {"num_layers": 1, "attention_types": [[["local"], 1]]},
+    "gpt_neo-all-global": {"num_layers": 1, "attention_types": [[["global"], 1]]},
+    "gpt_neo-all-local": {"num_layers": 1, "attention_types": [[["local"], 1]]},
 }
 
 
@@ -529,7 +428,7 @@ AGES += [(names, write_sharded_bin) for names in ("today", "bare-with-masks", "c
 
 @pytest.mark.parametrize("head", ["no-head", "head"])
 @pytest.mark.parametrize(("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ONE_EACH)
 def test_files_of_every_age(load, name, write, names, head, tmp_path):
     """Each file below the config holds the same model. A state dict lists the head even where it is tied."""
     reference, model, folder, ids, _ = load(name)
@@ -544,7 +443,7 @@ def test_files_of_every_age(load, name, write, names, head, tmp_path):
 
 
 @pytest.mark.parametrize(("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES])
-@pytest.mark.parametrize("name", ["gpt2-untied", "gptneo-untied"])
+@pytest.mark.parametrize("name", ["gpt2-untied", "gpt_neo-untied"])
 def test_files_of_every_age_with_a_head_of_their_own(load, name, write, names, tmp_path):
     test_files_of_every_age(load, name, write, names, "head", tmp_path)
 
@@ -559,7 +458,7 @@ def compiled(model, backend):
         torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ONE_EACH)
 def test_compiled_by_dynamo(load, name):
     _, model, _, ids, wanted = load(name)
     graphs = []
@@ -583,7 +482,7 @@ def test_compiled_by_dynamo(load, name):
 
 
 @pytest.mark.soak  # a minute of g++; what Dynamo makes of a model is tested without it
-@pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gptneo-local-first"])
+@pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gpt_neo-local-first"])
 def test_compiled_by_inductor(load, name):
     if not any(map(shutil.which, [os.environ.get("CXX", "c++"), "g++", "clang++"])) and os.environ.get("CI") != "true":
         pytest.skip("inductor needs a C++ compiler")
@@ -595,7 +494,9 @@ def test_compiled_by_inductor(load, name):
         assert_close(read(fast, ids[:, :12], [9, 1, 1, 1], model.new_cache(3, 16)), wanted[:, :12])
 
 
-@pytest.mark.parametrize("name", ["gpt2-defaults", "gpt2-all-at-once", "gpt2-untied", *GPTNEO_CASES])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gpt2-all-at-once", "gpt2-untied", *(name for name in CASES if name.startswith("gpt_neo"))]
+)
 def test_gradients(name):
     dropouts = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0) if name.startswith("gpt2") else {}
     dropouts |= {key: 0.0 for key in CASES[name] if key in DROPOUTS}
@@ -613,7 +514,7 @@ def test_gradients(name):
     for weight, gradient in wanted.items():
         assert found[weight].isfinite().all(), weight
         largest = gradient.abs().max()
-        if name.startswith("gptneo-window-1") and weight.endswith(("q_proj.weight", "k_proj.weight")) and not largest:
+        if name.startswith("gpt_neo-window-1") and weight.endswith(("q_proj.weight", "k_proj.weight")) and not largest:
             continue  # a window of one position has nothing to choose from
         assert largest > 0, weight
         assert (found[weight] - gradient).abs().max() <= 1e-4 * largest, weight
@@ -622,7 +523,7 @@ def test_gradients(name):
 @pytest.mark.parametrize("chosen", sorted(DROPOUTS))
 def test_each_dropout_acts_where_the_references_does(chosen):
     """At a probability of 1 dropout is no matter of chance, and one place left out shows in the logits."""
-    name = "gpt2-defaults" if chosen.endswith("pdrop") else "gptneo-alternating"
+    name = "gpt2" if chosen.endswith("pdrop") else "gpt_neo"
     dropouts = {key: 0.0 for key in DROPOUTS if hasattr(settings_class(name)(), key)}
     assert chosen in dropouts
     reference, model = twins(name, **{**dropouts, chosen: 1.0})
