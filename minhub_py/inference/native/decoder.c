@@ -598,7 +598,8 @@ typedef struct {
 } choices;
 
 /* The `top` largest of each token's scores, of equal ones the first, and their softmax. */
-static void choose_experts(const float *scores, int64_t stride, int64_t tokens, int64_t experts, int64_t top, choices *found) {
+static void choose_experts(const float *scores, int64_t stride, int64_t tokens, int64_t experts, int64_t top,
+                           choices *found) {
     int32_t chosen[MOST_CHOICES], counts = 0;
     found->top = top;
     found->count = tokens * top;
@@ -615,7 +616,8 @@ static void choose_experts(const float *scores, int64_t stride, int64_t tokens, 
             chosen[m * top + i] = best;
             share[i] = row[best];
         }
-        for (int64_t i = top - 1; i >= 0; i--) total += share[i] = expf(share[i] - share[0]); /* the first is the largest */
+        /* The first is the largest. */
+        for (int64_t i = top - 1; i >= 0; i--) total += share[i] = expf(share[i] - share[0]);
         for (int64_t i = 0; i < top; i++) share[i] /= total;
     }
     found->experts = 0;
@@ -754,7 +756,8 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             break;
         case RMS_NORM:
             for (int64_t m = 0; m < c->tokens; m++)
-                chosen->rms_norm((op->more ? c->kept : x) + m * width, op->weight.data, op->number, op->weight.columns, in + m * width);
+                chosen->rms_norm((op->more ? c->kept : x) + m * width, op->weight.data, op->number, op->weight.columns,
+                                 in + m * width);
             break;
         case ROTATE: rotate(op, c, in); break;
         case GATE:
