@@ -423,6 +423,23 @@ def test_each_prompt_is_read_once_by_the_encoder(load, monkeypatch: pytest.Monke
     assert read == prompts
 
 
+def test_a_row_like_another_keeps_its_own_source(load) -> None:
+    """All texts begin with the same id, but only rows with the same prompt may share what was read."""
+    _, model, _ = load("t5")
+    prompts = [ids_of(1, 17, seed)[0].tolist() for seed in (0, 1)]
+    alone = minhub_py.generate(model, prompts, 12, temperature=0, eos_id=None)
+    assert alone[0] != alone[1]
+    batch = Batch(model, 3, 40)
+    first = batch.admit(prompts[0], 12, sampling=Sampling(temperature=0))
+    made = {first: [event.id for event in batch.step()]}
+    for prompt in prompts:
+        made[batch.admit(prompt, 12, sampling=Sampling(temperature=0), like=first)] = []
+    while len(batch):
+        for event in batch.step():
+            made[event.row].append(event.id)
+    assert [*made.values()] == [alone[0], *alone]
+
+
 def test_without_the_compiled_reader(load) -> None:
     """A hook leaves it to `forward`: the same greedy texts and scores, and log-probabilities of each id."""
     _, model, folder = load("gated")
