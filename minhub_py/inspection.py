@@ -16,6 +16,7 @@ from minhub_py.inference.quantize import count
 from minhub_py.pretrained import describe, fit, read_config, same_values
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
+from weights_map.mxfp4 import NAN_SCALE
 
 
 def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
@@ -83,8 +84,8 @@ def verify(
     """Check a model's files: {"folder", "checked", "problems"}, the latter a line each and empty if all is well.
 
     Checked are sizes and SHA-256 against what the Hub declares (for a repository), every tensor against the weight
-    table and the config, every value for NaN and infinity, a stored head against the embedding it is tied to, and
-    the tokenizer. `progress(done, total)` hears of bytes. Errors: those of `hub.fetch`.
+    table and the config, every value and every scale of MXFP4 for NaN and infinity, a stored head against the embedding
+    it is tied to, and the tokenizer. `progress(done, total)` hears of bytes. Errors: those of `hub.fetch`.
     """
     folder = hub.locate(identifier, revision)
     checked: list[str] = []
@@ -133,6 +134,10 @@ def _check_values(checkpoint: Checkpoint, progress: Progress) -> list[str]:
             wrong = sum(int((~torch.isfinite(part)).sum()) for part in checkpoint[name].flatten().split(2**22))
             if wrong:
                 problems.append(f"{name}: {wrong} of {about.numel()} values are NaN or infinite")
+        elif name.endswith("scales"):  # of MXFP4, in either layout; its blocks have no NaN
+            wrong = int((checkpoint[name] == NAN_SCALE).sum())
+            if wrong:
+                problems.append(f"{name}: {wrong} of {about.numel()} scales are {NAN_SCALE}, which stands for NaN")
         checkpoint.release()
         done += about.nbytes
         if progress is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_families import LENGTH, assert_close, draw, ids_of, read
 from test_memory import MB, growth
@@ -191,6 +192,25 @@ def test_inspect_and_verify(packed) -> None:
         row for row in report["tensors"] if row["native"] == "layers.1.mlp.experts.gate_up_proj.blocks"
     ).items()
     assert verify(str(folder))["problems"] == []
+
+
+@pytest.mark.parametrize("layout", ["hub", "native"])
+def test_verify_finds_scales_that_are_nan(packed, tmp_path: Path, layout: str) -> None:
+    """255 is NaN in MXFP4, for 32 numbers at once; 254 is a number."""
+    file = tmp_path / layout / "model.safetensors"
+    convert(Checkpoint(packed[2]), file.parent, to=layout)
+    with safe_open(file, "pt") as opened:
+        about = opened.metadata()  # which tells the layout
+    tensors = load_file(file)
+    first, *_, last = (name for name in tensors if name.endswith("scales"))
+    tensors[first].view(-1)[[0, 5, -1]] = torch.tensor([255, 254, 255], dtype=torch.uint8)
+    tensors[last].view(-1)[-1] = 255
+    file.unlink()
+    save_file(tensors, file, about)
+    size = tensors[first].numel()
+    found = verify(str(file.parent))["problems"]
+    assert found[0] == f"{first}: 2 of {size} scales are 255, which stands for NaN"
+    assert [problem.split(":")[0] for problem in found] == [first, last]
 
 
 def test_a_tensor_of_another_form_is_refused(packed, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 BIAS = 127  # of the exponent that a scale is
+NAN_SCALE = 255  # no exponent: the 32 numbers are NaN
 
 
 def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
