@@ -202,6 +202,80 @@ def test_a_state_is_shared_where_it_is_that_of_the_whole_prefix() -> None:
     assert event.row == other
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize("name", MAKE)
+def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
+    """Prompts come in pieces, begin like texts that have left, and like each other; some rows are taken away."""
+    model, chance = new(name, dtype), random.Random(5)
+    system, turn = text(8, 21), text(9, 6)
+    prompts = [[*system, *turn], [*system, *text(10, 3)], system, [*text(11, 30)], [*system, *turn, *text(12, 4)]]
+
+    def alone(ids: list[int]) -> list[tuple]:
+        batch = Batch(model, 1, 200, piece=1000)
+        batch.admit(ids, 12, sampling=Sampling(temperature=0.9), generator=torch.Generator().manual_seed(len(ids)),
+                    logprobs=True)  # fmt: skip
+        return told(run(batch)[1])
+
+    wanted = [alone(ids) for ids in prompts]
+    batch, read = Batch(model, 3, 200, keep=10**6, piece=5), []
+    monkeypatch.setattr(batch.reader, "read", spy_read(batch.reader.read, read))
+    order, rows, found, retired = chance.choices(range(len(prompts)), k=15), {}, {}, set()
+    while order or len(batch):
+        while order and len(batch) < 3:
+            number = order.pop()
+            ids = prompts[number]
+            rows[batch.admit(ids, 12, sampling=Sampling(temperature=0.9), logprobs=True,
+                             generator=torch.Generator().manual_seed(len(ids)))] = number  # fmt: skip
+        for event in batch.step():
+            found.setdefault(event.row, []).append(event)
+        if chance.random() < 0.03 and batch.rows:
+            row = chance.choice(batch.rows).key
+            batch.retire(row)
+            retired.add(row)
+    for row, number in rows.items():
+        events = told(found.get(row, []))
+        assert events == (wanted[number][: len(events)] if row in retired else wanted[number])
+    assert not batch.copied
+    if name == "gpt2":  # a state is that after the last id only, and a ring loses its beginning
+        prompt_ids = sum(len(prompts[number]) for number in rows.values())
+        assert sum(length for length, last in read if not last) < prompt_ids / 2
+        assert max(length for length, last in read if not last) <= 5
+
+
+def spy_read(read, calls: list):
+    def listening(texts, cache, every=False, exact=False):
+        calls.append((sum(map(len, texts.values())), every))
+        assert exact
+        return read(texts, cache, every, exact)
+
+    return listening
+
+
+def test_kept_texts_stay_within_their_bytes() -> None:
+    batch = Batch(new("gpt2"), 2, 40, keep=20_000)
+    for seed in range(20):
+        batch.admit(text(seed, 10), 5, sampling=Sampling(temperature=0))
+        run(batch)
+        assert 0 < sum(each.cache.size for each in batch.kept) <= 20_000
+    first = batch.kept[0].ids
+    batch.admit([*first, 3], 2, sampling=Sampling(temperature=0))
+    run(batch)  # what is used becomes the newest, and the longer text takes its place
+    assert batch.kept[-1].ids[: len(first)] == first
+    assert first not in [each.ids for each in batch.kept]
+
+
+@pytest.mark.parametrize("given", [[], text(3, 7)])
+def test_the_likeliest_ids(given: list[int]) -> None:
+    batch = Batch(new("gpt2"), 1, 40)
+    batch.admit(text(1, 4), 7, sampling=Sampling(temperature=0), given=given, logprobs=True, top=3)
+    for event in run(batch)[1]:
+        values = [logprob for _, logprob in event.top]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+        assert given or event.top[0] == (event.id, event.logprob)
+        assert dict(event.top).get(event.id, event.logprob) == event.logprob
+
+
 @pytest.mark.parametrize("name", MAKE)
 def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> None:  # noqa: F811
     """With an EagerReader: log-probabilities are equal up to rounding."""

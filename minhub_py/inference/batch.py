@@ -16,7 +16,8 @@ What does not change a row's ids and log-probabilities, to the last bit:
 
 The compiled reader computes each id by itself, in one order of sums. PyTorch's products, which an `EagerReader` uses,
 and the compiled one for long texts in bfloat16 (compiled.LONG), sum in an order that depends on how many ids are read
-at once; there equal means equal up to rounding.
+at once; there equal means equal up to rounding. A batch that keeps texts, or reads prompts in pieces, never leaves the
+compiled products to PyTorch: so the bfloat16 exception is none there, at the price of a slower first reading.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from minhub_py.inference.cache import Cache
 from minhub_py.inference.compiled import MOST_TOKENS, reader_of
 from minhub_py.inference.eager import CHUNK
 from minhub_py.inference.sampling import Sampling, StopCriteria, check_finite, one_thread
@@ -47,12 +49,22 @@ class Event:
 
     row: what `admit` gave.    logprob: its log-probability in nats, before temperature and the like, where wanted.
     end: why the text has ended with it, if it has: "stop" by its stop criteria, "length" by its budget.
+    top: the likeliest ids in its place, with their log-probabilities, the likeliest first; as many as were wanted.
     """
 
     row: int
     id: int
     logprob: float | None = None
     end: Literal["stop", "length"] | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A text that has left, or was cut short: its ids, and a cache of one row that has read them."""
+
+    ids: list[int]
+    cache: Cache
 
 
 @dataclass
@@ -73,8 +85,10 @@ class Row:
     guesser: Guesser
     given: list[int]  # the ids to come, where they are only to be scored
     logprobs: bool
+    top: int
     like: int | None
     slot: int = -1
+    reads_prompt: bool = True  # some ids of the prompt are still to be read
     guess: list[int] = field(default_factory=list)  # read after the newest id, before it is known to be right
     stop_reason: Literal["stop", "length"] | None = None
 
@@ -90,9 +104,13 @@ class Batch:
 
     rows: texts at a time.    max_length: positions of each; a longer text goes on with a part of it, as the rule says.
     Of an encoder-decoder it bounds the prompt, which the encoder reads, and the text, each by itself.
+
+    keep: bytes for texts that have left. A prompt that begins like one of them, or like a text in the making, copies
+    what it has in common with it instead of reading it. The text that was not used for longest goes first.
+    piece: ids of prompts that one step reads at most, so that a long prompt does not hold up the other rows.
     """
 
-    def __init__(self, model: Any, rows: int, max_length: int) -> None:
+    def __init__(self, model: Any, rows: int, max_length: int, *, keep: int = 0, piece: int | None = None) -> None:
         self.context: int | None = model.config.context_length
         self.max_length = min(max_length, self.context or max_length)
         self.start: int | None = model.config.decoder_start_token_id if model.encoder_decoder else None
@@ -103,6 +121,10 @@ class Batch:
         self.capacity, self.count = rows, 0
         self.joining: list[Row] = []
         self.rows: list[Row] = []  # the row in slot i of the cache is rows[i]
+        self.keep, self.piece = keep, piece
+        self.exact = keep > 0 or piece is not None
+        self.kept: list[Kept] = []  # the one that was used last is the last
+        self.copied: dict[int, int] = {}  # by row: ids of the prompt that were copied and not read
 
     def __len__(self) -> int:
         """The texts in the making."""
@@ -119,14 +141,16 @@ class Batch:
         speculate: int = 0,
         given: Sequence[int] = (),
         logprobs: bool = False,
+        top: int = 0,
         like: int | None = None,
     ) -> int:
         """Let a text join at the next step. Returns the row's number, which events and `retire` name it by.
 
         ids: the prompt, at least one.    generator: of the numbers that ids are drawn with; PyTorch's own without one.
         speculate: the most ids to guess at a time.    given: new ids that are known and only to be scored; there are no
-        others then.    logprobs: whether events tell log-probabilities; those of `given` ids do.    like: a row in the
-        making; what the texts begin with in common is copied from its cache where that is possible.
+        others then.    logprobs: whether events tell log-probabilities; those of `given` ids do.    top: how many of
+        the likeliest ids events tell.    like: a row in the making; what the texts begin with in common is copied from
+        its cache where that is possible.
 
         ValueError: no prompt, nothing to make or to score, or more ids than the batch has room for.
         IndexError: no row is free.
@@ -147,7 +171,7 @@ class Batch:
         random = generator or torch.default_generator
         self.joining.append(
             Row(self.count, source, text, len(text), end, sampling or Sampling(), random, stop, guesser, list(given),
-                logprobs, like)
+                logprobs, top, like)
         )  # fmt: skip
         return self.count
 
@@ -160,45 +184,92 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """At least one more id of every row, in order of joining for each row. ValueError: logits that are NaN."""
+        """At least one more id of every row, in order of joining for each row. ValueError: logits that are NaN.
+
+        Where prompts are read in pieces, a row whose prompt has not been read to its end has none yet.
+        """
         events: list[Event] = []
-        known = [row for row in self.rows if not row.given], [row for row in self.rows if row.given]
-        for rows in known:
+        read = [row for row in self.rows if not row.reads_prompt]
+        for rows in ([row for row in read if not row.given], [row for row in read if row.given]):
             if rows:
                 events += self._continue(rows, self._extend(rows))
-        if self.joining:
-            rows, self.joining = self.joining, []
-            events += self._continue(rows, self._join(rows))
+        self._join()
+        if self.piece is None:
+            events += self._read_prompts()
+        else:
+            events += self._read_pieces(self.piece)
         for row in [row for row in self.rows if row.stop_reason]:
             self._leave(row)
         return events
 
-    def _join(self, rows: list[Row]) -> Tensor:
-        """Read the prompts of rows that join; logits after each, (R, V)."""
-        texts = {}
+    def _join(self) -> None:
+        """Give the rows that join their places."""
+        rows, self.joining = self.joining, []
         for row in rows:
             row.slot = self.cache.join()
             if row.source:
                 self.reader.encode(row.source, self.cache, row.slot)
-            texts[row.slot] = row.text[context_start(len(row.text), self.context) + self._share(row) :]
             self.rows.append(row)
-        return self.reader.read(texts, self.cache)
+
+    def _read_prompts(self) -> list[Event]:
+        """Read the prompts of rows that join, all of them together."""
+        rows = [row for row in self.rows if row.reads_prompt]
+        if not rows:
+            return []
+        texts = {}
+        for row in rows:
+            begin = context_start(len(row.text), self.context)
+            texts[row.slot] = row.text[begin + self._share(row) :]
+            row.reads_prompt = False
+        return self._continue(rows, self.reader.read(texts, self.cache, exact=self.exact))
+
+    def _read_pieces(self, room: int) -> list[Event]:
+        """Read at most `room` ids of prompts, first come, first served.
+
+        One prompt after the other: so of several that begin alike only the first reads their beginning.
+        """
+        events: list[Event] = []
+        for row in sorted((row for row in self.rows if row.reads_prompt), key=lambda row: row.key):
+            if room == 0:
+                break
+            begin = context_start(len(row.text), self.context)
+            if self.cache.lengths[row.slot] == 0:
+                self._share(row)
+            begin += self.cache.lengths[row.slot]
+            ids = row.text[begin : begin + room]
+            logits = self.reader.read({row.slot: ids}, self.cache, exact=self.exact)
+            room -= len(ids)
+            if begin + len(ids) == len(row.text):
+                row.reads_prompt = False
+                events += self._continue([row], logits)
+        return events
 
     def _share(self, row: Row) -> int:
-        """Copy from another row's cache what two texts begin with; the number of ids that need not be read."""
+        """Copy from another row's cache, or from a kept text, what two texts begin with; the number of ids copied."""
+        if context_start(len(row.text), self.context) > 0:
+            return 0
+        best, source, slot = 0, None, 0
         for other in self.rows:
             if (
-                other.key == row.like
+                (self.keep or other.key == row.like)
                 and other.source == row.source
-                and context_start(max(len(row.text), len(other.text)), self.context) == 0
+                and context_start(len(other.text), self.context) == 0
             ):
-                most = min(len(row.text) - 1, self.cache.lengths[other.slot])
-                different = (i for i in range(most) if row.text[i] != other.text[i])
-                length = next(different, most)
-                if self.cache.holds_start(other.slot, length):
-                    self.cache.set_row(row.slot, self.cache, other.slot, length)
-                    return length
-        return 0
+                length = common(row.text[:-1], other.text[: self.cache.lengths[other.slot]])
+                if length > best and self.cache.holds_start(other.slot, length):
+                    best, source, slot = length, self.cache, other.slot
+        used = None
+        for kept in self.kept:
+            length = common(row.text[:-1], kept.ids)
+            if length > best and kept.cache.holds_start(0, length):
+                best, source, slot, used = length, kept.cache, 0, kept
+        if source is not None:
+            self.cache.set_row(row.slot, source, slot, best)
+        if used is not None:
+            self.kept.remove(used)
+            self.kept.append(used)
+        self.copied[row.key] = best
+        return best
 
     def _extend(self, rows: list[Row]) -> Tensor:
         """Read the newest id of rows, and what is guessed or given after it; logits after every one of them."""
@@ -214,9 +285,9 @@ class Batch:
             if begin > context_start(known - 1, self.context):
                 self.cache.clear(row.slot)
                 if before := row.text[begin:-1]:
-                    self.reader.read({row.slot: before}, self.cache)
+                    self.reader.read({row.slot: before}, self.cache, exact=self.exact)
         texts = {row.slot: [row.text[-1], *row.guess] for row in rows}
-        return self.reader.read(texts, self.cache, every=True, exact=not rows[0].given)
+        return self.reader.read(texts, self.cache, every=True, exact=self.exact or not rows[0].given)
 
     def _room(self, row: Row) -> int:
         """Ids that may be read after the newest: not beyond the last to be made, nor the context."""
@@ -245,12 +316,12 @@ class Batch:
                 logits[[first[row.key] + right[row.key] for row in asking]] if len(asking) < len(logits) else logits
             )
             again = []
-            for row, id, logprob in zip(asking, *choose(asking, chosen), strict=True):
+            for row, id, logprob, top in zip(asking, *choose(asking, chosen), strict=True):
                 row.text.append(id)
                 row.stop_reason = "stop" if row.stop.reached(row.text, row.start) else None
                 if len(row.text) == row.end and row.stop_reason is None:
                     row.stop_reason = "length"
-                events.append(Event(row.key, id, logprob, row.stop_reason))
+                events.append(Event(row.key, id, logprob, row.stop_reason, top))
                 if row.stop_reason is None and row.guess[right[row.key] :][:1] == [id]:
                     right[row.key] += 1
                     again.append(row)
@@ -270,20 +341,49 @@ class Batch:
         ended = len(row.text) == row.end
         row.stop_reason = "length" if ended else None
         ends: list[Any] = [None] * (len(ids) - 1) + [row.stop_reason]
-        return [Event(row.key, *each) for each in zip(ids, logprobs_of(logits, ids), ends, strict=True)]
+        tops = top_of(logits, row.top)
+        return [Event(row.key, *each) for each in zip(ids, logprobs_of(logits, ids), ends, tops, strict=True)]
 
     def _leave(self, row: Row) -> None:
         """The last row takes the place of one that leaves."""
+        self.copied.pop(row.key, None)
+        if self.keep:
+            self._keep(row)
         self.cache.leave(row.slot)
         last = self.rows.pop()
         if last is not row:
             self.rows[row.slot], last.slot = last, row.slot
 
+    def _keep(self, row: Row) -> None:
+        """Copy what a row that leaves has read, for texts that begin like it."""
+        ids = row.text[: self.cache.lengths[row.slot]]
+        if not ids or row.source or context_start(len(row.text), self.context) > 0:
+            return
+        new = Kept(ids, self.cache.copy_of(row.slot))
+        # What the new text begins with is in it, unless it is a state, which has moved on.
+        self.kept = [
+            each for each in self.kept
+            if each.ids != ids[: len(each.ids)] or not new.cache.holds_start(0, len(each.ids))
+        ] + [new]  # fmt: skip
+        while sum(each.cache.size for each in self.kept) > self.keep:
+            self.kept.pop(0)
 
-def choose(rows: Sequence[Row], logits: Tensor) -> tuple[list[int], list[float | None]]:
-    """The next id of each row from logits (R, V), and its log-probability where it is wanted."""
+
+def common(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many ids two texts begin with in common."""
+    most = min(len(ids), len(others))
+    if ids[:most] == others[:most]:  # comparing lists is much faster than a loop
+        return most
+    return next(i for i in range(most) if ids[i] != others[i])
+
+
+def choose(
+    rows: Sequence[Row], logits: Tensor
+) -> tuple[list[int], list[float | None], list[tuple[tuple[int, float], ...]]]:
+    """The next id of each row from logits (R, V); its log-probability, and the likeliest ids, where they are wanted."""
     ids: list[int] = [0] * len(rows)
     logprobs: list[float | None] = [None] * len(rows)
+    tops: list[tuple[tuple[int, float], ...]] = [()] * len(rows)
     with one_thread(logits):
         for sampling in dict.fromkeys(row.sampling for row in rows):
             places = [i for i, row in enumerate(rows) if row.sampling == sampling]
@@ -294,7 +394,17 @@ def choose(rows: Sequence[Row], logits: Tensor) -> tuple[list[int], list[float |
         for i, row in enumerate(rows):
             if row.logprobs:
                 [logprobs[i]] = logprobs_of(logits[i : i + 1], ids[i : i + 1])
-    return ids, logprobs
+            if row.top:
+                [tops[i]] = top_of(logits[i : i + 1], row.top)
+    return ids, logprobs, tops
+
+
+def top_of(logits: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """The `count` likeliest ids by logits (n, V), with their log-probabilities (nats), the likeliest first."""
+    if count == 0:
+        return [()] * len(logits)
+    values, ids = torch.log_softmax(logits.float(), dim=-1).topk(min(count, logits.size(-1)), dim=-1)
+    return [tuple(zip(*each, strict=True)) for each in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
 def logprobs_of(logits: Tensor, ids: Sequence[int]) -> list[float]:

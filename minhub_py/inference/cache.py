@@ -131,6 +131,24 @@ class Cache:
                     to[row, :, :filled] = tensor[from_row, :, :filled]
         self.lengths[row], self.sources[row] = length, source.sources[from_row]
 
+    def copy_of(self, row: int) -> "Cache":
+        """A row as a cache of its own, in memory of its own that is no larger than the row's positions need."""
+        one = copy.copy(self)
+        one.layers = []
+        for kept, tensors in zip(self.layout, self.layers, strict=True):
+            if isinstance(kept, State):
+                one.layers.append([tensor[row : row + 1].clone() for tensor in tensors])
+            else:
+                filled = self.sources[row] if isinstance(kept, Source) else self.lengths[row]
+                one.layers.append([tensor[row : row + 1, :, :filled].clone() for tensor in tensors])
+        one.lengths, one.sources = [self.lengths[row]], [self.sources[row]]
+        return one
+
+    @property
+    def size(self) -> int:
+        """Bytes of the buffers."""
+        return sum(tensor.nbytes for tensors in self.layers for tensor in tensors)
+
     def holds_start(self, row: int, length: int) -> bool:
         """Whether a row that ends after its first `length` positions can still be had: no ring has lost any of them.
 
