@@ -299,3 +299,24 @@ def test_count_parameters_raises_where_a_formula_is_wrong(part: str) -> None:
     assert example.check("gpt2", terms, counted) == counted["total"]
     with pytest.raises(ValueError, match=f"gpt2: the formula gives .*'{part}': {counted[part]}.*, the model has"):
         example.check("gpt2", terms, counted | {part: counted[part] + 1})
+
+
+def test_sinusoidal_positions(text: Path) -> None:
+    options = ("--vocab-size", 257, "--steps", 150, "--layers", 1, "--width", 32, "--context", 16)
+    shown = run("6_sinusoidal_positions.py", *options, text=text)
+    distances = numbers(re.search(r"^  from +(.*)$", shown, re.MULTILINE)[1])
+    assert distances == [0, 1, 2, 4, 8, 15]
+    clocks = 10000 ** -(np.arange(0, 32, 2) / 32)
+    wanted = np.cos(np.outer(distances, clocks)).mean(axis=1)
+    rows = re.findall(r"^  +(\d+)  ((?: +-?\d\.\d{3})+)$", shown, re.MULTILINE)
+    assert [int(place) for place, _ in rows] == [0, 5, 16]
+    for _, row in rows:
+        np.testing.assert_allclose(numbers(row), wanted, atol=6e-4)
+    best = float(re.search(rf"steps: {NUMBER} nats", shown)[1])
+    assert best < math.log(257) - 2  # it has learnt
+    losses = {name: float(loss) for name, loss in re.findall(rf"^  (\S.*?) +{NUMBER} nats", shown, re.MULTILINE)}
+    assert [*losses] == ["as trained", "half a context later", "one for all"]
+    assert abs(losses["as trained"] - best) < 0.2
+    assert losses["as trained"] < losses["one for all"] - 0.01
+    prompt = " ".join(text.read_text().split()[:3])
+    assert len(shown.split(f"[{prompt}]")[1]) > 80

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_train_cli import done
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -279,6 +280,27 @@ def test_training(tmp_path: Path) -> None:
     model = minhub_py.from_pretrained(tmp_path / "run", device="cpu")
     assert type(reader_of(model)) is CompiledReader
     minhub_py.train(text, tmp_path / "tuned", start=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False)
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    """minhub train, resume, generate and verify; positions are not learnt, and count nowhere as parameters."""
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("a rose is a rose is a rose. " * 200)
+    options = ["--family", "sinusoidal", "--layers", 1, "--width", 16, "--context", 16, "--batch", 4, "--threads", 1,
+               "--steps", 6, "--tokenizer", "bpe", "--vocab-size", 260, "--sample", "a rose", "--sample-tokens", 5,
+               "--set", "num_attention_heads=2"]  # fmt: skip
+    shown = done("train", text, "--out", run, *options).stderr
+    model = minhub_py.from_pretrained(run, device="cpu")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert f"Sinusoidal, {parameters:,} parameters, on cpu" in shown
+    assert f"Sinusoidal, {parameters:,} parameters, float32" in (run / "README.md").read_text()
+    assert json.loads(done("compare", run, "--json").stdout)[0]["parameters"] == parameters
+    assert json.loads(done("inspect", run, "--json").stdout)["parameters"]["total"] == parameters
+    assert json.loads(done("verify", run, "--json").stdout)["problems"] == []
+    assert (model.config.num_attention_heads, model.config.max_position_embeddings) == (2, 16)
+    assert (run / "samples.txt").read_text().count("a rose") >= 2
+    done("train", "--resume", run, "--steps", 8)
+    assert done("generate", run, "a rose", "-n", 40, "--seed", 1).stdout.startswith("a rose")
 
 
 # The tokenizer: vocab.dat and rules.dat

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.files.storage import Checkpoint
+from minhub_py.inference.quantize import count
+from minhub_py.pretrained import describe
 from minhub_py.registry import ENTRIES, entry_of
+from minhub_py.skeleton import skeleton
 from minhub_py.train.checkpoint import COLUMNS, LossRow, RunFolder
 from minhub_py.train.data import Corpus
 from minhub_py.train.rescue import check_best, rescued
@@ -70,7 +73,7 @@ def read(path: Path) -> Summary:
         name=path.resolve().name,
         folder=str(path),
         family=entry_of(config.get("model_type")).name,
-        parameters=sum(tensor.numel() for tensor in checkpoint.meta.values()),
+        parameters=count(skeleton(*describe(checkpoint))),  # the file may have more: a table that is not learnt
         vocab_size=config["vocab_size"],
         tokenizer=settings.tokenizer or "",
         steps=rows[-1]["step"],
