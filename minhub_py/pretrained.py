@@ -19,10 +19,10 @@ from minhub_py.device import choose_device, choose_dtype
 from minhub_py.files import hub
 from minhub_py.files.gguf import checkpoint_at
 from minhub_py.files.storage import Checkpoint, write_checkpoint
-from minhub_py.inference.quantize import check_kind, refuse_quantized
-from minhub_py.inference.quantize import quantize as quantize_layers
+from minhub_py.inference.quantize import check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.registry import FAMILIES, Entry, Family, entry_of, family_of, preset
 from minhub_py.skeleton import skeleton
+from weights_map.blocks import Blocks
 from weights_map.engine import Mapped, check_shapes
 
 
@@ -42,8 +42,9 @@ def from_pretrained(
     file, local or of a repository ("owner/name:file.gguf").
     revision: a branch, tag or commit of the repository.    device, dtype: see `devices()`; "auto" decides.
     quantize: "int8" or "nf4" (4 bits) makes the weights smaller, text on a CPU faster (by the native decoder; elsewhere
-    slower), and changes results a little; such a model is for inference, and is not saved. "auto" does so with a GGUF
-    file of quantized weights, in about as many bits; without it they become float32, or `dtype`.
+    slower), and changes results a little; such a model is for inference, and is not saved. "auto" computes with the
+    weights of a GGUF file as they lie in it, without loss (those in a rare type, such as Q3_K, in int8); without it
+    they become float32, or `dtype`.
     local_files_only: open no connection; so does the environment variable HF_HUB_OFFLINE=1.
 
     FileNotFoundError: no such repository, revision, folder or file.    PermissionError: a gated repository.
@@ -145,7 +146,6 @@ def load(
     ValueError: an unknown device, dtype or quantization.
     """
     check_kind(quantize, "auto")
-    kind = checkpoint.quantization if quantize == "auto" else quantize
     _, model, meta = fit(checkpoint)
     probe = choose_device(device)
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
@@ -158,17 +158,23 @@ def load(
         names = [name for name, tensor in module.state_dict().items() if tensor.is_meta]
         # Weights that will be quantized are not rounded to another dtype first, and whole numbers are none to round.
         dtypes = [meta[prefix + name].dtype for name in names]
-        kept = [own if kind or not own.is_floating_point else target for own in dtypes]
+        kept = [own if kinds or not own.is_floating_point else target for own in dtypes]
         weights = {
             name: place(native[prefix + name], torch.device(probe.name), own)
             for name, own in zip(names, kept, strict=True)
         }
         module.load_state_dict(weights, strict=False, assign=True)
 
-    if kind:
-        quantize_layers(model, kind, fill)
+    kinds: dict[nn.Module, str | Blocks] = {}
+    if quantize == "auto":
+        for layer, _ in layers_of(model, "auto"):
+            if isinstance(meta, Mapped) and (found := checkpoint.kept_as(f"{paths[layer]}.weight", meta)):
+                kinds[layer] = found if isinstance(found, str) else found._replace(rows=found.rows.to(probe.name))
+    elif quantize:
+        kinds.update(layers_of(model, quantize))
+    replace_layers(model, kinds, fill)
     fill(model)
-    if kind:
+    if kinds:
         model.to(target)
     return model.eval()
 

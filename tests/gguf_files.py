@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-ARCHITECTURES = {"gpt_neox": "gptneox", "gemma3_text": "gemma3"}  # of the others it is the model_type
+ARCHITECTURES = {"gpt_neox": "gptneox", "gemma3_text": "gemma3", "phi": "phi2"}  # of the others it is the model_type
 
 
 def write(
@@ -42,7 +42,7 @@ def write(
         assert known, name
         add_tensor(writer, known, reordered(config, name, tensor), kind)
     for name, tensor in (extra or {}).items():
-        add_tensor(writer, name, tensor, "F32")
+        add_tensor(writer, name, tensor, kind)
     change(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -83,6 +83,10 @@ def add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_eps(config.layer_norm_eps)
         return
     writer.add_head_count_kv(config.num_key_value_heads)
+    if kind == "phi":
+        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * size))
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        return
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_key_length(size)
     writer.add_value_length(size)
@@ -115,14 +119,14 @@ def reordered(config: Any, name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def blocks(kind: str, count: int, seed: int = 0) -> "np.ndarray[Any, Any]":
-    """Random blocks of a type, with scales that are small numbers."""
+def blocks(kind: str, count: int, seed: int = 0, scale: float = 0.01) -> "np.ndarray[Any, Any]":
+    """Random blocks of a type, with scales that are small numbers, of about `scale`."""
     _, size = gguf.GGML_QUANT_SIZES[Type[kind]]
     data = np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
     # Where each type has its float16 numbers.
     places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2),
               "Q5_1": (0, 2)}.get(kind, (0,))  # fmt: skip
     for place in places:
-        scales = np.random.default_rng(place).normal(0, 0.01, count).astype(np.float16)
+        scales = np.random.default_rng(place).normal(0, scale, count).astype(np.float16)
         data[:, place : place + 2] = scales.view(np.uint8).reshape(count, 2)
     return data

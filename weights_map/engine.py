@@ -44,20 +44,21 @@ class Operation:
     setting: str | None = None  # a name in the model's config: both functions take its value after the tensors
     optional: bool = False  # the Hub side may lack the tensor
     tied_to: str | None = None  # the Hub's name of the tensor that this one may be a second name of
+    moves: bool = False  # whole rows, and changes none: so it does with rows of any width
 
 
 def _transposed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return [tensor.t() if tensor.dim() == 2 else tensor for tensor in tensors]  # else its shape is refused later
 
 
-same = Operation("same")
-transpose = Operation("transpose", _transposed, _transposed)  # a view: no copy
+same = Operation("same", moves=True)
+transpose = Operation("transpose", _transposed, _transposed, moves=True)  # a view: no copy, and undone by a second
 drop = Operation("drop", lambda tensors: [], optional=True)  # buffers of old checkpoints, no weights
 
 
 def tie(to: str) -> Operation:
     """The tensor may be absent, and is then the one called `to`: input embedding and head are tied."""
-    return Operation(f"tie to {to}", optional=True, tied_to=to)
+    return Operation(f"tie to {to}", optional=True, tied_to=to, moves=True)
 
 
 def squeeze(dim: int) -> Operation:
@@ -69,12 +70,16 @@ def squeeze(dim: int) -> Operation:
 
 def cat(parts: int, dim: int = 0) -> Operation:
     """`parts` equal tensors of the Hub make one of ours, along `dim`."""
-    return Operation(f"cat along {dim}", lambda tensors: [torch.cat(list(tensors), dim)], _splitter(parts, dim))
+    return Operation(
+        f"cat along {dim}", lambda tensors: [torch.cat(list(tensors), dim)], _splitter(parts, dim), moves=dim == 0
+    )
 
 
 def split(parts: int, dim: int = 0) -> Operation:
     """One tensor of the Hub makes `parts` equal ones of ours, along `dim`. The views share its memory."""
-    return Operation(f"split along {dim}", _splitter(parts, dim), lambda tensors: [torch.cat(list(tensors), dim)])
+    return Operation(
+        f"split along {dim}", _splitter(parts, dim), lambda tensors: [torch.cat(list(tensors), dim)], moves=dim == 0
+    )
 
 
 def _splitter(parts: int, dim: int) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
@@ -108,6 +113,7 @@ def by_part(parts: int, heads: str) -> Operation:
         lambda tensors, count: swapped(tensors, count, parts),
         lambda tensors, count: swapped(tensors, parts, count),
         setting=heads,
+        moves=True,
     )
 
 
@@ -247,7 +253,7 @@ def plan(table: Table, names: Iterable[str], side: Side, config: Any = None) -> 
             here = islice(every, most)
         places += [(place[0] if place else 0, number, place) for place in here]
 
-    steps = []
+    steps, made = [], set[str]()
     for _, number, place in sorted(places):
         row = table.rows[number]
         group = found[row].get(place, {})
@@ -258,8 +264,10 @@ def plan(table: Table, names: Iterable[str], side: Side, config: Any = None) -> 
         problems["missing"] += [name for name in wanted if name not in group]
         problems["left over"] += [name for canonical, name in group.items() if canonical not in wanted]
         if all(name in group for name in wanted):
-            sources = tuple(group[name] for name in wanted)
-            steps.append(Step(sources, row.names(OTHER[side], place, *values), row.operation, values))
+            sources, targets = tuple(group[name] for name in wanted), row.names(OTHER[side], place, *values)
+            problems["twice"] += [f"{target}, from {sources[0]} and others," for target in targets if target in made]
+            made.update(targets)
+            steps.append(Step(sources, targets, row.operation, values))
     complain(problems)
     return steps
 
@@ -283,6 +291,10 @@ class Mapped(Mapping[str, Tensor]):
     def sources(self, name: str) -> tuple[str, ...]:
         """The names, in the source, of what a tensor is made of."""
         return self._step[name].sources
+
+    def moves(self, name: str) -> bool:
+        """Whether a tensor's rows are those of its sources, in whatever order."""
+        return self._step[name].operation.moves
 
     def __getitem__(self, name: str) -> Tensor:
         step = self._step[name]

@@ -51,6 +51,7 @@ def neighbours(heads: str) -> Operation:
         lambda tensors, count: swapped(tensors, count, -1, 2),
         lambda tensors, count: swapped(tensors, count, 2, -1),
         setting=heads,
+        moves=True,
     )
 
 

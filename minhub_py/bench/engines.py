@@ -184,14 +184,23 @@ class LlamaCpp(Generator):
             made.append(self._read(made[-1:]))
         return made
 
+    def logits(self, ids: Ids) -> Any:
+        """The logits after each id of a text, an array (ids, V). They are read one by one, as in generation."""
+        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
+        return self.np.stack([self._logits([id]).copy() for id in ids])
+
     def _read(self, ids: Ids) -> int:
         """Read ids after those read before; returns the likeliest next id."""
+        return int(self._logits(ids).argmax())
+
+    def _logits(self, ids: Ids) -> Any:
+        """Read ids after those read before; returns the logits after the last, an array (V,) until the next call."""
         tokens = (self.api.llama_token * len(ids))(*ids)
         status = self.api.llama_decode(self.context, self.api.llama_batch_get_one(tokens, len(ids)))
         if status:
             raise RuntimeError(f"llama_decode ended with status {status}")
         logits = self.api.llama_get_logits_ith(self.context, -1)
-        return int(self.np.ctypeslib.as_array(logits, shape=(self.size,)).argmax())
+        return self.np.ctypeslib.as_array(logits, shape=(self.size,))
 
     def bytes_per_token(self) -> int:
         """Bytes of weights in the file, all of which are read for one token if the head is tied."""

@@ -6,8 +6,9 @@
     data         from the next multiple of general.alignment on
 
 The tensors are read in place, from the mapped file. Those in 8 bits or less are made float32 one at a time, by the
-package gguf, which is llama.cpp's own. The header is read here: the package makes an array of each word of a
-vocabulary, which takes seconds, and believes whatever counts and lengths a damaged file has.
+package gguf, which is llama.cpp's own; with `quantize="auto"` most stay as they lie (`kept_as`). The header is read
+here: the package makes an array of each word of a vocabulary, which takes seconds, and believes whatever counts and
+lengths a damaged file has.
 
 `weights_map.gguf` says what the files call the settings and tensors of a family.
 Sources: ggml's docs/gguf.md; the types of tensors in ggml/src/ggml-common.h.
@@ -15,7 +16,6 @@ Sources: ggml's docs/gguf.md; the types of tensors in ggml/src/ggml-common.h.
 
 import math
 import struct
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ import weights_map
 from minhub_py.files.storage import Checkpoint, Layout
 from minhub_py.models import rotary
 from minhub_py.printable import gist
+from weights_map.blocks import TYPES, Blocks
 from weights_map.engine import Mapped
 from weights_map.gguf import Form
 
@@ -41,8 +42,7 @@ FLOAT, STRING, ARRAY = 6, 8, 9
 MAX_STRING = 100_000_000  # bytes: a chat template has thousands
 # Types of tensors that are as torch has them, and others that are read, by the package's names.
 PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-EIGHT_BITS = ("Q8_0", "Q6_K")
-FEWER_BITS = ("Q5_0", "Q5_1", "Q5_K", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K")
+IN_BLOCKS = (*TYPES, "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K")
 AT_ONCE = 2**18  # numbers that are made float32 together: they stay in a core's cache
 
 # Keys after "<architecture>." that change nothing here, and those that do unless they have this value.
@@ -191,8 +191,8 @@ def _tensor_info(scanner: Scanner) -> tuple[str, Stored]:
     if shape[-1] % block or not all(shape):
         raise ValueError(f"{name} has the shape {shape}, which its type cannot have")
     stored = Stored(gguf.GGMLQuantizationType(kind).name, shape, scanner.number("Q"), math.prod(shape) // block * size)
-    if stored.type not in (*PLAIN, *EIGHT_BITS, *FEWER_BITS):
-        known = ", ".join((*PLAIN, *EIGHT_BITS, *FEWER_BITS))
+    if stored.type not in (*PLAIN, *IN_BLOCKS):
+        known = ", ".join((*PLAIN, *IN_BLOCKS))
         raise ValueError(f"{name} is stored as {stored.type}; this package reads {known}")
     return name, stored
 
@@ -223,6 +223,10 @@ class Tensors(Mapping[str, Tensor]):
         if self._data is None:
             self._data = mapped(self.path)
         return self._data[self.stored[name].start :][: self.stored[name].size]
+
+    def rows(self, name: str) -> Tensor:
+        """A tensor as it lies in the mapped file, uint8: of each row the bytes."""
+        return torch.from_numpy(self.bytes_of(name)).view(*self.stored[name].shape[:-1], -1)
 
     def __getitem__(self, name: str) -> Tensor:
         kind, shape = self.stored[name].type, self.stored[name].shape
@@ -382,13 +386,18 @@ class GGUFCheckpoint(Checkpoint):
         """Whose names the tensors have."""
         return "hub"
 
-    @property
-    def quantization(self) -> str | None:
-        types = Counter[str]()
-        for stored in self.header.tensors.values():
-            types[stored.type] += math.prod(stored.shape)
-        [(most, _)] = types.most_common(1)
-        return "int8" if most in EIGHT_BITS else "nf4" if most in FEWER_BITS else None
+    def kept_as(self, name: str, native: Mapped) -> Blocks | str | None:
+        """See `Checkpoint`. What cannot be computed from its blocks is kept in int8: nf4 would round it once more."""
+        hub = native.sources(name)
+        sources = [source for each in hub for source in self._shapes.sources(each)]
+        types = {self._tensors.stored[source].type for source in sources}
+        if types <= PLAIN.keys():
+            return None
+        if len(types) == 1 and types <= TYPES.keys() and native.moves(name) and all(map(self._shapes.moves, hub)):
+            rows = native.over(self._shapes.over({source: self._tensors.rows(source) for source in sources}))[name]
+            if rows.dim() == 2 and rows.stride(1) == 1:  # not turned around
+                return Blocks(types.pop(), rows)
+        return "int8"
 
     @cached_property
     def _shapes(self) -> Mapped:

@@ -65,7 +65,7 @@ PRE = {
 # Kinds of tokens that a text is searched for first, and whether they are special.
 MARKED = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
 # Architectures whose older files name no words.
-OLDER = ("gpt2", "gptneox")
+OLDER = ("gpt2", "gptneox", "phi2")
 
 
 def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:

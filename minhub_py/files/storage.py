@@ -24,6 +24,8 @@ from torch import Tensor
 
 from minhub_py.files.hub import COMPANIONS, WEIGHTS, shard_names
 from minhub_py.printable import gist
+from weights_map.blocks import Blocks
+from weights_map.engine import Mapped
 
 Layout = Literal["hub", "native"]
 
@@ -100,9 +102,11 @@ class Checkpoint(Mapping[str, Tensor]):
             return files
         raise FileNotFoundError(f"{self.path} has no weights: none of {', '.join(WEIGHTS)}")
 
-    @property
-    def quantization(self) -> str | None:
-        """How to quantize the weights to as many bits as they have in the files; None: not at all."""
+    def kept_as(self, name: str, native: Mapped) -> Blocks | str | None:
+        """How `quantize="auto"` keeps one of our tensors: in the blocks of its file, or quantized; None: in floats.
+
+        native: the checkpoint's shapes under our names.
+        """
         return None
 
     def stored_as(self, name: str) -> str:

@@ -75,6 +75,7 @@ from minhub_py.models.packed import Packed
 # As in native/decoder.c.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}  # the last: nf4
 MXFP4 = 5
+BLOCKS = {"Q8_0": 6, "Q4_0": 7, "Q4_1": 8, "Q5_0": 9, "Q5_1": 10, "Q4_K": 11, "Q5_K": 12, "Q6_K": 13}
 CACHES = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = {
     "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
@@ -132,7 +133,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 9 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 10 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -188,9 +189,9 @@ class CompiledReader(EagerReader):
         # From how many ids on `forward` is the faster one: its products in bfloat16 use instructions of their own,
         # though they round activations to it, and their sums differ between numbers of threads. An LSTM takes its ids
         # one by one either way.
-        # Experts in MXFP4 it would have to unpack at every call.
+        # MXFP4 and GGUF's blocks it would have to unpack at every call.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16]
-        unpacks = any(operation.weight.dtype == MXFP4 for operation in operations)
+        unpacks = any(operation.weight.dtype >= MXFP4 for operation in operations)
         self.long = LONG if is_bfloat16 and not (unpacks or KINDS["recur"] in kinds) else None
         self.width = -(-self.width // 128) * 128
         self.threads = min(torch.get_num_threads(), 64)
@@ -503,7 +504,8 @@ class CompiledReader(EagerReader):
         self.width = max(self.width, columns)
         by_row, by_column = weight.stride()
         size = weight.element_size()
-        found = Matrix(weight.data_ptr(), None, rows, columns, by_row * size, DTYPES[weight.dtype], 0)
+        dtype = BLOCKS.get(source.kind, DTYPES[weight.dtype]) if codes else DTYPES[weight.dtype]
+        found = Matrix(weight.data_ptr(), None, rows, columns, by_row * size, dtype, 0)
         if by_column != 1 and columns > 1:
             if by_row != 1 or weight.dtype != torch.float32:
                 raise UnsupportedError(f"a weight with strides {weight.stride()}")

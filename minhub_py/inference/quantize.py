@@ -4,6 +4,7 @@ int8    a scale for each output: weight = scale * code, code from -127 to 127. 8
 nf4     matrices of the blocks in NormalFloat4 (Dettmers et al., 2023, QLoRA): one of 16 values, the quantiles of a
         normal distribution, times the largest absolute value of each 32 inputs. 5 bits a weight, scales included.
         Embeddings and head in int8: all that a model reads or says goes through them.
+blocks  as they lie in a GGUF file, in one of its types (weights_map/blocks.py).
 
 Only weights are quantized: biases, norms, positions and all arithmetic keep the model's dtype. Weights of experts stay
 as the file has them, in floats or in MXFP4. A layer's own `forward` makes float weights again at each call, which takes
@@ -11,7 +12,8 @@ time and memory; native/decoder.c reads the codes.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models.packed import Packed
+from weights_map.blocks import TYPES, Blocks, unpack_rows
 
 KINDS = ("int8", "nf4")
 
@@ -60,7 +63,7 @@ def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 def unpack(codes: Tensor, scales: Tensor, columns: int) -> Tensor:
     """The float32 weight (out, in) that codes and scales stand for."""
     if codes.dtype == torch.int8:
-        return codes.float() * scales.unsqueeze(1)
+        return codes.float() * scales.unsqueeze(-1)
     words = codes.view(torch.int32).view(codes.size(0), -1, 1, 16)
     found = (words >> (4 * torch.arange(8, device=codes.device).view(8, 1))) & 15  # (out, blocks, 8, 16)
     groups = NF4.to(codes.device)[found].view(codes.size(0), -1, GROUP)
@@ -68,22 +71,37 @@ def unpack(codes: Tensor, scales: Tensor, columns: int) -> Tensor:
 
 
 class Quantized(nn.Module):
-    """A weight (out, in) as codes and scales, which state_dict holds under these names."""
+    """A weight (out, in) as codes and scales, which state_dict holds under these names.
+
+    kind: one of `KINDS`, or a type of GGUF, whose codes are blocks with their scales in them.
+    """
 
     codes: Tensor
     scales: Tensor
 
-    def __init__(self, weight: Tensor, kind: str) -> None:
+    def __init__(self, weight: Tensor, kind: str | Blocks) -> None:
+        """kind: how to quantize the weight, or its blocks; then only its shape and dtype matter."""
         super().__init__()
-        self.kind, self.shape, self.dtype = kind, tuple(weight.shape), weight.dtype
-        codes, scales = pack(weight, kind)
+        self.shape, self.dtype = tuple(weight.shape), weight.dtype
+        if isinstance(kind, Blocks):
+            self.kind, codes = kind
+            scales = torch.empty(len(codes), 0, device=codes.device)
+        else:
+            self.kind = kind
+            codes, scales = pack(weight, kind)
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
 
     @property
     def weight(self) -> Tensor:
         """Made anew: (out, in), in the dtype that was quantized."""
-        return unpack(self.codes, self.scales, self.shape[1]).to(self.dtype)
+        return self.rows(slice(None))
+
+    def rows(self, which: Any) -> Tensor:
+        """Likewise the rows of an index."""
+        if self.kind in TYPES:
+            return unpack_rows(self.codes[which], self.kind).to(self.dtype)
+        return unpack(self.codes[which], self.scales[which], self.shape[1]).to(self.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """A dtype is for what `forward` computes in: codes and scales keep theirs."""
@@ -101,7 +119,7 @@ class Quantized(nn.Module):
 class QuantizedLinear(Quantized):
     """nn.Linear, quantized."""
 
-    def __init__(self, linear: nn.Linear, kind: str) -> None:
+    def __init__(self, linear: nn.Linear, kind: str | Blocks) -> None:
         super().__init__(linear.weight, kind)
         self.bias = linear.bias
 
@@ -117,11 +135,11 @@ class QuantizedLinear(Quantized):
 class QuantizedEmbedding(Quantized):
     """nn.Embedding, quantized; where weights are tied it is the head too."""
 
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__(embedding.weight, "int8")
+    def __init__(self, embedding: nn.Embedding, kind: str | Blocks = "int8") -> None:
+        super().__init__(embedding.weight, kind)
 
     def forward(self, idx: Tensor) -> Tensor:
-        return (self.codes[idx].float() * self.scales[idx].unsqueeze(-1)).to(self.dtype)
+        return self.rows(idx)
 
     def replaces(self, made: nn.Module) -> bool:
         """Whether it does what a layer without weights would do."""
@@ -162,11 +180,21 @@ def quantize(model: Any, kind: str, fill: Callable[[nn.Module], object] = lambda
     """
     check_kind(kind)
     refuse_quantized(model, "quantized once more")
-    kinds = dict(layers_of(model, kind))
+    replace_layers(model, dict(layers_of(model, kind)), fill)
+
+
+def replace_layers(
+    model: nn.Module, kinds: Mapping[nn.Module, str | Blocks], fill: Callable[[nn.Module], object]
+) -> None:
+    """Replace layers by quantized ones, in place: each by its kind, or by the blocks that it is to hold.
+
+    fill: is given each layer that is to be quantized, to put its weights there.
+    """
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if layer in kinds:
-                fill(layer)
+                if isinstance(kinds[layer], str):
+                    fill(layer)
                 setattr(parent, name, quantized(layer, kinds[layer]))
 
 
@@ -183,10 +211,10 @@ def layers_of(model: Any, kind: str) -> Iterator[tuple[nn.Module, str]]:
                 yield layer, kind
 
 
-def quantized(layer: nn.Module, kind: str) -> nn.Module:
-    """A layer that holds the weights of `layer` quantized."""
+def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:
+    """A layer that holds the weights of `layer` quantized, or `kind`, which are blocks of them."""
     if isinstance(layer, nn.Embedding):
-        return QuantizedEmbedding(layer)
+        return QuantizedEmbedding(layer, kind)
     return QuantizedLSTM(layer, kind) if isinstance(layer, nn.LSTM) else QuantizedLinear(layer, kind)  # type: ignore[arg-type]
 
 
@@ -197,9 +225,14 @@ def check_kind(kind: str | None, *others: str) -> None:
 
 
 def kind_of(model: nn.Module) -> str | None:
-    """How a model is quantized; None: it is not."""
-    kinds = {module.kind for module in model.modules() if isinstance(module, Quantized)}
-    return None if not kinds else "nf4" if "nf4" in kinds else "int8"  # in nf4 too embeddings are int8
+    """How a model is quantized: int8, nf4, or the type of GGUF that most of its weights have; None: it is not."""
+    kinds = Counter[str]()
+    for module in model.modules():
+        if isinstance(module, Quantized):
+            kinds[module.kind] += math.prod(module.shape)
+    if not kinds or not kinds.keys() <= set(KINDS):
+        return kinds.most_common(1)[0][0] if kinds else None
+    return "nf4" if "nf4" in kinds else "int8"  # in nf4 too embeddings are int8
 
 
 def count(model: nn.Module) -> int:

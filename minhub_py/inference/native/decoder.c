@@ -29,7 +29,9 @@
 #endif
 
 /* compiled.py has the same numbers and structures. */
-enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4 };
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4,
+       Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, /* types of GGUF */
+       BLOCKS }; /* for the compiler: one of these, which is known when it runs */
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, KEEP, COPY, ROUTE, EXPERTS, COMBINE,
        PLACE, DELTA_RULE, CROSS_ATTEND, REMEMBER };
@@ -230,7 +232,7 @@ API const char *choose(const char *name) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 9 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 9: the count of changes of meaning */
+    return 10 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 10: the count of changes of meaning */
 }
 
 /* --- threads ---

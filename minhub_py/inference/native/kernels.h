@@ -24,6 +24,15 @@ typedef int32_t NAME(ints) __attribute__((vector_size(4 * LANES)));
 #define bits_at NAME(bits_at)
 #define ints NAME(ints)
 
+/* 0, 1, 2 … */
+#if LANES == 16
+static const bits NAME(lanes) = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif LANES == 8
+static const bits NAME(lanes) = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+static const bits NAME(lanes) = {0, 1, 2, 3};
+#endif
+
 /* --- LANES numbers as float32 --- */
 
 INLINE vec NAME(load_bfloat16)(const uint16_t *from) {
@@ -100,6 +109,99 @@ INLINE vec NAME(load_mxfp4)(const uint8_t *block, int k, float scale) {
     for (int lane = 0; lane < LANES; lane++) found[lane] = mxfp4[from[lane] >> (k >= 16 ? 4 : 0) & 15];
     return found * scale;
 #endif
+}
+
+/* A float16, wherever it lies, in each lane. */
+INLINE vec NAME(all_half)(const uint8_t *from) {
+    uint16_t half;
+    memcpy(&half, from, 2);
+#if LANES == 16
+    return (vec)_mm512_cvtph_ps(_mm256_set1_epi16(half));
+#elif LANES == 8
+    return (vec)_mm256_cvtph_ps(_mm_set1_epi16(half));
+#else
+    return (vec){0} + half_to_float(half);
+#endif
+}
+
+INLINE bits NAME(load_bytes)(const uint8_t *from) {
+#if LANES == 16
+    return (bits)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from));
+#elif LANES == 8
+    return (bits)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)from));
+#else
+    bits found;
+    for (int lane = 0; lane < LANES; lane++) found[lane] = from[lane];
+    return found;
+#endif
+}
+
+INLINE vec NAME(numbers)(bits whole) {
+    return __builtin_convertvector((ints)whole, vec);
+}
+
+/* Of the lowest four bits of each: number * scale + offset. Of 16 lanes the 16 values are made once for a block. */
+INLINE vec NAME(nibbles)(bits codes, vec scale, vec offset) {
+#if LANES == 16
+    const vec values = NAME(numbers)(NAME(lanes)) * scale + offset;
+    return (vec)_mm512_permutexvar_ps((__m512i)codes, (__m512)values);
+#else
+    return NAME(numbers)(codes & 15) * scale + offset;
+#endif
+}
+
+/* Weights k to k + 31 of a row in a type of GGUF: each is its code times a scale, and an offset. Where a block has them
+ * is said in ggml/src/ggml-common.h; nothing in it is aligned. Both products are exact, so that the sum is rounded the
+ * same way whichever of them the compiler fuses with it. */
+INLINE void NAME(unblock)(const uint8_t *row, int64_t k, int dtype, vec *weights) {
+    if (dtype == Q8_0) { /* scale, 32 codes with signs */
+        const uint8_t *block = row + k / 32 * 34;
+        const vec scale = NAME(all_half)(block);
+        UNROLL for (int part = 0; part < 32; part += LANES)
+            weights[part / LANES] = NAME(load_int8)((const int8_t *)block + 2 + part) * scale;
+    } else if (dtype == Q6_K) { /* lower four bits of 256, upper two, 16 scales with signs, their scale */
+        const uint8_t *block = row + k / 256 * 210, *scales = block + 192 + k % 256 / 16;
+        const uint8_t *low = block + k % 256 / 128 * 64 + k % 64, *high = block + 128 + k % 256 / 128 * 32;
+        const uint32_t quarter = k % 128 / 32;
+        const vec whole = NAME(all_half)(block + 208);
+        UNROLL for (int part = 0; part < 32; part += LANES) {
+            const bits codes = (NAME(load_bytes)(low + part) >> (quarter / 2 * 4) & 15) |
+                               (NAME(load_bytes)(high + part) >> (quarter * 2) & 3) << 4;
+            weights[part / LANES] = NAME(numbers)(codes - 32) * (whole * (float)(int8_t)scales[part / 16]);
+        }
+    } else if (dtype == Q4_K || dtype == Q5_K) { /* two scales, of the groups' 6-bit scales and offsets; codes */
+        const uint8_t *block = row + k / 256 * (dtype == Q4_K ? 144 : 176), *packed = block + 4;
+        const uint32_t group = k % 256 / 32;
+        const int size = group < 4 ? packed[group] & 63 : (packed[group + 4] & 15) | packed[group - 4] >> 6 << 4;
+        const int less = group < 4 ? packed[group + 4] & 63 : packed[group + 4] >> 4 | packed[group] >> 6 << 4;
+        const vec scale = NAME(all_half)(block) * (float)size, offset = NAME(all_half)(block + 2) * -(float)less;
+        const uint8_t *low = block + (dtype == Q4_K ? 16 : 48) + group / 2 * 32;
+        UNROLL for (int part = 0; part < 32; part += LANES) {
+            const bits codes = NAME(load_bytes)(low + part) >> (group % 2 * 4);
+            if (dtype == Q4_K) {
+                weights[part / LANES] = NAME(nibbles)(codes, scale, offset);
+            } else {
+                const bits fifth = (NAME(load_bytes)(block + 16 + part) >> group & 1) << 4;
+                weights[part / LANES] = NAME(numbers)((codes & 15) | fifth) * scale + offset;
+            }
+        }
+    } else { /* scale, offset if the type ends in 1, the fifth bits, codes: 16 low halves of the bytes, 16 high ones */
+        const int has_offset = dtype == Q4_1 || dtype == Q5_1, five = dtype == Q5_0 || dtype == Q5_1;
+        const uint8_t *block = row + k / 32 * (18 + 2 * has_offset + 4 * five), *low = block + 2 + 2 * has_offset;
+        const vec scale = NAME(all_half)(block);
+        const vec offset = has_offset ? NAME(all_half)(block + 2) : scale * (five ? -16.f : -8.f);
+        uint32_t fifths;
+        memcpy(&fifths, low, 4);
+        UNROLL for (int part = 0; part < 32; part += LANES) {
+            const bits codes = NAME(load_bytes)(low + 4 * five + part % 16) >> (uint32_t)(part / 16 * 4);
+            if (five) {
+                const bits fifth = (((bits){0} + fifths) >> (NAME(lanes) + part) & 1) << 4;
+                weights[part / LANES] = NAME(numbers)((codes & 15) | fifth) * scale + offset;
+            } else {
+                weights[part / LANES] = NAME(nibbles)(codes, scale, offset);
+            }
+        }
+    }
 }
 
 INLINE vec NAME(load)(const void *row, int64_t k, int dtype) {
@@ -220,6 +322,17 @@ INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_
                     for (int t = 0; t < T; t++) sums[r][t] += weight * *(const vec_at *)(in + t * in_stride + k + part);
                 }
             }
+    } else if (dtype >= Q8_0) {
+        const int64_t width = stride * 32 / columns; /* of 32 weights, in bytes */
+        for (; k < columns; k += 32)
+            for (int r = 0; r < R; r++) {
+                vec weights[32 / LANES];
+                __builtin_prefetch(data + r * stride + k / 32 * width + AHEAD);
+                NAME(unblock)(data + r * stride, k, dtype == BLOCKS ? w->dtype : dtype, weights);
+                UNROLL for (int part = 0; part < 32; part += LANES)
+                    for (int t = 0; t < T; t++)
+                        sums[r][t] += weights[part / LANES] * *(const vec_at *)(in + t * in_stride + k + part);
+            }
     } else {
         for (; k + LANES <= columns; k += LANES)
             for (int r = 0; r < R; r++) {
@@ -320,6 +433,26 @@ INLINE void NAME(linear_in_out)(const matrix *w, int64_t begin, int64_t end, con
         }
 }
 
+/* Weights in a type of GGUF, likewise. A single token, where speed counts most, has its own code for each type. */
+static void NAME(linear_blocks)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
+                                float *out, int64_t out_stride, int64_t tokens) {
+    int64_t n = begin;
+    for (; tokens == 1 && n + 4 <= end; n += 4) {
+        float *to = out + n - begin;
+        switch (w->dtype) {
+        case Q8_0: NAME(dot)(w, n, in, 0, to, 0, 4, 1, Q8_0); break;
+        case Q4_0: NAME(dot)(w, n, in, 0, to, 0, 4, 1, Q4_0); break;
+        case Q4_1: NAME(dot)(w, n, in, 0, to, 0, 4, 1, Q4_1); break;
+        case Q5_0: NAME(dot)(w, n, in, 0, to, 0, 4, 1, Q5_0); break;
+        case Q5_1: NAME(dot)(w, n, in, 0, to, 0, 4, 1, Q5_1); break;
+        case Q4_K: NAME(dot)(w, n, in, 0, to, 0, 4, 1, Q4_K); break;
+        case Q5_K: NAME(dot)(w, n, in, 0, to, 0, 4, 1, Q5_K); break;
+        default: NAME(dot)(w, n, in, 0, to, 0, 4, 1, Q6_K);
+        }
+    }
+    NAME(linear_out_in)(w, n, end, in, in_stride, out + n - begin, out_stride, tokens, BLOCKS);
+}
+
 /* out[t][n - begin] = weight[n] . in[t] for the outputs n from `begin` to before `end`. */
 static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride, float *out,
                          int64_t out_stride, int64_t tokens) {
@@ -337,7 +470,8 @@ static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const floa
     case FLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT16); break;
     case INT8: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, INT8); break;
     case NF4: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, NF4); break;
-    default: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, MXFP4);
+    case MXFP4: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, MXFP4); break;
+    default: NAME(linear_blocks)(w, begin, end, in, in_stride, out, out_stride, tokens);
     }
 }
 
@@ -357,6 +491,14 @@ static void NAME(row)(const matrix *w, int64_t row, float *out) {
     const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
     const float *scales = w->scales;
     if (w->dtype == NF4) scales += row * ((w->columns + 127) / 128 * (128 / GROUP));
+    if (w->dtype >= Q8_0) {
+        for (int64_t k = 0; k < w->columns; k += 32) {
+            vec weights[32 / LANES];
+            NAME(unblock)(data, k, w->dtype, weights);
+            memcpy(out + k, weights, sizeof weights);
+        }
+        return;
+    }
     for (int64_t k = 0; k < w->columns; k += LANES) {
         int64_t n = w->columns - k < LANES ? w->columns - k : LANES;
         vec value;

@@ -22,7 +22,7 @@
 #' @param quantize `"int8"` or `"nf4"` (4 bits): smaller weights and, on a CPU,
 #'   faster text, from results that differ a little. Such a model has no float
 #'   weights to look at, and cannot be made an R torch module, or saved.
-#'   `"auto"`: about as many bits as the weights of a GGUF file have.
+#'   `"auto"`: the weights of a GGUF file as they lie in it, without loss.
 #' @returns A model, see [minhub_model].
 #' @seealso [generate()], [next_tokens()], [score()], [as_torch_module()]
 #' @examplesIf minhubpy:::is_ready()
