@@ -136,7 +136,8 @@ def test_llamacpp_reads_the_same_model(small_llama: str) -> None:
     assert result["left_out"] == []
     rows = {row["runner"]: row for row in result["cases"]["llama"]["rows"]}
     assert rows["llama.cpp F32"]["ids"] == rows["minhub_py float32"]["ids"]
-    for ours, theirs in (("float32", "F32"), ("bfloat16", "BF16"), ("int8", "Q8_0"), ("nf4", "Q4_0")):
+    for ours, theirs in (("float32", "F32"), ("bfloat16", "BF16"), ("int8", "Q8_0"), ("nf4", "Q4_0"),
+                         ("Q8_0", "Q8_0"), ("Q4_0", "Q4_0")):  # fmt: skip
         row, peer = rows[f"minhub_py {ours}"], rows[f"llama.cpp {theirs}"]
         assert row["ratio_to_llamacpp"] == pytest.approx(peer["seconds"][0] / row["seconds"][0])
 

@@ -81,15 +81,16 @@ def decode(bench: Bench) -> Case:
 
 # The weights of this package -> those of llama.cpp with as many bits.
 SAME_BITS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}
+SAME_FILE = {"Q8_0": "Q8_0", "Q4_0": "Q4_0"}
 
 
 def llama(bench: Bench) -> Case:
-    """Decoding with a Llama of SmolLM2-135M's sizes, or --model; with llama.cpp, compared at equal bits."""
+    """Decoding with a Llama of SmolLM2-135M's sizes, or --model; beside llama.cpp, in as many bits and on its files."""
     subject = bench.subject("llama")
     runners = [*bench.ours(*SAME_BITS), *bench.transformers(subject, "float32", "bfloat16"),
                *bench.llamacpp(subject, *SAME_BITS.values())]  # fmt: skip
     case = decoding(bench, subject, runners)
-    for ours, theirs in SAME_BITS.items():
+    for ours, theirs in (SAME_BITS | SAME_FILE).items():
         row, peer = named(case.rows, f"minhub_py {ours}"), named(case.rows, f"llama.cpp {theirs}")
         if row and peer:
             row["ratio_to_llamacpp"] = peer["ms_per_token"] / row["ms_per_token"]

@@ -199,7 +199,7 @@ class Bench:
         """The model in the format of the runner's library."""
         if runner.engine == "CTranslate2":
             return self._for_ctranslate2(subject)
-        if runner.engine == "LlamaCpp":
+        if runner.engine == "LlamaCpp" or runner.options.get("quantize") == "auto":
             return self._for_llamacpp(subject, runner.weights)
         return subject.folder
 
@@ -258,11 +258,15 @@ class Bench:
         return [Runner("CTranslate2", dtype, "CTranslate2", {"dtype": dtype}) for dtype in weights]
 
     def llamacpp(self, subject: Subject, *weights: str) -> list[Runner]:
-        """Runners of llama.cpp for these kinds of weights, if it is installed and the model is a Llama."""
+        """Runners of llama.cpp for these kinds of weights, if it is installed and the model is a Llama.
+
+        Of the files in 8 and 4 bits there is a runner of this package, too.
+        """
         if subject.family != "llama" or not self.has("llama.cpp"):
             return []
         exact = {"cache": "float32"}  # so that F32 gives the same ids as the others
-        return [Runner("llama.cpp", kind, "LlamaCpp", exact if kind == "F32" else {}) for kind in weights]
+        same_file = [Runner("minhub_py", kind, "Minhub", {"quantize": "auto"}) for kind in weights if kind[0] == "Q"]
+        return same_file + [Runner("llama.cpp", kind, "LlamaCpp", exact if kind == "F32" else {}) for kind in weights]
 
     def interleave(self, what: str, steps: Mapping[Any, Callable[[], Any]]) -> dict[Any, list[Any]]:
         """Run all steps in turn, for several rounds. Returns the results of each, without the warm-up round."""
