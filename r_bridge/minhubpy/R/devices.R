@@ -6,7 +6,7 @@
 #'   for each.
 #' @examplesIf minhubpy:::is_ready()
 #' minhub_devices()
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 minhub_devices <- function() structure(ask("devices"), class = c("minhub_devices", "data.frame"))
 

@@ -8,7 +8,7 @@
 #'   `advice`: the next step where something does not fit.
 #' @examplesIf minhubpy:::is_ready()
 #' minhub_doctor()
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 minhub_doctor <- function() {
   report <- tryCatch(

@@ -39,7 +39,7 @@
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' generate(model, "ROMEO:", max_new_tokens = 40, seed = 1, stream = FALSE)
 #' generate(model, c(a = "To be", b = "O "), max_new_tokens = 10, temperature = 0)
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                      repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
@@ -178,7 +178,7 @@ check_tokenizer <- function(tokenizer) {
 #' likely
 #' plot(likely)
 #' next_tokens(model, c(a = "To b", b = "or no"), n = 2)
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
   model <- check_model(model)
@@ -218,7 +218,7 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #' summary(surprise)
 #' plot(surprise)
 #' perplexity(model, c(verse = "To be, or not to be", noise = "xq zzk vv"))
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 score <- function(model, texts, tokenizer = NULL, targets = NULL) {
   model <- check_model(model)

@@ -19,7 +19,7 @@
 #' both <- minhub_compare(narrow = train(8), wide = train(32))
 #' both
 #' plot(both)
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 minhub_compare <- function(...) {
   given <- list(...)
@@ -95,7 +95,7 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 #' run <- minhub_train(text, steps = 30, width = 16, layers = 1, context = 16, batch = 4, evaluate_every = 5, seed = 1)
 #' plot(run)
 #' plot(run$losses, against = "seconds")
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 plot.minhub_losses <- function(x, against = c("step", "tokens", "seconds"), main = "Losses", col = "#0072B2", ...) {
   against <- choice(against, c("step", "tokens", "seconds"))

@@ -28,7 +28,7 @@
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' model
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
                             token = NULL, local_files_only = FALSE, quantize = NULL) {
@@ -162,7 +162,7 @@ path_or_name <- function(identifier) {
 #' set.seed(1)
 #' gpt2(vocab_size = 65, n_embd = 32, n_head = 2, n_layer = 2, n_positions = 16)
 #' gpt2_from_config("minhub/shakespeare-gpt2", seed = 1)
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 gpt2 <- function(vocab_size = 50257, n_embd = 768, n_head = 12, n_layer = 12, max_pos = NULL, pdrop = NULL, ...,
                  seed = NULL) {
@@ -433,7 +433,7 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #' dim(model(c(1L, 2L, 3L)))
 #' model$config$n_layer
 #' summary(model)
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 NULL
 
 new_model <- function(method, arguments) {
@@ -612,7 +612,7 @@ as.list.minhub_model <- function(x, ...) attr(x, "self")$about[MODEL_FIELDS]
 #' model <- lstm_from_pretrained("minhub/shakespeare-lstm")
 #' folder <- save_pretrained(model, file.path(tempdir(), "my-lstm"))
 #' dir(folder)
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 save_pretrained <- function(model, folder, tokenizer = NULL) {
   model <- check_model(model)

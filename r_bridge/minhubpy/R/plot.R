@@ -40,7 +40,7 @@
 #' plot(surprise)
 #' plot(surprise, type = "text")
 #' plot(score(model, c(verse = "To be, or not to be", noise = "xq zzk vv qj xk")))
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 NULL
 
 MANY_BARS <- 60L

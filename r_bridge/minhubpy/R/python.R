@@ -388,6 +388,13 @@ find_base_python <- function() {
 
 is_hosted <- function() !is.null(session$link) && startsWith(session$link$epoch, "host")
 
+# What each example ends with. A check as CRAN makes it wants no connection left open; in others the next example goes
+# on with the same worker, which starts in seconds.
+end_example <- function() {
+  wanted <- tolower(Sys.getenv("_R_CHECK_CONNECTIONS_LEFT_OPEN_")) %in% c("true", "yes", "1")
+  if (wanted && !is_hosted()) minhub_stop()
+}
+
 # Whether there is a Python to use, without installing anything: for examples.
 is_ready <- function() {
   is_hosted() || tryCatch(

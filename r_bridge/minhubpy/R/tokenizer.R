@@ -23,7 +23,7 @@
 #' tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
 #' ids <- tok$encode("ROMEO:")$ids
 #' tok$decode(ids)
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 tokenizer_from_pretrained <- function(identifier, revision = "main", token = NULL, local_files_only = FALSE) {
   new_tokenizer("tokenizer_from_pretrained", list(

@@ -51,7 +51,7 @@
 #' loss <- torch::nnf_cross_entropy(logits[1, 1:2, ], idx[1, 2:3])
 #' loss$backward()
 #' optimizer$step()
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 as_torch_module <- function(model) {
   model <- check_model(model)

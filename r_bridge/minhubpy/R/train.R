@@ -90,7 +90,7 @@
 #' plot(run)
 #' generate(run$model, "To be", max_new_tokens = 20, seed = 1, stream = FALSE)
 #' run <- minhub_resume(run, steps = 40)
-#' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
+#' \dontshow{minhubpy:::end_example()}
 #' @export
 minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width = NULL, heads = NULL, context = NULL,
                          dropout = NULL, steps = NULL, batch = NULL, learning_rate = NULL, tokenizer = NULL,
