@@ -25,9 +25,12 @@ import math
 from collections.abc import Mapping
 from reprlib import repr as brief
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
-C = TypeVar("C")
+if TYPE_CHECKING:  # the command imports PyTorch where it is used
+    from minhub_py.models.base import ModelConfig
+
+C = TypeVar("C", bound="ModelConfig")
 
 SIZE, RATE = (1, 2**24), (0.0, 1.0)
 
@@ -61,11 +64,11 @@ ONLY_VALUE = {
 
 def read(Config: type[C], hub: Mapping[str, object]) -> C:
     """The dataclass for a config.json. ValueError: names a setting or value that is not supported."""
-    names = {field.name for field in dataclasses.fields(Config)}  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(Config)}
     only = ONLY_VALUE | dict(getattr(Config, "ONLY_VALUE", {}))
     ignored = NO_EFFECT | getattr(Config, "NO_EFFECT", frozenset())
     derived = getattr(Config, "DERIVED", ())
-    title = Config.TITLE  # type: ignore[attr-defined]
+    title = Config.TITLE
     hub = one_rope(Config, hub)
     for name, value in hub.items():
         if name in names or name in ignored or name in derived or name.startswith("_"):
@@ -94,8 +97,8 @@ def read(Config: type[C], hub: Mapping[str, object]) -> C:
 
 def build(Config: type[C], settings: Mapping[str, object]) -> C:
     """The dataclass for `settings`, each checked by type and range. ValueError: a setting is unknown or invalid."""
-    fields = {field.name: field for field in dataclasses.fields(Config)}  # type: ignore[arg-type]
-    title = Config.TITLE  # type: ignore[attr-defined]
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    title = Config.TITLE
     settings = one_rope(Config, settings)
     if unknown := sorted(set(settings) - set(fields)):
         raise ValueError(f"{title} has no setting {', '.join(unknown)}; its settings are {', '.join(fields)}")
@@ -111,7 +114,7 @@ def build(Config: type[C], settings: Mapping[str, object]) -> C:
 
 def changed(config: C, changes: Mapping[str, object]) -> C:
     """A copy of `config` with some settings changed, each checked as in `build`."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return build(type(config), {**values, **changes})
 
 

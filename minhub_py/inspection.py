@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import nn
 
 import weights_map
 from minhub_py.files import hub
@@ -13,6 +14,7 @@ from minhub_py.files.gguf import checkpoint_at
 from minhub_py.files.storage import Checkpoint, Layout
 from minhub_py.files.tokenizer import read_tokenizer, tokenizer_file
 from minhub_py.inference.quantize import count
+from minhub_py.models.base import ModelConfig
 from minhub_py.pretrained import describe, fit, read_config, same_values
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
@@ -57,7 +59,9 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _operations(family: Family, config: Any, names: list[str], layout: Layout) -> Iterator[tuple[str, str, str, str]]:
+def _operations(
+    family: Family, config: ModelConfig, names: list[str], layout: Layout
+) -> Iterator[tuple[str, str, str, str]]:
     """(name in the file, Hub name, our name, operation) of each tensor."""
     table = weights_map.tables[family.model_type]
     for name in names:
@@ -72,7 +76,7 @@ def _operations(family: Family, config: Any, names: list[str], layout: Layout) -
         yield name, hub_name, ", ".join(row.names("native", place)), operation
 
 
-def count_parameters(model: Any) -> dict[str, int]:
+def count_parameters(model: nn.Module) -> dict[str, int]:
     """Parameters in all and by part: each module at the top, so the blocks (`h`) count as one."""
     parts = {name: count(child) for name, child in model.named_children()}
     return {"total": count(model), **{name: n for name, n in parts.items() if n}}

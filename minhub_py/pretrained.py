@@ -20,6 +20,7 @@ from minhub_py.files import hub
 from minhub_py.files.gguf import checkpoint_at
 from minhub_py.files.storage import Checkpoint, write_checkpoint
 from minhub_py.inference.quantize import check_kind, layers_of, refuse_quantized, replace_layers
+from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.registry import FAMILIES, Entry, Family, entry_of, family_of, preset
 from minhub_py.skeleton import skeleton
 from weights_map.blocks import Blocks
@@ -63,7 +64,7 @@ def _from_pretrained(
     dtype: str | torch.dtype,
     quantize: str | None,
     entry: Entry | None = None,
-) -> Any:
+) -> LanguageModel:
     """`from_pretrained`, for the model types of one `entry` if it is given."""
     check_kind(quantize, "auto")
     checkpoint = open_checkpoint(identifier, revision, entry=entry, **access)
@@ -106,7 +107,7 @@ def read_config(
     entry: Entry | None = None,
     token: str | None = None,
     local_files_only: bool = False,
-) -> tuple[Family, Any, Path | None]:
+) -> tuple[Family, ModelConfig, Path | None]:
     """The family and the config of a model, and the folder or GGUF file that they were read from.
 
     No weights are fetched, but for those in a GGUF file. A published size, such as gpt2-xl, is known without the
@@ -127,7 +128,7 @@ def read_config(
     return family, config, folder
 
 
-def check_family(config: Any, entry: Entry | None, identifier: object) -> None:
+def check_family(config: ModelConfig, entry: Entry | None, identifier: object) -> None:
     """ValueError: one `entry` is wanted, and the config is of a model for another."""
     found = entry_of(config.to_hub()["model_type"])
     if entry not in (None, found):
@@ -140,7 +141,7 @@ def load(
     device: str = "auto",
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
-) -> Any:
+) -> LanguageModel:
     """The model of an opened checkpoint, in eval mode. On a CPU its weights are the file's own memory-mapped bytes.
 
     ValueError: an unknown device, dtype or quantization.
@@ -179,7 +180,7 @@ def load(
     return model.eval()
 
 
-def fit(checkpoint: Checkpoint) -> tuple[Family, Any, Mapping[str, Tensor]]:
+def fit(checkpoint: Checkpoint) -> tuple[Family, LanguageModel, Mapping[str, Tensor]]:
     """The family, the model without weights, and the shapes and dtypes of the checkpoint's tensors under our names.
 
     Only the files' headers are read, and a head beside the embedding to which config.json ties it: if its values are
@@ -236,7 +237,7 @@ def place(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return tensor if dtype == torch.float32 and device.type == "cpu" else tensor.contiguous()
 
 
-def describe(checkpoint: Checkpoint) -> tuple[Family, Any]:
+def describe(checkpoint: Checkpoint) -> tuple[Family, ModelConfig]:
     """The family and the config of a checkpoint, by config.json or, where there is none, by the tensors themselves."""
     if checkpoint.config is not None:
         settings = text_settings(checkpoint.config)
@@ -264,7 +265,7 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {**{name: settings[name] for name in shared if name in settings}, **text}
 
 
-def with_generation_settings(checkpoint: Checkpoint, config: Any) -> Any:
+def with_generation_settings(checkpoint: Checkpoint, config: ModelConfig) -> ModelConfig:
     """The ids that end a text: generation_config.json, where there is one, is newer than config.json."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     found = checkpoint.generation_config
@@ -286,15 +287,15 @@ def save_pretrained(
     ValueError: not a model of this package, or a quantized one, or not a `tokenizers.Tokenizer`.
     OSError: the disk is full or may not be written; what was in the folder is then still there.
     """
-    model = model_of(model, "save_pretrained()")
-    model = getattr(model, "_orig_mod", model)  # torch.compile() puts its own before every name
-    refuse_quantized(model, "saved")
+    own: LanguageModel = model_of(model, "save_pretrained()")
+    own = getattr(own, "_orig_mod", own)  # torch.compile() puts its own before every name
+    refuse_quantized(own, "saved")
     if tokenizer is not None:
         check_tokenizer(tokenizer, "to_str")
-    config: Any = model.config
+    config = own.config
     family = family_of(config.to_hub()["model_type"])
-    tensors = weights_map.to_hub(family.model_type, model.state_dict(), config)
-    dtype = next(model.parameters()).dtype
+    tensors = weights_map.to_hub(family.model_type, own.state_dict(), config)
+    dtype = next(own.parameters()).dtype
     settings = {**config.to_hub(), "dtype": str(dtype).removeprefix("torch.")}
     companions = None
     if tokenizer is not None:

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from reprlib import repr as brief
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.config import build
+
+if TYPE_CHECKING:  # the command imports PyTorch where it is used
+    from minhub_py.models.base import LanguageModel, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,12 @@ class Family:
         return [f"{self.owner}/{size}" if self.owner else size for size in self.presets]
 
     @property
-    def Config(self) -> Any:
+    def Config(self) -> "type[ModelConfig]":
         """The dataclass of the family's settings."""
         return getattr(import_module(f"minhub_py.models.{self.name}"), self.classes[0])
 
     @property
-    def Model(self) -> Any:
+    def Model(self) -> "type[LanguageModel]":
         """The family's nn.Module."""
         return getattr(import_module(f"minhub_py.models.{self.name}"), self.classes[1])
 
@@ -75,7 +78,7 @@ class Entry:
         """The name of the model in docstrings."""
         return self.family.classes[1] if self.name == self.family.name else self.name.title()
 
-    def config(self, settings: Mapping[str, object]) -> Any:
+    def config(self, settings: Mapping[str, object]) -> "ModelConfig":
         """The config for these settings. ValueError: a setting is unknown, or a value is not supported."""
         own: dict[str, object] = {"model_type": self.model_types[0]} if self.family.names else {}
         wanted = settings.get("model_type", self.model_types[0])
@@ -444,7 +447,7 @@ def family_of(model_type: object) -> Family:
     return entry_of(model_type).family
 
 
-def preset(name: str) -> tuple[Family, Any] | None:
+def preset(name: str) -> "tuple[Family, ModelConfig] | None":
     """The family and config of a published size such as gpt2-xl, with or without its owner; None if unknown."""
     for family in FAMILIES.values():
         for size, settings in family.presets.items():

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.registry import Family
 
 
-def skeleton(family: Family, config: Any) -> Any:
+def skeleton(family: Family, config: ModelConfig) -> LanguageModel:
     """Construct a model on the meta device: it has shapes and dtypes but no data, and takes no time."""
     with torch.device("meta"), Uninitialized():
         return family.Model(config)

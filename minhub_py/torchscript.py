@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from minhub_py.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
-from minhub_py.models.base import ACTIVATIONS, Step
+from minhub_py.models.base import ACTIVATIONS, EncoderDecoder, LanguageModel, Step
 from minhub_py.models.delta import delta_rule
 from minhub_py.models.packed import has_packed
 from minhub_py.models.window import local_attention
@@ -51,21 +51,20 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
     ValueError: not a model of this package, or a quantized one. OSError: the disk is full or may not be written;
     nothing has changed then.
     """
-    model = model_of(model, "save_torchscript()")
-    refuse_quantized(model, "written as TorchScript")
-    if has_packed(model):
+    own: LanguageModel = model_of(model, "save_torchscript()")
+    refuse_quantized(own, "written as TorchScript")
+    if has_packed(own):
         raise ValueError("experts in MXFP4 cannot be written as TorchScript: take the model in BF16 or F32")
-    config: Any = model.config
-    settings = {**config.to_hub(), "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
+    settings = {**own.config.to_hub(), "dtype": str(next(own.parameters()).dtype).removeprefix("torch.")}
     extra = {"config.json": json.dumps(settings, indent=2).encode(), **(extra_files or {})}
     with warnings.catch_warnings():
         # PyTorch would have torch.export used, which R cannot load. A FutureWarning since PyTorch 2.15.
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
-        write(compiled(model), Path(path), extra)
+        write(compiled(own), Path(path), extra)
 
 
-def compiled(model: Any) -> torch.jit.ScriptModule:
+def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     """The model in TorchScript, in eval mode, on the CPU; it shares the memory of weights that are there already."""
     own = skeleton(family_of(model.config.to_hub()["model_type"]), model.config)
     own.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
@@ -96,7 +95,7 @@ class Writer:
     x is the residual stream, h the current value, (B, T, …) each; inference/compiled.py says what the operations mean.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         # Buffers, too, that are in files.
         self.paths = {id(tensor): path_of(name) for name, tensor in model.state_dict(keep_vars=True).items()}
         self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
@@ -108,7 +107,7 @@ class Writer:
         self.arguments = ["idx", "decoder_idx"] if model.encoder_decoder else ["idx"]
         self.idx = "idx"  # what the steps read
         self.remembered = self.recalled = 0  # layers of cross attention
-        if model.encoder_decoder:
+        if isinstance(model, EncoderDecoder):
             self.write(model.encoder_steps())
             self.idx = "decoder_idx"
         self.write(model.steps())

@@ -33,6 +33,7 @@ from minhub_py.inference.compiled import MOST_TOKENS, reader_of
 from minhub_py.inference.eager import CHUNK
 from minhub_py.inference.sampling import Sampling, StopCriteria, check_finite, one_thread
 from minhub_py.inference.speculate import Guesser
+from minhub_py.models.base import LanguageModel
 
 
 def context_start(known: int, context: int | None) -> int:
@@ -110,10 +111,12 @@ class Batch:
     piece: ids of prompts that one step reads at most, so that a long prompt does not hold up the other rows.
     """
 
-    def __init__(self, model: Any, rows: int, max_length: int, *, keep: int = 0, piece: int | None = None) -> None:
-        self.context: int | None = model.config.context_length
+    def __init__(
+        self, model: LanguageModel, rows: int, max_length: int, *, keep: int = 0, piece: int | None = None
+    ) -> None:
+        self.context = model.config.context_length
         self.max_length = min(max_length, self.context or max_length)
-        self.start: int | None = model.config.decoder_start_token_id if model.encoder_decoder else None
+        self.start = model.decoder_start
         self.reader = reader_of(model)
         with torch.inference_mode():
             self.cache = self.reader.new_cache(rows, self.max_length)

@@ -70,6 +70,7 @@ from minhub_py.inference.cache import Cache, Source
 from minhub_py.inference.eager import EagerReader, Reader
 from minhub_py.inference.quantize import Quantized
 from minhub_py.inference.untouched import UnsupportedError, check_untouched
+from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.packed import Packed
 
 # As in native/decoder.c.
@@ -170,7 +171,7 @@ class CompiledReader(EagerReader):
 
     lookahead = MOST_TOKENS  # so many ids are stored before the first of them attends, and some are taken back again
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         """UnsupportedError: why the model's own `forward` has to do it."""
         super().__init__(model)
         self.library = library()
@@ -181,7 +182,7 @@ class CompiledReader(EagerReader):
         # The model's functions of positions, and what each gives for the first ones, as the compiled code reads it.
         self.rotated: dict[Any, Tensor] = {}
         self.outputs = self.width = 0
-        self.encoder: Any = self._operations(model.encoder_steps()) if model.encoder_decoder else None
+        self.encoder: Any = self._operations(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
         operations = self.operations = self._operations(model.steps())
         self.vocab_size = operations[-1].weight.rows
         kinds = {operation.kind for operation in operations}
@@ -541,7 +542,7 @@ def code_of(activation: str | None) -> int:
     return ACTIVATIONS.get(activation or "", 0)
 
 
-def reader_of(model: Any) -> Reader:
+def reader_of(model: LanguageModel) -> Reader:
     """What reads ids with this model here: its compiled steps, or else its own `forward`."""
     try:
         return CompiledReader(model)

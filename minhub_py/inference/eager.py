@@ -9,6 +9,7 @@ from torch import Tensor
 from minhub_py.inference.cache import Cache
 from minhub_py.inference.eval_mode import has_hooks, in_eval_mode
 from minhub_py.inference.untouched import is_of_this_package
+from minhub_py.models.base import LanguageModel
 
 Result = TypeVar("Result")
 
@@ -43,7 +44,7 @@ class EagerReader:
 
     guesses = False
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self._mode: bool | None = None  # that of the model when `_in_eval_mode` was made
 
@@ -89,13 +90,13 @@ class EagerReader:
             return work(model)
 
 
-def logits(model: Any, idx: Tensor, cache: Any) -> Tensor:
+def logits(model: LanguageModel, idx: Tensor, cache: Cache) -> Tensor:
     """What `forward` gives for ids that follow those of the cache."""
     found: Tensor = model(None, idx, cache) if model.encoder_decoder else model(idx, cache)
     return found
 
 
-def last(model: Any, idx: Tensor, cache: Any) -> Tensor:
+def last(model: LanguageModel, idx: Tensor, cache: Cache) -> Tensor:
     """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
     if not is_of_this_package(model) or has_hooks(model):
         return logits(model, idx, cache)[:, -1:]

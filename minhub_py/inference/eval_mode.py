@@ -20,7 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 
-def in_eval_mode(model: Any) -> tuple[Any, Callable[[], AbstractContextManager[object]]]:
+def in_eval_mode(model: nn.Module) -> tuple[Any, Callable[[], AbstractContextManager[object]]]:
     """What to call instead of the model, and a context to do it in. Nothing of the model is changed.
 
     ValueError: dropout cannot be kept out of it, as a part of it is compiled by TorchScript.

@@ -10,6 +10,7 @@ from torch import Tensor
 from minhub_py.arguments import model_of, whole
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
+from minhub_py.models.base import LanguageModel
 
 
 def generate(
@@ -119,12 +120,12 @@ def score(
     return results
 
 
-def room(model: Any, prompt: Sequence[int], new: int) -> int:
+def room(model: LanguageModel, prompt: Sequence[int], new: int) -> int:
     """The max_length of a batch for a prompt and so many new ids."""
     return max(len(prompt), 1 + new) if model.encoder_decoder else len(prompt) + new
 
 
-def check_targets(model: Any, targets: Any, count: int) -> list[list[int]]:
+def check_targets(model: LanguageModel, targets: Any, count: int) -> list[list[int]]:
     """Targets of `count` prompts as lists of ints. ValueError: they are no such, or one is empty."""
     try:
         found = check_prompts(model, targets)
@@ -135,7 +136,7 @@ def check_targets(model: Any, targets: Any, count: int) -> list[list[int]]:
     return found
 
 
-def check_prompts(model: Any, prompts: Any) -> list[list[int]]:
+def check_prompts(model: LanguageModel, prompts: Any) -> list[list[int]]:
     """Prompts as lists of ints. ValueError: they are no list of lists of ids of the vocabulary, or one is empty."""
     check_kind(prompts)
     if not isinstance(prompts, Iterable):
@@ -143,7 +144,7 @@ def check_prompts(model: Any, prompts: Any) -> list[list[int]]:
     return [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
 
 
-def check_ids(model: Any, prompt: Any, row: int | None) -> list[int]:
+def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
     """A prompt as a list of ints. row: its place among several; None, where there is but one.
 
     ValueError: it is empty, or has something else than ids of the vocabulary.
@@ -179,7 +180,7 @@ def check_kind(prompt: Any) -> None:
 
 
 def start(
-    model: Any,
+    model: LanguageModel,
     texts: list[list[int]],
     max_new_tokens: int,
     sampling: Sampling,

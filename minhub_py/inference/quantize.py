@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.packed import Packed
 from weights_map.blocks import TYPES, Blocks, unpack_rows
 
@@ -172,7 +173,7 @@ class QuantizedLSTM(nn.Module):
         return type(made) is nn.LSTM and all(getattr(self, name) == getattr(made, name) for name in sizes)
 
 
-def quantize(model: Any, kind: str, fill: Callable[[nn.Module], object] = lambda layer: None) -> None:
+def quantize(model: LanguageModel, kind: str, fill: Callable[[nn.Module], object] = lambda layer: None) -> None:
     """Replace a model's layers by quantized ones, in place. What they were made from is then no longer in the model.
 
     fill: is given each layer before, to put its weights there, so that no two need to have theirs in memory.
@@ -198,9 +199,9 @@ def replace_layers(
                 setattr(parent, name, quantized(layer, kinds[layer]))
 
 
-def layers_of(model: Any, kind: str) -> Iterator[tuple[nn.Module, str]]:
+def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]]:
     """The layers to quantize by the model's steps, and how: those of the vocabulary always in int8."""
-    encoder = model.encoder_steps() if model.encoder_decoder else ()
+    encoder = model.encoder_steps() if isinstance(model, EncoderDecoder) else ()
     for operation, keywords in chain(encoder, model.steps()):
         if operation == "embed":
             yield keywords["tokens"], "int8"

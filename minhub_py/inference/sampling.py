@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.arguments import all_of, check_tokenizer, is_number, is_text, is_whole
+from minhub_py.models.base import LanguageModel
 
 # The likeliest ids that top_p looks at first.
 FEW = 512
@@ -120,7 +121,7 @@ class StopCriteria:
     tokenizer: Any
 
     @classmethod
-    def of(cls, model: Any, eos_id: Any, stop: str | Sequence[str], tokenizer: Any) -> "StopCriteria":
+    def of(cls, model: LanguageModel, eos_id: Any, stop: str | Sequence[str], tokenizer: Any) -> "StopCriteria":
         """From the arguments of `stream`. ValueError: one is of a wrong type, or stop strings without a tokenizer."""
         if isinstance(eos_id, str) and eos_id == "auto":
             eos_id = model.config.eos_token_id

@@ -1,12 +1,11 @@
 """Whether a model is still what its file makes, so that its `steps` say what it computes."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from minhub_py.inference.eval_mode import has_hooks
 from minhub_py.inference.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
+from minhub_py.models.base import LanguageModel
 from minhub_py.registry import family_of
 from minhub_py.skeleton import skeleton
 
@@ -15,7 +14,7 @@ class UnsupportedError(Exception):
     """A model that only its own `forward` can read, and why."""
 
 
-def is_of_this_package(model: Any) -> bool:
+def is_of_this_package(model: nn.Module) -> bool:
     """Whether a model's class is one of our families' own, and not what somebody has made of it."""
     return type(model).__module__.startswith("minhub_py.") and hasattr(model, "steps")
 
@@ -23,7 +22,7 @@ def is_of_this_package(model: Any) -> bool:
 _made: dict[tuple[type, str], dict[str, nn.Module]] = {}  # the modules of models without weights, by class and config
 
 
-def check_untouched(model: Any) -> None:
+def check_untouched(model: LanguageModel) -> None:
     """UnsupportedError: the model is not as its file makes it: only its own `forward` knows what it computes now."""
     kind = type(model)
     if not is_of_this_package(model) or model._compiled_call_impl is not None:

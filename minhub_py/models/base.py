@@ -1,7 +1,7 @@
-"""What every language model has beside its mathematics: checks of its ids, a cache, and words for its steps."""
+"""What every language model has beside its mathematics: a config, checks of ids, a cache, and words for its steps."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -35,14 +35,53 @@ def step(operation: str, /, **keywords: Any) -> Step:
     return operation, keywords
 
 
+class ModelConfig(Protocol):
+    """What the configs of all families share. A family's file has its own, a frozen dataclass (minhub_py/config.py)."""
+
+    TITLE: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below it."""
+
+    @property
+    def context_length(self) -> int | None:
+        """The most positions that the model can see at once; None: any number."""
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """Whether the head is the input embedding."""
+
+    @property
+    def eos_token_id(self) -> int | list[int] | None:
+        """The ids that end a text."""
+
+    def to_hub(self) -> dict[str, Any]:
+        """The config.json of a model."""
+
+
+class EncoderDecoderConfig(ModelConfig, Protocol):
+    """What it has beside that, of an encoder-decoder."""
+
+    @property
+    def decoder_start_token_id(self) -> int:
+        """The id that each text of the decoder begins with."""
+
+
 class LanguageModel(nn.Module):
     """A decoder-only language model. A family's file says what `body`, `logits`, `cache_layout` and `steps` are.
 
     Notation: B batch rows, T positions read in this call, C channels, V vocabulary.
     """
 
-    config: Any
+    config: ModelConfig
     encoder_decoder = False
+
+    @property
+    def decoder_start(self) -> int | None:
+        """The id that each text begins with, in an encoder-decoder."""
+        return None
 
     def body(self, idx: Tensor, span: Span) -> Tensor:
         """What the head makes logits of, (B, T, C), from ids (B, T); `span` knows their positions and the cache."""
@@ -121,6 +160,12 @@ class EncoderDecoder(LanguageModel):
     """
 
     encoder_decoder = True
+    config: EncoderDecoderConfig
+
+    @property
+    def decoder_start(self) -> int:
+        """The id that each text begins with."""
+        return self.config.decoder_start_token_id
 
     def encode(self, idx: Tensor) -> Memory:
         """The encoder: what each layer of cross attention attends to, from the source's ids (B, E), without padding."""
@@ -158,5 +203,5 @@ class EncoderDecoder(LanguageModel):
 
     def decoder_inputs(self, targets: Tensor) -> Tensor:
         """The ids (B, T) at whose positions the logits are those of `targets` (B, T): one later, after the start."""
-        starts = torch.full_like(targets[:, :1], self.config.decoder_start_token_id)
+        starts = torch.full_like(targets[:, :1], self.decoder_start)
         return torch.cat((starts, targets[:, :-1]), dim=1)

@@ -147,6 +147,8 @@ class Block(nn.Module):
 
 
 class Gemma(LanguageModel):
+    config: "GemmaConfig"
+
     def __init__(self, config: "GemmaConfig") -> None:
         super().__init__()
         self.config = config

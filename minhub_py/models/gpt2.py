@@ -92,6 +92,8 @@ class Block(nn.Module):
 
 
 class GPT2(LanguageModel):
+    config: "GPT2Config"
+
     def __init__(self, config: "GPT2Config") -> None:
         super().__init__()
         self.config = config

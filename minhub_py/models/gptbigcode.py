@@ -85,6 +85,8 @@ class Block(nn.Module):
 
 
 class GPTBigCode(LanguageModel):
+    config: "GPTBigCodeConfig"
+
     def __init__(self, config: "GPTBigCodeConfig") -> None:
         super().__init__()
         self.config = config

@@ -94,6 +94,8 @@ class Block(nn.Module):
 
 
 class GPTJ(LanguageModel):
+    config: "GPTJConfig"
+
     def __init__(self, config: "GPTJConfig") -> None:
         super().__init__()
         self.config = config

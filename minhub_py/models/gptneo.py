@@ -90,6 +90,8 @@ class Block(nn.Module):
 
 
 class GPTNeo(LanguageModel):
+    config: "GPTNeoConfig"
+
     def __init__(self, config: "GPTNeoConfig") -> None:
         super().__init__()
         self.config = config

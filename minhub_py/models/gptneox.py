@@ -94,6 +94,8 @@ class Block(nn.Module):
 
 
 class GPTNeoX(LanguageModel):
+    config: "GPTNeoXConfig"
+
     def __init__(self, config: "GPTNeoXConfig") -> None:
         super().__init__()
         self.config = config

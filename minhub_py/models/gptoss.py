@@ -152,6 +152,8 @@ class Block(nn.Module):
 
 
 class GPTOSS(LanguageModel):
+    config: "GPTOSSConfig"
+
     def __init__(self, config: "GPTOSSConfig") -> None:
         super().__init__()
         self.config = config

@@ -142,6 +142,8 @@ class Block(nn.Module):
 
 
 class Llama(LanguageModel):
+    config: "LlamaConfig"
+
     def __init__(self, config: "LlamaConfig") -> None:
         super().__init__()
         self.config = config

@@ -28,6 +28,8 @@ MODEL_TYPE = "lstm"
 
 
 class LSTM(LanguageModel):
+    config: "LSTMConfig"
+
     def __init__(self, config: "LSTMConfig") -> None:
         super().__init__()
         self.config = config

@@ -112,6 +112,8 @@ class Block(nn.Module):
 
 
 class Olmo2(LanguageModel):
+    config: "Olmo2Config"
+
     def __init__(self, config: "Olmo2Config") -> None:
         super().__init__()
         self.config = config

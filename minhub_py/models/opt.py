@@ -86,6 +86,8 @@ def norm_of(config: "OPTConfig") -> nn.LayerNorm:
 
 
 class OPT(LanguageModel):
+    config: "OPTConfig"
+
     def __init__(self, config: "OPTConfig") -> None:
         super().__init__()
         self.config = config

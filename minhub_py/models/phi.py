@@ -94,6 +94,8 @@ class Block(nn.Module):
 
 
 class Phi(LanguageModel):
+    config: "PhiConfig"
+
     def __init__(self, config: "PhiConfig") -> None:
         super().__init__()
         self.config = config

@@ -191,6 +191,8 @@ class Block(nn.Module):
 
 
 class Qwen35(LanguageModel):
+    config: "Qwen35Config"
+
     def __init__(self, config: "Qwen35Config") -> None:
         super().__init__()
         self.config = config

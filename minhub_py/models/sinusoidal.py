@@ -94,6 +94,8 @@ class Block(nn.Module):
 
 
 class Sinusoidal(LanguageModel):
+    config: "SinusoidalConfig"
+
     def __init__(self, config: "SinusoidalConfig") -> None:
         super().__init__()
         self.config = config

@@ -135,6 +135,8 @@ class Stack(nn.Module):
 
 
 class T5(EncoderDecoder):
+    config: "T5Config"
+
     def __init__(self, config: "T5Config") -> None:
         super().__init__()
         self.config = config

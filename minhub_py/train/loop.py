@@ -26,6 +26,7 @@ import weights_map
 from minhub_py.files.storage import write_checkpoint
 from minhub_py.files.tokenizer import tokenizer_files
 from minhub_py.inference.generate import generate
+from minhub_py.models.base import LanguageModel
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
 from minhub_py.train.checkpoint import LossRow, Progress, RunFolder, read_state, write_state
@@ -76,8 +77,8 @@ class Trainer:
     """
 
     def __init__(
-        self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Tokenizer, family: Family, model: Any,
-        processes: Processes, device: torch.device, listener: Listener,
+        self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Tokenizer, family: Family,
+        model: LanguageModel, processes: Processes, device: torch.device, listener: Listener,
     ) -> None:  # fmt: skip
         self.settings, self.folder, self.corpus, self.tokenizer = settings, folder, corpus, tokenizer
         self.family, self.processes, self.device, self.listener = family, processes, device, listener
@@ -366,11 +367,11 @@ class Trainer:
             moments = {moment: distribute_like(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS}
             self.optimizer.state[parameter] = {"step": step, **moments}
         if self.carry:
-            for place, name in enumerate(STATES):
+            for which, name in enumerate(STATES):
                 mine = tensors[f"state.{name}"][:, self.share].to(self.device)
                 for state, part in zip(self.states, mine.split(self.micro_batch, dim=1), strict=True):
                     for kept, layer in zip(state.layers, part, strict=True):
-                        kept[place].copy_(layer)
+                        kept[which].copy_(layer)
         self.sums += torch.tensor(self.progress.sums, dtype=self.sums.dtype, device=self.device)
 
 

@@ -9,12 +9,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from minhub_py.config import changed
 from minhub_py.registry import ENTRIES, Entry, Family
 from minhub_py.train.damage import read_object, reading
 from minhub_py.train.words import setting, unknown
+
+if TYPE_CHECKING:  # the command imports PyTorch where it is used
+    from minhub_py.models.base import ModelConfig
 
 CONTEXT = 128  # tokens per row, by default
 
@@ -103,7 +106,7 @@ class Settings:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{setting(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}")
 
-    def fresh_config(self, entry: Entry, vocab_size: int, end: int | None = None) -> Any:
+    def fresh_config(self, entry: Entry, vocab_size: int, end: int | None = None) -> "ModelConfig":
         """The config of a new model. end: the id of the end-of-text token.
 
         ValueError: the family does not have a setting, or sizes do not fit together.
@@ -147,7 +150,7 @@ class Settings:
         if self.dropout and not family.training.names.get("dropout"):
             raise ValueError(f"{setting('dropout')}: the family {family.name} has no dropout; leave it out")
 
-    def tuned_config(self, family: Family, config: Any) -> Any:
+    def tuned_config(self, family: Family, config: "ModelConfig") -> "ModelConfig":
         """The config of a model to fine-tune, where only dropout may change.
 
         ValueError: a setting would change the model.

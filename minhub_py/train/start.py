@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minhub_py.device import choose_device
 from minhub_py.files import hub
@@ -31,6 +31,7 @@ from minhub_py.files.tokenizer import (
     unknown_characters,
     working,
 )
+from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.pretrained import describe, fit, open_checkpoint, with_values
 from minhub_py.registry import ENTRIES, Family, entry_of
 from minhub_py.skeleton import skeleton
@@ -179,10 +180,10 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
     )
 
 
-def refuse_packed(config: Any) -> None:
+def refuse_packed(config: ModelConfig) -> None:
     """ValueError: a model with weights in 4 bits, which have no gradients."""
-    if getattr(config, "quantization_config", None) is not None:
-        method = config.quantization_config.get("quant_method")
+    if (quantization := getattr(config, "quantization_config", None)) is not None:
+        method = quantization.get("quant_method")
         raise ValueError(f"weights in {method} cannot be trained: take the model in BF16 or F32")
 
 
@@ -197,7 +198,7 @@ def tokenizer_of(settings: Settings, start: Checkpoint | None, text: Text) -> An
     return read_tokenizer(hub.fetch(str(settings.tokenizer), weights=False))
 
 
-def check_model(settings: Settings, config: Any, tokenizer: Any) -> None:
+def check_model(settings: Settings, config: ModelConfig, tokenizer: Any) -> None:
     """ValueError: the model does not know all ids, or has fewer positions than a row."""
     ids = max(tokenizer.get_vocab().values()) + 1
     if ids > config.vocab_size:
@@ -293,7 +294,9 @@ def caller_restored(device: torch.device, threads: int | None) -> Iterator[None]
             torch.use_deterministic_algorithms(before[1])
 
 
-def model_of(settings: Settings, start: Checkpoint | None, newest: Path | None, tokenizer: Any) -> tuple[Family, Any]:
+def model_of(
+    settings: Settings, start: Checkpoint | None, newest: Path | None, tokenizer: Any
+) -> tuple[Family, LanguageModel]:
     """The model of the `newest` checkpoint of this run, or of the one to fine-tune; else with random weights."""
     if newest is not None:
         read_object(newest / "config.json")
@@ -313,7 +316,7 @@ def model_of(settings: Settings, start: Checkpoint | None, newest: Path | None, 
     return entry.family, entry.family.Model(settings.fresh_config(entry, size, tokenizer.token_to_id("<|endoftext|>")))
 
 
-def load(checkpoint: Checkpoint, meta: Mapping[str, Tensor], model: Any) -> None:
+def load(checkpoint: Checkpoint, meta: Mapping[str, Tensor], model: nn.Module) -> None:
     """Load float32 copies of a checkpoint's tensors into a model on the meta device, in a layout fast to train."""
     tensors = with_values(meta, checkpoint)
     state = {name: tensors[name].to(torch.float32, copy=True).contiguous() for name in model.state_dict()}
