@@ -49,9 +49,11 @@ HEADS = {"gpt2": ("lm_head.weight", "transformer.wte.weight"), "gptneo": ("lm_he
          "llama": ("lm_head.weight", "model.embed_tokens.weight"),
          "lstm": ("head.weight", "embedding.weight")}  # fmt: skip
 # Mutants of each family's weights, and of its config beyond every setting with every value of JUNK. An LSTM's file is
-# read by the same code as the others' and loads in a third of their time.
+# read by the same code as the others' and loads in a third of their time. `make test` tries a quarter of them.
 WEIGHTS_ROUNDS = {"gpt2": 1000, "gptneo": 500, "lstm": 3500, "llama": 300}
 CONFIG_ROUNDS = {"gpt2": 250, "gptneo": 250, "lstm": 1000, "llama": 500}
+ALL_OR_SOME = [pytest.param(1, marks=pytest.mark.soak, id="all"), pytest.param(4, id="some")]
+PARTS = pytest.mark.parametrize("parts", ALL_OR_SOME)
 
 # What may stand where a value should, as JSON text: some of it no JSON writer would write.
 JUNK = (
@@ -368,18 +370,20 @@ def mutate_tensors(rng: random.Random, file: bytes) -> tuple[str, bytes]:
 # --- The weights
 
 
-def test_weights(family: str, folder: Path) -> None:
+@PARTS
+def test_weights(family: str, folder: Path, parts: int) -> None:
     rng = random.Random(f"weights of {family}")
     trials = Trials(folder, load_rightly)
     file = (folder / WEIGHTS).read_bytes()
     names = tensor_names(folder)
     region = len(file) - len(split_file(file)[1])
-    for _ in range(WEIGHTS_ROUNDS[family]):
+    rounds = WEIGHTS_ROUNDS[family] // parts
+    for _ in range(rounds):
         label, data = rng.choices(
             (mutate_header, mutate_tensors, lambda rng, file: damage(rng, file, region)), (6, 2, 3)
         )[0](rng, file)
         trials.run(WEIGHTS, data, label, names)
-    trials.end(WEIGHTS_ROUNDS[family], WEIGHTS_ROUNDS[family] // 20)
+    trials.end(rounds, rounds // 20)
 
 
 def test_weights_cut_anywhere(tmp_path: Path) -> None:
@@ -527,15 +531,17 @@ def test_shards(family: str, tmp_path: Path) -> None:
 # --- Settings
 
 
-def test_settings(family: str, folder: Path) -> None:
-    """Every setting with every junk; then random pairs, unknown names, missing settings, and damaged text."""
+@PARTS
+def test_settings(family: str, folder: Path, parts: int) -> None:
+    """Every setting with every junk, or with every fourth; then random pairs, unknown names, missing settings, and
+    damaged text."""
     rng = random.Random(f"config of {family}")
     trials = Trials(folder, load_rightly)
     settings = json.loads((folder / "config.json").read_text())
     names = {*tensor_names(folder), *settings}
     others = ["pruned_heads", "attention_layers", "quantization_config", "chunk_size_feed_forward", "_name", "n_ctx"]
-    for setting in [*settings, *others]:
-        for junk in JUNK:
+    for number, setting in enumerate([*settings, *others]):
+        for junk in JUNK[number % parts :: parts]:
             text = to_json({**settings, setting: "<junk>"}, junk)
             trials.run("config.json", text.encode(), f"{setting} = {brief(junk)}", {setting, *names})
     for junk in JUNK:
@@ -547,10 +553,10 @@ def test_settings(family: str, folder: Path) -> None:
         json.dumps(settings).encode("utf-16"),
     ):
         trials.run("config.json", data, repr(data[:20]), names)
-    for _ in range(CONFIG_ROUNDS[family]):
+    for _ in range(CONFIG_ROUNDS[family] // parts):
         label, data, word = mutate_settings(rng, dict(settings))
         trials.run("config.json", data, label, {word, *names})
-    trials.end(1000, 100)
+    trials.end(1000 // parts, 100 // parts)
 
 
 def mutate_settings(rng: random.Random, settings: dict[str, Any]) -> tuple[str, bytes, str]:
@@ -605,15 +611,16 @@ def test_rates(family: str, value: float) -> None:
                 getattr(minhub_py, family)(**TINY[family], **{field.name: value})
 
 
-def test_generation_settings(family: str, folder: Path) -> None:
+@PARTS
+def test_generation_settings(family: str, folder: Path, parts: int) -> None:
     trials = Trials(folder, lambda folder: minhub_py.from_pretrained(str(folder))(IDS))
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "temperature")
-    for junk in JUNK:
-        for name in names:
+    for number, junk in enumerate(JUNK):
+        for name in names[number % parts :: parts]:
             text = f'{{"{name}": {junk}}}'.encode()
             trials.run("generation_config.json", text, f"{name} = {brief(junk)}", [name])
         trials.run("generation_config.json", junk.encode(), f"all of it {brief(junk)}")
-    trials.end(200, 50)
+    trials.end(200 // parts, 50 // parts)
 
 
 # --- Pickles

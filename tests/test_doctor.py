@@ -314,6 +314,7 @@ def test_token_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no R, which would be asked each time
     assert found()["Hub token"].found.startswith("none")
     file.write_text("hf_secret")
     assert found()["Hub token"].found == f"found, from {file}"

@@ -309,7 +309,7 @@ def test_saved_and_loaded(name, tmp_path):
     assert torch.equal(again(some_ids(model)), model(some_ids(model)))
 
 
-@pytest.mark.parametrize("name", ["two-layers", "tied"])
+@pytest.mark.parametrize("name", ["two-layers", pytest.param("tied", marks=pytest.mark.soak)])
 def test_compiled_by_dynamo(name):
     model, weights = new_model(name)
     ids = some_ids(model)

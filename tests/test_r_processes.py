@@ -121,8 +121,11 @@ AT_WORK = {
 }
 
 
-@pytest.mark.parametrize("work", AT_WORK)
-@pytest.mark.parametrize("child", [False, True])
+@pytest.mark.parametrize(
+    ("work", "child"),
+    [*((work, False) for work in AT_WORK), ("idle", True),
+     *(pytest.param(work, True, marks=pytest.mark.soak) for work in ("generating", "computing"))],
+)  # fmt: skip
 def test_a_killed_r_leaves_no_worker_and_no_file(start_r: StartR, work: str, child: bool) -> None:
     """child: a process that R started before keeps R's end of the connection open."""
     r = start_r(f"""
