@@ -411,6 +411,68 @@ def encode(tokenizer: "Tokenizer", text: str) -> list[int]:
 
 
 @main.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=Model())
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is all of them.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 is any free one.")
+@click.option("--api-key", metavar="KEY", envvar="MINHUB_API_KEY", show_envvar=True,
+              help="Key that clients have to show; needed if --host is not this machine alone.")  # fmt: skip
+@click.option("--allow-origin", multiple=True, metavar="URL",
+              help="Web page that may call the server from a browser; may be given several times.")  # fmt: skip
+@click.option("--rows", type=click.IntRange(min=1), default=8, show_default=True,
+              help="Replies that are made at the same time; others wait.")  # fmt: skip
+@click.option("--context", type=click.IntRange(min=2), metavar="TOKENS",
+              help="Longest prompt and reply together.  [default: the model's, up to 4096]")  # fmt: skip
+@click.option("--queue", type=click.IntRange(min=0), default=128, show_default=True,
+              help="Requests that may wait; further ones are answered with 429.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+              metavar="SECONDS", help="Longest time for a request.")  # fmt: skip
+@click.option("--keep", type=Bytes(), default="512MB", show_default=True,
+              help="Memory for texts that were read already; those that begin alike are not read again.")  # fmt: skip
+@click.option("--log", is_flag=True, help="Note each request on standard error: its path, status and time.")
+@revision_option
+@device_option
+@dtype_option
+@quantize_option
+def serve(
+    models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
+    context: int | None, queue: int, timeout: float, keep: int, log: bool, revision: str, device: str, dtype: str,
+    quantize: str | None,
+) -> None:  # fmt: skip
+    r"""Serve MODELs over HTTP, for programs and for a web browser.
+
+    Open the printed address in a browser to chat. Programs use the same address as that of OpenAI's API
+    (http://127.0.0.1:8080/v1) or as that of Ollama (http://127.0.0.1:8080):
+
+    \b
+      minhub serve HuggingFaceTB/SmolLM2-135M-Instruct
+      curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
+
+    Only programs on this machine can connect, unless --host is given. A reply does not depend on what else is served
+    at the same time: the same seed gives the same text. Ctrl-C ends the server.
+    """
+    try:
+        from minhub_py.serve import cli as serving
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error.name} is missing: pip install 'minhub_py[serve]'") from error
+
+    if api_key == "":
+        raise click.UsageError("--api-key is empty: give a key of some length.")
+    serving.check_host(host, api_key)
+    serving.run(
+        models, lambda name: load_served(name, revision, device, dtype, quantize), host=host, port=port, key=api_key,
+        origins=allow_origin, rows=rows, context=context, waiting=queue, seconds=timeout, keep=keep, log=log,
+    )  # fmt: skip
+
+
+def load_served(name: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, Any, Any]:
+    """A model, its tokenizer and its chat template."""
+    from minhub_py.chat.templates import chat_template_of
+
+    network, tokenizer = _open(name, revision, device, dtype, quantize)
+    return network, tokenizer, chat_template_of(None, tokenizer)
+
+
+@main.command()
 @model_argument
 @click.argument("file", type=click.File("rb"))
 @revision_option

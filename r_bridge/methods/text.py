@@ -22,7 +22,7 @@ def generate(
 
     texts = _is_text(prompts)
     stops = tuple(stop or ())
-    tok: Any = _tokenizer(model, tokenizer, needed=True) if texts or stops else None
+    tok: Any = find_tokenizer(model, tokenizer, needed=True) if texts or stops else None
     rows = _prompt_rows(model, tok, prompts)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ids_that_end = "auto" if eos_id is None else [int(id) for id in as_array(eos_id).reshape(-1)]
@@ -64,7 +64,7 @@ def next_tokens(caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer
     from minhub_py.inference.eval_mode import in_eval_mode
     from minhub_py.inference.sampling import check_finite
 
-    tok = _tokenizer(model, tokenizer, needed=_is_text(prompts))
+    tok = find_tokenizer(model, tokenizer, needed=_is_text(prompts))
     device = next(model.module.parameters()).device
     module, without_dropout = in_eval_mode(model.module)
     likely = []
@@ -93,7 +93,7 @@ def score(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None,
     """The log-probability of each token after a text's first, or of each of its target, given the text."""
     from minhub_py.inference.generate import score as evaluate
 
-    tok = _tokenizer(model, tokenizer, needed=_is_text(texts) or _is_text(targets))
+    tok = find_tokenizer(model, tokenizer, needed=_is_text(texts) or _is_text(targets))
     rows, first = _rows(model, tok, texts), 1
     if targets is None:
         scores = _scores(caller, model, rows)
@@ -112,7 +112,7 @@ def score(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None,
 
 def perplexity(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Any:
     """Perplexity: exp of the mean surprise (nats) of each text's tokens after the first; NA where there are none."""
-    tok = _tokenizer(model, tokenizer, needed=True) if _is_text(texts) else None
+    tok = find_tokenizer(model, tokenizer, needed=True) if _is_text(texts) else None
     scores = _scores(caller, model, _rows(model, tok, texts))
     values = np.array([np.exp(-as_array(each).astype(np.float64).mean()) if len(each) else 0.0 for each in scores])
     return np.ma.MaskedArray(values, [len(each) == 0 for each in scores])
@@ -134,7 +134,7 @@ def _is_text(value: Any) -> bool:
     )
 
 
-def _tokenizer(model: Model, given: Tokenizer | None, *, needed: bool) -> Any:
+def find_tokenizer(model: Model, given: Tokenizer | None, *, needed: bool) -> Any:
     """The tokenizer given, else the model's own; None if there is none and none is needed."""
     if given is not None:
         return given.tokenizer

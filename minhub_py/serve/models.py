@@ -1,0 +1,250 @@
+"""The models of a server, and replies on their way from an engine's thread to a coroutine."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from starlette.concurrency import run_in_threadpool
+from tokenizers import Tokenizer
+
+from minhub_py.chat.templates import ChatTemplate
+from minhub_py.files.tokenizer import encode
+from minhub_py.inference.sampling import Sampling
+from minhub_py.serve.engine import BusyError, Engine, Failure, Piece, Request
+from minhub_py.serve.fields import Fields, RefusedError, bad, checked_text
+
+# HTTP's status for each kind of failure.
+STATUS = {"model": 500, "time": 503, "shutdown": 503}
+RETRY = 2  # seconds that a refused client is asked to wait
+
+
+@dataclass(eq=False)
+class Served:
+    """A model with its name, tokenizer, chat template and engine. seconds: that a reply may take."""
+
+    name: str
+    model: Any
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    engine: Engine
+    seconds: float
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        # Clients are told no path of this machine.
+        self.template = replace(self.template, where="the model's chat template")
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Ids that end a text: those of the model."""
+        found = self.model.config.eos_token_id
+        return frozenset(() if found is None else (found,) if isinstance(found, int) else found)
+
+    @cached_property
+    def parameters(self) -> int:
+        """The number of weights, those of quantized layers included."""
+        kept = {tensor.data_ptr(): tensor for tensor in self.model.state_dict().values()}
+        return sum(tensor.numel() * (2 if tensor.dtype == torch.uint8 else 1) for tensor in kept.values())
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of the weights."""
+        kept = {tensor.data_ptr(): tensor for tensor in self.model.state_dict().values()}
+        return sum(tensor.nbytes for tensor in kept.values())
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a plain text. RefusedError: the model has no id to begin with."""
+        ids = encode(self.tokenizer, text)
+        if not ids:
+            config = self.model.config
+            first = config.bos_token_id if getattr(config, "bos_token_id", None) is not None else config.eos_token_id
+            if first is None:
+                raise bad("the prompt is empty: give some text", "prompt")
+            ids = [first if isinstance(first, int) else first[0]]
+        return ids
+
+    async def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The ids of a conversation. RefusedError: the template does not take it."""
+        try:
+            return await run_in_threadpool(self.template.encode, messages)
+        except ValueError as error:
+            raise bad(str(error), "messages", "template") from error
+
+    def room(self, ids: Sequence[int], wanted: int | None) -> int:
+        """New ids that a prompt leaves room for, at most `wanted`. RefusedError: none."""
+        most = self.engine.max_length
+        left = most if self.model.encoder_decoder else most - len(ids)
+        if left < 1 or len(ids) > most:
+            raise bad(
+                f"the prompt has {len(ids)} tokens, and prompt and reply together may have {most}: shorten it",
+                "messages", "context_length_exceeded",
+            )  # fmt: skip
+        return left if wanted is None else min(wanted, left)
+
+    def check_ids(self, ids: Sequence[Any]) -> list[int]:
+        """Ids of the vocabulary. RefusedError: something else."""
+        size = self.model.config.vocab_size
+        if not all(type(id) is int and 0 <= id < size for id in ids):
+            raise bad(f"token ids are whole numbers from 0 to {size - 1}", "prompt")
+        return list(ids)
+
+
+class Models:
+    """The models of a server by name; the first is that of requests which name none."""
+
+    def __init__(self, models: Sequence[Served]) -> None:
+        self.all = list(models)
+
+    def find(self, name: str | None) -> Served:
+        """A model by its name, also with Ollama's ":latest". RefusedError: there is none."""
+        if not name:
+            return self.all[0]
+        for served in self.all:
+            if name in (served.name, f"{served.name}:latest"):
+                return served
+        known = ", ".join(served.name for served in self.all)
+        raise RefusedError(404, f"there is no model {name[:200]!r} here, but {known}", "model_not_found", "model")
+
+
+class Replies:
+    """Texts that are made for one call, and told in the order in which they come."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.requests: list[Request] = []
+        self.queue: asyncio.Queue[tuple[int, Piece | Failure]] = asyncio.Queue()
+        self.loop = asyncio.get_running_loop()
+        self.first: tuple[int, Piece] | None = None
+
+    def add(self, ids: Sequence[int], max_new_tokens: int, **settings: Any) -> Request:
+        """One more text; the settings are those of `engine.Request`."""
+        number = len(self.requests)
+
+        def send(item: Piece | Failure) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and nobody listens
+                self.loop.call_soon_threadsafe(self.queue.put_nowait, (number, item))
+
+        request = Request(ids, max_new_tokens, send, deadline=time.monotonic() + self.served.seconds, **settings)
+        self.requests.append(request)
+        return request
+
+    def start(self) -> None:
+        """Hand the texts to the engine. RefusedError: it is busy."""
+        try:
+            self.served.engine.submit(*self.requests)
+        except BusyError as error:
+            full = self.served.engine.accepts
+            raise RefusedError(429 if full else 503, f"{error}: try again", "busy", retry=RETRY) from error
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """(number of the text, piece) until all have ended. RefusedError: one has failed."""
+        if self.first is not None:
+            yield self.first
+        left = sum(1 for _ in self.requests) - (self.first is not None and self.first[1].end is not None)
+        while left:
+            number, piece = await self.next()
+            yield number, piece
+            left -= piece.end is not None
+
+    async def next(self) -> tuple[int, Piece]:
+        """The next piece of any text."""
+        number, item = await self.queue.get()
+        if isinstance(item, Failure):
+            retry = RETRY if item.kind != "model" else None
+            raise RefusedError(STATUS[item.kind], item.message, item.kind, retry=retry)
+        return number, item
+
+    def cancel(self) -> None:
+        """Let the rows be free."""
+        for request in self.requests:
+            request.cancelled = True
+
+    @property
+    def generated(self) -> int:
+        """New ids so far, but for those that were only scored."""
+        return sum(request.made for request in self.requests if not request.given)
+
+    @property
+    def cached(self) -> int:
+        """Ids of the prompts that were not read again."""
+        return max((request.cached for request in self.requests), default=0)
+
+
+def sampling_of(fields: Fields, temperature: float, top_p: float, top_k: int = 0, penalty: str = "repetition_penalty"
+) -> Sampling:  # fmt: skip
+    """How ids are chosen; the arguments are what a client means that does not say."""
+    fields.refuse("presence_penalty", "frequency_penalty", "logit_bias", "min_p", "mirostat")
+    fields.refuse("typical_p", "tfs_z", harmless=(1,))
+    found_top_p = fields.number("top_p", 0, 1, top_p)
+    found_top_k = fields.whole("top_k", -1, 2**31, top_k)
+    assert found_top_k is not None
+    penalty_value = fields.number(penalty, 0, 100, 1.0)
+    temperature_value = fields.number("temperature", 0, 100, temperature)
+    try:
+        return Sampling(
+            temperature=1.0 if temperature_value is None else temperature_value,
+            top_k=found_top_k if found_top_k > 0 else None,
+            top_p=None if found_top_p == 1 else (found_top_p or 1e-9),  # 0 is the likeliest id alone
+            repetition_penalty=penalty_value or 1.0,
+        )
+    except ValueError as error:
+        raise bad(str(error)) from error
+
+
+def seed_of(fields: Fields) -> int:
+    """The seed that a client names; a fresh one where it names none. Ollama's -1 is none."""
+    seed = fields.whole("seed", -(2**63), 2**63 - 1)
+    return random.getrandbits(62) if seed in (None, -1) else int(seed or 0)
+
+
+def messages_of(values: Any, name: str = "messages") -> list[dict[str, Any]]:
+    """A conversation as templates take it: role and text of each message. RefusedError: it is none."""
+    if not isinstance(values, list) or not values:
+        raise bad(f"{name} must be a list of messages, at least one", name)
+    found = []
+    for number, value in enumerate(values):
+        message = Fields(value, f"{name}[{number}]")
+        role = message.text("role")
+        if role not in ("system", "developer", "user", "assistant"):
+            raise bad(
+                f"{name}[{number}].role must be system, user or assistant, not {role!r}", f"{name}[{number}].role"
+            )
+        message.refuse("tool_calls", "images")
+        found.append({
+            "role": "system" if role == "developer" else role,
+            "content": content_of(message.get("content"), f"{name}[{number}].content"),
+        })  # fmt: skip
+    return found
+
+
+def content_of(value: Any, name: str) -> str:
+    """The text of a message, which is a string or a list of parts."""
+    if value is None:
+        return ""
+    if not isinstance(value, list):
+        return checked_text(value, name)
+    texts = []
+    for number, part in enumerate(value):
+        if isinstance(part, str):
+            texts.append(checked_text(part, f"{name}[{number}]"))
+            continue
+        fields = Fields(part, f"{name}[{number}]")
+        if fields.get("type") not in (None, "text", "input_text", "output_text"):
+            raise bad(f"{name}[{number}] is of type {fields.get('type')!r}: models here read text only", name)
+        texts.append(fields.text("text", "") or "")
+    return "\n".join(texts)
+
+
+def name_of(identifier: str) -> str:
+    """What clients call a model: a repository's name as it is, and of a local path only its last part."""
+    path = Path(identifier)
+    if path.exists():
+        return path.resolve().stem if path.is_file() else path.resolve().name
+    return identifier.rpartition(":")[2].removesuffix(".gguf") if identifier.endswith(".gguf") else identifier

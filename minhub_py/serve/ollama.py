@@ -1,0 +1,188 @@
+"""Ollama's face: tags, show, ps, version, chat and generate.
+
+Source: Ollama's API reference. Replies stream unless a client says otherwise, one JSON object a line.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from starlette.requests import Request as Call
+from starlette.responses import JSONResponse, Response
+
+from minhub_py import __version__
+from minhub_py.serve.answers import answer, line, server_of
+from minhub_py.serve.fields import Fields, RefusedError, bad
+from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of
+
+# What Ollama means by options that a client leaves out.
+TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0", "uint8": "Q4_0"}
+
+
+async def version(_: Call) -> Response:
+    """GET /api/version."""
+    return JSONResponse({"version": __version__})
+
+
+async def tags(call: Call) -> Response:
+    """GET /api/tags."""
+    return JSONResponse({"models": [about(served) for served in server_of(call).models.all]})
+
+
+async def running(call: Call) -> Response:
+    """GET /api/ps: all models, as all are loaded."""
+    never = moment(datetime.now(timezone.utc) + timedelta(days=36500))
+    return JSONResponse({
+        "models": [{**about(served), "expires_at": never, "size_vram": 0, "context_length": served.engine.max_length}
+                   for served in server_of(call).models.all]
+    })  # fmt: skip
+
+
+async def show(call: Call) -> Response:
+    """POST /api/show; the model is its `model` or its `name`."""
+    server = server_of(call)
+    fields = await server.read(call)
+    name = fields.text("model") or fields.text("name")
+    if not name:
+        raise bad("model is missing", "model")
+    served = server.models.find(name)
+    kind = family(served)
+    return JSONResponse({
+        "modelfile": "", "parameters": "", "template": served.template.templates.get("default", ""),
+        "details": details(served), "modified_at": modified(served), "capabilities": ["completion"],
+        "model_info": {"general.architecture": kind, "general.parameter_count": served.parameters,
+                       f"{kind}.context_length": served.engine.max_length},
+    })  # fmt: skip
+
+
+def about(served: Served) -> dict[str, Any]:
+    """A model as lists show it."""
+    name = served.name if ":" in served.name else f"{served.name}:latest"
+    return {"name": name, "model": name, "modified_at": modified(served), "size": served.bytes,
+            "digest": "", "details": details(served)}  # fmt: skip
+
+
+def details(served: Served) -> dict[str, Any]:
+    count = served.parameters
+    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
+    kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in served.model.state_dict().values()]
+    dtype = max(set(kinds), key=kinds.count)
+    dtype = next((kind for kind in ("uint8", "int8") if kind in kinds), dtype)
+    return {"parent_model": "", "format": "minhub", "family": family(served), "families": [family(served)],
+            "parameter_size": size, "quantization_level": DTYPES.get(dtype, dtype)}  # fmt: skip
+
+
+def family(served: Served) -> str:
+    return str(served.model.config.to_hub()["model_type"])
+
+
+def modified(served: Served) -> str:
+    return moment(datetime.fromtimestamp(served.created, timezone.utc))
+
+
+def moment(time: datetime) -> str:
+    """A time as Ollama writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+async def chat(call: Call) -> Response:
+    """POST /api/chat."""
+    server = server_of(call)
+    fields = await server.read(call)
+    served = named(call, fields)
+    fields.refuse("tools", "format")
+    if fields.get("messages") in (None, []):  # a way to load a model
+        return JSONResponse({**loaded(served), "message": {"role": "assistant", "content": ""}})
+    ids = await served.chat(messages_of(fields.get("messages")))
+    replies = begin(served, fields, ids, served.template.stops, served.template.end_ids)
+    return await told(call, fields, replies, ids, lambda text: {"message": {"role": "assistant", "content": text}})
+
+
+async def generate(call: Call) -> Response:
+    """POST /api/generate: the prompt is a user's message, or with `raw` a text to go on with."""
+    server = server_of(call)
+    fields = await server.read(call)
+    served = named(call, fields)
+    fields.refuse("suffix", "images", "template", "context", "format")
+    prompt, system = fields.text("prompt", "") or "", fields.text("system", "") or ""
+    if not prompt:
+        return JSONResponse({**loaded(served), "response": ""})
+    if fields.flag("raw") or served.template.kind == "plain":  # what is no chat model goes on with the text
+        ids = served.encode(f"{system}\n{prompt}" if system else prompt)
+        replies = begin(served, fields, ids, (), frozenset())
+    else:
+        messages = [{"role": "system", "content": system}] if system else []
+        ids = await served.chat([*messages, {"role": "user", "content": prompt}])
+        replies = begin(served, fields, ids, served.template.stops, served.template.end_ids)
+    return await told(call, fields, replies, ids, lambda text: {"response": text})
+
+
+def named(call: Call, fields: Fields) -> Served:
+    """The model that a call is for, which it has to name."""
+    name = fields.text("model") or fields.text("name")
+    if not name:
+        raise bad("model is missing", "model")
+    return server_of(call).models.find(name)
+
+
+def loaded(served: Served) -> dict[str, Any]:
+    """The answer to a request for nothing: the model is there."""
+    return {"model": served.name, "created_at": moment(datetime.now(timezone.utc)), "done": True, "done_reason": "load"}
+
+
+def begin(served: Served, fields: Fields, ids: list[int], stops: tuple[str, ...], end_ids: frozenset[int]) -> Replies:
+    """A reply with the options of a call."""
+    options = fields.object("options")
+    wanted = options.whole("num_predict", -2, 2**31)
+    replies = Replies(served)
+    replies.add(
+        ids,
+        served.room(ids, wanted if wanted is not None and wanted > 0 else None),
+        sampling=sampling_of(options, TEMPERATURE, TOP_P, TOP_K, "repeat_penalty"),
+        seed=seed_of(options),
+        stops=options.texts("stop", 16) + stops,
+        stop_ids=served.end_ids | end_ids,
+    )
+    return replies
+
+
+async def told(call: Call, fields: Fields, replies: Replies, ids: list[int], shape: Any) -> Response:
+    """The reply, with its text in the place that `shape` gives it."""
+    [request] = replies.requests
+    began = time.monotonic()
+
+    def head() -> dict[str, Any]:
+        return {"model": replies.served.name, "created_at": moment(datetime.now(timezone.utc))}
+
+    def last(text: str, end: str) -> dict[str, Any]:
+        now, first = time.monotonic(), request.first or began
+        return {**head(), **shape(text), "done": True, "done_reason": end,
+                "total_duration": nanoseconds(now - began), "load_duration": 0,
+                "prompt_eval_count": len(ids), "prompt_eval_duration": nanoseconds(first - began),
+                "eval_count": request.made, "eval_duration": nanoseconds(now - first)}  # fmt: skip
+
+    async def whole() -> dict[str, Any]:
+        text, end = "", "stop"
+        async for _, piece in replies.pieces():
+            text, end = text + piece.text, piece.end or end
+        return last(text, end)
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for _, piece in replies.pieces():
+            if piece.text:
+                yield line({**head(), **shape(piece.text), "done": False})
+            if piece.end:
+                yield line(last("", piece.end))
+
+    return await answer(call, replies, whole, lines if fields.flag("stream", True) else None, "application/x-ndjson")
+
+
+def nanoseconds(seconds: float) -> int:
+    return int(max(seconds, 0) * 1e9)
+
+
+def error(refused: RefusedError) -> dict[str, Any]:
+    """An error in this face's shape."""
+    return {"error": refused.message}

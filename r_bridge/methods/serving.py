@@ -1,0 +1,40 @@
+"""Serving a model that R holds, in a thread of this process: it ends when R's session does."""
+
+from typing import Any
+
+from r_bridge.methods.text import find_tokenizer
+from r_bridge.objects import Caller, Model, Tokenizer
+
+
+def serve(
+    caller: Caller, model: Model, tokenizer: Tokenizer | None, name: str, port: int, rows: int, context: int | None,
+    key: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Start a server on this machine alone: its address, and its number for `stop_serving`."""
+    try:
+        from minhub_py.serve.app import Server
+        from minhub_py.serve.cli import length_of
+        from minhub_py.serve.run import Background
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{error.name} is missing: pip install 'minhub_py[serve]' in the Python of this session"
+        ) from error
+    from minhub_py.chat.templates import chat_template_of
+    from minhub_py.serve.engine import Engine
+    from minhub_py.serve.models import Models, Served
+
+    tok = find_tokenizer(model, tokenizer, needed=True)
+    template = chat_template_of(None if tokenizer else model.folder, tok)
+    background = Background(Server(Models([]), key=key), port=port)
+    engine = Engine(model.module, tok, rows=rows, max_length=length_of(model.module, context, name))
+    background.running.server.models.all.append(Served(name, model.module, tok, template, engine, 600))
+    address = background.__enter__()
+    return {"address": address, "number": caller.keep(background), "note": template.note}
+
+
+def stop_serving(caller: Caller, server: int) -> None:
+    """End a server; replies under way are told so."""
+    from minhub_py.serve.run import Background
+
+    caller.find("server", server, Background).__exit__()
+    caller.release([server])

@@ -1,0 +1,31 @@
+# A server in the background. What it answers is shown in tests/test_serve.py; here, that R has it.
+
+test_that("a server answers, is printed, and ends", {
+  needs_python()
+  server <- minhub_serve(a_model(), name = "bard")
+  on.exit(server$stop())
+  expect_s3_class(server, "minhub_server")
+  expect_match(server$address, "^http://127\\.0\\.0\\.1:[0-9]+$")
+  expect_output(print(server), paste("bard on", server$address), fixed = TRUE)
+  get <- function(path) paste(readLines(url(paste0(server$address, path))), collapse = "")
+  models <- suppressWarnings(get("/v1/models"))
+  expect_match(models, "\"id\":\"bard\"", fixed = TRUE)
+  # R goes on working while the server is there.
+  expect_length(generate(a_model(), "ROMEO:", 3, seed = 1), 1L)
+  server$stop()
+  expect_error(suppressWarnings(get("/health")))
+  expect_output(print(server), "stopped")
+  server$stop() # twice does no harm
+})
+
+test_that("what a server cannot have is refused", {
+  needs_python()
+  expect_refused(minhub_serve("gpt2"), "model")
+  expect_refused(minhub_serve(a_model(), context = 1e6), "has: at most 256")
+  expect_refused(minhub_serve(a_model(), rows = 0), "rows")
+  expect_refused(minhub_serve(a_random_model()), "tokenizer")
+  skip_if(requireNamespace("ellmer", quietly = TRUE), "ellmer is installed")
+  server <- minhub_serve(a_model())
+  on.exit(server$stop())
+  expect_error(server$chat(), "needs the package ellmer")
+})

@@ -1,0 +1,132 @@
+"""`minhub serve` under load, at SmolLM2-135M's shape with random weights: they take as long as trained ones.
+
+    python tests/benchmarks/serve.py [--seconds 120] [--clients 64] [--rows 16] [--dtype bfloat16]
+
+Prints the ids per second of one client and of many at once, how many of their replies failed or differ from the same
+request alone, the server's memory, and the time to the first id of a 1,000-id prompt that is new, and again.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+import httpx2
+import psutil
+import torch
+from tokenizers import Tokenizer, decoders, models
+
+from minhub_py import llama, save_pretrained
+from minhub_py.registry import preset
+
+SHAPE, NEW, DISTINCT = "HuggingFaceTB/SmolLM2-135M", 32, 16
+
+
+def ask(http: httpx2.Client, prompt: list[int], new: int = NEW, seed: int = 0) -> str:
+    """The text of a request. RuntimeError: the server refuses it."""
+    body = {"prompt": prompt, "max_tokens": new, "seed": seed, "ignore_eos": True}
+    found = http.post("/v1/completions", json=body)
+    if found.status_code != 200:
+        raise RuntimeError(found.text)
+    text: str = found.json()["choices"][0]["text"]
+    return text
+
+
+def first_id(http: httpx2.Client, prompt: list[int]) -> float:
+    """Seconds to the first piece of a stream."""
+    started = time.perf_counter()
+    body = {"prompt": prompt, "max_tokens": 4, "seed": 1, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: ") and json.loads(line[6:])["choices"][0]["text"]:
+                break
+        found = time.perf_counter() - started
+        for _ in stream.iter_lines():
+            pass
+    return found
+
+
+def load(address: str, clients: int, seconds: float, wanted: list[tuple[list[int], str]]) -> tuple[float, int, int]:
+    """Ids per second of many clients at once; how many requests failed, and how many texts are not as `wanted`."""
+    done, failed, differing = [0], [0], [0]
+    lock, until = threading.Lock(), time.perf_counter() + seconds
+
+    def client(number: int) -> None:
+        chance = random.Random(number)
+        with httpx2.Client(base_url=address, timeout=600) as http:
+            while time.perf_counter() < until:
+                seed = chance.randrange(len(wanted))
+                prompt, text = wanted[seed]
+                try:
+                    same, ok = ask(http, prompt, seed=seed) == text, True
+                except (RuntimeError, httpx2.HTTPError):
+                    same, ok = True, False
+                with lock:
+                    done[0] += NEW * ok
+                    failed[0] += not ok
+                    differing[0] += not same
+
+    started = time.perf_counter()
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return done[0] / (time.perf_counter() - started), failed[0], differing[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--dtype", default="float32")
+    given = parser.parse_args()
+    found = preset(SHAPE)
+    assert found is not None
+    config, chance = found[1].to_hub(), random.Random(0)
+    size = config["vocab_size"]
+    tokenizer = Tokenizer(models.WordLevel({str(id): id for id in range(size)}, "0"))
+    tokenizer.decoder = decoders.WordPiece()
+    with tempfile.TemporaryDirectory() as scratch:
+        torch.manual_seed(0)
+        settings = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
+        save_pretrained(llama(**settings).to(getattr(torch, given.dtype)), Path(scratch) / "model", tokenizer)
+        command = [sys.executable, "-m", "minhub_py", "serve", f"{scratch}/model", "--port", "0", "--device", "cpu",
+                   "--rows", str(given.rows), "--context", "2048"]  # fmt: skip
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert server.stdout is not None
+        try:
+            address = server.stdout.readline().split()[-1]
+            with httpx2.Client(base_url=address, timeout=600) as http:
+                first, again = [], []
+                for _ in range(3):
+                    prefix = chance.choices(range(size), k=1000)
+                    first.append(first_id(http, [*prefix, 1, 2, 3]))
+                    again.append(first_id(http, [*prefix, 4, 5, 6]))
+                prompts = [chance.choices(range(size), k=chance.randrange(4, 60)) for _ in range(DISTINCT)]
+                started = time.perf_counter()
+                wanted = [(prompt, ask(http, prompt, seed=seed)) for seed, prompt in enumerate(prompts)]
+                alone = DISTINCT * NEW / (time.perf_counter() - started)
+            memory = psutil.Process(server.pid).memory_info
+            before = memory().rss
+            speed, failed, differing = load(address, given.clients, given.seconds, wanted)
+            after = memory().rss
+        finally:
+            server.terminate()
+            server.wait()
+    print(f"{SHAPE} in {given.dtype}, {given.rows} rows, {torch.get_num_threads()} threads")
+    print(f"one client: {alone:.1f} ids/s; {given.clients} for {given.seconds:g} s: {speed:.1f}: {speed / alone:.2f}x")
+    print(f"failed: {failed}; not as alone: {differing}; memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} after")
+    print(f"first id of 1,003: {median(first):.3f} s; with 1,000 of them known: {median(again):.3f} s: "
+          f"{100 * median(again) / median(first):.1f} %")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

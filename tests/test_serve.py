@@ -1,0 +1,613 @@
+"""`minhub serve`: a real server on loopback, real clients, and what bad ones do to it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+import torch
+from starlette.datastructures import Headers
+from test_cli import failed
+
+from minhub_py import generate, gpt2, lstm, save_pretrained, score
+from minhub_py.chat.templates import chat_template_of
+from minhub_py.files.tokenizer import decode_stream, read_tokenizer
+from minhub_py.inference.compiled import CompiledReader, reader_of
+from minhub_py.pretrained import from_pretrained
+from minhub_py.serve.app import Server
+from minhub_py.serve.engine import Engine
+from minhub_py.serve.fields import Fields
+from minhub_py.serve.models import Models, Served
+from minhub_py.serve.openai import Deltas
+from minhub_py.serve.run import Background
+
+CONTEXT, ROWS, WAITING = 256, 4, 40
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if messages[-1].content == 'refuse me' %}{{ raise_exception('no thanks') }}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def large(model):
+    """The model with weights so large that another key or position changes ids."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else parameter.shape[1] ** -0.5))
+    return model
+
+
+def make(folder: Path, bpe_folder: Path, model) -> Path:
+    save_pretrained(model, folder, read_tokenizer(bpe_folder))
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return folder
+
+
+def served(name: str, folder: Path, **settings) -> Served:
+    model, tokenizer = from_pretrained(folder), read_tokenizer(folder)
+    engine = Engine(model, tokenizer, **{"rows": ROWS, "max_length": CONTEXT, "waiting": WAITING, **settings})
+    return Served(name, model, tokenizer, chat_template_of(folder, tokenizer), engine, 60)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Path:
+    torch.manual_seed(0)
+    vocab_size = read_tokenizer(bpe_folder).get_vocab_size()
+    model = gpt2(
+        vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, eos_token_id=vocab_size - 1
+    )
+    return make(tmp_path_factory.mktemp("serve"), bpe_folder, large(model))
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Path:
+    torch.manual_seed(1)
+    vocab_size = read_tokenizer(bpe_folder).get_vocab_size()
+    return make(
+        tmp_path_factory.mktemp("serve"), bpe_folder, lstm(vocab_size=vocab_size, hidden_size=16, embedding_size=16)
+    )
+
+
+@pytest.fixture(scope="module")
+def main_model(folder: Path):
+    found = served("tiny", folder)
+    yield found
+    found.engine.close()
+
+
+@pytest.fixture(scope="module")
+def address(main_model: Served, recurrent: Path):
+    """A server with two models, in a thread."""
+    models = Models([main_model, served("other", recurrent)])
+    with Background(Server(models, most_body=100_000, patience=0.3), grace=0.2) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address: str):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(address: str):
+    with httpx2.Client(base_url=address, timeout=60) as http:
+        yield http
+
+
+def alone(found: Served, ids: list[int], count: int, seed: int, **settings) -> str:
+    """What `generate` makes of a prompt by itself."""
+    [new] = generate(found.model, [ids], count, seed=seed, **settings)
+    if new[-1] in found.end_ids:
+        new.pop()
+    return "".join(decode_stream(found.tokenizer, new, ids))  # without half a character at its end
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_models_by_all_paths(http, client) -> None:
+    for path in ("/models", "/v1/models", "/v1/v1/models"):
+        assert [each["id"] for each in http.get(path).json()["data"]] == ["tiny", "other"]
+    assert [model.id for model in client.models.list()] == ["tiny", "other"]
+    assert client.models.retrieve("other").id == "other"
+
+
+def test_a_chat_has_the_text_that_generate_makes(client, main_model: Served) -> None:
+    assert isinstance(reader_of(main_model.model), CompiledReader)
+    messages = [{"role": "system", "content": "Be short."}, *user("Hello there")]
+    ids = main_model.template.encode(messages)
+    for parts in (False, True):
+        sent = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages] if parts else messages
+        reply = client.chat.completions.create(model="tiny", messages=sent, seed=3, temperature=0.9, max_tokens=20)
+        assert reply.choices[0].message.content == alone(main_model, ids, 20, 3, temperature=0.9)
+        assert reply.choices[0].finish_reason == "length"
+        assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(ids), 20)
+
+
+def test_many_at_once_each_as_alone(client, main_model: Served) -> None:
+    """Long and short, streamed and not, with prefixes in common; more than there are rows."""
+    words = "the quick brown fox jumps over the lazy dog and runs away from all of them".split()
+    prompts = [" ".join(words[: 3 + n % 12] * (1 + n % 4)) for n in range(16)]
+
+    def ask(n: int) -> str:
+        settings = {"model": "tiny", "messages": user(prompts[n]), "seed": n, "temperature": 0.8 + 0.02 * n,
+                    "top_p": 0.95, "max_completion_tokens": 5 + 3 * n}  # fmt: skip
+        if n % 2:
+            return client.chat.completions.create(**settings).choices[0].message.content
+        return "".join(
+            part.choices[0].delta.content or "" for part in client.chat.completions.create(**settings, stream=True)
+        )
+
+    with ThreadPoolExecutor(16) as pool:
+        for _ in range(2):  # the second time from kept texts
+            found = list(pool.map(ask, range(16)))
+            for n, text in enumerate(found):
+                ids = main_model.template.encode(user(prompts[n]))
+                assert text == alone(main_model, ids, 5 + 3 * n, n, temperature=0.8 + 0.02 * n, top_p=0.95)
+    assert main_model.engine.counts["cached"] > main_model.engine.counts["prompt"] / 2
+
+
+def test_streams(client, http, main_model: Served) -> None:
+    settings = {"model": "tiny", "messages": user("One two three"), "seed": 5, "max_tokens": 30}
+    whole = client.chat.completions.create(**settings, logprobs=True, top_logprobs=3)
+    parts = list(client.chat.completions.create(**settings, logprobs=True, top_logprobs=3, stream=True,
+                                                stream_options={"include_usage": True}))  # fmt: skip
+    assert parts[-1].choices == []
+    assert parts[-1].usage.completion_tokens == whole.usage.completion_tokens == 30
+    chunks = [part.choices[0] for part in parts[:-1]]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    streamed = [token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.content]
+    assert streamed == whole.choices[0].logprobs.content
+    ids = main_model.template.encode(settings["messages"])
+    [new] = generate(main_model.model, [ids], 30, seed=5)
+    scores = score(main_model.model, [[*ids, *new]])[0][len(ids) - 1 :]
+    assert torch.equal(torch.tensor([token.logprob for token in streamed]), scores)
+    for token in streamed:
+        values = [other.logprob for other in token.top_logprobs]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+    # A client that asks for no usage still finds it in the last chunk.
+    lines = http.post("/v1/chat/completions", json={**settings, "stream": True}).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert json.loads(lines[-3][6:])["usage"]["completion_tokens"] == 30
+
+
+def test_deltas_that_ellmer_takes() -> None:
+    """It drops one that equals all the text so far."""
+    for pieces in (["ha", "ha", "haha"], ["a", "a", "aa"], ["a"], ["", "x", ""], ["ab", "c", "abc", "abcabc"]):
+        deltas, sent = Deltas(), []
+        for number, piece in enumerate(pieces):
+            sent += deltas.add(piece, last=number == len(pieces) - 1)
+        assert "".join(sent) == "".join(pieces)
+        for number, delta in enumerate(sent):
+            assert number == 0 or delta != "".join(sent[:number])
+
+
+def test_stops_and_choices(client, main_model: Served) -> None:
+    settings = {"model": "tiny", "messages": user("Tell me"), "seed": 11, "max_tokens": 40}
+    text = client.chat.completions.create(**settings).choices[0].message.content
+    middle = text[len(text) // 2 :][:4]
+    reply = client.chat.completions.create(**settings, stop=[middle, "never there"]).choices[0]
+    assert reply.message.content == text[: text.index(middle)]
+    assert reply.finish_reason == "stop"
+    parts = client.chat.completions.create(**settings, stop=middle, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == reply.message.content
+    several = client.chat.completions.create(**settings, n=3)
+    ids = main_model.template.encode(settings["messages"])
+    assert [each.message.content for each in several.choices] == [alone(main_model, ids, 40, 11 + n) for n in range(3)]
+    assert several.usage.completion_tokens == 120
+
+
+def test_completions_echo_and_score(client, main_model: Served) -> None:
+    """What lm-eval asks for: the log-probability of each token of a prompt."""
+    text = "To be or not to be, that is the question."
+    ids = main_model.tokenizer.encode(text).ids
+    scores = score(main_model.model, [ids])[0]
+    for prompt in (text, ids):
+        for count in (0, 1):
+            found = client.completions.create(
+                model="tiny", prompt=prompt, echo=True, logprobs=1, max_tokens=count, seed=1
+            )
+            told = found.choices[0].logprobs
+            assert told.token_logprobs[0] is None
+            assert torch.equal(torch.tensor(told.token_logprobs[1 : len(ids)]), scores)
+            assert len(told.tokens) == len(ids) + count
+            assert "".join(told.tokens).startswith(text)
+            assert found.choices[0].text.startswith(text)
+            assert all(len(top) == 1 for top in told.top_logprobs[1:])
+    both = client.completions.create(model="tiny", prompt=[text, "Another"], max_tokens=6, seed=2, n=2)
+    assert [each.index for each in both.choices] == [0, 1, 2, 3]
+    assert both.choices[3].text == alone(main_model, main_model.tokenizer.encode("Another").ids, 6, 3)
+    parts = list(client.completions.create(model="tiny", prompt=text, max_tokens=6, seed=2, stream=True))
+    assert "".join(part.choices[0].text for part in parts) == both.choices[0].text
+    assert parts[-1].choices[0].finish_reason == "length"
+
+
+def test_responses(client, main_model: Served) -> None:
+    settings = {"model": "tiny", "input": user("Good morning"), "instructions": "Be kind.", "max_output_tokens": 12,
+                "temperature": 0}  # fmt: skip
+    whole = client.responses.create(**settings)
+    ids = main_model.template.encode([{"role": "system", "content": "Be kind."}, *user("Good morning")])
+    assert whole.output_text == alone(main_model, ids, 12, 0, temperature=0)
+    events = list(client.responses.create(**settings, stream=True))
+    assert "".join(each.delta for each in events if each.type == "response.output_text.delta") == whole.output_text
+    assert events[0].type == "response.created"
+    assert events[-1].response.output_text == whole.output_text
+    assert events[-1].response.usage.input_tokens == len(ids)
+
+
+def test_ollama(http, main_model: Served) -> None:
+    assert http.get("/").text == "minhub is running"
+    assert list(http.get("/api/tags").json()) == ["models"]
+    [first, _] = http.get("/api/tags").json()["models"]
+    assert first["name"] == "tiny:latest"
+    assert first["size"] > 0
+    assert first["details"]["quantization_level"] == "F32"
+    assert http.get("/api/version").json()["version"]
+    assert len(http.get("/api/ps").json()["models"]) == 2
+    for name in ("name", "model"):
+        assert http.post("/api/show", json={name: "tiny:latest"}).json()["template"] == TEMPLATE
+    ask = {"model": "tiny", "messages": user("Hi"), "options": {"seed": 4, "num_predict": 9, "temperature": 0.7}}
+    plain = http.post("/api/chat", json={**ask, "stream": False})
+    assert "content-length" in plain.headers
+    ids = main_model.template.encode(user("Hi"))
+    wanted = alone(main_model, ids, 9, 4, temperature=0.7, top_k=40, top_p=0.9)
+    assert plain.json()["message"]["content"] == wanted
+    streamed = http.post("/api/chat", json=ask)
+    assert streamed.headers["transfer-encoding"] == "chunked"
+    lines = [json.loads(line) for line in streamed.text.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == wanted
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert (lines[-1]["eval_count"], lines[-1]["done_reason"]) == (9, "length")
+    # As ollamar calls it: what it does not use is empty.
+    made = http.post("/api/generate", json={
+        "model": "tiny", "prompt": "Once", "suffix": "", "images": "", "system": "", "template": "", "context": [],
+        "format": [], "raw": True, "keep_alive": "5m", "stream": False, "options": {"seed": 4, "num_predict": 9},
+    }).json()  # fmt: skip
+    ids = main_model.tokenizer.encode("Once").ids
+    assert made["response"] == alone(main_model, ids, 9, 4, temperature=0.8, top_k=40, top_p=0.9)
+    assert http.post("/api/generate", json={"model": "tiny"}).json()["done_reason"] == "load"
+    refused = http.post("/api/chat", json={"model": "nobody", "messages": user("Hi")})
+    assert (refused.status_code, list(refused.json())) == (404, ["error"])
+
+
+def test_tokens_and_metrics(http, main_model: Served) -> None:
+    text = "Hello, wörld"
+    tokens = http.post("/tokenize", json={"content": text}).json()["tokens"]
+    assert tokens == main_model.tokenizer.encode(text).ids
+    assert http.post("/detokenize", json={"tokens": tokens}).json()["content"] == text
+    pieces = http.post("/tokenize", json={"content": "Hello you", "with_pieces": True}).json()["tokens"]
+    assert "".join(piece["piece"] for piece in pieces) == "Hello you"
+    prompt = http.post("/apply-template", json={"messages": user("Hi")}).json()["prompt"]
+    assert prompt == "<user>Hi\n<assistant>"
+    assert http.get("/health").json() == {"status": "ok"}
+    text = http.get("/metrics").text
+    assert 'minhub_requests_total{path="/health",status="200"}' in text
+    assert 'minhub_generated_tokens_total{model="tiny"}' in text
+
+
+WRONG = [None, True, -1, 2**70, 0.5, "x", "", [], [1], [None], {}, {"a": 1}, "\ud800", [["x"]], [[2**40]]]
+FIELDS = {
+    "/v1/chat/completions": ["model", "messages", "temperature", "top_p", "top_k", "seed", "stop", "n", "max_tokens",
+                             "max_completion_tokens", "logprobs", "top_logprobs", "stream", "stream_options", "tools",
+                             "response_format", "repetition_penalty", "presence_penalty", "logit_bias"],
+    "/v1/completions": ["prompt", "echo", "logprobs", "n", "best_of", "max_tokens", "suffix", "stop", "stream", "seed"],
+    "/v1/responses": ["input", "instructions", "text", "max_output_tokens", "stream", "tools"],
+    "/api/chat": ["model", "messages", "options", "stream", "format", "tools"],
+    "/api/generate": ["model", "prompt", "system", "raw", "options", "images", "context", "stream"],
+    "/api/show": ["model", "name"],
+    "/tokenize": ["content", "with_pieces"],
+    "/detokenize": ["tokens"],
+    "/apply-template": ["messages"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_wrong_types_for_every_field(http, path: str) -> None:
+    good = {"model": "tiny", "messages": user("Hi"), "prompt": "Hi", "input": "Hi", "content": "Hi", "tokens": [1],
+            "max_tokens": 2, "max_output_tokens": 2, "options": {"num_predict": 2}, "n": 1}  # fmt: skip
+    bodies = [{**good, name: value} for name in FIELDS[path] for value in WRONG]
+    bodies += [{**good, "messages": [message], "input": [message]} for message in (
+        *WRONG, {"role": "nobody", "content": ""}, {"role": 1}, {"role": "user", "content": 3},
+        {"role": "user", "content": [{"type": "image_url"}]}, {"role": "user", "content": [3]},
+        {"role": "assistant", "tool_calls": [{}]},
+    )]  # fmt: skip
+    bodies += [{**good, "options": {name: value}} for value in WRONG for name in ("temperature", "num_predict", "stop")]
+    refused = 0
+    for body in bodies:
+        found = http.post(path, content=json.dumps(body).encode())
+        assert found.status_code in (200, 400, 404), (body, found.text)
+        if found.status_code != 200:
+            refused += 1
+            error = found.json()["error"]
+            message = error if path.startswith("/api/") else error["message"]
+            assert message
+            assert "Traceback" not in message
+    assert refused >= len(FIELDS[path])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b"\xff{}", 400, "not UTF-8"),
+        (b"[]", 400, "must be a JSON object"),
+        (b'{"messages": [{"role": "user", "content": NaN}]}', 400, "NaN"),
+        (b"[" * 90_000, 400, "not JSON"),
+        (b'{"seed": 1' + b"0" * 5000 + b"}", 400, "not JSON"),
+        (b'{"messages": "' + b"x" * 100_000 + b'"}', 413, "more than 100,000 bytes"),
+        (b'{"messages": [{"role": "user", "content": "' + b"word " * 15_000 + b'"}]}', 400, "shorten"),
+        (b'{"messages": [{"role": "user", "content": "refuse me"}]}', 400, "no thanks"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "tools": [{"type": "function"}]}',
+            400,
+            "tools is not supp",
+        ),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "model": "none"}', 404, "tiny, other"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "frequency_penalty": 1}', 400, "frequency_penalty"),
+    ],
+)
+def test_bad_bodies(http, body: bytes, status: int, told: str) -> None:
+    found = http.post("/v1/chat/completions", content=body)
+    assert found.status_code == status
+    assert told in found.json()["error"]["message"]
+    assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_other_paths_and_methods(http) -> None:
+    for method, path, status in (
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/health", 405),
+    ):
+        found = http.request(method, path)
+        assert (found.status_code, list(found.json())) == (status, ["error"])
+    assert isinstance(http.get("/api/nothing").json()["error"], str)
+    lenient = {
+        "messages": user("Hi"),
+        "max_tokens": 2,
+        "tools": [],
+        "stream.1": True,
+        "user": "me",
+        "anything": {"a": []},
+    }
+    found = http.post("/chat/completions", content=json.dumps(lenient), headers={"Authorization": "Bearer"})
+    assert found.status_code == 200
+
+
+def test_who_may_call(main_model: Served) -> None:
+    server = Server(Models([main_model]), key="secret", origins=["https://good.example"])
+
+    def status(path: str = "/v1/models", **headers: str) -> int:
+        try:
+            server.check(path, Headers({"host": "127.0.0.1:1", **headers}))
+        except Exception as refused:
+            return refused.status
+        return 200
+
+    key = {"authorization": "Bearer secret"}
+    assert status(**key) == 200
+    for wrong in ("", "Bearer", "Bearer other", "Basic secret", "Bearer sécret"):
+        assert status(authorization=wrong) == 401
+    assert status("/health") == status("/") == 200
+    for host in ("localhost", "[::1]:80", "127.9.9.9:1", "a.localhost"):
+        assert status(**key, host=host) == 200
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "10.0.0.1"):
+        assert status(**key, host=host) == 403
+    assert status(**key, origin="http://127.0.0.1:1") == status(**key, origin="https://good.example") == 200
+    for origin in ("null", "http://evil.example", "http://127.0.0.1:2", "https://good.example.evil"):
+        assert status(**key, origin=origin) == 403
+
+
+def test_web_pages_elsewhere(address: str, http) -> None:
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}):
+        found = http.post("/v1/chat/completions", json={"messages": user("Hi")}, headers=headers)
+        assert found.status_code == 403
+        assert "access-control-allow-origin" not in found.headers
+    assert http.options("/v1/models", headers={"Origin": "http://evil.example"}).status_code == 403
+
+
+def raw(address: str) -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (length or len(body)) + body
+    )
+
+
+LONG = json.dumps({"prompt": "Once upon a time", "max_tokens": 240, "ignore_eos": True}).encode()
+
+
+def wait(condition) -> None:
+    """Until it holds."""
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_a_client_that_goes_away_frees_its_row(address: str, main_model: Served, monkeypatch) -> None:
+    engine = main_model.engine
+    wait(lambda: engine.open == 0)
+    step = engine._step
+    made = []
+
+    def slow(batch):
+        time.sleep(0.01)
+        made.append({row.key for row in batch.rows})
+        return step(batch)
+
+    monkeypatch.setattr(engine, "_step", slow)
+    for streams in (False, True):
+        body = json.dumps({**json.loads(LONG), "stream": streams}).encode()
+        connection = raw(address)
+        connection.sendall(post(body))
+        wait(lambda: engine.running)
+        before = engine.counts["cancelled"]
+        [request] = engine.running.values()
+        connection.close()
+        wait(lambda: engine.open == 0)
+        assert engine.counts["cancelled"] == before + 1
+        assert request.made < 240
+
+
+def test_clients_that_send_half_or_do_not_read(address: str, client, main_model: Served) -> None:
+    half_head, half_body, slow, silent = (raw(address) for _ in range(4))
+    half_head.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: local")
+    half_body.sendall(post(b'{"prompt": "a', 500))
+    slow.sendall(post(json.dumps({**json.loads(LONG), "stream": True, "logprobs": 20}).encode()))
+    silent.sendall(b"\x00\xff\r\n\r\n")
+    reply = client.completions.create(model="tiny", prompt="Hello", max_tokens=5, seed=1)
+    assert reply.choices[0].text == alone(main_model, main_model.tokenizer.encode("Hello").ids, 5, 1)
+    assert b" 400 " in silent.recv(1000)
+    assert b" 408 " in half_body.recv(1000)  # after `patience`
+    wait(lambda: main_model.engine.open == 0)  # who does not read holds no row
+    for connection in (half_head, half_body, slow, silent):
+        connection.close()
+
+
+def test_a_body_of_many_megabytes(address: str) -> None:
+    connection = raw(address)
+    connection.sendall(post(b"", 100 * 2**20))
+    try:
+        for _ in range(100):
+            connection.sendall(b"x" * 2**20)
+    except OSError:  # it has heard enough
+        pass
+    else:
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+    connection.close()
+
+
+def test_a_prefix_is_read_once(client, main_model: Served) -> None:
+    system = [{"role": "system", "content": "A long introduction of many words. " * 6}]
+    for n in range(3):
+        messages = [*system, *user(f"Question {n}")]
+        reply = client.chat.completions.create(model="tiny", messages=messages, seed=1, max_tokens=8)
+        ids = main_model.template.encode(messages)
+        assert reply.choices[0].message.content == alone(main_model, ids, 8, 1)
+        shared = len(main_model.template.encode(system)) - 10
+        assert (reply.usage.prompt_tokens_details.cached_tokens > shared) == (n > 0)
+
+
+class BrokenError(Exception):
+    pass
+
+
+def test_a_model_that_raises_harms_its_own_request_only(folder: Path) -> None:
+    """Once while a prompt is read and once in the middle of a text; and logits that are NaN."""
+    found = served("fragile", folder, rows=6)
+    poison, nan = 7, 8
+
+    def fail(_module, arguments, output):
+        if (arguments[0] == poison).any():
+            raise BrokenError
+        return torch.where((arguments[0] == nan).unsqueeze(-1), torch.nan, output)
+
+    tokenizer, model = found.tokenizer, found.model
+    ids = {name: tokenizer.encode(name).ids for name in ("one day", "a second text", "the third")}
+    wanted = {name: generate(model, [text], 60, temperature=0, eos_id=None)[0] for name, text in ids.items()}
+    embedding = next(module for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    embedding.register_forward_hook(fail)
+    models = Models([found])
+    with Background(Server(models), grace=0.1) as address, httpx2.Client(base_url=address, timeout=60) as http:
+
+        def ask(prompt: list[int]):
+            return http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 60, "temperature": 0,
+                                                      "ignore_eos": True})  # fmt: skip
+
+        with ThreadPoolExecutor(6) as pool:
+            good = {name: pool.submit(ask, text) for name, text in ids.items()}
+            bad = [pool.submit(ask, prompt) for prompt in ([1, 2, poison, 3], [5, nan], [poison])]
+            for name, future in good.items():
+                assert future.result().json()["choices"][0]["text"] == "".join(
+                    decode_stream(tokenizer, wanted[name], ids[name])
+                )
+            for future in bad:
+                assert future.result().status_code == 500
+            assert "BrokenError" in bad[0].result().json()["error"]["message"]
+            assert "NaN" in bad[1].result().json()["error"]["message"]
+        assert found.engine.counts["failed"] == 3
+        assert http.get("/health").status_code == 200
+
+
+def test_a_full_queue(folder: Path) -> None:
+    found = served("busy", folder, rows=1, waiting=1)
+    step = found.engine._step
+    found.engine._step = lambda batch: time.sleep(0.01) or step(batch)
+    with Background(Server(Models([found])), grace=0.1) as address, httpx2.Client(base_url=address, timeout=60) as http:
+        with ThreadPoolExecutor(8) as pool:
+            replies = list(pool.map(lambda _: http.post("/v1/completions", content=LONG), range(8)))
+        statuses = sorted(reply.status_code for reply in replies)
+        assert statuses == [200, 200, *[429] * 6]
+        assert all(reply.headers["Retry-After"] for reply in replies if reply.status_code == 429)
+        found.seconds = 0.05
+        late = http.post("/v1/completions", content=LONG)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "time")
+
+
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    """From its address to SIGTERM: a reply that is under way is told of the end, and nothing else is printed."""
+    command = [sys.executable, "-m", "minhub_py", "serve", str(folder), "--port", "0", "--api-key", "secret"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        address = server.stdout.readline().strip().rpartition(" ")[2]
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as client:
+            [model] = client.models.list()
+            assert model.id == folder.name
+            assert client.chat.completions.create(model=model.id, messages=user("Hi"), max_tokens=3).choices
+            with pytest.raises(openai.AuthenticationError):
+                client.with_options(api_key="wrong").models.list()
+            stream = client.completions.create(model=model.id, prompt="Hi", max_tokens=200, stream=True)
+            next(stream)
+            server.send_signal(signal.SIGTERM)
+            for _ in stream:  # it ends within the grace, as it is short
+                pass
+        _, errors = server.communicate(timeout=60)
+    assert server.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    assert errors == ""
+
+
+def test_a_reply_that_cannot_end_is_told_so(folder: Path) -> None:
+    found = served("long", folder)
+    step = found.engine._step
+    found.engine._step = lambda batch: time.sleep(0.02) or step(batch)
+    background = Background(Server(Models([found])), grace=0.0)
+    with background as address, httpx2.Client(base_url=address, timeout=60) as http:
+        body = {**json.loads(LONG), "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            background.running.should_exit = True
+            rest = [line for line in lines if line]
+    assert "shutting down" in json.loads(rest[-2][6:])["error"]["message"]
+    assert rest[-1] == "data: [DONE]"
+
+
+def test_calls_that_are_wrong(tmp_path: Path, folder: Path) -> None:
+    assert "--api-key" in failed("serve", str(folder), "--host", "0.0.0.0", status=2)
+    assert "empty" in failed("serve", str(folder), "--api-key", "", status=2)
+    assert "at most 256" in failed("serve", str(folder), "--context", "300", "--port", "0")
+    assert "same name" in failed("serve", str(folder), str(folder), "--port", "0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "--port" in failed("serve", str(folder), "--port", port)
+    assert "--host" in failed("serve", str(folder), "--host", "999.1.1.1", "--api-key", "x")
+    assert Fields({"a": 3.0}).whole("a", 0, 5) == 3
