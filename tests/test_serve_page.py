@@ -58,7 +58,7 @@ def page(browser, address: str) -> Iterator[Any]:
 
 def open_page(page: Any, address: str) -> None:
     page.goto(address)
-    page.wait_for_function("document.querySelectorAll('#model option').length === 2")
+    page.wait_for_selector("#model option:nth-child(2)", state="attached")
 
 
 def say(page: Any, text: str) -> None:
@@ -68,7 +68,7 @@ def say(page: Any, text: str) -> None:
 
 def ended(page: Any) -> list[str]:
     """The texts of the conversation, when the reply has ended."""
-    page.wait_for_function("document.getElementById('stop').hidden")
+    page.wait_for_selector("#stop", state="hidden")
     return page.locator("article .text").all_inner_texts()
 
 
@@ -99,7 +99,7 @@ def test_hover_and_keyboard_tell_how_likely_a_word_was(page) -> None:
     page.locator("article.assistant .word").nth(2).hover()
     table = page.locator("#hint tr")
     assert table.count() >= 5
-    assert page.locator("#hint tr.it").count() == 1
+    assert page.locator("#hint tr.it").count() >= 1  # a word may be of several tokens
     assert re.search(r"[\d.]+ %", page.locator("#hint").inner_text())
     show(page, "hover")
     page.mouse.move(1, 1)
@@ -142,7 +142,7 @@ def test_stop_keeps_the_beginning(page, main_model, monkeypatch) -> None:  # noq
     page.locator("#more").click()
     page.locator("#max_tokens").fill("200")
     say(page, "Go on and on")
-    page.wait_for_function("document.querySelectorAll('.busy .word').length > 3")
+    page.wait_for_selector(".busy .word:nth-child(4)")
     show(page, "busy")
     page.keyboard.press("Escape")
     texts = ended(page)
@@ -220,6 +220,6 @@ def test_a_key_is_asked_for(browser, main_model) -> None:  # noqa: F811
         assert "API key" in page.get_by_role("alert").inner_text()
         page.locator("#key").fill("secret")
         page.keyboard.press("Tab")
-        page.wait_for_function("document.querySelectorAll('#model option').length === 1")
+        page.wait_for_selector("#model option", state="attached")
         assert page.locator("#error").count() == 0
         page.context.close()
