@@ -235,7 +235,7 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
     for row, number in rows.items():
         events = told(found.get(row, []))
         assert events == (wanted[number][: len(events)] if row in retired else wanted[number])
-    assert not batch.copied
+    assert len(batch.copied) <= 3
     if name == "gpt2":  # a state is that after the last id only, and a ring loses its beginning
         prompt_ids = sum(len(prompts[number]) for number in rows.values())
         assert sum(length for length, last in read if not last) < prompt_ids / 2

@@ -127,7 +127,7 @@ class Batch:
         self.keep, self.piece = keep, piece
         self.exact = keep > 0 or piece is not None
         self.kept: list[Kept] = []  # the one that was used last is the last
-        self.copied: dict[int, int] = {}  # by row: ids of the prompt that were copied and not read
+        self.copied: dict[int, int] = {}  # by row, until the step after its end: ids of the prompt that were not read
 
     def __len__(self) -> int:
         """The texts in the making."""
@@ -192,6 +192,7 @@ class Batch:
         Where prompts are read in pieces, a row whose prompt has not been read to its end has none yet.
         """
         events: list[Event] = []
+        self.copied = {row.key: self.copied.get(row.key, 0) for row in self.rows}
         read = [row for row in self.rows if not row.reads_prompt]
         for rows in ([row for row in read if not row.given], [row for row in read if row.given]):
             if rows:
@@ -349,7 +350,6 @@ class Batch:
 
     def _leave(self, row: Row) -> None:
         """The last row takes the place of one that leaves."""
-        self.copied.pop(row.key, None)
         if self.keep:
             self._keep(row)
         self.cache.leave(row.slot)

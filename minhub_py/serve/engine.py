@@ -78,8 +78,6 @@ class Request:
     cancelled: bool = False
     cached: int = 0
     made: int = 0
-    waited: float = 0.0
-    started: float = field(default_factory=time.monotonic)
     first: float | None = None
     new: list[int] = field(default_factory=list)
     text: "Text | None" = None
@@ -202,7 +200,6 @@ class Engine:
         self.line = [request for request in self.line if not self._is_over(request, now)]
         while self.line and len(batch) < batch.capacity:
             request = self.line.pop(0)
-            request.waited = now - request.started
             try:
                 self.running[self._admit(batch, request)] = request
             except Exception as error:  # whatever it is, it concerns this request alone
