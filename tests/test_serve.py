@@ -511,7 +511,6 @@ class BrokenError(Exception):
 
 def test_a_model_that_raises_harms_its_own_request_only(folder: Path) -> None:
     """Once while a prompt is read and once in the middle of a text; and logits that are NaN."""
-    found = served("fragile", folder, rows=6)
     poison, nan = 7, 8
 
     def fail(_module, arguments, output):
@@ -519,11 +518,13 @@ def test_a_model_that_raises_harms_its_own_request_only(folder: Path) -> None:
             raise BrokenError
         return torch.where((arguments[0] == nan).unsqueeze(-1), torch.nan, output)
 
-    tokenizer, model = found.tokenizer, found.model
-    ids = {name: tokenizer.encode(name).ids for name in ("one day", "a second text", "the third")}
-    wanted = {name: generate(model, [text], 60, temperature=0, eos_id=None)[0] for name, text in ids.items()}
+    tokenizer, model = read_tokenizer(folder), from_pretrained(folder)
     embedding = next(module for module in model.modules() if isinstance(module, torch.nn.Embedding))
     embedding.register_forward_hook(fail)
+    engine = Engine(model, tokenizer, rows=6, max_length=CONTEXT)
+    found = Served("fragile", model, tokenizer, chat_template_of(folder, tokenizer), engine, 60)
+    ids = {name: tokenizer.encode(name).ids for name in ("one day", "a second text", "the third")}
+    wanted = {name: generate(model, [text], 60, temperature=0, eos_id=None)[0] for name, text in ids.items()}
     models = Models([found])
     with Background(Server(models), grace=0.1) as address, httpx2.Client(base_url=address, timeout=60) as http:
 
