@@ -27,6 +27,7 @@ PACKAGES = {
     "httpx2": "2",
     "click": "8.1",
     "rich": "13",
+    "jinja2": "3.1.6",
 }
 # The build of PyTorch to install, by the CUDA version that the driver supports. Within a major version any driver runs
 # any build.
