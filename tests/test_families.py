@@ -93,14 +93,14 @@ def read(model: Any, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
 def test_logits(load, name: str) -> None:
-    """Of one row and of three; at once, and by a cache in pieces of several sizes."""
+    """Of one row and of three; at once, and by a cache in pieces of several sizes: id by id beyond any window."""
     reference, model, _ = load(name)
-    for rows in (1, 3):
+    for rows, several in ((1, ([*[1] * 30, 40], [41, 1, 1, 27])), (3, ([3, 1, 11, 1, 2], [41, 1, 1, 27]))):
         ids = ids_of(rows)
         wanted = reference(ids).logits
         assert wanted.abs().max() > 3
         assert_close(model(ids), wanted)
-        for pieces in ([1], [3, 1, 11, 1, 2], [41, 1, 1, 27]):
+        for pieces in several:
             assert_close(read(model, ids, pieces, model.new_cache(rows, LENGTH)), wanted)
 
 
