@@ -14,7 +14,7 @@ from test_decoder import plain  # noqa: F401
 from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
 from minhub_py.files.tokenizer import characters
 from minhub_py.inference.batch import Batch, Event
-from minhub_py.inference.compiled import LONG, CompiledReader
+from minhub_py.inference.compiled import LONG, CompiledReader, library
 from minhub_py.inference.quantize import quantize
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
@@ -157,7 +157,7 @@ def test_events_are_what_generate_and_score_give(alone, name: str) -> None:
 @pytest.mark.parametrize("name", MAKE)
 def test_a_prefix_from_another_row(name: str, dtype: str, monkeypatch) -> None:
     model = new(name, dtype)
-    for length in (3, 9) if dtype == "bfloat16" else (3, 9, 14):  # no text of LONG ids and more in bfloat16
+    for length in (3, 9, 14):  # no text of LONG ids and more in bfloat16
         prefix = text(8, length)
         tail = text(9, 5)
         first = Batch(model, 1, 200)
@@ -301,8 +301,8 @@ def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> N
 
 def test_long_texts_in_bfloat16_are_read_by_forward() -> None:
     """Which is the one exception of the rule in batch.py."""
-    reader = Batch(new("gpt2", "bfloat16"), 1, 40).reader
-    assert reader.long == LONG
+    has_tiles = library().has_bfloat16_tiles()  # PyTorch's products are slower than the compiled ones without
+    assert Batch(new("gpt2", "bfloat16"), 1, 40).reader.long == (LONG if has_tiles else None)
     assert Batch(new("lstm", "bfloat16"), 1, 40).reader.long is None
 
 

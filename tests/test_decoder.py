@@ -287,6 +287,20 @@ def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel, name, dtype)
             place += size
 
 
+@pytest.mark.parametrize("dtype", ["float32", "transposed", "bfloat16", "float16", "int8", "nf4"])
+@pytest.mark.parametrize("name", ["gpt2", "gptneo"])
+def test_a_long_text_has_the_bits_of_its_ids_one_by_one(kernel, name, dtype) -> None:
+    """Weights that many ids meet are unpacked in several parts; ids attend together as far as they see the same."""
+    sizes = {"gpt2": {"n_embd": 140, "n_inner": 1100}, "gptneo": {"hidden_size": 140, "intermediate_size": 1100}}
+    model = new(name, dtype, vocab_size=301, **sizes[name])
+    text = some_ids(model, 143)
+    torch.set_num_threads(1)
+    wanted = read(model, text, [1])
+    torch.set_num_threads(2)
+    for pieces in ([143], [5, MOST_TOKENS + 1, 9], [12, 6, 24, 101], [11, 25, 35, 72]):
+        assert torch.equal(read(model, text, pieces), wanted)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "nf4"])
 def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
     """Nor on what reads: PyTorch's products, which do, have no part in them."""

@@ -11,13 +11,14 @@ What does not change a row's ids and log-probabilities, to the last bit:
 
     who shares the batch, and when the row joined    the compiled reader, in every dtype
     a prefix that another row has read               the compiled reader, but for bfloat16 texts of LONG ids and more
+                                                     on processors with AMX
     the number of threads                            likewise
     guesses                                          always: they are made only where they change nothing
 
 The compiled reader computes each id by itself, in one order of sums. PyTorch's products, which an `EagerReader` uses,
-and the compiled one for long texts in bfloat16 (compiled.LONG), sum in an order that depends on how many ids are read
-at once; there equal means equal up to rounding. A batch that keeps texts, or reads prompts in pieces, never leaves the
-compiled products to PyTorch: so the bfloat16 exception is none there, at the price of a slower first reading.
+and the compiled one for those texts (compiled.LONG), sum in an order that depends on how many ids are read at once;
+there equal means equal up to rounding. A batch that keeps texts, or reads prompts in pieces, never leaves the compiled
+products to PyTorch: so the bfloat16 exception is none there, at the price of a slower first reading.
 """
 
 from collections.abc import Sequence

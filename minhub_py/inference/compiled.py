@@ -88,10 +88,11 @@ KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, 
 OPERATIONS = {**{name: name for name in KINDS if name not in ("recur", "route", "combine")}, "lstm": "recur"}
 
 # Tokens of one call of the compiled code: bounds the memory, and is enough that each weight read is used many times.
-MOST_TOKENS = 64
+MOST_TOKENS = 128
 MOST_CHOICES = 1024  # experts of all of them, as in native/decoder.c
-# Ids from which on products in bfloat16 are PyTorch's.
-LONG = 16
+QUERIES, PANEL = 6, 1 << 15  # tokens that attend together, and floats of weights that are unpacked at a time; likewise
+# Ids from which on products in bfloat16 are PyTorch's, on a processor that has instructions for them.
+LONG = 24
 
 
 integer_array, pointer_array = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_void_p)
@@ -187,11 +188,10 @@ class CompiledReader(EagerReader):
         self.vocab_size = operations[-1].weight.rows
         kinds = {operation.kind for operation in operations}
         self.guesses = kinds.isdisjoint({KINDS["recur"], KINDS["delta_rule"]})  # a state cannot take ids back
-        # From how many ids on `forward` is the faster one: its products in bfloat16 use instructions of their own,
+        # From how many ids on `forward` is the faster one: its products in bfloat16 use AMX where the processor has it,
         # though they round activations to it, and their sums differ between numbers of threads. An LSTM takes its ids
-        # one by one either way.
-        # MXFP4 and GGUF's blocks it would have to unpack at every call.
-        is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16]
+        # one by one either way. MXFP4 and GGUF's blocks it would have to unpack at every call.
+        is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16] and self.library.has_bfloat16_tiles()
         unpacks = any(operation.weight.dtype >= MXFP4 for operation in operations)
         self.long = LONG if is_bfloat16 and not (unpacks or KINDS["recur"] in kinds) else None
         self.width = -(-self.width // 128) * 128
@@ -274,8 +274,9 @@ class CompiledReader(EagerReader):
         """A call on these keys and values of each layer, or the two tensors of its state, that has no ids yet."""
         keys, values = zip(*layers, strict=True)
         sizes = [buffer.size(-2) for buffer in keys]
-        # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), the scores of all positions, or a row.
-        need = max(MOST_TOKENS * (256 + 64), max(sizes) + 16, self.width)
+        # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), a panel of weights and its sums; the
+        # scores of all positions for QUERIES tokens; or a row.
+        need = max(MOST_TOKENS * (256 + 64) + PANEL + MOST_TOKENS * 32 * 16, QUERIES * (max(sizes) + 16), self.width)
         if self.scratch.numel() < self.threads * need:
             self.scratch = torch.empty(self.threads * need)
         return Call(

@@ -38,9 +38,11 @@ enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, 
 enum { WHOLE = 1, INTERLEAVED = 2 }; /* bits of `more` of ROTATE */
 enum { KEPT = 1, STREAM = 2 };       /* of NORM */
 #define GROUP 32 /* NF4 weights that share a scale */
-#define MOST_TOKENS 64 /* of a product; a source may have more */
+#define MOST_TOKENS 128 /* of a product; a source may have more */
 #define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
 #define MOST_CHOICES 1024 /* experts of all tokens of a call */
+#define QUERIES 6 /* tokens that attend together */
+#define PANEL (1 << 15) /* floats that are unpacked at a time */
 #define AHEAD 8192 /* bytes that weights are asked for in advance; measured (NOTES.md) */
 
 typedef struct {
@@ -93,17 +95,29 @@ typedef struct {
     int64_t scratch_width;
 } call;
 
-typedef struct { /* what scores get: centre[d] that of a key at distance d from `query`, d from -reach to reach */
-    const float *centre;
-    int64_t reach, query;
-} distances;
+typedef struct { /* what a head has kept of a text */
+    const uint8_t *keys, *values; /* (size, D); position p is in slot p % size */
+    int64_t size, D;
+    int32_t dtype;
+    float scale, cap; /* of scores; no cap: 0 */
+    int64_t reach;    /* of what a query's scores get by distance */
+} memory;
+
+typedef struct { /* a token's question to a head */
+    const float *q;
+    float *out, *scores; /* (D,); room for as many as positions, and LANES more */
+    int64_t position, first, end; /* its own; those that it looks at: from `first` to before `end` */
+    const float *bias; /* bias[d] is added to the score of a key at distance d, d from -reach to reach; or NULL */
+    const float *sink; /* one more score, without a value; or NULL */
+} query;
+
+enum { SCORES, OUTPUTS }; /* of attention */
 
 typedef struct {
-    void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t);
+    void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t, float *);
     void (*finish)(float *, const float *, int64_t, int);
     void (*row)(const matrix *, int64_t, float *);
-    void (*attend)(const void *, const void *, int, int64_t, int64_t, int64_t, const float *, int64_t, float, float,
-                   const float *, const distances *, float *, float *);
+    void (*attend)(const memory *, const query *, int64_t);
     void (*recur)(float *, float *, float *, int64_t);
     void (*norm)(const float *, const float *, const float *, float, int64_t, float *);
     void (*rms_norm)(const float *, const float *, float, int64_t, float *);
@@ -228,6 +242,16 @@ API const char *choose(const char *name) {
     if (!found && (any || !strcmp(name, "plain"))) found = &kernels_plain, found_name = "plain";
     if (found) chosen = found;
     return found_name;
+}
+
+/* Whether the processor has instructions for tiles of bfloat16 (AMX), which PyTorch's products use. */
+API int has_bfloat16_tiles(void) {
+#if defined(__x86_64__)
+    unsigned a, b, c, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d >> 22 & 1 && d >> 24 & 1;
+#else
+    return 0;
+#endif
 }
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
@@ -412,6 +436,11 @@ static float *scratch(const call *c, int thread) {
     return c->scratch + thread * c->scratch_width;
 }
 
+/* Behind the sums of a chunk: what a product of many tokens works in. */
+static float *room(const call *c, int thread) {
+    return scratch(c, thread) + MOST_TOKENS * (MOST_OUTPUTS + 64);
+}
+
 /* Where a chunk of a layer's outputs begins: all chunks are alike, but for whole units. */
 static int64_t first_output(const task *t, int64_t chunk) {
     return chunk == t->chunks ? t->op->weight.rows : t->op->weight.rows * chunk / t->chunks / t->unit * t->unit;
@@ -424,7 +453,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     const float *bias = t->op->bias ? t->op->bias + begin : NULL;
     if (t->op->kind != ADD) {
         const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
-        chosen->linear(w, begin, end, t->in, t->c->width, t->out + begin, stride, t->tokens);
+        chosen->linear(w, begin, end, t->in, t->c->width, t->out + begin, stride, t->tokens, room(t->c, thread));
         if (bias || t->op->activation)
             for (int64_t m = 0; m < t->tokens; m++)
                 chosen->finish(t->out + m * stride + begin, bias, n, t->op->activation);
@@ -433,7 +462,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
         return;
     }
     float *sums = scratch(t->c, thread); /* (tokens, n) */
-    chosen->linear(w, begin, end, t->in, t->c->width, sums, n, t->tokens);
+    chosen->linear(w, begin, end, t->in, t->c->width, sums, n, t->tokens, room(t->c, thread));
     for (int64_t m = 0; m < t->tokens; m++) {
         chosen->finish(sums + m * n, bias, n, t->op->activation);
         for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += sums[m * n + i];
@@ -451,7 +480,7 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     if (w->dtype == NF4 && w->columns % 128) /* its blocks are whole: no infinity of an earlier product times nothing */
         for (int64_t m = 0; m < tokens; m++)
             memset(in + m * c->width + w->columns, 0, (128 - w->columns % 128) * sizeof(float));
-    const int64_t unit = w->transposed ? 64 : 8;
+    const int64_t unit = w->transposed ? 64 : tokens >= 12 ? 32 : 8; /* whole panels of many tokens */
     int64_t most = at_least((1 << 17) / w->stride, unit); /* outputs of a chunk */
     most = w->transposed || most > MOST_OUTPUTS ? MOST_OUTPUTS : most;
     const int64_t share = (w->rows + c->threads - 1) / c->threads;
@@ -473,22 +502,35 @@ static void fetch(const void *from, int64_t at, float *to, int64_t count, int dt
     chosen->row(&row, 0, to);
 }
 
+/* QUERIES tokens together where they are of one text. */
 static void attend_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
+    const operation *op = t->op;
     const call *c = t->c;
-    const int64_t H = t->op->heads, G = t->op->groups, D = t->op->size, m = chunk / H, head = chunk % H;
-    const int64_t size = c->sizes[t->op->layer], R = t->op->rotated;
-    const int64_t known = t->op->kind == CROSS_ATTEND || t->op->more ? c->sources[m] : c->positions[m] + 1;
-    const float *table = t->op->second.data;
-    const distances bias = {table ? table + head * (2 * R + 1) + R : NULL, R, c->positions[m]};
-    const int64_t count = t->op->window && t->op->window < known ? t->op->window : known;
-    const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
-    const float *q = t->in + m * c->width + head * (D + t->op->gate);
-    float *out = t->out + m * c->width + head * D;
-    chosen->attend((const char *)c->keys[t->op->layer] + at, (const char *)c->values[t->op->layer] + at, c->cache_dtype,
-                   known - count, count, size, q, D, t->op->number, t->op->cap,
-                   t->op->bias ? t->op->bias + head : NULL, bias.centre ? &bias : NULL, scratch(c, thread), out);
-    if (t->op->gate) chosen->gate(q + D, out, out, D, SIGMOID);
+    const int64_t H = op->heads, G = op->groups, D = op->size, R = op->rotated, blocks = (c->tokens + QUERIES - 1) / QUERIES;
+    const int64_t head = chunk / blocks, first = chunk % blocks * QUERIES; /* a head's keys stay in the cache */
+    const int64_t size = c->sizes[op->layer], end = first + QUERIES < c->tokens ? first + QUERIES : c->tokens;
+    const float *table = op->second.data;
+    query queries[QUERIES];
+    int64_t count = 0;
+    for (int64_t m = first; m < end; m++) {
+        const int64_t known = op->kind == CROSS_ATTEND || op->more ? c->sources[m] : c->positions[m] + 1;
+        queries[count] = (query){
+            .q = t->in + m * c->width + head * (D + op->gate), .out = t->out + m * c->width + head * D,
+            .scores = scratch(c, thread) + count * (c->scratch_width / QUERIES), .position = c->positions[m],
+            .first = op->window && op->window < known ? known - op->window : 0, .end = known,
+            .bias = table ? table + head * (2 * R + 1) + R : NULL, .sink = op->bias ? op->bias + head : NULL};
+        count++;
+        if (m + 1 < end && c->rows[m + 1] == c->rows[m]) continue;
+        const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
+        const memory kept = {
+            .keys = (const uint8_t *)c->keys[op->layer] + at, .values = (const uint8_t *)c->values[op->layer] + at,
+            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->number, .cap = op->cap, .reach = R};
+        chosen->attend(&kept, queries, count);
+        for (int64_t i = 0; i < count && op->gate; i++)
+            chosen->gate(queries[i].q + D, queries[i].out, queries[i].out, D, SIGMOID);
+        count = 0;
+    }
 }
 
 /* Keeps the tokens' heads, (tokens, G * D), as keys or values at their places. */
@@ -509,7 +551,7 @@ static void attend(const operation *op, const call *c, float *in, float *out, in
         keep_heads(op, c, c->values[op->layer], in + queries + G * D);
     }
     task t = {.op = op, .c = c, .in = in, .out = out};
-    parallel(c->tokens * H, attend_chunk, &t, alone);
+    parallel((c->tokens + QUERIES - 1) / QUERIES * H, attend_chunk, &t, alone);
 }
 
 /* Makes and keeps the source's keys and values for a layer of cross attention; `in` stays. */
@@ -665,7 +707,7 @@ static void experts_chunk(void *context, int64_t chunk, int thread) {
     if (w.dtype == MXFP4) w.scales = (const uint8_t *)w.scales + expert * w.rows * (w.columns / 32);
     float bias[MOST_OUTPUTS + 64], gated[(MOST_OUTPUTS + 64) / 2], *sums = scratch(t->c, thread);
     fetch(t->op->second.data, expert * w.rows + begin, bias, n, t->op->second.dtype);
-    chosen->linear(&w, begin, end, t->in + first * w.columns, w.columns, sums, n, tokens);
+    chosen->linear(&w, begin, end, t->in + first * w.columns, w.columns, sums, n, tokens, room(t->c, thread));
     for (int64_t m = 0; m < tokens; m++) {
         float *row = sums + m * n;
         if (t->op->kind == COMBINE) {

@@ -227,7 +227,13 @@ INLINE vec NAME(load_some)(const void *row, int64_t k, int64_t count, int dtype)
 }
 
 INLINE vec NAME(all)(float value) {
+#if LANES == 16
+    return (vec)_mm512_set1_ps(value); /* one instruction that reads memory, where compilers make two of a sum with 0 */
+#elif LANES == 8
+    return (vec)_mm256_set1_ps(value);
+#else
     return (vec){0} + value;
+#endif
 }
 
 /* Lane by lane: yes where the comparison holds, else no. */
@@ -245,6 +251,29 @@ INLINE float NAME(sum)(vec v) {
     for (int step = LANES / 2; step > 0; step /= 2)
         for (int lane = 0; lane < step; lane++) lanes[lane] += lanes[lane + step];
     return lanes[0];
+#endif
+}
+
+/* The sums of 4 vectors, each as above, in a third of the instructions. */
+INLINE void NAME(sum_each)(vec a, vec b, vec c, vec d, float *out) {
+#if LANES == 16
+    const __m512 w = (__m512)a, x = (__m512)b, y = (__m512)c, z = (__m512)d;
+    const __m512 first = _mm512_shuffle_f32x4(w, x, 0x44) + _mm512_shuffle_f32x4(w, x, 0xee); /* halves */
+    const __m512 second = _mm512_shuffle_f32x4(y, z, 0x44) + _mm512_shuffle_f32x4(y, z, 0xee);
+    __m512 v = _mm512_shuffle_f32x4(first, second, 0x88) + _mm512_shuffle_f32x4(first, second, 0xdd); /* a quarter each */
+    v += _mm512_permute_ps(v, 0x4e);
+    v += _mm512_permute_ps(v, 0xb1);
+    const __m512i lanes = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(lanes, v)));
+#elif LANES == 8
+    const __m256 w = (__m256)a, x = (__m256)b, y = (__m256)c, z = (__m256)d;
+    const __m256 first = _mm256_permute2f128_ps(w, x, 0x20) + _mm256_permute2f128_ps(w, x, 0x31); /* halves */
+    const __m256 second = _mm256_permute2f128_ps(y, z, 0x20) + _mm256_permute2f128_ps(y, z, 0x31);
+    __m256 v = _mm256_shuffle_ps(first, second, 0x44) + _mm256_shuffle_ps(first, second, 0xee); /* quarters: a c | b d */
+    v = _mm256_shuffle_ps(v, v, 0x88) + _mm256_shuffle_ps(v, v, 0xdd);
+    _mm_storeu_ps(out, _mm_unpacklo_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)));
+#else
+    out[0] = NAME(sum)(a), out[1] = NAME(sum)(b), out[2] = NAME(sum)(c), out[3] = NAME(sum)(d);
 #endif
 }
 
@@ -454,8 +483,8 @@ static void NAME(linear_blocks)(const matrix *w, int64_t begin, int64_t end, con
 }
 
 /* out[t][n - begin] = weight[n] . in[t] for the outputs n from `begin` to before `end`. */
-static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride, float *out,
-                         int64_t out_stride, int64_t tokens) {
+static void NAME(linear_few)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride, float *out,
+                             int64_t out_stride, int64_t tokens) {
     if (w->transposed) {
         switch (w->dtype) {
         case FLOAT32: NAME(linear_in_out)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT32); break;
@@ -473,6 +502,198 @@ static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const floa
     case MXFP4: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, MXFP4); break;
     default: NAME(linear_blocks)(w, begin, end, in, in_stride, out, out_stride, tokens);
     }
+}
+
+/* --- products of many tokens ---
+ *
+ * The weights of some outputs are unpacked once, to float32 in the order in which they are used: a panel, which stays in
+ * the second cache while all tokens meet it. A tile of its outputs and a few tokens has its sums in registers. They are
+ * made as `dot` and `columns` make them, the inputs one after another; where a panel has a part of the inputs only, what
+ * the sums are so far waits in memory, which changes no bit. */
+
+#define DEEP 1024   /* inputs of a panel of weights stored (out, in); whole blocks of any dtype */
+#define SHALLOW 128 /* stored (in, out): so wide panels that memory gives long stretches of each row */
+
+/* do_tile for 1 to TILE tokens, each number its own code. */
+#if LANES == 16
+#define TILE 6 /* tokens: with 4 vectors of weights as many sums as there are registers for */
+#define FOR_TILE(count, do_tile)                                                                                        \
+    switch (count) {                                                                                                    \
+    case 1: do_tile(1); break;                                                                                          \
+    case 2: do_tile(2); break;                                                                                          \
+    case 3: do_tile(3); break;                                                                                          \
+    case 4: do_tile(4); break;                                                                                          \
+    case 5: do_tile(5); break;                                                                                          \
+    default: do_tile(6);                                                                                                \
+    }
+#else
+#define TILE 3
+#define FOR_TILE(count, do_tile)                                                                                        \
+    switch (count) {                                                                                                    \
+    case 1: do_tile(1); break;                                                                                          \
+    case 2: do_tile(2); break;                                                                                          \
+    default: do_tile(3);                                                                                                \
+    }
+#endif
+
+/* Whether it pays; measured (NOTES.md). */
+INLINE int NAME(are_many)(const matrix *w, int64_t tokens) {
+    if (w->transposed || w->dtype >= Q8_0) return tokens >= 6;
+    if (LANES == 16) return tokens >= 24;
+    return tokens >= (w->dtype == NF4 ? 6 : 12);
+}
+
+/* LANES weights of a row from k on, as `dot` has them. */
+INLINE vec NAME(unpack)(const matrix *w, int64_t row, int64_t k, int dtype) {
+    const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
+    if (dtype == NF4) {
+        const float *scales = (const float *)w->scales + row * ((w->columns + 127) / 128 * (128 / GROUP));
+        return NAME(load_nf4)(data + k / 128 * 64, k % 128, scales[k / GROUP]);
+    }
+    if (dtype == MXFP4) {
+        const uint8_t exponent = ((const uint8_t *)w->scales)[row * (w->columns / 32) + k / 32];
+        return NAME(load_mxfp4)(data + k / 32 * 16, k % 32, power_of_two(exponent));
+    }
+    return NAME(load_some)(data, k, w->columns - k, dtype);
+}
+
+/* Weights of `rows` outputs, 4 at a time: LANES of the first, of the second, ... */
+INLINE void NAME(pack_rows)(const matrix *w, int64_t row, int64_t rows, int64_t k, int64_t end, float *panel, int dtype) {
+    const int step = dtype >= Q8_0 ? 32 : LANES;
+    for (int64_t first = row; first < row + rows; first += 4)
+        for (int64_t i = k; i < end; i += step, panel += 4 * step)
+            for (int r = 0; r < 4; r++) {
+                vec weights[32 / LANES];
+                if (dtype >= Q8_0)
+                    NAME(unblock)((const uint8_t *)w->data + (first + r) * w->stride, i, w->dtype, weights);
+                else weights[0] = NAME(unpack)(w, first + r, i, dtype);
+                for (int v = 0; v < step / LANES; v++) *(vec_at *)(panel + (4 * v + r) * LANES) = weights[v];
+            }
+}
+
+/* Of `width` outputs the weights of an input, 4 * LANES outputs at a time: all inputs of the first of them come first. */
+INLINE void NAME(pack_columns)(const matrix *w, int64_t column, int64_t width, int64_t k, int64_t end, float *panel,
+                               int dtype) {
+    for (int64_t i = k; i < end; i++)
+        for (int64_t n = 0; n < width; n += LANES)
+            *(vec_at *)(panel + (n / (4 * LANES) * (end - k) + i - k) * 4 * LANES + n % (4 * LANES)) =
+                NAME(load)((const uint8_t *)w->data + i * w->stride, column + n, dtype);
+}
+
+INLINE vec NAME(begun)(const float *sums, int begins) {
+    if (begins) return (vec){0};
+    return *(const vec_at *)sums;
+}
+
+/* The sums of 4 outputs for T tokens go on with `count` inputs. They begin with zero (`begins`); at the end (`ends`)
+ * each vector is added up, else it goes back to `sums`. */
+INLINE void NAME(tile_rows)(const float *panel, const float *in, int64_t in_stride, int64_t count, float *sums, int begins,
+                            int ends, float *out, int64_t out_stride, int T) {
+    vec s[4][TILE];
+    for (int r = 0; r < 4; r++)
+        for (int t = 0; t < T; t++) s[r][t] = NAME(begun)(sums + (t * 4 + r) * LANES, begins);
+    int64_t k = 0;
+    for (; k + LANES <= count; k += LANES, panel += 4 * LANES) {
+        vec x[TILE];
+        for (int t = 0; t < T; t++) x[t] = *(const vec_at *)(in + t * in_stride + k);
+        for (int r = 0; r < 4; r++) {
+            const vec weight = *(const vec_at *)(panel + r * LANES);
+            for (int t = 0; t < T; t++) s[r][t] += weight * x[t];
+        }
+    }
+    if (k < count)
+        for (int r = 0; r < 4; r++)
+            for (int t = 0; t < T; t++)
+                s[r][t] += *(const vec_at *)(panel + r * LANES) * NAME(load_last)(in + t * in_stride, k, count - k, FLOAT32);
+    for (int t = 0; t < T; t++)
+        if (ends) NAME(sum_each)(s[0][t], s[1][t], s[2][t], s[3][t], out + t * out_stride);
+        else
+            for (int r = 0; r < 4; r++) *(vec_at *)(sums + (t * 4 + r) * LANES) = s[r][t];
+}
+
+/* The sums of 4 * LANES outputs for T tokens, in `out`, go on with `count` inputs. */
+INLINE void NAME(tile_columns)(const float *panel, const float *in, int64_t in_stride, int64_t count, int begins,
+                               float *out, int64_t out_stride, int T) {
+    vec s[4][TILE];
+    for (int v = 0; v < 4; v++)
+        for (int t = 0; t < T; t++) s[v][t] = NAME(begun)(out + t * out_stride + v * LANES, begins);
+    for (int64_t k = 0; k < count; k++, panel += 4 * LANES) {
+        vec weights[4];
+        for (int v = 0; v < 4; v++) weights[v] = *(const vec_at *)(panel + v * LANES);
+        for (int t = 0; t < T; t++) {
+            const vec x = NAME(all)(in[t * in_stride + k]);
+            for (int v = 0; v < 4; v++) s[v][t] += weights[v] * x;
+        }
+    }
+    for (int t = 0; t < T; t++)
+        for (int v = 0; v < 4; v++) *(vec_at *)(out + t * out_stride + v * LANES) = s[v][t];
+}
+
+static void NAME(tiles_of_rows)(const float *panel, int64_t rows, const float *in, int64_t in_stride, int64_t count,
+                                float *sums, int begins, int ends, float *out, int64_t out_stride, int64_t tokens) {
+    const int64_t whole = (count + LANES - 1) / LANES * LANES;
+    for (int64_t t = 0; t < tokens; t += TILE)
+        for (int64_t r = 0; r < rows; r += 4)
+#define DO(T)                                                                                                           \
+    NAME(tile_rows)(panel + r * whole, in + t * in_stride, in_stride, count, sums + (r * tokens + t * 4) * LANES, begins, ends,   \
+                    out + t * out_stride + r, out_stride, T)
+            FOR_TILE(tokens - t < TILE ? tokens - t : TILE, DO)
+#undef DO
+}
+
+static void NAME(tiles_of_columns)(const float *panel, int64_t width, const float *in, int64_t in_stride, int64_t count,
+                                   int begins, float *out, int64_t out_stride, int64_t tokens) {
+    for (int64_t t = 0; t < tokens; t += TILE)
+        for (int64_t n = 0; n < width; n += 4 * LANES)
+#define DO(T)                                                                                                           \
+    NAME(tile_columns)(panel + n * count, in + t * in_stride, in_stride, count, begins, out + t * out_stride + n,       \
+                       out_stride, T)
+            FOR_TILE(tokens - t < TILE ? tokens - t : TILE, DO)
+#undef DO
+}
+
+/* As `linear_few` does, for as many outputs as make whole tiles; their number. room: PANEL floats, and for each token
+ * and output of a panel of rows LANES more. */
+INLINE int64_t NAME(linear_many)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
+                                 float *out, int64_t out_stride, int64_t tokens, float *room, int dtype) {
+    const int64_t unit = w->transposed ? 4 * LANES : 4, depth = w->transposed ? SHALLOW : DEEP, most = PANEL / depth;
+    const int64_t whole = (end - begin) / unit * unit;
+    for (int64_t n = 0; n < whole; n += most) {
+        const int64_t width = whole - n < most ? whole - n : most;
+        for (int64_t k = 0; k < w->columns; k += depth) {
+            const int64_t last = w->columns - k < depth ? w->columns : k + depth;
+            if (w->transposed) {
+                NAME(pack_columns)(w, begin + n, width, k, last, room, dtype);
+                NAME(tiles_of_columns)(room, width, in + k, in_stride, last - k, k == 0, out + n, out_stride, tokens);
+            } else {
+                NAME(pack_rows)(w, begin + n, width, k, last, room, dtype);
+                NAME(tiles_of_rows)(room, width, in + k, in_stride, last - k, room + PANEL, k == 0,
+                                    last == w->columns, out + n, out_stride, tokens);
+            }
+        }
+        if (dtype == INT8)
+            for (int64_t t = 0; t < tokens; t++)
+                for (int64_t r = n; r < n + width; r++) out[t * out_stride + r] *= ((const float *)w->scales)[begin + r];
+    }
+    return whole;
+}
+
+/* out[t][n - begin] = weight[n] . in[t] for the outputs n from `begin` to before `end`. room: as `linear_many` has it. */
+static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride, float *out,
+                         int64_t out_stride, int64_t tokens, float *room) {
+    int64_t done = 0;
+    if (NAME(are_many)(w, tokens))
+        switch (w->dtype) { /* each case its own code */
+        case FLOAT32: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, FLOAT32); break;
+        case BFLOAT16: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, BFLOAT16); break;
+        case FLOAT16: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, FLOAT16); break;
+        case INT8: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, INT8); break;
+        case NF4: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, NF4); break;
+        case MXFP4: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, MXFP4); break;
+        default: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, BLOCKS);
+        }
+    if (begin + done < end)
+        NAME(linear_few)(w, begin + done, end, in, in_stride, out + done, out_stride, tokens);
 }
 
 /* v = activation(v + bias), in place; bias may be NULL. */
@@ -525,35 +746,87 @@ static void NAME(cap)(float *v, int64_t count, float cap) {
 
 /* --- attention --- */
 
-INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64_t first, int64_t count, int64_t size,
-                               const float *q, int64_t D, float scale, float cap, const float *sink,
-                               const distances *bias, float *scores, float *out, int dtype) {
+/* Scores of T queries for the positions from `begin` to before `end`, before all that the softmax has. */
+INLINE void NAME(scores)(const memory *kept, const query *queries, int64_t begin, int64_t end, int T, int dtype) {
     const int width = dtype == FLOAT32 ? 4 : 2;
-    const int64_t whole = D / LANES * LANES;
-    const int64_t start = first % size; /* the slots go around, one after another: no division for each */
-    float largest = -INFINITY;
-    for (int64_t i = 0, slot = start; i < count; i++, slot = slot + 1 < size ? slot + 1 : 0) {
-        const uint8_t *key = keys + slot * D * width;
-        vec sum = {0};
-        for (int64_t d = 0; d < whole; d += LANES) sum += NAME(load)(key, d, dtype) * *(const vec_at *)(q + d);
-        if (whole < D)
-            sum += NAME(load_last)(key, whole, D - whole, dtype) * NAME(load_last)(q, whole, D - whole, FLOAT32);
-        scores[i] = NAME(sum)(sum) * scale;
-        largest = largest > scores[i] ? largest : scores[i];
-    }
-    if (cap) {
-        NAME(cap)(scores, count, cap);
-        largest = NAME(capped)(NAME(all)(largest), cap)[0]; /* the order stays */
-    }
-    if (bias) {
-        largest = -INFINITY;
-        for (int64_t i = 0; i < count; i++) {
-            const int64_t distance = first + i - bias->query, reach = bias->reach;
-            scores[i] += bias->centre[distance < -reach ? -reach : distance > reach ? reach : distance];
-            largest = largest > scores[i] ? largest : scores[i];
+    const int64_t D = kept->D, whole = D / LANES * LANES;
+    int64_t slot = begin % kept->size; /* the slots go around, one after another: no division for each */
+    for (int64_t i = begin; i < end;) {
+        const int64_t count = end - i < 4 ? end - i : 4;
+        const uint8_t *keys[4];
+        for (int64_t j = 0; j < 4; j++) { /* the last few stand in for what is beyond the end */
+            keys[j] = kept->keys + slot * D * width;
+            if (j < count) slot = slot + 1 < kept->size ? slot + 1 : 0;
         }
+        vec sums[TILE][4];
+        for (int t = 0; t < T; t++)
+            for (int j = 0; j < 4; j++) sums[t][j] = (vec){0};
+        for (int64_t d = 0; d < whole; d += LANES)
+            for (int j = 0; j < 4; j++) {
+                const vec key = NAME(load)(keys[j], d, dtype);
+                for (int t = 0; t < T; t++) sums[t][j] += key * *(const vec_at *)(queries[t].q + d);
+            }
+        if (whole < D)
+            for (int j = 0; j < 4; j++) {
+                const vec key = NAME(load_last)(keys[j], whole, D - whole, dtype);
+                for (int t = 0; t < T; t++)
+                    sums[t][j] += key * NAME(load_last)(queries[t].q, whole, D - whole, FLOAT32);
+            }
+        for (int t = 0; t < T; t++) {
+            float four[4];
+            NAME(sum_each)(sums[t][0], sums[t][1], sums[t][2], sums[t][3], four);
+            for (int64_t j = 0; j < count; j++) queries[t].scores[i + j - queries[t].first] = four[j] * kept->scale;
+        }
+        i += count;
     }
-    if (sink && *sink > largest) largest = *sink;
+}
+
+/* What the values of these positions add to the outputs of T queries, by what their scores have become. */
+INLINE void NAME(outputs)(const memory *kept, const query *queries, int64_t begin, int64_t end, int T, int dtype) {
+    const int width = dtype == FLOAT32 ? 4 : 2;
+    const int64_t D = kept->D, start = begin % kept->size;
+    int64_t d = 0;
+    for (; d + 4 * LANES <= D; d += 4 * LANES) {
+        vec sums[TILE][4];
+        for (int t = 0; t < T; t++)
+            for (int v = 0; v < 4; v++) sums[t][v] = *(const vec_at *)(queries[t].out + d + v * LANES);
+        for (int64_t i = begin, slot = start; i < end; i++, slot = slot + 1 < kept->size ? slot + 1 : 0) {
+            const uint8_t *from = kept->values + (slot * D + d) * width;
+            vec values[4];
+            for (int v = 0; v < 4; v++) values[v] = NAME(load)(from, v * LANES, dtype);
+            for (int t = 0; t < T; t++) {
+                const vec weight = NAME(all)(queries[t].scores[i - queries[t].first]);
+                for (int v = 0; v < 4; v++) sums[t][v] += values[v] * weight;
+            }
+        }
+        for (int t = 0; t < T; t++)
+            for (int v = 0; v < 4; v++) *(vec_at *)(queries[t].out + d + v * LANES) = sums[t][v];
+    }
+    for (; d < D; d += LANES) {
+        const int64_t n = D - d < LANES ? D - d : LANES;
+        vec sums[TILE];
+        for (int t = 0; t < T; t++) sums[t] = NAME(load_some)(queries[t].out, d, n, FLOAT32);
+        for (int64_t i = begin, slot = start; i < end; i++, slot = slot + 1 < kept->size ? slot + 1 : 0) {
+            const vec value = NAME(load_some)(kept->values + slot * D * width, d, n, dtype);
+            for (int t = 0; t < T; t++) sums[t] += value * queries[t].scores[i - queries[t].first];
+        }
+        for (int t = 0; t < T; t++) memcpy(queries[t].out + d, &sums[t], n * sizeof(float));
+    }
+}
+
+/* Scores become e to the score less the largest; their sum. */
+static float NAME(weights)(const memory *kept, const query *q) {
+    float *scores = q->scores;
+    const int64_t count = q->end - q->first;
+    float largest = -INFINITY;
+    if (kept->cap) NAME(cap)(scores, count, kept->cap);
+    if (q->bias)
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t distance = q->first + i - q->position, reach = kept->reach;
+            scores[i] += q->bias[distance < -reach ? -reach : distance > reach ? reach : distance];
+        }
+    for (int64_t i = 0; i < count; i++) largest = largest > scores[i] ? largest : scores[i];
+    if (q->sink && *q->sink > largest) largest = *q->sink;
     for (int64_t i = count; i % LANES; i++) scores[i] = -INFINITY;
     vec totals = {0};
     for (int64_t i = 0; i < count; i += LANES) {
@@ -561,43 +834,55 @@ INLINE void NAME(attend_typed)(const uint8_t *keys, const uint8_t *values, int64
         *(vec_at *)(scores + i) = weight;
         totals += weight;
     }
-    float total = NAME(sum)(totals);
-    if (sink) total += NAME(exp)(NAME(all)(*sink - largest))[0];
-    int64_t d = 0;
-    for (; d + 4 * LANES <= D; d += 4 * LANES) {
-        vec sums[4] = {{0}, {0}, {0}, {0}};
-        for (int64_t i = 0, slot = start; i < count; i++, slot = slot + 1 < size ? slot + 1 : 0) {
-            const uint8_t *value = values + (slot * D + d) * width;
-            for (int v = 0; v < 4; v++) sums[v] += NAME(load)(value, v * LANES, dtype) * scores[i];
-        }
-        for (int v = 0; v < 4; v++) *(vec_at *)(out + d + v * LANES) = sums[v] / total;
-    }
-    for (; d < D; d += LANES) {
-        int64_t n = D - d < LANES ? D - d : LANES;
-        vec sum = {0};
-        for (int64_t i = 0, slot = start; i < count; i++, slot = slot + 1 < size ? slot + 1 : 0) {
-            const uint8_t *value = values + slot * D * width;
-            sum += NAME(load_some)(value, d, n, dtype) * scores[i];
-        }
-        sum /= total;
-        memcpy(out + d, &sum, n * sizeof(float));
+    const float total = NAME(sum)(totals);
+    return q->sink ? total + NAME(exp)(NAME(all)(*q->sink - largest))[0] : total;
+}
+
+INLINE void NAME(attend_typed)(const memory *kept, const query *queries, int64_t begin, int64_t end, int T, int stage,
+                               int dtype) {
+    if (stage == SCORES && T == 1) NAME(scores)(kept, queries, begin, end, 1, dtype);
+    else if (stage == SCORES) NAME(scores)(kept, queries, begin, end, TILE, dtype);
+    else if (T == 1) NAME(outputs)(kept, queries, begin, end, 1, dtype);
+    else NAME(outputs)(kept, queries, begin, end, TILE, dtype);
+}
+
+/* A stage for 1 or TILE queries and some positions. */
+static void NAME(attend_part)(const memory *kept, const query *queries, int64_t begin, int64_t end, int T, int stage) {
+    switch (kept->dtype) { /* each case its own code */
+    case FLOAT32: NAME(attend_typed)(kept, queries, begin, end, T, stage, FLOAT32); break;
+    case BFLOAT16: NAME(attend_typed)(kept, queries, begin, end, T, stage, BFLOAT16); break;
+    default: NAME(attend_typed)(kept, queries, begin, end, T, stage, FLOAT16);
     }
 }
 
-/* out (D,) = softmax(q . keys * scale) . values over the `count` positions from `first` on; position p is in slot
- * p % size of keys and values (size, D). cap: of the scores; 0: none. sink: one more score, without a value, or NULL.
- * bias: what the scores get by distance, or NULL. scores: room for count + LANES. */
-static void NAME(attend)(const void *keys, const void *values, int dtype, int64_t first, int64_t count, int64_t size,
-                         const float *q, int64_t D, float scale, float cap, const float *sink,
-                         const distances *bias, float *scores, float *out) {
-    switch (dtype) { /* each case its own code */
-    case FLOAT32:
-        NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, bias, scores, out, FLOAT32);
-        break;
-    case BFLOAT16:
-        NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, bias, scores, out, BFLOAT16);
-        break;
-    default: NAME(attend_typed)(keys, values, first, count, size, q, D, scale, cap, sink, bias, scores, out, FLOAT16);
+/* A stage for the positions of each query in ascending order: those that TILE of them have in common at once. */
+static void NAME(attend_stage)(const memory *kept, const query *queries, int64_t count, int stage) {
+    int64_t begin = queries[0].first, end = queries[0].end;
+    for (int64_t t = 1; t < count; t++) {
+        begin = begin > queries[t].first ? begin : queries[t].first;
+        end = end < queries[t].end ? end : queries[t].end;
+    }
+    const int together = count == TILE && begin < end;
+    for (int64_t t = 0; t < count; t++)
+        NAME(attend_part)(kept, queries + t, queries[t].first, together ? begin : queries[t].end, 1, stage);
+    if (!together) return;
+    NAME(attend_part)(kept, queries, begin, end, TILE, stage);
+    for (int64_t t = 0; t < count; t++) NAME(attend_part)(kept, queries + t, end, queries[t].end, 1, stage);
+}
+
+/* out (D,) = softmax(q . keys * scale) . values for queries of one text and head. */
+static void NAME(attend)(const memory *kept, const query *queries, int64_t count) {
+    for (; count > 0; queries += TILE, count -= TILE) {
+        const int64_t part = count < TILE ? count : TILE;
+        float totals[TILE];
+        NAME(attend_stage)(kept, queries, part, SCORES);
+        for (int64_t t = 0; t < part; t++) {
+            totals[t] = NAME(weights)(kept, queries + t);
+            memset(queries[t].out, 0, kept->D * sizeof(float));
+        }
+        NAME(attend_stage)(kept, queries, part, OUTPUTS);
+        for (int64_t t = 0; t < part; t++)
+            for (int64_t d = 0; d < kept->D; d++) queries[t].out[d] /= totals[t];
     }
 }
 
@@ -754,3 +1039,7 @@ static const kernels NAME(kernels) = {NAME(linear), NAME(finish), NAME(row), NAM
 #undef EXPAND
 #undef NAME
 #undef INLINE
+#undef TILE
+#undef DEEP
+#undef SHALLOW
+#undef FOR_TILE
