@@ -5,6 +5,7 @@ logits by thousands of times the tolerance. All positions are compared, most of 
 """
 
 import json
+import sys
 from copy import deepcopy
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -297,8 +298,9 @@ def test_published_sizes(size: str, parameters: int) -> None:
 
 
 @pytest.mark.parametrize("family", [name for name, entry in ENTRIES.items() if entry.family.name in FAMILIES])
-def test_training(family: str, tmp_path: Path) -> None:
+def test_training(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From scratch by the settings of the registry, and fine-tuning of what came out."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # drawing would take longer than training
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
     small = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "tokenizer": "characters", "seed": 1}
