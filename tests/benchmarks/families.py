@@ -1,0 +1,120 @@
+"""Decoding of each family at a published small size beside transformers, and llama.cpp where it has the family.
+
+    python tests/benchmarks/families.py [SIZE...]
+
+Random weights, two threads: they take as long as trained ones. A size of more than two billion weights is cut to a few
+layers, as wide as published. Greedy: 64 new ids after a prompt of 16, by sides in turn, each in a process of its own.
+Prints new ids per second, and our ratio to transformers in float32 and to llama.cpp at equal bits.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import gguf
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from minhub_py.bench.worker import Worker
+from minhub_py.registry import preset
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from gguf_files import write
+
+PROMPT, NEW, ROUNDS, THREADS = 16, 64, 5, 2
+# A published size of each family -> what is cut; model types that gguf_files.py writes and llama.cpp has.
+SIZES: dict[str, dict[str, int]] = {
+    "gpt2": {},
+    "gpt-neo-125m": {},
+    "starcoderbase-1b": {"n_layer": 6},
+    "pythia-70m": {},
+    "gpt-j-6b": {"n_layer": 2},
+    "phi-1": {"num_hidden_layers": 6},
+    "opt-125m": {},
+    "SmolLM2-135M": {},
+    "Mistral-7B-v0.1": {"num_hidden_layers": 2},
+    "Qwen2.5-0.5B": {},
+    "Qwen3-0.6B-Base": {},
+    "gemma-2b": {"num_hidden_layers": 4},
+    "gemma-2-2b": {"num_hidden_layers": 4},
+    "gemma-3-270m": {},
+    "OLMo-2-0425-1B": {"num_hidden_layers": 4},
+    "Qwen3.5-0.8B": {},
+}
+GGUF = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
+
+
+def header(writer: gguf.GGUFWriter, kind: str, vocabulary: int) -> None:
+    """No tokenizer: ids are enough."""
+    writer.add_tokenizer_model("none")
+    if kind in ("gpt2", "gpt_neox"):  # gguf_files.write says it of the others
+        writer.add_vocab_size(vocabulary)
+
+
+def sides(size: str, scratch: Path) -> dict[str, Worker]:
+    """The workers of a size, with its files in `scratch`."""
+    found = preset(size)
+    assert found is not None, f"{size} is no published size"
+    settings: dict[str, Any] = {**found[1].to_hub(), **SIZES.get(size, {})}
+    if isinstance(types := settings.get("layer_types"), list):
+        settings["layer_types"] = types[: settings["num_hidden_layers"]]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32).eval()
+    folder = str(scratch / "model")
+    model.save_pretrained(folder)
+    made = {
+        "float32": Worker("Minhub", {"folder": folder}, THREADS),
+        "int8": Worker("Minhub", {"folder": folder, "quantize": "int8"}, THREADS),
+        "transformers float32": Worker("Transformers", {"folder": folder, "dtype": "float32"}, THREADS),
+    }
+    if (kind := settings["model_type"]) in GGUF:
+        for weights in ("F32", "Q8_0"):
+            file = write(scratch / f"{weights}.gguf", model, weights,
+                         tokenizer=lambda writer: header(writer, kind, model.config.vocab_size))  # fmt: skip
+            options = {"folder": str(file)} | ({"cache": "float32"} if weights == "F32" else {})
+            made[f"llama.cpp {weights}"] = Worker("LlamaCpp", options, THREADS)
+    return made
+
+
+def race(workers: dict[str, Worker]) -> tuple[dict[str, float], dict[str, list[int]]]:
+    """New ids per second of each side, in turns, and the ids."""
+    prompts = [torch.randint(100, 10_000, (PROMPT,)).tolist()]
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    found = {}
+    for _ in range(ROUNDS):
+        for name, worker in workers.items():
+            result = worker.ask("timed", prompts=prompts, new=NEW)
+            times[name].append(result["seconds"])
+            [found[name]] = result["ids"]
+    return {name: NEW / median(seconds) for name, seconds in times.items()}, found
+
+
+def measure(size: str) -> None:
+    """Print the lines of a size."""
+    with tempfile.TemporaryDirectory() as scratch:
+        workers = sides(size, Path(scratch))
+        try:
+            for name, worker in list(workers.items()):
+                try:
+                    worker.ready()
+                    worker.ask("timed", prompts=[[1, 2, 3]], new=8)
+                except RuntimeError as error:
+                    print(f"{size}: {name} is left out: {error}")
+                    workers.pop(name).close()
+            speed, found = race(workers)
+        finally:
+            for worker in workers.values():
+                worker.close()
+    against = {"float32": ("transformers float32", "llama.cpp F32"), "int8": ("transformers float32", "llama.cpp Q8_0")}
+    cut = "".join(f", {count} layers" for count in SIZES.get(size, {}).values())
+    for ours, others in against.items():
+        ratios = [f"{speed[ours] / speed[peer]:.2f} x {peer} ({speed[peer]:.1f})" for peer in others if peer in speed]
+        alike = sum(a == b for a, b in zip(found[ours], found["transformers float32"], strict=True))
+        print(f"{size}{cut}, {ours}: {speed[ours]:.1f} ids/s, {', '.join(ratios)}; {alike} of {NEW} ids alike")
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or SIZES:
+        measure(chosen)
