@@ -135,7 +135,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 10 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 11 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
