@@ -21,6 +21,7 @@ from minhub_py.registry import ENTRIES
 if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ imports these
     import os
 
+    from minhub_py.chat.turns import Chat as Chat
     from minhub_py.device import devices as devices
     from minhub_py.files.tokenizer import decode_stream as decode_stream
     from minhub_py.files.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
@@ -74,6 +75,7 @@ _HOMES = {
     "generate": "inference.generate",
     "stream": "inference.generate",
     "score": "inference.generate",
+    "Chat": "chat.turns",
     "devices": "device",
     "train": "train",
     "resume": "train",

@@ -86,6 +86,30 @@ quantize_option = click.option(
 )
 
 
+def sampling_options(temperature: float = 1.0, top_p: float | None = None) -> Callable[[F], F]:
+    """The options that say how tokens are chosen, and what ends a text; their defaults are given."""
+    options = [
+        click.option("--temperature", type=click.FloatRange(min=0), default=temperature, show_default=True,
+                     help="Divides the logits; 0 always takes the most likely token."),
+        click.option("--top-k", type=click.IntRange(min=1), help="Sample from the k most likely tokens."),
+        click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=top_p,
+                     show_default=top_p is not None,
+                     help="Sample from the smallest set of most likely tokens whose probabilities sum to p."),
+        click.option("--repetition-penalty", type=click.FloatRange(min=0, min_open=True), default=1.0,
+                     show_default=True, help="Values above 1 reduce repetition."),
+        click.option("--seed", type=click.IntRange(0, 2**63 - 1),
+                     help="Random seed; the same seed gives the same text."),
+        click.option("--stop", multiple=True, help="End the text before this string; may be given several times."),
+    ]  # fmt: skip
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 def holds_model(name: str) -> bool:
     """Whether a file of this name belongs to a checkpoint that must not be overwritten by mistake."""
     return name == "config.json" or name.endswith((".safetensors", ".bin", ".pt"))
@@ -291,28 +315,7 @@ def verify(model: str, revision: str, as_json: bool) -> None:
 @click.argument("prompt", required=False, metavar="PROMPT")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True,
               help="Maximum number of tokens to generate.")  # fmt: skip
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    default=1.0,
-    show_default=True,
-    help="Divides the logits; 0 always takes the most likely token.",
-)
-@click.option("--top-k", type=click.IntRange(min=1), help="Sample from the k most likely tokens.")
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Sample from the smallest set of most likely tokens whose probabilities sum to p.",
-)
-@click.option(
-    "--repetition-penalty",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Values above 1 reduce repetition.",
-)
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Random seed; the same seed gives the same text.")
-@click.option("--stop", multiple=True, help="End the text before this string; may be given several times.")
+@sampling_options()
 @click.option("--speculate", type=click.IntRange(min=0), default=0, show_default=True,
               help="Guess up to this many tokens from repetitions in the text: the same result, faster.")  # fmt: skip
 @revision_option
@@ -365,6 +368,36 @@ def generate(
         sys.stdout.write(shown(piece))
         sys.stdout.flush()
     click.echo()
+
+
+@main.command()
+@model_argument
+@click.option("--system", metavar="TEXT", help="System prompt: what the model is told before the conversation.")
+@click.option("-n", "--max-new-tokens", type=click.IntRange(min=1), default=512, show_default=True,
+              help="Maximum number of tokens of a reply.")  # fmt: skip
+@sampling_options(temperature=0.7, top_p=0.95)
+@revision_option
+@device_option
+@dtype_option
+@quantize_option
+def chat(
+    model: str, system: str | None, revision: str, device: str, dtype: str, quantize: str | None, **settings: Any
+) -> None:
+    """Talk with MODEL.
+
+    Type a message and press Enter. Ctrl-C stops a reply and keeps its beginning; /help lists commands; Ctrl-D
+    ends the chat. Lines that are pasted are one message.
+
+    If standard input is a pipe or a file, each of its lines is a message, and only the replies are printed.
+    """
+    if "" in settings["stop"]:
+        raise click.BadParameter("a stop string cannot be empty", param_hint="'--stop'")
+    network, tokenizer = _open(model, revision, device, dtype, quantize)
+
+    from minhub_py.chat.terminal import run
+    from minhub_py.chat.turns import Chat
+
+    run(Chat(network, tokenizer, system, **settings), model)
 
 
 def keep(items: Iterable[int], kept: list[int]) -> Iterator[int]:

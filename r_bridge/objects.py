@@ -26,6 +26,7 @@ class Model:
     module: Any
     folder: Path | None = None
     identifier: str | None = None
+    chat: Any = None  # what the model has read of conversations (methods/chats.py)
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -82,7 +82,7 @@ def next_tokens(caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer
     logprobs = torch.cat([best.values for best in likely])
     return Frame({
         "prompt": np.repeat(np.arange(1, len(likely) + 1, dtype=np.int32), len(likely[0].indices)),
-        "token": _token_texts(tok, ids_found.tolist()),
+        "token": token_texts(tok, ids_found.tolist()),
         "id": ids_found,
         "prob": logprobs.double().exp(),
         "logprob": logprobs,
@@ -104,7 +104,7 @@ def score(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None,
     return Frame({
         "text": np.array([number for number, row in enumerate(rows, 1) for _ in row[first:]], np.int32),
         "position": np.array([place for row in rows for place in range(1 + first, len(row) + 1)], np.int32),
-        "token": _token_texts(tok, ids),
+        "token": token_texts(tok, ids),
         "id": np.array(ids, np.int32),
         "logprob": np.concatenate([as_array(values) for values in scores]) if scores else np.empty(0),
     })  # fmt: skip
@@ -169,7 +169,8 @@ def _before(model: Model, prompt: list[int]) -> list[int]:
     return [] if model.module.encoder_decoder else prompt
 
 
-def _token_texts(tokenizer: Any, ids: list[int]) -> Any:
+def token_texts(tokenizer: Any, ids: list[int]) -> Any:
+    """The text of each id by itself; NA without a tokenizer."""
     if tokenizer is None:
         return [None] * len(ids) or character(())
     return character(tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False))

@@ -17,10 +17,14 @@
 #' `"auto"` takes the first of the three that stays readable: bars for up to
 #' 60 tokens, the text for up to 2,000.
 #'
+#' Draws a reply of a [chat()] as a bar for each token, how likely it was, and
+#' beside it the likeliest tokens that were not taken.
+#'
 #' In bars and points, a space is shown as a raised dot, a line end as `\n`,
 #' and a token without text as its id, such as `#7`.
 #'
-#' @param x What [next_tokens()] or [score()] returned, or some rows of it.
+#' @param x What [next_tokens()] or [score()] returned, or some rows of it; or a
+#'   reply.
 #' @param text Which texts to show, by their numbers or names in the column
 #'   `text`; all, if not given. Each has a panel, up to 12.
 #' @param type `"auto"`, `"bars"`, `"text"` or `"line"`.
