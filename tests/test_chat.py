@@ -19,10 +19,14 @@ from tokenizers import AddedToken, Tokenizer
 
 from minhub_py import Chat, from_pretrained, gpt2, llama, save_pretrained
 from minhub_py.chat.templates import ChatTemplate, TemplateRefusedError, chat_template_of
+from minhub_py.chat.terminal import Commands, LeaveError
 from minhub_py.files.tokenizer import read_tokenizer, train_byte_level_bpe
+from minhub_py.printable import displayed
 
 TEMPLATE = """\
-{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 ALTERNATING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system prompt') }}{% endif %}" + TEMPLATE
 SYSTEM = "Be brief."
@@ -330,10 +334,21 @@ def test_a_pipe(bot: Path) -> None:
     assert "Note: no chat template" in done.stderr
     assert "Taken back: How are you?" in done.stderr
     assert "Traceback" not in done.stderr
-    for lines, words in (("/nonsense\n", "no command /nonsense"), ("/set heat 3\n", "no setting heat"),
-                         ("/system Be brief.\nHi\n", "knows no system messages")):  # fmt: skip
-        failed = subprocess.run(command, input=lines, capture_output=True, text=True, check=False, timeout=120)
-        assert (failed.returncode, words in failed.stderr, failed.stdout) == (1, True, ""), failed.stderr
+    failed = subprocess.run(command, input="/nonsense\n", capture_output=True, text=True, check=False, timeout=120)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert "there is no command /nonsense; /help lists them" in failed.stderr
+    commands = Commands(chat, lambda pieces: None)
+    for line, words in (
+        ("/set heat 3", "no setting heat"), ("/set top_p", "give a value, too"), ("/set seed x", "seed"),
+        ("/save", "name a file"), ("/load", "name a file"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            commands.obey(line)
+    commands.obey("/system Be brief.")
+    with pytest.raises(TemplateRefusedError, match="knows no system messages"):
+        commands.obey("Hi")
+    with pytest.raises(LeaveError):
+        commands.obey("/quit")
 
 
 class Talk:
@@ -434,7 +449,7 @@ def test_a_terminal(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
 
 
 def first_line(text: str) -> str:
-    return text.split("\n")[0].strip()[:20]
+    return displayed(text).split("\n", maxsplit=1)[0].strip()[:20]
 
 
 def test_ctrl_c_stops_a_reply(talks: list[Talk], tmp_path: Path) -> None:
@@ -449,4 +464,4 @@ def test_ctrl_c_stops_a_reply(talks: list[Talk], tmp_path: Path) -> None:
     talk.say(f"/save {tmp_path / 'chat.json'}")
     [_, reply] = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["turns"]
     assert reply["reply"]["end"] == "interrupted"
-    assert 0 < len(reply["text"])
+    assert reply["text"]

@@ -3,12 +3,13 @@
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from minhub_py.chat.turns import Chat, Reply
+from minhub_py.chat.turns import Chat, Pieces, Reply
 from minhub_py.printable import displayed, printable
 
 QUOTES = '"""'
@@ -106,11 +107,12 @@ class Terminal:
         return text.rstrip().removesuffix(QUOTES).strip("\n")
 
 
-def show(chat: Chat, pieces: Iterator[str], shown: Callable[[str], str]) -> None:
+def show(chat: Chat, pieces: Pieces, shown: Callable[[str], str]) -> None:
     """Write a reply as it comes, and what is to be said of it."""
-    for piece in pieces:
-        sys.stdout.write(shown(piece))
-        sys.stdout.flush()
+    with closing(pieces):
+        for piece in pieces:
+            sys.stdout.write(shown(piece))
+            sys.stdout.flush()
     click.echo()
     reply = chat.last
     assert reply is not None
@@ -136,7 +138,7 @@ def note(text: str) -> None:
 class Commands:
     """What a message that begins with a slash does. `answer` shows the pieces of a reply."""
 
-    def __init__(self, chat: Chat, answer: Callable[[Iterator[str]], None]) -> None:
+    def __init__(self, chat: Chat, answer: Callable[[Pieces], None]) -> None:
         self.chat, self.answer = chat, answer
 
     def obey(self, text: str) -> None:

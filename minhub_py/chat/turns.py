@@ -14,19 +14,21 @@ seed gives the same reply, whether the turns before it were computed now or kept
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, Literal
 
-from minhub_py.arguments import check_tokenizer, is_text, is_whole, model_of, whole
+from minhub_py.arguments import all_of, check_tokenizer, is_text, is_whole, model_of, whole
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.files.tokenizer import decode_stream, until
 from minhub_py.inference.batch import Batch, Event, Kept
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 
 End = Literal["stop", "length", "interrupted"]
+Pieces = Generator[str, None, None]
 # Positions of a conversation, unless asked for others: of a model with a long context the keys would fill the memory.
 POSITIONS = 8192
 KEEP = 2**29  # bytes of keys and values of earlier turns
@@ -65,7 +67,9 @@ class Settings:
         if not is_whole(found.seed) and found.seed is not None:
             raise ValueError(f"a chat has one seed, not {brief(found.seed)}")
         _ = found.sampling
-        return replace(found, stop=tuple(found.stop))
+        if (stop := all_of(found.stop, is_text)) is None or "" in stop:
+            raise ValueError(f"stop must be a string or several, and none of them empty, not {brief(found.stop)}")
+        return replace(found, stop=stop)
 
     @property
     def sampling(self) -> Sampling:
@@ -172,13 +176,9 @@ class Chat:
 
     def say(self, text: str, **settings: Any) -> Reply:
         """The reply to a text. Errors: those of `stream`."""
-        for _ in self.stream(text, **settings):
-            pass
-        reply = self.last
-        assert reply is not None
-        return reply
+        return self._result(self.stream(text, **settings))
 
-    def stream(self, text: str, **settings: Any) -> Iterator[str]:
+    def stream(self, text: str, **settings: Any) -> Pieces:
         """The pieces of the reply to a text, as they are made; then `last` is the reply.
 
         An iterator that is closed early, or stopped by Ctrl-C, leaves the beginning of the reply in the conversation.
@@ -192,13 +192,9 @@ class Chat:
 
     def regenerate(self, **settings: Any) -> Reply:
         """Another reply in place of the last one. ValueError: there is none."""
-        for _ in self.stream_again(**settings):
-            pass
-        reply = self.last
-        assert reply is not None
-        return reply
+        return self._result(self.stream_again(**settings))
 
-    def stream_again(self, **settings: Any) -> Iterator[str]:
+    def stream_again(self, **settings: Any) -> Pieces:
         """As `regenerate`, but the pieces of the reply. ValueError: there is none to replace."""
         if not self.turns:
             raise ValueError("there is no reply yet to make again: say something first")
@@ -239,7 +235,15 @@ class Chat:
 
     # Replies
 
-    def _stream(self, question: Turn, settings: Settings) -> Iterator[str]:
+    def _result(self, pieces: Pieces) -> Reply:
+        with closing(pieces):
+            for _ in pieces:
+                pass
+        reply = self.last
+        assert reply is not None
+        return reply
+
+    def _stream(self, question: Turn, settings: Settings) -> Pieces:
         """Check all that can be wrong, then the pieces of a reply."""
         stop = StopCriteria.of(self.model, "auto", (*settings.stop, *self.template.stops), self.tokenizer)
         stop = replace(stop, ids=stop.ids | self.template.end_ids)
@@ -248,7 +252,7 @@ class Chat:
         seed = random.initial_seed() if settings.seed is None else (settings.seed + self.made) % 2**63
         random.manual_seed(seed)
 
-        def run() -> Iterator[str]:
+        def run() -> Pieces:
             self.made += 1
             batch = self._batch()
             row = batch.admit(
