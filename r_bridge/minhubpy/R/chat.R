@@ -218,8 +218,9 @@ print.minhub_chat <- function(x, ...) {
 }
 
 said_by <- function(who, text) {
-  name <- formatC(who, width = 6L)
-  cat(strwrap(printable(text), initial = paste0("\n", name, "  "), prefix = strrep(" ", 8L)), sep = "\n")
+  lines <- strsplit(printable(text), "\n", fixed = TRUE)[[1L]]
+  lines <- unlist(lapply(lines, function(line) if (nzchar(line)) strwrap(line, getOption("width") - 8L) else ""))
+  cat("\n", paste0(c(formatC(who, width = 6L), rep(strrep(" ", 6L), max(0L, length(lines) - 1L))), "  ", lines, "\n"), sep = "")
 }
 
 #' @export

@@ -1,0 +1,88 @@
+# Conversations. What replies are made of is tested in Python (tests/test_chat.py).
+
+test_that("a conversation is made, shown, taken apart and plotted", {
+  bot <- chat(a_model(), max_new_tokens = 12, seed = 1)
+  expect_s3_class(bot, "minhub_chat")
+  expect_length(bot, 0L)
+  expect_identical(nrow(as.data.frame(bot)), 0L)
+  expect_null(bot$last)
+  reply <- bot$say("Good morrow!")
+  expect_identical(c(nrow(reply$tokens), reply$end), c("12", "length"))
+  expect_identical(trimws(paste(reply$tokens$token, collapse = ""), "left"), reply$text)
+  expect_identical(bot$last, reply)
+  expect_true(all(reply$tokens$prob > 0 & reply$tokens$prob <= 1))
+  expect_identical(tabulate(reply$top$position), rep(5L, 12L))
+  bot$say("And you?")
+  expect_gt(bot$last$kept, 0L)
+  table <- as.data.frame(bot)
+  expect_identical(table$turn, c(1L, 1L, 2L, 2L))
+  expect_identical(table$role, rep(c("user", "assistant"), 2L))
+  expect_identical(table$tokens, c(NA, 12L, NA, 12L))
+  expect_equal(table$logprob[[2L]], sum(reply$tokens$logprob))
+  expect_true(all(table$seconds[c(2L, 4L)] > 0))
+  shown <- paste(capture.output(print(bot)), collapse = "\n")
+  expect_match(shown, "2 turns>")
+  expect_match(shown, "you  Good morrow!", fixed = TRUE)
+  file <- tempfile(fileext = ".pdf")
+  grDevices::pdf(file)
+  expect_identical(plot(reply), reply)
+  grDevices::dev.off()
+  expect_gt(file.size(file), 1000)
+  unlink(file)
+})
+
+test_that("undo, regenerate, forks and files", {
+  bot <- chat(a_model(), max_new_tokens = 8, temperature = 1)
+  draw <- function(bot, ...) {
+    set.seed(3)
+    bot$say(...)$text
+  }
+  first <- draw(bot, "one")
+  expect_identical(bot$undo(), "one")
+  expect_identical(draw(bot, "one"), first) # set.seed() makes it repeatable
+  draw(bot, "two")
+  fork <- bot[1L]
+  expect_length(fork, 1L)
+  expect_identical(draw(fork, "two"), bot$last$text)
+  expect_length(bot, 2L)
+  expect_false(identical(bot$regenerate(seed = 99)$text, fork$last$text))
+  expect_length(bot, 2L)
+  file <- tempfile(fileext = ".rds")
+  saveRDS(bot, file)
+  read <- readRDS(file)
+  unlink(file)
+  expect_identical(as.data.frame(read), as.data.frame(bot))
+  expect_identical(draw(read, "three"), draw(bot, "three"))
+  expect_error(bot[5L], "has 3 turns")
+})
+
+test_that("pieces come at once, and a reply that is stopped keeps its beginning", {
+  bot <- chat(a_model(), max_new_tokens = 500, seed = 1)
+  pieces <- character()
+  stopped <- tryCatch(
+    bot$say("Good morrow!", stream = function(piece) {
+      pieces <<- c(pieces, piece)
+      if (length(pieces) == 5L) minhubpy:::interrupt()
+    }),
+    interrupt = function(i) "stopped"
+  )
+  expect_identical(stopped, "stopped")
+  expect_identical(bot$last$text, paste(pieces, collapse = ""))
+  expect_identical(bot$last$end, "interrupted")
+  expect_gte(nrow(bot$last$tokens), 5L)
+  expect_identical(bot$say("Go on", max_new_tokens = 3)$end, "length")
+  shown <- capture.output(bot$say("And on", max_new_tokens = 3, stream = TRUE))
+  expect_match(paste(shown, collapse = "\n"), bot$last$text, fixed = TRUE)
+})
+
+test_that("what is wrong is said", {
+  bot <- chat(a_model())
+  expect_refused(bot$say(""), "the text is empty")
+  expect_error(bot$say("Hi", heat = 1), "has the settings")
+  expect_error(bot$say("Hi", temperature = -1), "temperature must be at least 0")
+  expect_error(bot$undo(), "nothing to take back")
+  expect_error(bot$regenerate(), "no reply yet")
+  expect_error(chat(1), "model must be a model")
+  expect_error(chat(a_model(), system = 7), "system must be text")
+  expect_length(bot, 0L)
+})
