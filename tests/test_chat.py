@@ -357,6 +357,7 @@ class Talk:
     def __init__(self, *arguments: object) -> None:
         self.process, self.terminal = pty.fork()
         if self.process == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
             environment = os.environ | {"TERM": "xterm", "PYTHONUNBUFFERED": "1"}
             os.execve(sys.executable, minhub("chat", *arguments), environment)
         self.all = ""
