@@ -397,7 +397,7 @@ def chat(
     from minhub_py.chat.terminal import run
     from minhub_py.chat.turns import Chat
 
-    run(Chat(network, tokenizer, system, **settings), model)
+    run(Chat(network, tokenizer, system, **settings), Path(model).name if Path(model).exists() else model)
 
 
 def keep(items: Iterable[int], kept: list[int]) -> Iterator[int]:

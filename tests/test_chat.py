@@ -442,7 +442,12 @@ def test_a_terminal(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
     assert "Ctrl-D ends the chat" in (talk.send("\x03"), talk.until("\n> "))[1]
     talk.say("/clear")
     assert "Good morning!" in talk.say(f"/load {tmp_path / 'chat.json'}")
+    talk.send("/system\r")  # what was loaded has prompts in it: this is the last one
+    talk.until("There is no system prompt.")
+    talk.until("> ")
     talk.send("\x04")
+    with pytest.raises(AssertionError, match="it has ended"):
+        talk.until("no such text")
     _, status = os.waitpid(talk.process, 0)
     talk.process = 0
     os.close(talk.terminal)

@@ -92,7 +92,9 @@ chat_settings <- function(x) {
     say = function(text, ...) say(self, string(text), list(...)),
     regenerate = function(...) {
       exchange <- take_back(self, "there is no reply yet to make again: say something first")
-      tryCatch(say(self, exchange$text, list(...)), error = function(error) {
+      changes <- list(...)
+      if (!"seed" %in% names(changes)) changes["seed"] <- list(NULL) # the chat's own would make the same reply
+      tryCatch(say(self, exchange$text, changes), error = function(error) {
         self$exchanges <- c(self$exchanges, list(exchange)) # as it was before
         stop(error)
       })
