@@ -21,7 +21,7 @@ from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
 # Ids of prompts that one step reads at most: so long do the other rows wait.
-PIECE = 64
+PIECE = 128
 
 
 class BusyError(Exception):
