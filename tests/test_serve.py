@@ -316,7 +316,8 @@ FIELDS = {
 @pytest.mark.parametrize("path", FIELDS)
 def test_wrong_types_for_every_field(http, path: str) -> None:
     good = {"model": "tiny", "messages": user("Hi"), "prompt": "Hi", "input": "Hi", "content": "Hi", "tokens": [1],
-            "max_tokens": 2, "max_output_tokens": 2, "options": {"num_predict": 2}, "n": 1}  # fmt: skip
+            "max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "options": {"num_predict": 2},
+            "n": 1}  # fmt: skip
     bodies = [{**good, name: value} for name in FIELDS[path] for value in WRONG]
     bodies += [{**good, "messages": [message], "input": [message]} for message in (
         *WRONG, {"role": "nobody", "content": ""}, {"role": 1}, {"role": "user", "content": 3},

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from r_bridge.convert import one
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Caller, Model, Tokenizer
 
@@ -32,9 +33,9 @@ def serve(
     return {"address": address, "number": caller.keep(background), "note": template.note}
 
 
-def stop_serving(caller: Caller, server: int) -> None:
+def stop_serving(caller: Caller, server: Any) -> None:
     """End a server; replies under way are told so."""
     from minhub_py.serve.run import Background
 
     caller.find("server", server, Background).__exit__()
-    caller.release([server])
+    caller.release([one(server, int)])

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models
 from minhub_py import llama, save_pretrained
 from minhub_py.registry import preset
 
-SHAPE, NEW, DISTINCT = "HuggingFaceTB/SmolLM2-135M", 32, 16
+SHAPE, NEW, DISTINCT = "HuggingFaceTB/SmolLM2-135M", 32, 8
 
 
 def ask(http: httpx2.Client, prompt: list[int], new: int = NEW, seed: int = 0) -> str:
@@ -42,13 +42,12 @@ def first_id(http: httpx2.Client, prompt: list[int]) -> float:
     """Seconds to the first piece of a stream."""
     started = time.perf_counter()
     body = {"prompt": prompt, "max_tokens": 4, "seed": 1, "ignore_eos": True, "stream": True}
+    found = None
     with http.stream("POST", "/v1/completions", json=body) as stream:
         for line in stream.iter_lines():
-            if line.startswith("data: ") and json.loads(line[6:])["choices"][0]["text"]:
-                break
-        found = time.perf_counter() - started
-        for _ in stream.iter_lines():
-            pass
+            if found is None and line.startswith("data: {") and json.loads(line[6:])["choices"][0]["text"]:
+                found = time.perf_counter() - started
+    assert found is not None
     return found
 
 
@@ -87,6 +86,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     found = preset(SHAPE)
     assert found is not None
@@ -106,7 +106,7 @@ def main() -> None:
             address = server.stdout.readline().split()[-1]
             with httpx2.Client(base_url=address, timeout=600) as http:
                 first, again = [], []
-                for _ in range(3):
+                for _ in range(given.rounds):
                     prefix = chance.choices(range(size), k=1000)
                     first.append(first_id(http, [*prefix, 1, 2, 3]))
                     again.append(first_id(http, [*prefix, 4, 5, 6]))

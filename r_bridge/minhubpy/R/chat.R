@@ -110,7 +110,7 @@ chat_settings <- function(x) {
 #' @export
 `[[.minhub_chat` <- `$.minhub_chat`
 
-#' @exportS3Method utils::.DollarNames
+#' @export
 .DollarNames.minhub_chat <- function(x, pattern = "") {
   grep(pattern, c("say(", "regenerate(", "undo()", "last", "system", "model"), value = TRUE)
 }
