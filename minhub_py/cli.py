@@ -478,7 +478,7 @@ def serve(
 
     \b
       minhub serve HuggingFaceTB/SmolLM2-135M-Instruct
-      curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
+      curl http://127.0.0.1:8080/v1/models
 
     Only programs on this machine can connect, unless --host is given. A reply does not depend on what else is served
     at the same time: the same seed gives the same text. Ctrl-C ends the server.

@@ -42,7 +42,7 @@ def draw(model: torch.nn.Module) -> None:
             if name.endswith("A_log"):  # from heads that remember hundreds of positions to some that forget at once
                 parameter.copy_(3 * noise - 3)
             elif parameter.dim() == 1:  # a norm's weights are near 1, or near 0 where 1 is added to them
-                parameter.add_(0.4 * noise)
+                parameter.round_().add_(0.4 * noise)  # 0 or 1, but for small numbers of the global generator
             else:
                 is_embedding = "embed_" in name or "wte" in name or "wpe" in name
                 parameter.copy_(noise * (2.0 if is_embedding else 1.7 * parameter.shape[1] ** -0.5))

@@ -240,8 +240,7 @@ def test_quantized(packed, kind: str) -> None:
     ids = ids_of(1)
     with torch.no_grad():
         wanted, found = reference(ids).logits, smaller(ids)
-    # With int8 it is 0.07 or 0.12: the order of PyTorch's sums decides which of two experts one of the ids gets.
-    assert 0 < ((found - wanted).square().mean() / wanted.square().mean()).sqrt() < (0.2 if kind == "int8" else 0.6)
+    assert 0 < ((found - wanted).square().mean() / wanted.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
     [text] = minhub_py.generate(smaller, ids[:, :5].tolist(), 12, temperature=0, eos_id=None)
     assert text == minhub_py.generate(smaller, ids[:, :5].tolist(), 12, temperature=0, eos_id=None, speculate=4)[0]
 
