@@ -24,6 +24,7 @@ from minhub_py.console import (
     Group,
     check_writable,
     emit,
+    name_of,
     note,
     progress_bar,
     remember_debug,
@@ -397,7 +398,7 @@ def chat(
     from minhub_py.chat.terminal import run
     from minhub_py.chat.turns import Chat
 
-    run(Chat(network, tokenizer, system, **settings), Path(model).name if Path(model).exists() else model)
+    run(Chat(network, tokenizer, system, **settings), name_of(model))
 
 
 def keep(items: Iterable[int], kept: list[int]) -> Iterator[int]:

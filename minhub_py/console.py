@@ -138,9 +138,17 @@ def say(*lines: str, **style: Any) -> None:
         click.echo(click.style(printable(line), **style) if style else printable(line))
 
 
-def note(text: str) -> None:
-    """Print a line on standard error, with control characters escaped."""
-    click.echo(printable(text), err=True)
+def note(text: str, **style: Any) -> None:
+    """Print a line on standard error, with control characters escaped; `style` as in `say`."""
+    click.secho(printable(text), err=True, **style)
+
+
+def name_of(identifier: str) -> str:
+    """What a MODEL argument is called: a repository by its name, and a local path by its last part only."""
+    path = Path(identifier)
+    if path.exists():
+        return path.resolve().stem if path.is_file() else path.resolve().name
+    return identifier.rpartition(":")[2].removesuffix(".gguf") if identifier.endswith(".gguf") else identifier
 
 
 def unread_pipe() -> bool:

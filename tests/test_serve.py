@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -22,6 +23,7 @@ from minhub_py.chat.templates import chat_template_of
 from minhub_py.files.tokenizer import decode_stream, read_tokenizer
 from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.pretrained import from_pretrained
+from minhub_py.serve import ollama
 from minhub_py.serve.app import Server
 from minhub_py.serve.engine import Engine
 from minhub_py.serve.fields import Fields
@@ -280,6 +282,14 @@ def test_ollama(http, main_model: Served) -> None:
     assert http.post("/api/generate", json={"model": "tiny"}).json()["done_reason"] == "load"
     refused = http.post("/api/chat", json={"model": "nobody", "messages": user("Hi")})
     assert (refused.status_code, list(refused.json())) == (404, ["error"])
+
+
+def test_a_quantized_model_tells_all_its_weights(main_model: Served, folder: Path) -> None:
+    plain = ollama.details(main_model)
+    for kind, level in (("int8", "Q8_0"), ("nf4", "Q4_0")):
+        found = replace(main_model, model=from_pretrained(folder, quantize=kind))
+        assert found.parameters == main_model.parameters == sum(p.numel() for p in main_model.model.parameters())
+        assert ollama.details(found) == {**plain, "quantization_level": level}
 
 
 def test_tokens_and_metrics(http, main_model: Served) -> None:

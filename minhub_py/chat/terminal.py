@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from minhub_py.chat.turns import Chat, Pieces, Reply
+from minhub_py.console import note
 from minhub_py.printable import displayed, printable
 
 QUOTES = '"""'
@@ -48,7 +49,7 @@ def run(chat: Chat, name: str) -> None:
 def converse(chat: Chat) -> None:
     """One turn for each line of standard input; the replies on standard output, one after the other."""
     if chat.template.note:
-        note(f"Note: {chat.template.note}")
+        note(f"Note: {chat.template.note}", dim=True)
     commands = Commands(chat, lambda pieces: show(chat, pieces, str))
     for number, data in enumerate(sys.stdin.buffer, 1):
         try:
@@ -75,13 +76,13 @@ class Terminal:
         """Ask and answer until Ctrl-D."""
         click.echo(f"{click.style(printable(name), bold=True)}   /help: commands   Ctrl-C: stop a reply   Ctrl-D: end")
         if self.chat.template.note:
-            note(f"Note: {self.chat.template.note}")
+            note(f"Note: {self.chat.template.note}", dim=True)
         while True:
             try:
                 text = self.read()
             except KeyboardInterrupt:
                 click.echo()
-                note("Ctrl-D ends the chat.")
+                note("Ctrl-D ends the chat.", dim=True)
                 continue
             except EOFError:
                 click.echo()
@@ -92,7 +93,10 @@ class Terminal:
                 self.commands.obey(text)
             except KeyboardInterrupt:
                 click.echo()
-                note("Stopped. The model remembers what it had written; /undo takes it back, /regen tries again.")
+                note(
+                    "Stopped. The model remembers what it had written; /undo takes it back, /regen tries again.",
+                    dim=True,
+                )
             except (ValueError, OSError, MemoryError) as error:
                 click.secho(printable(" ".join(str(error).split())), fg="red", err=True)
 
@@ -117,7 +121,7 @@ def show(chat: Chat, pieces: Pieces, shown: Callable[[str], str]) -> None:
     reply = chat.last
     assert reply is not None
     for line in remarks(chat, reply):
-        note(line)
+        note(line, dim=True)
 
 
 def remarks(chat: Chat, reply: Reply) -> Iterator[str]:
@@ -128,11 +132,6 @@ def remarks(chat: Chat, reply: Reply) -> Iterator[str]:
         yield f"The reply was cut after {len(reply.ids)} tokens; /set max_new_tokens allows longer ones."
     if reply.dropped:
         yield f"The first {reply.dropped} messages no longer fit: the model sees {chat.context} tokens at a time."
-
-
-def note(text: str) -> None:
-    """A line beside the conversation, on standard error."""
-    click.secho(printable(text), dim=True, err=True)
 
 
 class Commands:
@@ -175,11 +174,11 @@ class Commands:
         self.answer(self.chat.stream_again())
 
     def _undo(self, _: str) -> None:
-        note(f"Taken back: {self.chat.undo()}")
+        note(f"Taken back: {self.chat.undo()}", dim=True)
 
     def _save(self, path: str) -> None:
         self.chat.save(named(path, "/save"))
-        note(f"Saved: {path}")
+        note(f"Saved: {path}", dim=True)
 
     def _load(self, path: str) -> None:
         self.chat.load(named(path, "/load"))

@@ -387,18 +387,37 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int
             yield piece
 
 
+class StopStrings:
+    """Text that comes in pieces, up to the first of the strings `stops`.
+
+    What could be the beginning of one is held back meanwhile.    found: whether the text has ended with one.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops, self.held, self.found = stops, "", False
+
+    def add(self, piece: str) -> str:
+        """What is certain with one more piece."""
+        text = self.held + piece
+        ends = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        keep = max((n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+        certain = min(ends, default=len(text) - keep)
+        self.held, self.found = "" if ends else text[certain:], bool(ends)
+        return text[:certain]
+
+    def rest(self) -> str:
+        """What was held back, at the end of the text."""
+        text, self.held = self.held, ""
+        return text
+
+
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """`pieces` up to the first of the strings `stops`. What could be the beginning of one is held back meanwhile."""
-    held = ""
+    """`pieces` up to the first of the strings `stops`, as `StopStrings` has them."""
+    text = StopStrings(stops)
     for piece in pieces:
-        held += piece
-        ends = [held.find(stop) for stop in stops if stop in held]
-        if ends:
-            yield held[: min(ends)]
+        if certain := text.add(piece):
+            yield certain
+        if text.found:
             return
-        keep = max((n for stop in stops for n in range(1, len(stop)) if held.endswith(stop[:n])), default=0)
-        if len(held) > keep:
-            yield held[: len(held) - keep]
-            held = held[len(held) - keep :]
-    if held:
-        yield held
+    if rest := text.rest():
+        yield rest

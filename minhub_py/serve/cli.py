@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from minhub_py.console import note, say
+from minhub_py.console import name_of, note, say
 from minhub_py.serve.app import Server, is_local
 from minhub_py.serve.engine import Engine
-from minhub_py.serve.models import Models, Served, name_of
+from minhub_py.serve.models import Models, Served
 from minhub_py.serve.run import address_of, bind
 from minhub_py.serve.run import run as run_server
 

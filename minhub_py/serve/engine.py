@@ -16,12 +16,14 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from minhub_py.files.tokenizer import working
+from minhub_py.console import note
+from minhub_py.files.tokenizer import StopStrings, working
 from minhub_py.inference.batch import Batch, Event
+from minhub_py.inference.compiled import MOST_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
-# Ids of prompts that one step reads at most: so long do the other rows wait.
-PIECE = 128
+# Ids of prompts that one step reads at most: so long do the other rows wait. Fewer would read the weights more often.
+PIECE = MOST_TOKENS
 
 
 class BusyError(Exception):
@@ -88,25 +90,19 @@ class Text:
     """New ids -> pieces of text, up to the first of the `stops`; what could be the beginning of one is held back."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
-        self.tokenizer, self.stops = tokenizer, stops
+        self.tokenizer, self.stops = tokenizer, StopStrings(stops)
         self.stream = DecodeStream(ids=list(before), skip_special_tokens=True)
-        self.held = ""
         self.tokens: list[Token] = []
 
     def add(self, token: Token, end: Literal["stop", "length"] | None) -> Piece | None:
         """What is certain after one more id; None: nothing yet."""
         with working(self.tokenizer):
-            self.held += self.stream.step(self.tokenizer, token.id) or ""
+            text = self.stops.add(self.stream.step(self.tokenizer, token.id) or "")
         self.tokens.append(token)
-        found = [place for stop in self.stops if (place := self.held.find(stop)) >= 0]
-        if found:
-            self.held, end = self.held[: min(found)], "stop"
-        keep = 0
-        if end is None:
-            keep = max(
-                (n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n])), default=0
-            )
-        text, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        if self.stops.found:
+            end = "stop"
+        elif end is not None:
+            text += self.stops.rest()
         if not text and end is None:
             return None
         tokens, self.tokens = tuple(self.tokens), []
@@ -208,7 +204,9 @@ class Engine:
             return batch
         try:
             events = batch.step()
-        except Exception:
+        except Exception as error:
+            many = len(self.running)
+            note(f"Note: {type(error).__name__} in a step of the model: its {many} requests go on one by one")
             return self._recover()
         for event in events:
             self._hear(batch, event)

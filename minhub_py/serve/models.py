@@ -7,16 +7,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import torch
 from starlette.concurrency import run_in_threadpool
 from tokenizers import Tokenizer
 
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.files.tokenizer import encode
-from minhub_py.inference.sampling import Sampling
+from minhub_py.inference.quantize import count
+from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.serve.engine import BusyError, Engine, Failure, Piece, Request
 from minhub_py.serve.fields import Fields, RefusedError, bad, checked_text
 
@@ -44,14 +43,12 @@ class Served:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """Ids that end a text: those of the model."""
-        found = self.model.config.eos_token_id
-        return frozenset(() if found is None else (found,) if isinstance(found, int) else found)
+        return StopCriteria.of(self.model, "auto", (), None).ids
 
     @cached_property
     def parameters(self) -> int:
         """The number of weights, those of quantized layers included."""
-        kept = {tensor.data_ptr(): tensor for tensor in self.model.state_dict().values()}
-        return sum(tensor.numel() * (2 if tensor.dtype == torch.uint8 else 1) for tensor in kept.values())
+        return count(self.model)
 
     @cached_property
     def bytes(self) -> int:
@@ -240,11 +237,3 @@ def content_of(value: Any, name: str) -> str:
             raise bad(f"{name}[{number}] is of type {fields.get('type')!r}: models here read text only", name)
         texts.append(fields.text("text", "") or "")
     return "\n".join(texts)
-
-
-def name_of(identifier: str) -> str:
-    """What clients call a model: a repository's name as it is, and of a local path only its last part."""
-    path = Path(identifier)
-    if path.exists():
-        return path.resolve().stem if path.is_file() else path.resolve().name
-    return identifier.rpartition(":")[2].removesuffix(".gguf") if identifier.endswith(".gguf") else identifier

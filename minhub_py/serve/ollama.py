@@ -12,13 +12,15 @@ from starlette.requests import Request as Call
 from starlette.responses import JSONResponse, Response
 
 from minhub_py import __version__
+from minhub_py.inference.quantize import kind_of
 from minhub_py.serve.answers import answer, line, server_of
 from minhub_py.serve.fields import Fields, RefusedError, bad
 from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of
 
 # What Ollama means by options that a client leaves out.
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
-DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0", "uint8": "Q4_0"}
+# Clients know these names of bits; a type of GGUF has its own.
+LEVELS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}
 
 
 async def version(_: Call) -> Response:
@@ -67,11 +69,9 @@ def about(served: Served) -> dict[str, Any]:
 def details(served: Served) -> dict[str, Any]:
     count = served.parameters
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
-    kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in served.model.state_dict().values()]
-    dtype = max(set(kinds), key=kinds.count)
-    dtype = next((kind for kind in ("uint8", "int8") if kind in kinds), dtype)
+    kind = kind_of(served.model) or str(next(served.model.parameters()).dtype).removeprefix("torch.")
     return {"parent_model": "", "format": "minhub", "family": family(served), "families": [family(served)],
-            "parameter_size": size, "quantization_level": DTYPES.get(dtype, dtype)}  # fmt: skip
+            "parameter_size": size, "quantization_level": LEVELS.get(kind, kind)}  # fmt: skip
 
 
 def family(served: Served) -> str:
