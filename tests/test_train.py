@@ -27,12 +27,12 @@ from children import SERVER
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minhub_py import from_pretrained, generate, resume, save_pretrained, tokenizer_from_pretrained, train
+from minhub_py import from_pretrained, generate, processor, resume, save_pretrained, tokenizer_from_pretrained, train
 from minhub_py.files import hub
 from minhub_py.files.tokenizer import characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.inspection import verify
 from minhub_py.registry import FAMILIES
-from minhub_py.train import Listener, Run, Settings
+from minhub_py.train import Listener, Run, Settings, faster
 from minhub_py.train.checkpoint import RunFolder
 from minhub_py.train.data import Corpus, Streams, Tokens, Windows, at_words
 from minhub_py.train.faster import Faster, attention, dropout, linear
@@ -387,11 +387,32 @@ def test_the_faster_dropout_leaves_the_rest_to_pytorch() -> None:
     assert dropout(torch.ones(0), 0.5).shape == (0,)
 
 
+@pytest.mark.parametrize(
+    ("about", "system", "amd"),
+    [("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC\n", "", True),
+     ("vendor_id\t: GenuineIntel\nmodel name\t: Intel Xeon\n", "", False),
+     ("CPU implementer\t: 0x41\n", "", False),
+     (None, "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD", True),
+     (None, "Intel64 Family 6 Model 85 Stepping 7, GenuineIntel", False)],
+)  # fmt: skip
+def test_who_made_the_processor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, about: str | None, system: str, amd: bool
+) -> None:
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    if about is not None:
+        processor.CPUINFO.write_text(about)
+    monkeypatch.setattr("platform.processor", lambda: system)
+    assert processor.is_amd.__wrapped__() == amd
+
+
 @pytest.mark.parametrize("shape", [(9, 24), (3, 5, 24), (2, 3, 5, 24)], ids=str)
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("turned", [True, False])
-def test_the_faster_linear_is_pytorchs(shape: tuple[int, ...], with_bias: bool, turned: bool) -> None:
+def test_the_faster_linear_is_pytorchs(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], with_bias: bool, turned: bool
+) -> None:
     """With its gradients, also of a weight that lies transposed in memory, as a GPT-2's does that was loaded."""
+    monkeypatch.setattr(faster, "ONEDNN", torch.ops.mkldnn._linear_pointwise)  # on any processor
     torch.manual_seed(0)
     x = torch.randn(shape, requires_grad=True)
     weight = (torch.randn(24, 40).t() if turned else torch.randn(40, 24)).requires_grad_()

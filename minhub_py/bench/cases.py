@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.bench import Row
-from minhub_py.bench.run import BYTES, TAME, WILD, Bench, Case, Runner, Subject, cores, variants
+from minhub_py.bench.run import BYTES, TAME, WILD, Bench, Case, Runner, Subject, variants
 from minhub_py.bench.worker import Worker, environment
 from minhub_py.files import hub
+from minhub_py.processor import cores
 
 # Engines that know the bytes of weights that they read for a token.
 WEIGHED = {"Minhub", "LlamaCpp"}

@@ -16,7 +16,8 @@ def run(
 ) -> Result:  # fmt: skip
     """Run the benchmark. live: print each table when its case is done.    save: write the result after each case."""
     from minhub_py.bench.cases import FUNCTIONS
-    from minhub_py.bench.run import Settings, cores, measure
+    from minhub_py.bench.run import Settings, measure
+    from minhub_py.processor import cores
 
     settings = Settings(
         model=model, threads=threads or min(2, cores()), repeats=repeats or (2 if quick else 5), quick=quick,

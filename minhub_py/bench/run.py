@@ -19,7 +19,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minhub_py import __version__
+from minhub_py import __version__, processor
 from minhub_py.bench import CASES, Result, Row
 from minhub_py.bench.worker import Worker, environment
 from minhub_py.console import note, progress_bar
@@ -360,21 +360,8 @@ def machine(threads: int) -> Row:
         except metadata.PackageNotFoundError:
             versions[name] = None
     return {
-        "processor": processor(), "cores": cores(), "threads": threads,
+        "processor": processor.name(), "cores": processor.cores(), "threads": threads,
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # before the first case
         "system": platform.platform(terse=True), "python": platform.python_version(), "minhub_py": __version__,
         **versions,
     }  # fmt: skip
-
-
-def processor() -> str:
-    """The name of the processor, where the system provides it."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text(errors="replace").splitlines() if about.exists() else []
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return name or platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
