@@ -317,6 +317,41 @@ def test_a_row_stops_at_a_string() -> None:
     assert [event.id for event in events].index(4) == len(events) - 1
 
 
+class Digits:
+    """A matcher of four odd ids, from 1 to 19."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def allowed(self) -> torch.Tensor:
+        odd = torch.zeros(V, dtype=torch.bool)
+        odd[1:20:2] = True
+        return odd
+
+    def accept(self, id: int) -> bool:
+        self.taken.append(id)
+        return len(self.taken) == 4
+
+
+@pytest.mark.parametrize("speculate", [0, 3])
+def test_a_row_with_a_matcher(speculate: int) -> None:
+    """It makes what its matcher allows, guessed or not; rows beside it make what they do alone."""
+    model = new("gpt2")
+    [alone] = generate(model, [[3, 4, 5]], 12, seed=1, eos_id=None)
+    batch, matcher = Batch(model, 2, 40), Digits()
+    other = batch.admit([3, 4, 5], 12, generator=torch.Generator().manual_seed(1))
+    batch.admit([1, 3, 1, 3, 1], 9, sampling=Sampling(top_k=3), matcher=matcher, logprobs=True, speculate=speculate,
+                generator=torch.Generator().manual_seed(2))  # fmt: skip
+    found = run(batch)
+    assert [event.id for event in found[other]] == alone
+    [bound] = [events for row, events in found.items() if row != other]
+    assert [event.id for event in bound] == matcher.taken
+    assert [event.end for event in bound] == [None, None, None, "stop"]
+    assert all(id % 2 and id < 20 for id in matcher.taken)
+    ids = [1, 3, 1, 3, 1, *matcher.taken]
+    assert torch.equal(torch.tensor([event.logprob for event in bound]), score(model, [ids])[0][4:])
+
+
 def test_what_does_not_fit_is_refused() -> None:
     batch = Batch(new("gpt2"), 2, 30)
     with pytest.raises(ValueError, match="a text of 31 ids does not fit a batch of max_length 30"):
@@ -324,6 +359,9 @@ def test_what_does_not_fit_is_refused() -> None:
     for ids, budget in (([], 5), ([1], 0)):
         with pytest.raises(ValueError, match="at least one id to go on from, and one to make"):
             batch.admit(ids, budget)
+    for ids, given in (([V], ()), ([1, -1], ()), ([1], [2, V])):
+        with pytest.raises(ValueError, match=f"ids must be 0 to {V - 1}"):
+            batch.admit(ids, 1, given=given)
     batch.admit([1], 29)
     batch.admit([1], 5)
     with pytest.raises(IndexError, match="all 2 rows of the batch are in use"):

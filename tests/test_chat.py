@@ -273,6 +273,26 @@ def test_what_is_wrong(model: Any, tokenizer: Tokenizer) -> None:
     assert chat.turns == []
 
 
+def test_a_reply_in_json(model: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of random weights writes what the schema wants, and the conversation goes on."""
+    schema = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}}, "required": ["mood"],
+              "additionalProperties": False}  # fmt: skip
+    chat = a_chat(model, tokenizer, seed=3, max_new_tokens=60)
+    reply = chat.say("How are you?", schema=schema)
+    assert json.loads(reply.text)["mood"] in ("good", "bad")
+    assert reply.end == "stop"
+    assert json.loads(chat.regenerate(schema=schema).text)
+    assert not chat.say("And now?").text.startswith("{")
+    assert json.loads("".join(chat.fork().stream("Well?", schema=schema)))
+    for wrong, told in (({"type": "hiccup"}, "hiccup"), ({"const": object()}, "no JSON schema"), (3, "no JSON schema")):
+        with pytest.raises(ValueError, match=told):
+            chat.say("How?", schema=wrong)
+    assert len(chat.turns) == 4
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ValueError, match=r"pip install 'minhub_py\[json\]'"):
+        a_chat(model, tokenizer).say("How?", schema=schema)
+
+
 def test_an_lstm_talks_too() -> None:
     """A state cannot go back to where a turn ended; what was read is then computed again."""
     name = "minhub/shakespeare-lstm"

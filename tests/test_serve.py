@@ -623,3 +623,121 @@ def test_calls_that_are_wrong(tmp_path: Path, folder: Path) -> None:
         assert "--port" in failed("serve", str(folder), "--port", port)
     assert "--host" in failed("serve", str(folder), "--host", "999.1.1.1", "--api-key", "x")
     assert Fields({"a": 3.0}).whole("a", 0, 5) == 3
+
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"},
+                                           "kind": {"enum": ["cat", "dög"]}, "loud": {"type": "boolean"}},
+          "required": ["name", "age", "kind", "loud"], "additionalProperties": False}  # fmt: skip
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+
+
+def is_person(text: str) -> bool:
+    found = json.loads(text)
+    return (
+        list(found) == ["name", "age", "kind", "loud"]
+        and isinstance(found["name"], str)
+        and type(found["age"]) is int
+        and found["kind"] in ("cat", "dög")
+        and type(found["loud"]) is bool
+    )
+
+
+def test_json_of_a_schema(client, http, main_model: Served) -> None:
+    """A model of random weights cannot but write it, in all faces, streamed or not; the rows beside it are as ever."""
+    ask = {"model": "tiny", "messages": user("Who?"), "max_tokens": 200, "temperature": 1.3}
+
+    def plain(seed: int) -> bool:
+        text = client.chat.completions.create(**{**ask, "max_tokens": 60}, seed=seed).choices[0].message.content
+        ids = main_model.template.encode(ask["messages"])
+        return text == alone(main_model, ids, 60, seed, temperature=1.3)
+
+    def formed(seed: int) -> str:
+        reply = client.chat.completions.create(**ask, seed=seed, response_format=FORMAT, logprobs=True, n=2)
+        for choice in reply.choices:
+            assert choice.finish_reason == "stop", choice
+            assert is_person(choice.message.content)
+            assert all(-100 < token.logprob < 0 for token in choice.logprobs.content)
+        stream = client.chat.completions.create(**ask, seed=seed + 1, response_format=FORMAT, stream=True)
+        text = "".join(part.choices[0].delta.content or "" for part in stream)
+        assert text == reply.choices[1].message.content
+        return reply.choices[0].message.content
+
+    with ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(plain, seed) for seed in range(4)]
+        texts = list(pool.map(formed, range(4)))
+        assert all(each.result() for each in others)
+    assert len(set(texts)) == 4
+    assert texts == [formed(seed) for seed in range(4)]
+
+    options = {"seed": 2, "num_predict": 200, "temperature": 1.3}
+    for path, more in (("chat", {"messages": user("Who?")}), ("generate", {"prompt": "Who?"})):
+        body = {"model": "tiny", "stream": False, "options": options, "format": PERSON, **more}
+        found = http.post(f"/api/{path}", json=body).json()
+        assert is_person(found["message"]["content"] if path == "chat" else found["response"])
+    wanted = {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}
+    found = client.responses.create(model="tiny", input="Who?", max_output_tokens=200, text={"format": wanted})
+    assert is_person(found.output_text)
+    found = client.completions.create(
+        model="tiny", prompt="Who?", max_tokens=200, extra_body={"response_format": FORMAT}
+    )
+    assert is_person(found.choices[0].text)
+    cut = client.chat.completions.create(**{**ask, "max_tokens": 5}, response_format=FORMAT)
+    assert cut.choices[0].finish_reason == "length"
+
+
+def test_json_of_any_kind(client, http) -> None:
+    ask = {"model": "tiny", "messages": user("Who?"), "max_tokens": 60}
+    for form in ({"type": "json_object"}, {"type": "json_object", "schema": {"type": "object"}}):
+        text = client.chat.completions.create(**ask, seed=3, response_format=form).choices[0].message.content
+        assert text.startswith("{")
+    body = {"model": "tiny", "messages": user("Who?"), "format": "json", "stream": False, "options": {"num_predict": 9}}
+    assert http.post("/api/chat", json=body).json()["message"]["content"].startswith("{")
+    text = client.chat.completions.create(**ask, response_format={"type": "text"}, seed=1).choices[0].message.content
+    assert not text.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ({"type": "sound"}, "must be text, json_object or json_schema"),
+        ({"type": "json_schema"}, "has no schema"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "has no schema"),
+        ({"type": "json_object", "schema": 123}, "must be a JSON schema"),
+        ({"type": "json_object", "schema": {"type": 123}}, "type must be a string"),
+        ({"type": "json_object", "schema": {"type": "hiccup"}}, "hiccup"),
+        ({"type": "json_object", "schema": {"not": {"type": "string"}}}, "not"),
+        ({"type": "json_object", "schema": {"$ref": "http://127.0.0.1:9/person"}}, "not fetch"),
+        ({"type": "json_object", "schema": {"type": "string", "pattern": "("}}, "regex"),
+        ({"type": "json_object", "schema": {"const": "x" * 20_000_000}}, "bytes"),
+    ],
+)
+def test_formats_that_are_wrong(http, form: dict, told: str) -> None:
+    found = http.post("/v1/chat/completions", json={"messages": user("Hi"), "response_format": form})
+    assert found.status_code in (400, 413)
+    assert told in found.json()["error"]["message"]
+
+
+def test_a_schema_in_a_batch_that_starts_again(folder: Path) -> None:
+    """After another request's failure, a row goes on within its schema."""
+    model = from_pretrained(folder)
+    poison = 7
+
+    def fail(_module, arguments, output):
+        if (arguments[0] == poison).any():
+            raise BrokenError
+        return output
+
+    next(each for each in model.modules() if isinstance(each, torch.nn.Embedding)).register_forward_hook(fail)
+    tokenizer = read_tokenizer(folder)
+    engine = Engine(model, tokenizer, rows=4, max_length=CONTEXT)
+    found = Served("fragile", model, tokenizer, chat_template_of(folder, tokenizer), engine, 60)
+    with Background(Server(Models([found])), grace=0.1) as address, httpx2.Client(base_url=address, timeout=60) as http:
+        body = {"prompt": "Who?", "max_tokens": 200, "seed": 1, "response_format": FORMAT}
+        alone = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        with ThreadPoolExecutor(2) as pool:
+            whole = pool.submit(http.post, "/v1/completions", json=body)
+            wait(lambda: any(request.made > 3 for request in list(engine.running.values())) or whole.done())
+            assert http.post("/v1/completions", json={"prompt": [1, poison]}).status_code == 500
+            text = whole.result().json()["choices"][0]["text"]
+    assert text == alone
+    assert is_person(text)

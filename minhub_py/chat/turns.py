@@ -14,7 +14,7 @@ seed gives the same reply, whether the turns before it were computed now or kept
 
 import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -25,10 +25,12 @@ from minhub_py.arguments import all_of, check_tokenizer, is_text, is_whole, mode
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.files.tokenizer import decode_stream, until
 from minhub_py.inference.batch import Batch, Event, Kept
+from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 
 End = Literal["stop", "length", "interrupted"]
 Pieces = Generator[str, None, None]
+Schema = Mapping[str, Any] | None
 # Positions of a conversation, unless asked for others: of a model with a long context the keys would fill the memory.
 POSITIONS = 8192
 KEEP = 2**29  # bytes of keys and values of earlier turns
@@ -155,6 +157,7 @@ class Chat:
         self.made = 0  # replies so far, those of other tries too: the n-th has the seed's n-th number
         self._kept: list[Kept] = []
         self._read_by: Any = None
+        self._vocabulary: Vocabulary | None = None
 
     @property
     def last(self) -> Reply | None:
@@ -174,12 +177,14 @@ class Chat:
         """Change settings. ValueError: one is unknown or out of its range; none is changed then."""
         self.settings = Settings.of(settings, self.settings)
 
-    def say(self, text: str, **settings: Any) -> Reply:
-        """The reply to a text. Errors: those of `stream`."""
-        return self._result(self.stream(text, **settings))
+    def say(self, text: str, *, schema: Schema = None, **settings: Any) -> Reply:
+        """The reply to a text. Arguments and errors: those of `stream`."""
+        return self._result(self.stream(text, schema=schema, **settings))
 
-    def stream(self, text: str, **settings: Any) -> Pieces:
+    def stream(self, text: str, *, schema: Schema = None, **settings: Any) -> Pieces:
         """The pieces of the reply to a text, as they are made; then `last` is the reply.
+
+        schema: a JSON schema; the reply is JSON of it, unless max_new_tokens cuts it short (its `end` is "length").
 
         An iterator that is closed early, or stopped by Ctrl-C, leaves the beginning of the reply in the conversation.
 
@@ -188,13 +193,13 @@ class Chat:
         """
         if not is_text(text) or not text.strip():
             raise ValueError(f"say a text, not {brief(text)}")
-        return self._stream(Turn("user", text), Settings.of(settings, self.settings))
+        return self._stream(Turn("user", text), Settings.of(settings, self.settings), schema)
 
-    def regenerate(self, **settings: Any) -> Reply:
+    def regenerate(self, *, schema: Schema = None, **settings: Any) -> Reply:
         """Another reply in place of the last one. ValueError: there is none."""
-        return self._result(self.stream_again(**settings))
+        return self._result(self.stream_again(schema=schema, **settings))
 
-    def stream_again(self, **settings: Any) -> Pieces:
+    def stream_again(self, *, schema: Schema = None, **settings: Any) -> Pieces:
         """As `regenerate`, but the pieces of the reply. ValueError: there is none to replace."""
         if not self.turns:
             raise ValueError("there is no reply yet to make again: say something first")
@@ -203,7 +208,7 @@ class Chat:
         question = self.turns[-2:][0]
         self.undo()
         try:
-            return self._stream(question, found)
+            return self._stream(question, found, schema)
         except ValueError:
             self.turns = before
             raise
@@ -231,6 +236,7 @@ class Chat:
         other.settings, other.made = self.settings, self.made
         other.turns = self.turns[: None if exchanges is None else 2 * exchanges]
         other._kept, other._read_by = list(self._kept), self._read_by
+        other._vocabulary = self._vocabulary
         return other
 
     # Replies
@@ -243,10 +249,11 @@ class Chat:
         assert reply is not None
         return reply
 
-    def _stream(self, question: Turn, settings: Settings) -> Pieces:
+    def _stream(self, question: Turn, settings: Settings, schema: Schema) -> Pieces:
         """Check all that can be wrong, then the pieces of a reply."""
         stop = StopCriteria.of(self.model, "auto", (*settings.stop, *self.template.stops), self.tokenizer)
         stop = replace(stop, ids=stop.ids | self.template.end_ids)
+        matcher = None if schema is None else self._grammar(schema, stop.ids).matcher()
         ids, dropped = self._prompt(question, settings.max_new_tokens)
         [random] = generators(1, settings.seed)
         seed = random.initial_seed() if settings.seed is None else (settings.seed + self.made) % 2**63
@@ -257,7 +264,7 @@ class Chat:
             batch = self._batch()
             row = batch.admit(
                 ids, min(settings.max_new_tokens, self.context - len(ids)), sampling=settings.sampling,
-                generator=random, stop=stop, logprobs=True, top=settings.top,
+                generator=random, stop=stop, logprobs=True, top=settings.top, matcher=matcher,
             )  # fmt: skip
             place, events, pieces = len(self.turns), list[Event](), list[str]()
             self.events = events
@@ -320,6 +327,12 @@ class Chat:
             f"the text, with the system prompt, is {len(ids)} tokens long, and there is room for {self.context - 1}: "
             "say it shorter"
         )
+
+    def _grammar(self, schema: Any, ends: frozenset[int]) -> Grammar:
+        """JSON of a schema. ValueError: it is none, or cannot be followed."""
+        if self._vocabulary is None:
+            self._vocabulary = Vocabulary(self.tokenizer, self.model.config.vocab_size, ends)
+        return self._vocabulary.grammar(schema)
 
     def _batch(self) -> Batch:
         """A batch for one reply, with what was read before: unless the model has changed since, as by training."""

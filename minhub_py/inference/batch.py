@@ -32,6 +32,7 @@ from torch import Tensor
 from minhub_py.inference.cache import Cache
 from minhub_py.inference.compiled import MOST_TOKENS, reader_of
 from minhub_py.inference.eager import CHUNK
+from minhub_py.inference.grammar import Matcher
 from minhub_py.inference.sampling import Sampling, StopCriteria, check_finite, one_thread
 from minhub_py.inference.speculate import Guesser
 from minhub_py.models.base import LanguageModel
@@ -89,6 +90,7 @@ class Row:
     logprobs: bool
     top: int
     like: int | None
+    matcher: Matcher | None = None
     slot: int = -1
     reads_prompt: bool = True  # some ids of the prompt are still to be read
     guess: list[int] = field(default_factory=list)  # read after the newest id, before it is known to be right
@@ -115,7 +117,7 @@ class Batch:
     def __init__(
         self, model: LanguageModel, rows: int, max_length: int, *, keep: int = 0, piece: int | None = None
     ) -> None:
-        self.context = model.config.context_length
+        self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
         self.max_length = min(max_length, self.context or max_length)
         self.start = model.decoder_start
         self.reader = reader_of(model)
@@ -147,6 +149,7 @@ class Batch:
         logprobs: bool = False,
         top: int = 0,
         like: int | None = None,
+        matcher: Matcher | None = None,
     ) -> int:
         """Let a text join at the next step. Returns the row's number, which events and `retire` name it by.
 
@@ -154,15 +157,22 @@ class Batch:
         speculate: the most ids to guess at a time.    given: new ids that are known and only to be scored; there are no
         others then.    logprobs: whether events tell log-probabilities; those of `given` ids do.    top: how many of
         the likeliest ids events tell.    like: a row in the making; what the texts begin with in common is copied from
-        its cache where that is possible.
+        its cache where that is possible.    matcher: only ids that it allows are chosen, and the text ends when it is
+        complete. Log-probabilities are still those of the model.
 
-        ValueError: no prompt, nothing to make or to score, or more ids than the batch has room for.
-        IndexError: no row is free.
+        ValueError: no prompt, nothing to make or to score, an id outside the vocabulary, or more ids than the batch has
+        room for. IndexError: no row is free.
         """
         if not ids or (max_new_tokens < 1 and not given):
             raise ValueError("a row needs at least one id to go on from, and one to make")
         if len(self) == self.capacity:
             raise IndexError(f"all {self.capacity} rows of the batch are in use")
+        known = [*ids, *given]
+        if min(known) < 0 or max(known) >= self.vocab_size:  # compiled code would read beyond its table
+            raise ValueError(
+                f"ids must be 0 to {self.vocab_size - 1}, not {min(known)} to {max(known)}: the tokenizer has more, so "
+                "it is that of another model"
+            )
         source, text = ([], list(ids)) if self.start is None else (list(ids), [self.start])
         end = len(text) + (len(given) or max_new_tokens)
         if self.cache.bounded and self.max_length < min(end, self.context or end):
@@ -175,7 +185,7 @@ class Batch:
         random = generator or torch.default_generator
         self.joining.append(
             Row(self.count, source, text, len(text), end, sampling or Sampling(), random, stop, guesser, list(given),
-                logprobs, top, like)
+                logprobs, top, like, matcher)
         )  # fmt: skip
         return self.count
 
@@ -323,7 +333,8 @@ class Batch:
             again = []
             for row, id, logprob, top in zip(asking, *choose(asking, chosen), strict=True):
                 row.text.append(id)
-                row.stop_reason = "stop" if row.stop.reached(row.text, row.start) else None
+                complete = row.matcher is not None and row.matcher.accept(id)
+                row.stop_reason = "stop" if complete or row.stop.reached(row.text, row.start) else None
                 if len(row.text) == row.end and row.stop_reason is None:
                     row.stop_reason = "length"
                 events.append(Event(row.key, id, logprob, row.stop_reason, top))
@@ -389,10 +400,11 @@ def choose(
     logprobs: list[float | None] = [None] * len(rows)
     tops: list[tuple[tuple[int, float], ...]] = [()] * len(rows)
     with one_thread(logits):
+        possible = allowed(rows, logits)
         for sampling in dict.fromkeys(row.sampling for row in rows):
             places = [i for i, row in enumerate(rows) if row.sampling == sampling]
             draws = torch.cat([torch.rand(1, dtype=torch.float64, generator=rows[i].generator) for i in places])
-            alike = logits[places] if len(places) < len(rows) else logits
+            alike = possible[places] if len(places) < len(rows) else possible
             for i, id in zip(places, sampling.choose(alike, [rows[i].text for i in places], draws), strict=True):
                 ids[i] = id
         for i, row in enumerate(rows):
@@ -401,6 +413,16 @@ def choose(
             if row.top:
                 [tops[i]] = top_of(logits[i : i + 1], row.top)
     return ids, logprobs, tops
+
+
+def allowed(rows: Sequence[Row], logits: Tensor) -> Tensor:
+    """Logits (R, V) with minus infinity for what a row's matcher does not allow."""
+    bound = [(i, row.matcher) for i, row in enumerate(rows) if row.matcher is not None]
+    if bound:
+        logits = logits.clone()
+    for i, matcher in bound:
+        logits[i].masked_fill_(~matcher.allowed().to(logits.device), -torch.inf)
+    return logits
 
 
 def top_of(logits: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:

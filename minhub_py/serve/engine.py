@@ -20,6 +20,7 @@ from minhub_py.console import note
 from minhub_py.files.tokenizer import StopStrings, working
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.compiled import MOST_TOKENS
+from minhub_py.inference.grammar import Grammar
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
 # Ids of prompts that one step reads at most: so long do the other rows wait. Fewer would read the weights more often.
@@ -62,7 +63,8 @@ class Request:
     """A text to make, or with `given` to score.
 
     send: called in the engine's thread, with pieces of which the last has an `end`, or else with a Failure.
-    deadline: of time.monotonic().    cancelled: set from any thread; the row is free after the step that is under way.
+    grammar: of the new text.    deadline: of time.monotonic().
+    cancelled: set from any thread; the row is free after the step that is under way.
     cached, made: ids of the prompt that were not read again, and new ids; they rise as the text comes.
     """
 
@@ -76,6 +78,7 @@ class Request:
     given: Sequence[int] = ()
     logprobs: bool = False
     top: int = 0
+    grammar: Grammar | None = None
     deadline: float = float("inf")
     cancelled: bool = False
     cached: int = 0
@@ -241,6 +244,7 @@ class Engine:
             given=request.given[known:],
             logprobs=request.logprobs,
             top=request.top,
+            matcher=request.grammar and request.grammar.matcher(request.new[:known]),
         )
 
     def _hear(self, batch: Batch, event: Event) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from reprlib import repr as brief
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.files.tokenizer import encode
+from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.serve.engine import BusyError, Engine, Failure, Piece, Request
@@ -60,12 +62,26 @@ class Served:
         """The ids of a plain text. RefusedError: the model has no id to begin with."""
         ids = encode(self.tokenizer, text)
         if not ids:
-            config = self.model.config
-            first = config.bos_token_id if getattr(config, "bos_token_id", None) is not None else config.eos_token_id
-            if first is None:
-                raise bad("the prompt is empty: give some text", "prompt")
-            ids = [first if isinstance(first, int) else first[0]]
+            bos = getattr(self.model.config, "bos_token_id", None)
+            firsts = [bos, *sorted(self.end_ids)]
+            ids = [id for id in firsts if id is not None and 0 <= id < self.model.config.vocab_size][:1]
+        if not ids:
+            raise bad("the prompt is empty: give some text", "prompt")
         return ids
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The ids as grammars know them. ValueError: there are none for this tokenizer."""
+        return Vocabulary(self.tokenizer, self.model.config.vocab_size, self.end_ids | self.template.end_ids)
+
+    async def grammar(self, schema: Any, name: str) -> Grammar:
+        """JSON of a schema; None: any object. name: the field that it is from. RefusedError: it cannot be followed."""
+        if schema is not None and not isinstance(schema, dict):
+            raise bad(f"{name} must be a JSON schema, not {brief(schema)}", name)
+        try:
+            return await run_in_threadpool(lambda: self.vocabulary.grammar(schema))
+        except ValueError as error:
+            raise bad(str(error), name, "schema") from error
 
     async def chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """The ids of a conversation. RefusedError: the template does not take it."""

@@ -92,11 +92,11 @@ async def chat(call: Call) -> Response:
     server = server_of(call)
     fields = await server.read(call)
     served = named(call, fields)
-    fields.refuse("tools", "format")
+    fields.refuse("tools")
     if fields.get("messages") in (None, []):  # a way to load a model
         return JSONResponse({**loaded(served), "message": {"role": "assistant", "content": ""}})
     ids = await served.chat(messages_of(fields.get("messages")))
-    replies = begin(served, fields, ids, served.template.stops, served.template.end_ids)
+    replies = await begin(served, fields, ids, served.template.stops, served.template.end_ids)
     return await told(call, fields, replies, ids, lambda text: {"message": {"role": "assistant", "content": text}})
 
 
@@ -105,17 +105,17 @@ async def generate(call: Call) -> Response:
     server = server_of(call)
     fields = await server.read(call)
     served = named(call, fields)
-    fields.refuse("suffix", "images", "template", "context", "format")
+    fields.refuse("suffix", "images", "template", "context")
     prompt, system = fields.text("prompt", "") or "", fields.text("system", "") or ""
     if not prompt:
         return JSONResponse({**loaded(served), "response": ""})
     if fields.flag("raw") or served.template.kind == "plain":  # what is no chat model goes on with the text
         ids = served.encode(f"{system}\n{prompt}" if system else prompt)
-        replies = begin(served, fields, ids, (), frozenset())
+        replies = await begin(served, fields, ids, (), frozenset())
     else:
         messages = [{"role": "system", "content": system}] if system else []
         ids = await served.chat([*messages, {"role": "user", "content": prompt}])
-        replies = begin(served, fields, ids, served.template.stops, served.template.end_ids)
+        replies = await begin(served, fields, ids, served.template.stops, served.template.end_ids)
     return await told(call, fields, replies, ids, lambda text: {"response": text})
 
 
@@ -132,9 +132,12 @@ def loaded(served: Served) -> dict[str, Any]:
     return {"model": served.name, "created_at": moment(datetime.now(timezone.utc)), "done": True, "done_reason": "load"}
 
 
-def begin(served: Served, fields: Fields, ids: list[int], stops: tuple[str, ...], end_ids: frozenset[int]) -> Replies:
-    """A reply with the options of a call."""
-    options = fields.object("options")
+async def begin(
+    served: Served, fields: Fields, ids: list[int], stops: tuple[str, ...], end_ids: frozenset[int]
+) -> Replies:
+    """A reply with the format and the options of a call."""
+    options, schema = fields.object("options"), fields.get("format") or None  # some clients send "", [] or {} for none
+    grammar = schema and await served.grammar(None if schema == "json" else schema, "format")
     wanted = options.whole("num_predict", -2, 2**31)
     replies = Replies(served)
     replies.add(
@@ -144,6 +147,7 @@ def begin(served: Served, fields: Fields, ids: list[int], stops: tuple[str, ...]
         seed=seed_of(options),
         stops=options.texts("stop", 16) + stops,
         stop_ids=served.end_ids | end_ids,
+        grammar=grammar,
     )
     return replies
 

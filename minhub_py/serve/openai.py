@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request as Call
 from starlette.responses import JSONResponse, Response
 
+from minhub_py.inference.grammar import Grammar
 from minhub_py.serve.answers import answer, event, server_of
 from minhub_py.serve.engine import Token, token_text
 from minhub_py.serve.fields import Fields, RefusedError, bad, checked_text, finite
@@ -48,9 +49,8 @@ async def chat_completions(call: Call) -> Response:
     served = server.models.find(fields.text("model"))
     fields.refuse("tools", "functions", "logit_bias", "audio")
     fields.refuse("tool_choice", "function_call", harmless=("auto", "none"))
-    refuse_formats(fields, "response_format")
     messages = messages_of(fields.get("messages"))
-    settings = settings_of(fields, served)
+    settings = await settings_of(fields, served)
     settings["stops"] += served.template.stops
     settings["stop_ids"] |= served.template.end_ids
     logprobs = fields.flag("logprobs")
@@ -154,7 +154,7 @@ async def completions(call: Call) -> Response:  # noqa: PLR0915
     fields.refuse("suffix")
     prompts = [served.encode(prompt) if isinstance(prompt, str) else prompt
                for prompt in prompts_of(served, fields.get("prompt"))]  # fmt: skip
-    settings = settings_of(fields, served)
+    settings = await settings_of(fields, served)
     top = fields.whole("logprobs", 0, MOST_TOP)
     count = fields.whole("n", 1, MOST_CHOICES, 1) or 1
     fields.refuse("best_of", harmless=(count,))
@@ -267,14 +267,14 @@ async def responses(call: Call) -> Response:
     served = server.models.find(fields.text("model"))
     fields.refuse("tools", "previous_response_id", "conversation", "prompt")
     fields.refuse("tool_choice", harmless=("auto", "none"))
-    refuse_formats(fields.object("text"), "format")
     given = fields.get("input")
     values = [{"role": "user", "content": given}] if isinstance(given, str) else given
     messages = messages_of(values, "input")
     instructions = fields.text("instructions")
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
-    settings = settings_of(fields, served)
+    settings = await settings_of(fields, served)
+    settings["grammar"] = await grammar_of(fields.object("text"), "format", served)
     settings["stops"] += served.template.stops
     settings["stop_ids"] |= served.template.end_ids
     wanted = fields.whole("max_output_tokens", 1, 2**31)
@@ -343,13 +343,15 @@ async def responses(call: Call) -> Response:
 # What they share
 
 
-def settings_of(fields: Fields, served: Served) -> dict[str, Any]:
+async def settings_of(fields: Fields, served: Served) -> dict[str, Any]:
     """The settings of `engine.Request` that all three have."""
+    fields.refuse("grammar", "json_schema", "structured_outputs", "guided_json")  # other servers' words for formats
     return {
         "sampling": sampling_of(fields, temperature=1.0, top_p=1.0),
         "seed": seed_of(fields),
         "stops": fields.texts("stop", MOST_STOPS),
         "stop_ids": frozenset() if fields.flag("ignore_eos") else served.end_ids,
+        "grammar": await grammar_of(fields, "response_format", served),
     }
 
 
@@ -359,11 +361,22 @@ def stream_of(fields: Fields) -> tuple[bool, bool]:
     return stream, fields.object("stream_options").flag("include_usage")
 
 
-def refuse_formats(fields: Fields, name: str) -> None:
-    """RefusedError: another format than text is wanted."""
-    kind = fields.object(name).get("type")
-    if kind not in (None, "text"):
-        raise bad(f"{name} {kind!r} is not supported: models here write plain text", name, "unsupported")
+async def grammar_of(fields: Fields, name: str, served: Served) -> Grammar | None:
+    """The grammar of the format that a client wants. RefusedError: it is not known, or its schema is wrong.
+
+    The schema stands in the format, within its "json_schema" if it has that, and "json_object" needs none.
+    """
+    found = fields.object(name)
+    kind = found.text("type")
+    if kind in (None, "text"):
+        return None
+    if kind not in ("json_object", "json_schema"):
+        raise bad(f"{name}.type must be text, json_object or json_schema, not {kind!r}", name, "unsupported")
+    within = found.object("json_schema") if kind == "json_schema" and found.get("json_schema") is not None else found
+    schema = within.get("schema")
+    if schema is None and kind == "json_schema":
+        raise bad(f"{name} has no schema", name)
+    return await served.grammar(schema, f"{name}.schema")
 
 
 async def collected(replies: Replies) -> tuple[list[str], list[str], list[list[Token]]]:
