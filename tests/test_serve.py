@@ -409,7 +409,7 @@ def test_who_may_call(main_model: Served) -> None:
         return 200
 
     key = {"authorization": "Bearer secret"}
-    assert status(**key) == 200
+    assert status(**key) == status(**{"x-api-key": "secret"}) == 200
     for wrong in ("", "Bearer", "Bearer other", "Basic secret", "Bearer sécret"):
         assert status(authorization=wrong) == 401
     assert status("/health") == status("/") == 200
@@ -478,17 +478,23 @@ def test_a_client_that_goes_away_frees_its_row(address: str, main_model: Served,
 
 
 def test_clients_that_send_half_or_do_not_read(address: str, client, main_model: Served) -> None:
-    half_head, half_body, slow, silent = (raw(address) for _ in range(4))
+    half_head, half_body, slow, silent, kept = (raw(address) for _ in range(5))
     half_head.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: local")
     half_body.sendall(post(b'{"prompt": "a', 500))
     slow.sendall(post(json.dumps({**json.loads(LONG), "stream": True, "logprobs": 20}).encode()))
     silent.sendall(b"\x00\xff\r\n\r\n")
+    kept.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    answer = b""
+    while b'"ok"}' not in answer:
+        answer += kept.recv(1000)
+    kept.sendall(b"GET /health HTTP/1.1\r\nHo")
     reply = client.completions.create(model="tiny", prompt="Hello", max_tokens=5, seed=1)
     assert reply.choices[0].text == alone(main_model, main_model.tokenizer.encode("Hello").ids, 5, 1)
     assert b" 400 " in silent.recv(1000)
     assert b" 408 " in half_body.recv(1000)  # after `patience`
+    assert half_head.recv(1000) == kept.recv(1000) == b""  # closed, likewise
     wait(lambda: main_model.engine.open == 0)  # who does not read holds no row
-    for connection in (half_head, half_body, slow, silent):
+    for connection in (half_head, half_body, slow, silent, kept):
         connection.close()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WRITING = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,20})?"}
+WRITING: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,20})?"}
 MISSING = "replies in JSON need llguidance: pip install 'minhub_py[json]'"
 
 

@@ -42,7 +42,7 @@ class Server:
     """What a server knows.
 
     key: clients must show it.    local: only names of this machine are taken as Host.    origins: web pages elsewhere
-    that may call.    most_body: bytes of a request.    patience: seconds for a body.
+    that may call.    most_body: bytes of a request.    patience: seconds for its head, and for its body.
     log: whether each call is noted on standard error: its path, status and seconds, and never its text.
     """
 
@@ -88,7 +88,7 @@ class Server:
         if origin is not None and origin not in self.origins and urlsplit(origin).netloc != headers.get("host"):
             raise RefusedError(403, "web pages from elsewhere may not call this server: --allow-origin", "origin")
         if self.key is not None and path not in OPEN:
-            given = headers.get("authorization", "").removeprefix("Bearer ").strip()
+            given = headers.get("authorization", headers.get("x-api-key", "")).removeprefix("Bearer ").strip()
             if not hmac.compare_digest(given.encode(), self.key.encode()):
                 raise RefusedError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
 

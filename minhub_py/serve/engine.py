@@ -244,7 +244,7 @@ class Engine:
             given=request.given[known:],
             logprobs=request.logprobs,
             top=request.top,
-            matcher=request.grammar and request.grammar.matcher(request.new[:known]),
+            matcher=None if request.grammar is None else request.grammar.matcher(request.new[:known]),
         )
 
     def _hear(self, batch: Batch, event: Event) -> None:

@@ -4,8 +4,11 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from minhub_py.serve.app import Server, application
 
@@ -38,6 +41,38 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class Connection(H11Protocol):
+    """A connection that is closed when the head of a request takes too long; uvicorn bounds the silence after one."""
+
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for a head."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait until the head is whole: from its beginning, however slowly it comes."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+        elif self.timer is None:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self.timer = self.loop.call_later(self.app.server.patience, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
 class Running(uvicorn.Server):
     """uvicorn, which ends as our replies need it: they may end within the grace, and are told so afterwards.
 
@@ -47,7 +82,7 @@ class Running(uvicorn.Server):
     def __init__(self, server: Server, grace: float = GRACE, ready: Callable[[], object] | None = None) -> None:
         self.server, self.grace, self.ready = server, grace, ready
         config = uvicorn.Config(
-            application(server), http="h11", lifespan="off", log_level="critical", access_log=False,
+            application(server), http=Connection, lifespan="off", log_level="critical", access_log=False,
             server_header=False,
             limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=int(grace) + 5, proxy_headers=False,
         )  # fmt: skip
