@@ -4,10 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard minhub_py/inference/native/*)
 # Debian's packages of R, and of what the R package's tests, vignette and help pages need.
-R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 pandoc
+R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 r-cran-httr2 pandoc
 # Whether they are there, however they came.
 HAS_R := command -v R && command -v pandoc && \
-	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2")) loadNamespace(p)'
+	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2", "httr2")) loadNamespace(p)'
 
 .PHONY: demo test soak test-real test-rtorch lint bench r vignette clean
 

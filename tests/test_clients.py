@@ -1,0 +1,143 @@
+"""Clients that people use, unchanged, at a real server: openai, ollama and llm in Python, httr2 and curl in R.
+
+tests/benchmarks/NOTES.md lists what was tried by hand.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import ollama
+import openai
+import pytest
+from pydantic import BaseModel, Field
+from test_serve import alone, folder, main_model, recurrent, served, user  # noqa: F401  # fixtures
+
+from minhub_py.serve.app import Server
+from minhub_py.serve.models import Models, Served
+from minhub_py.serve.run import Background
+
+
+@pytest.fixture(scope="module")
+def address(main_model: Served) -> Iterator[str]:  # noqa: F811
+    with Background(Server(Models([main_model]), key="secret"), grace=0.2) as address:
+        yield address
+
+
+class Animal(BaseModel, extra="forbid"):
+    name: str = Field(max_length=10)
+    kind: Literal["cat", "dog"]
+    legs: int = Field(ge=0, le=9)
+
+
+def test_openai_parses_a_class(address: str) -> None:
+    """Structured outputs, as the library makes the schema from a class: of chat completions, and of responses."""
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as client:
+        ask = {"model": "tiny", "temperature": 1.2}
+        reply = client.chat.completions.parse(**ask, messages=user("Which?"), seed=1, response_format=Animal)
+        assert reply.choices[0].message.parsed.kind in ("cat", "dog")
+        assert client.responses.parse(**ask, input="Which?", text_format=Animal).output_parsed.legs < 10
+        with client.chat.completions.stream(**ask, messages=user("Which?"), seed=1, response_format=Animal) as stream:
+            assert stream.get_final_completion().choices[0].message.parsed == reply.choices[0].message.parsed
+
+
+def test_ollama(address: str, main_model: Served) -> None:  # noqa: F811
+    with contextlib.closing(ollama.Client(host=address, headers={"Authorization": "Bearer secret"})) as client:
+        [model] = client.list().models
+        assert model.model == "tiny:latest"
+        assert client.show("tiny").capabilities == ["completion"]
+        assert [each.model for each in client.ps().models] == ["tiny:latest"]
+        ask = {"model": "tiny", "options": {"seed": 4, "num_predict": 12, "temperature": 0.7}}
+        wanted = alone(main_model, main_model.template.encode(user("Hi")), 12, 4, temperature=0.7, top_k=40, top_p=0.9)
+        assert client.chat(**ask, messages=user("Hi")).message.content == wanted
+        parts = list(client.chat(**ask, messages=user("Hi"), stream=True))
+        assert "".join(part.message.content for part in parts) == wanted
+        assert parts[-1].eval_count == 12
+        assert client.generate(**ask, prompt="Hi").response == wanted
+        ask["options"]["num_predict"] = 150
+        text = client.chat(**ask, messages=user("Which?"), format=Animal.model_json_schema()).message.content
+        assert Animal.model_validate_json(text)
+        with pytest.raises(ollama.ResponseError, match="no model 'other'"):
+            client.chat(model="other", messages=user("Hi"))
+
+
+def test_llm(address: str, main_model: Served, tmp_path: Path) -> None:  # noqa: F811
+    """The command `llm`, with the server as a model of its own: a reply, a conversation that goes on, a schema."""
+    models = [{"model_id": "tiny", "model_name": "tiny", "api_base": f"{address}/v1", "api_key_name": "minhub",
+               "supports_schema": True}]  # fmt: skip
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models), encoding="utf-8")
+    (tmp_path / "keys.json").write_text('{"minhub": "secret"}', encoding="utf-8")
+
+    def llm(*arguments: str) -> str:
+        command = [sys.executable, "-m", "llm", *arguments, "-m", "tiny", "-o", "seed", "3"]
+        environment = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+        return done.stdout
+
+    question = user("How are you?")
+    wanted = alone(main_model, main_model.template.encode(question), 10, 3)
+    assert llm("How are you?", "-o", "max_tokens", "10").strip() == wanted.strip()
+    turns = [*question, {"role": "assistant", "content": wanted}, *user("And you?")]
+    wanted = alone(main_model, main_model.template.encode(turns), 10, 3)
+    assert llm("-c", "And you?", "-o", "max_tokens", "10", "--no-stream").strip() == wanted.strip()
+    assert Animal.model_validate_json(llm("Which?", "--schema", json.dumps(Animal.model_json_schema())))
+
+
+IN_R = r"""
+library(httr2)
+given <- commandArgs(TRUE)
+ask <- list(model = "tiny", messages = list(list(role = "user", content = "Hi")), seed = 3, max_tokens = 12)
+chat <- function(...) {
+  request(given[[1]]) |> req_url_path("/v1/chat/completions") |> req_auth_bearer_token("secret") |>
+    req_body_json(c(ask, list(...)))
+}
+reply <- chat() |> req_perform() |> resp_body_json()
+pieces <- character()
+take <- function(bytes) {
+  for (line in strsplit(rawToChar(bytes), "\n")[[1]]) {
+    if (startsWith(line, "data: {")) {
+      data <- jsonlite::fromJSON(substring(line, 7), simplifyVector = FALSE)
+      pieces <<- c(pieces, data$choices[[1]]$delta$content)
+    }
+  }
+  TRUE
+}
+# Buffers break anywhere, also within a line: one that holds all of them does not.
+chat(stream = TRUE) |> req_stream(take, buffer_kb = 64)
+handle <- curl::new_handle(customrequest = "POST", postfields = jsonlite::toJSON(ask, auto_unbox = TRUE))
+curl::handle_setheaders(handle, Authorization = "Bearer secret")
+plain <- curl::curl_fetch_memory(paste0(given[[1]], "/v1/chat/completions"), handle)
+format <- list(type = "json_schema", json_schema = list(name = "a", schema = jsonlite::fromJSON(given[[2]], FALSE)))
+ask$max_tokens <- 150
+formed <- chat(response_format = format) |> req_perform() |> resp_body_json()
+ask$messages <- list()
+refused <- chat() |> req_error(is_error = \(resp) FALSE) |> req_perform()
+found <- list(
+  reply = reply$choices[[1]]$message$content, streamed = paste(pieces, collapse = ""),
+  curl = jsonlite::fromJSON(rawToChar(plain$content), FALSE)$choices[[1]]$message$content,
+  formed = formed$choices[[1]]$message$content, status = resp_status(refused),
+  error = resp_body_json(refused)$error$message
+)
+cat(jsonlite::toJSON(found, auto_unbox = TRUE))
+"""
+
+
+def test_httr2_and_curl_in_r(address: str, main_model: Served, tmp_path: Path) -> None:  # noqa: F811
+    script = tmp_path / "client.R"
+    script.write_text(IN_R, encoding="utf-8")
+    rscript = shutil.which("Rscript")
+    assert rscript, "R is missing: make r"
+    command = [rscript, "--vanilla", str(script), address, json.dumps(Animal.model_json_schema())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    wanted = alone(main_model, main_model.template.encode(user("Hi")), 12, 3)
+    assert found["reply"] == found["streamed"] == found["curl"] == wanted
+    assert Animal.model_validate_json(found["formed"])
+    assert (found["status"], "messages" in found["error"]) == (400, True)
