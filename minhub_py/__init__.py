@@ -21,6 +21,10 @@ from minhub_py.registry import ENTRIES
 if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ imports these
     import os
 
+    from minhub_py.analysis.matrix import logprob_matrix as logprob_matrix
+    from minhub_py.analysis.words import next_tokens as next_tokens
+    from minhub_py.analysis.words import target_logprobs as target_logprobs
+    from minhub_py.analysis.words import word_logprobs as word_logprobs
     from minhub_py.chat.turns import Chat as Chat
     from minhub_py.device import devices as devices
     from minhub_py.files.tokenizer import decode_stream as decode_stream
@@ -75,6 +79,10 @@ _HOMES = {
     "generate": "inference.generate",
     "stream": "inference.generate",
     "score": "inference.generate",
+    "word_logprobs": "analysis.words",
+    "target_logprobs": "analysis.words",
+    "next_tokens": "analysis.words",
+    "logprob_matrix": "analysis.matrix",
     "Chat": "chat.turns",
     "devices": "device",
     "train": "train",

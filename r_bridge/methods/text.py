@@ -20,7 +20,7 @@ def generate(
     from minhub_py.inference.generate import check_prompts, start
     from minhub_py.inference.sampling import Sampling, StopCriteria
 
-    texts = _is_text(prompts)
+    texts = is_text(prompts)
     stops = tuple(stop or ())
     tok: Any = find_tokenizer(model, tokenizer, needed=True) if texts or stops else None
     rows = _prompt_rows(model, tok, prompts)
@@ -58,34 +58,16 @@ def generate(
 
 def next_tokens(caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer | None, n: int) -> Frame:
     """The `n` likeliest next tokens of each prompt, one prompt's rows after the other's."""
-    import torch
+    from minhub_py.analysis.words import next_tokens as evaluate
 
-    from minhub_py.inference.batch import context_start
-    from minhub_py.inference.eval_mode import in_eval_mode
-    from minhub_py.inference.sampling import check_finite
-
-    tok = find_tokenizer(model, tokenizer, needed=_is_text(prompts))
-    device = next(model.module.parameters()).device
-    module, without_dropout = in_eval_mode(model.module)
-    likely = []
-    with torch.inference_mode(), without_dropout():
-        for ids in _prompt_rows(model, tok, prompts):
-            caller.check()
-            begin = context_start(len(ids), model.module.config.context_length)
-            given = [torch.tensor([ids[begin:]], device=device)]
-            if module.encoder_decoder:
-                given.append(torch.tensor([[module.config.decoder_start_token_id]], device=device))
-            logits = module(*given)[0, -1]
-            check_finite(logits.amax())
-            likely.append(torch.log_softmax(logits.float(), dim=-1).topk(min(n, logits.numel())))
-    ids_found = torch.cat([best.indices for best in likely])
-    logprobs = torch.cat([best.values for best in likely])
+    tok = find_tokenizer(model, tokenizer, needed=is_text(prompts))
+    found = evaluate(model.module, None, _prompt_rows(model, tok, prompts), n, progress=caller.progress)
     return Frame({
-        "prompt": np.repeat(np.arange(1, len(likely) + 1, dtype=np.int32), len(likely[0].indices)),
-        "token": token_texts(tok, ids_found.tolist()),
-        "id": ids_found,
-        "prob": logprobs.double().exp(),
-        "logprob": logprobs,
+        "prompt": (found["context"] + 1).astype(np.int32),
+        "token": token_texts(tok, found["id"].tolist()),
+        "id": found["id"].astype(np.int32),
+        "prob": found["prob"],
+        "logprob": found["logprob"],
     })  # fmt: skip
 
 
@@ -93,7 +75,7 @@ def score(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None,
     """The log-probability of each token after a text's first, or of each of its target, given the text."""
     from minhub_py.inference.generate import score as evaluate
 
-    tok = find_tokenizer(model, tokenizer, needed=_is_text(texts) or _is_text(targets))
+    tok = find_tokenizer(model, tokenizer, needed=is_text(texts) or is_text(targets))
     rows, first = _rows(model, tok, texts), 1
     if targets is None:
         scores = _scores(caller, model, rows)
@@ -112,7 +94,7 @@ def score(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None,
 
 def perplexity(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Any:
     """Perplexity: exp of the mean surprise (nats) of each text's tokens after the first; NA where there are none."""
-    tok = find_tokenizer(model, tokenizer, needed=True) if _is_text(texts) else None
+    tok = find_tokenizer(model, tokenizer, needed=True) if is_text(texts) else None
     scores = _scores(caller, model, _rows(model, tok, texts))
     values = np.array([np.exp(-as_array(each).astype(np.float64).mean()) if len(each) else 0.0 for each in scores])
     return np.ma.MaskedArray(values, [len(each) == 0 for each in scores])
@@ -128,7 +110,8 @@ def _scores(caller: Caller, model: Model, rows: list[list[int]]) -> list[Any]:
     return [next(some) if row else torch.empty(0) for row in rows]
 
 
-def _is_text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
+    """Whether R has sent text, not ids."""
     return (isinstance(value, list) and all(isinstance(text, str) for text in value)) or (
         isinstance(value, np.ndarray) and value.dtype.kind == "U"
     )
@@ -144,7 +127,7 @@ def find_tokenizer(model: Model, given: Tokenizer | None, *, needed: bool) -> An
 def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:
     """Rows of ids for texts, which are text or already ids."""
     size = model.module.config.vocab_size
-    if not _is_text(texts):
+    if not is_text(texts):
         return id_rows(texts, size)
     from minhub_py.files.tokenizer import working
 
