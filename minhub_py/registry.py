@@ -433,13 +433,18 @@ ENTRIES = {
 }
 
 
+# Model types of another kind, which users of pangoling may try.
+MASKED = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "modernbert")
+
+
 def entry_of(model_type: object) -> Entry:
     """The entry for the model_type of a config.json. ValueError: it is not supported; lists those that are."""
     for entry in ENTRIES.values():
         if model_type in entry.model_types:
             return entry
     known = ", ".join(kind for entry in ENTRIES.values() for kind in entry.model_types)
-    raise ValueError(f"config.json's model_type is {brief(model_type)}; there are models for {known}")
+    kind = "; it is a masked model, which fills in blanks and predicts no next token" if model_type in MASKED else ""
+    raise ValueError(f"config.json's model_type is {brief(model_type)}; there are models for {known}{kind}")
 
 
 def family_of(model_type: object) -> Family:
