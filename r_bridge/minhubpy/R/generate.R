@@ -269,30 +269,45 @@ print.minhub_next_tokens <- function(x, ...) {
 #' @export
 print.minhub_score <- print.minhub_next_tokens
 
-# A progress bar, in an interactive console only, for calls that take longer than a moment.
+# A line of progress with the time left, in an interactive console only, for calls that take longer than a moment.
 show_progress <- function() {
   if (quiet() || !interactive()) return(NULL)
-  bar <- NULL
+  began <- NULL
   shown <- NULL
   function(news) {
     if (news$total == 0) { # Python waits, and may name what for
       if (nzchar(news$what)) note(news$what)
       return(invisible())
     }
+    now <- proc.time()[["elapsed"]]
     if (!identical(news$what, shown) && news$done < news$total) {
       if (nzchar(news$what)) message("Downloading ", news$what, " (", megabytes(news$total), ")")
-      bar <<- utils::txtProgressBar(max = news$total, style = 3L)
+      began <<- list(time = now, done = news$done)
       shown <<- news$what
     }
-    if (!is.null(bar)) {
-      utils::setTxtProgressBar(bar, news$done)
+    if (!is.null(began)) {
+      cat("\r", progress_line(news$done, news$total, now - began$time, began$done), sep = "")
+      utils::flush.console()
       if (news$done >= news$total) {
-        close(bar)
-        bar <<- NULL
+        cat("\n")
+        began <<- NULL
         shown <<- NULL
       }
     }
   }
+}
+
+# A bar, and the time left by what was done in some seconds, `before` of it earlier.
+progress_line <- function(done, total, seconds, before = 0) {
+  bar <- strrep("=", floor(40 * done / total))
+  left <- if (seconds >= 1 && done > before) round(seconds * (total - done) / (done - before))
+  sprintf("|%-40s| %3.0f%%  %-16s", bar, floor(100 * done / total), if (is.null(left)) "" else paste(clock(left), "left"))
+}
+
+# Seconds as 0:07 or 2:05:00.
+clock <- function(seconds) {
+  parts <- c(seconds %/% 3600, seconds %/% 60 %% 60, seconds %% 60)
+  if (parts[[1L]] > 0) sprintf("%d:%02d:%02d", parts[[1L]], parts[[2L]], parts[[3L]]) else sprintf("%d:%02d", parts[[2L]], parts[[3L]])
 }
 
 megabytes <- function(bytes) {

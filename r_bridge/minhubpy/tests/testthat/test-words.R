@@ -1,0 +1,140 @@
+# Predictability of words. That the numbers are right is shown in tests/test_words.py; here, that R gets them.
+
+SENTENCES <- data.frame(
+  item = c("b", "b", "b", "a", "a", "a", "a"),
+  word = c("To", "be,", "or", "My", "good", "lord,", "speak"),
+  stringsAsFactors = FALSE
+)
+
+test_that("a word's number is the sum over its tokens, also in groups in any order", {
+  model <- a_model()
+  words <- c("To", "be,", "or", "not")
+  found <- word_logprobs(model, words)
+  expect_named(found, words)
+  expect_true(is.na(found[[1L]]))
+  tokens <- score(model, "To be, or not") # its tokens are characters
+  expect_equal(unname(found[-1L]), unname(tapply(tokens$logprob[-1L], rep(2:4, nchar(words[-1L]) + 1L), sum)), tolerance = 1e-6, ignore_attr = TRUE)
+  both <- word_logprobs(model, SENTENCES, by = "item")
+  expect_identical(both[names(SENTENCES)], SENTENCES)
+  expect_named(both, c("item", "word", "tokens", "logprob", "surprisal", "entropy"))
+  expect_identical(both$tokens[1:3], c(2L, 4L, 3L))
+  expect_identical(which(is.na(both$logprob)), c(1L, 4L))
+  expect_equal(both$surprisal, -both$logprob / log(2))
+  alone <- word_logprobs(model, SENTENCES$word[4:7])
+  expect_identical(both$logprob[4:7], unname(alone))
+  mixed <- SENTENCES[c(4, 1, 5, 2, 6, 3, 7), ]
+  expect_identical(word_logprobs(model, mixed, by = "item")$logprob, both$logprob[c(4, 1, 5, 2, 6, 3, 7)])
+  expect_identical(unname(word_logprobs(model, mixed$word, by = factor(mixed$item))), both$logprob[c(4, 1, 5, 2, 6, 3, 7)])
+  upset <- transform(SENTENCES, n = c(1:3, 1:4), side = 1)[7:1, ]
+  expect_identical(word_logprobs(model, upset, by = c("item", "side"), word_n = "n")$logprob, rev(both$logprob))
+  expect_identical(word_logprobs(model, upset, by = list(upset$item), word_n = upset$n)$logprob, rev(both$logprob))
+})
+
+test_that("missing words and texts are left out, and data frames keep their kind", {
+  model <- a_model()
+  words <- c("To", NA, "be,", "", "or")
+  expect_identical(unname(word_logprobs(model, factor(words))), {
+    there <- word_logprobs(model, c("To", "be,", "or"))
+    unname(there[c(1L, NA, 2L, NA, 3L)])
+  })
+  expect_identical(unname(word_logprobs(model, c(NA, NA))), c(NA_real_, NA_real_))
+  expect_identical(unname(word_logprobs(model, character())), numeric())
+  some <- word_logprobs(model, data.frame(w = SENTENCES$word, g = c(1, 1, 1, NA, NA, NA, NA)), by = "g", words = "w")
+  expect_identical(is.na(some$logprob), c(TRUE, FALSE, FALSE, rep(TRUE, 4L)))
+  skip_if_not_installed("tibble")
+  expect_s3_class(word_logprobs(model, tibble::as_tibble(SENTENCES), by = "item"), "tbl_df")
+})
+
+test_that("a context, sep, ignore_regex and bos do as they say", {
+  model <- a_model()
+  plain <- word_logprobs(model, c("To", "be,", "or"))
+  expect_equal(unname(word_logprobs(model, "or", context = "To be,")), plain[[3L]], tolerance = 1e-6)
+  with <- transform(SENTENCES, before = ifelse(item == "a", "Well,", NA))
+  expect_identical(which(is.na(word_logprobs(model, with, by = "item", context = "before")$logprob)), 1L)
+  expect_equal(word_logprobs(model, c("To", " be,", " or"), sep = "")[[3L]], plain[[3L]], tolerance = 1e-6)
+  tokens <- score(model, "To be, or")
+  comma <- tokens$logprob[tokens$token == ","]
+  expect_equal(word_logprobs(model, c("To", "be,", "or"), ignore_regex = "^[[:punct:]]$")[[2L]], plain[[2L]] - comma, tolerance = 1e-6)
+  expect_refused(word_logprobs(model, "To", bos = TRUE), "this model's config.json has no bos_token_id")
+})
+
+test_that("targets have contexts of their own", {
+  model <- a_model()
+  contexts <- c("To", "To be,", NA)
+  targets <- c("be,", "or", "or")
+  found <- target_logprobs(model, contexts, targets)
+  plain <- word_logprobs(model, c("To", "be,", "or"))
+  expect_equal(found, c(`be,` = plain[[2L]], or = plain[[3L]], or = NA), tolerance = 1e-6)
+  framed <- target_logprobs(model, data.frame(id = 3:1, context = contexts, target = factor(targets)))
+  expect_named(framed, c("id", "context", "target", "tokens", "logprob", "surprisal", "entropy"))
+  expect_identical(framed$logprob, unname(found))
+  expect_equal(target_logprobs(model, "To", c("be,", "do")), target_logprobs(model, c("To", "To"), c("be,", "do")))
+})
+
+test_that("the matrix has every log-probability", {
+  model <- a_model()
+  text <- "To be, or not"
+  all <- logprob_matrix(model, text)
+  scores <- score(model, text)
+  expect_identical(dim(all), c(nchar(text), as.integer(model$config$vocab_size)))
+  expect_identical(rownames(all)[-1L], scores$token)
+  expect_true(all(is.na(all[1L, ])))
+  expect_equal(all[cbind(scores$position, scores$id + 1L)], scores$logprob, tolerance = 1e-6)
+  both <- logprob_matrix(model, c(one = "To be", two = "or"))
+  expect_named(both, c("one", "two"))
+  expect_equal(both$one, all[1:5, ], tolerance = 1e-6)
+  file <- tempfile(fileext = ".npy")
+  rows <- logprob_matrix(model, text, file = file)
+  expect_identical(rows$token, rownames(all))
+  opened <- file(file, "rb")
+  on.exit(close(opened))
+  readBin(opened, "raw", 128L)
+  expect_equal(matrix(readBin(opened, "numeric", 1e6, size = 4L), nrow(all), byrow = TRUE)[-1L, ], unname(all[-1L, ]), tolerance = 1e-6)
+})
+
+test_that("a job that was stopped goes on from its file, and is there at once when it is done", {
+  model <- a_model()
+  words <- rep(c("To", "be,", "or", "not", "to", "be"), 500)
+  by <- rep(seq_len(1000), each = 3)
+  wanted <- word_logprobs(model, words, by = by)
+  file <- tempfile(fileext = ".rds")
+  seen <- 0L
+  stopped <- tryCatch(
+    minhubpy:::in_parts(by, file, list(1), function(rows, news) {
+      seen <<- seen + 1L
+      if (seen == 3L) stop("stopped here")
+      data.frame(row = rows)
+    }),
+    error = conditionMessage
+  )
+  expect_identical(stopped, "stopped here")
+  found <- minhubpy:::in_parts(by, file, list(1), function(rows, news) {
+    seen <<- seen + 1L
+    data.frame(row = rows)
+  })
+  expect_identical(found$row, seq_along(words))
+  expect_identical(seen, 4L)
+  expect_refused(word_logprobs(model, words, by = by, resume = file), "holds something else than this job")
+  unlink(file)
+  expect_identical(word_logprobs(model, words, by = by, resume = file), wanted)
+  expect_identical(word_logprobs(model, words, by = by, resume = file), wanted)
+  expect_refused(word_logprobs(model, words, by = by, resume = "x.csv"), 'resume must name a file that ends in ".rds"')
+})
+
+test_that("mistakes are refused with what to do next", {
+  model <- a_model()
+  expect_refused(word_logprobs(model, 1:3), "x must be text, not an integer of length 3")
+  expect_refused(word_logprobs(model, SENTENCES, by = "sentence"), "there is no column sentence; there are item, word")
+  expect_refused(word_logprobs(model, SENTENCES, words = "w"), "there is no column w; there are item, word")
+  expect_refused(word_logprobs(model, c("a", "b"), by = 1), "by has 1 values for 2 words")
+  expect_refused(word_logprobs(model, c("a", "b"), context = c("x", "y")), "different contexts")
+  expect_refused(word_logprobs(model, c("a", "b"), word_n = c(1, NA)), "word_n has NA at 2")
+  expect_refused(target_logprobs(model, c("a", "b"), "c"), "1 targets for 2 contexts")
+  expect_refused(logprob_matrix(model, "a", file = "a.csv"), 'file must end in ".npy"')
+})
+
+test_that("progress tells the time left", {
+  expect_identical(minhubpy:::progress_line(50, 100, 60), paste0("|", strrep("=", 20), strrep(" ", 20), "|  50%  1:00 left       "))
+  expect_match(minhubpy:::progress_line(1, 100, 100, 0), "2:45:00 left")
+  expect_no_match(minhubpy:::progress_line(0, 100, 5), "left")
+})
