@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_serve import folder, main_model, recurrent, served  # noqa: F401  # fixtures
+from test_chat import bot, tokenizer  # noqa: F401  # fixtures
+from test_serve import alone, folder, main_model, recurrent, served  # noqa: F401  # fixtures
 
 from minhub_py.serve.app import Server
 from minhub_py.serve.models import Models
@@ -223,3 +224,30 @@ def test_a_key_is_asked_for(browser, main_model) -> None:  # noqa: F811
         page.wait_for_selector("#model option", state="attached")
         assert page.locator("#error").count() == 0
         page.context.close()
+
+
+def test_dialogpts_bot(browser, bot: Path) -> None:  # noqa: F811
+    """The tutorial's: turns are separated by the end-of-text token, 50 tokens at most, temperature 0.8; and Reset."""
+    found = served("bot", bot, max_length=128)
+    with Background(Server(Models([found])), grace=0.2) as address:
+        page = browser.new_context().new_page()
+        page.goto(address)
+        page.wait_for_selector("#model option", state="attached")
+        assert "as DialoGPT's are" in page.locator("body").inner_text()
+        page.locator("#more").click()
+        for name, value in (("max_tokens", 20), ("temperature", 0.8), ("seed", 5)):
+            page.locator(f"#{name}").fill(str(value))
+        page.locator("#more").click()
+        page.keyboard.press("Enter")  # an empty prompt is ignored
+        messages = []
+        for text in ("Good morning!", "How do you feel today?"):
+            messages.append({"role": "user", "content": text})
+            ids = found.template.encode(messages)
+            assert ids.count(0) == len(messages)
+            say(page, text)
+            reply = alone(found, ids, 20, 5, temperature=0.8)
+            assert ended(page)[-1].split() == reply.split()
+            messages.append({"role": "assistant", "content": reply})
+        show(page, "dialogpt")
+        page.context.close()
+    found.engine.close()
