@@ -35,7 +35,7 @@ CONTEXT, ROWS, WAITING = 256, 4, 40
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if messages[-1].content == 'refuse me' %}{{ raise_exception('no thanks') }}{% endif %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if mood %}<{{ mood }}{{ reasoning_effort }}>{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
@@ -301,6 +301,11 @@ def test_tokens_and_metrics(http, main_model: Served) -> None:
     assert "".join(piece["piece"] for piece in pieces) == "Hello you"
     prompt = http.post("/apply-template", json={"messages": user("Hi")}).json()["prompt"]
     assert prompt == "<user>Hi\n<assistant>"
+    more = {"messages": user("Hi"), "chat_template_kwargs": {"mood": "glad"}, "reasoning_effort": "low"}
+    assert http.post("/apply-template", json=more).json()["prompt"] == "<user>Hi\n<gladlow><assistant>"
+    more |= {"max_tokens": 2, "stream": False}
+    told = http.post("/v1/chat/completions", json=more).json()["usage"]["prompt_tokens"]
+    assert told == len(main_model.template.encode(user("Hi"), mood="glad", reasoning_effort="low"))
     assert http.get("/health").json() == {"status": "ok"}
     text = http.get("/metrics").text
     assert 'minhub_requests_total{path="/health",status="200"}' in text
@@ -311,7 +316,8 @@ WRONG = [None, True, -1, 2**70, 0.5, "x", "", [], [1], [None], {}, {"a": 1}, "\u
 FIELDS = {
     "/v1/chat/completions": ["model", "messages", "temperature", "top_p", "top_k", "seed", "stop", "n", "max_tokens",
                              "max_completion_tokens", "logprobs", "top_logprobs", "stream", "stream_options", "tools",
-                             "response_format", "repetition_penalty", "presence_penalty", "logit_bias"],
+                             "response_format", "repetition_penalty", "presence_penalty", "logit_bias",
+                             "chat_template_kwargs", "reasoning_effort", "continue_final_message"],
     "/v1/completions": ["prompt", "echo", "logprobs", "n", "best_of", "max_tokens", "suffix", "stop", "stream", "seed"],
     "/v1/responses": ["input", "instructions", "text", "max_output_tokens", "stream", "tools"],
     "/api/chat": ["model", "messages", "options", "stream", "format", "tools"],
@@ -367,6 +373,11 @@ def test_wrong_types_for_every_field(http, path: str) -> None:
             "tools is not supp",
         ),
         (b'{"messages": [{"role": "user", "content": "Hi"}], "model": "none"}', 404, "tiny, other"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"tools": []}}',
+            400,
+            "have tools",
+        ),
         (b'{"messages": [{"role": "user", "content": "Hi"}], "frequency_penalty": 1}', 400, "frequency_penalty"),
     ],
 )

@@ -27,7 +27,7 @@ from minhub_py.serve import ollama, openai
 from minhub_py.serve.answers import server_of
 from minhub_py.serve.engine import token_text
 from minhub_py.serve.fields import Fields, RefusedError, bad
-from minhub_py.serve.models import Models, Served, messages_of
+from minhub_py.serve.models import Models, Served, messages_of, variables_of
 
 Scope = MutableMapping[str, Any]
 PAGE = Path(__file__).with_name("page.html")
@@ -263,7 +263,7 @@ async def apply_template(call: Call) -> Response:
     server = server_of(call)
     fields = await server.read(call)
     served = server.models.find(fields.text("model"))
-    ids = await served.chat(messages_of(fields.get("messages")))
+    ids = await served.chat(messages_of(fields.get("messages")), variables_of(fields))
     return JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -83,10 +83,10 @@ class Served:
         except ValueError as error:
             raise bad(str(error), name, "schema") from error
 
-    async def chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The ids of a conversation. RefusedError: the template does not take it."""
+    async def chat(self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> list[int]:
+        """The ids of a conversation. variables: what else its template knows. RefusedError: it does not take them."""
         try:
-            return await run_in_threadpool(self.template.encode, messages)
+            return await run_in_threadpool(lambda: self.template.encode(messages, **(variables or {})))
         except ValueError as error:
             raise bad(str(error), "messages", "template") from error
 
@@ -215,6 +215,16 @@ def seed_of(fields: Fields) -> int:
     """The seed that a client names; a fresh one where it names none. Ollama's -1 is none."""
     seed = fields.whole("seed", -(2**63), 2**63 - 1)
     return random.getrandbits(62) if seed in (None, -1) else int(seed or 0)
+
+
+def variables_of(fields: Fields) -> dict[str, Any]:
+    """What a chat template is told besides the messages, such as enable_thinking. RefusedError: what it may not be."""
+    found = dict(fields.object("chat_template_kwargs").values)
+    for name in ("messages", "tools", "add_generation_prompt", "self"):
+        if name in found:
+            raise bad(f"chat_template_kwargs cannot have {name}", "chat_template_kwargs")
+    effort = fields.text("reasoning_effort")
+    return found if effort is None else {"reasoning_effort": effort, **found}
 
 
 def messages_of(values: Any, name: str = "messages") -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from minhub_py.inference.grammar import Grammar
 from minhub_py.serve.answers import answer, event, server_of
 from minhub_py.serve.engine import Token, token_text
 from minhub_py.serve.fields import Fields, RefusedError, bad, checked_text, finite
-from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of
+from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of, variables_of
 
 MOST_CHOICES = 16
 MOST_TOP = 20
@@ -47,7 +47,7 @@ async def chat_completions(call: Call) -> Response:
     server = server_of(call)
     fields = await server.read(call)
     served = server.models.find(fields.text("model"))
-    fields.refuse("tools", "functions", "logit_bias", "audio")
+    fields.refuse("tools", "functions", "logit_bias", "audio", "continue_final_message")
     fields.refuse("tool_choice", "function_call", harmless=("auto", "none"))
     messages = messages_of(fields.get("messages"))
     settings = await settings_of(fields, served)
@@ -60,7 +60,7 @@ async def chat_completions(call: Call) -> Response:
     count = fields.whole("n", 1, MOST_CHOICES, 1) or 1
     wanted = fields.whole("max_completion_tokens", 1, 2**31, fields.whole("max_tokens", 1, 2**31))
     stream, usage_chunk = stream_of(fields)
-    ids = await served.chat(messages)
+    ids = await served.chat(messages, variables_of(fields))
     replies = Replies(served)
     room = served.room(ids, wanted)
     for number in range(count):

@@ -1,6 +1,7 @@
 """`minhub serve` under load, at SmolLM2-135M's shape with random weights: they take as long as trained ones.
 
     python tests/benchmarks/serve.py [--seconds 120] [--clients 64] [--rows 16] [--dtype bfloat16]
+    python tests/benchmarks/serve.py --model FILE.gguf [--llama-server PATH]    # llama.cpp's server beside it
 
 Prints the ids per second of one client and of many at once, how many of their replies failed or differ from the same
 request alone, the server's memory, and the time to the first id of a 1,000-id prompt that is new, and again.
@@ -9,11 +10,14 @@ request alone, the server's memory, and the time to the first id of a 1,000-id p
 import argparse
 import json
 import random
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -25,7 +29,7 @@ from tokenizers import Tokenizer, decoders, models
 from minhub_py import llama, save_pretrained
 from minhub_py.registry import preset
 
-SHAPE, NEW, DISTINCT = "HuggingFaceTB/SmolLM2-135M", 32, 8
+SHAPE, NEW, DISTINCT, LENGTH = "HuggingFaceTB/SmolLM2-135M", 32, 8, 2048
 
 
 def ask(http: httpx2.Client, prompt: list[int], new: int = NEW, seed: int = 0) -> str:
@@ -80,6 +84,58 @@ def load(address: str, clients: int, seconds: float, wanted: list[tuple[list[int
     return done[0] / (time.perf_counter() - started), failed[0], differing[0]
 
 
+@contextmanager
+def running(command: list[str], port: int) -> Iterator[tuple[httpx2.Client, psutil.Process]]:
+    """A server, when it answers."""
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as http:
+            while True:
+                try:
+                    if http.get("/health").status_code == 200:
+                        break
+                except httpx2.HTTPError:
+                    pass
+                if server.poll() is not None:
+                    raise RuntimeError(f"{command[0]} has ended with {server.returncode}")
+                time.sleep(0.1)
+            yield http, psutil.Process(server.pid)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def measure(name: str, command: list[str], port: int, size: int, given: argparse.Namespace) -> float:
+    """Print what one server does; the ids per second of many clients at once."""
+    chance = random.Random(0)
+    with running(command, port) as (http, process):
+        first, again = [], []
+        for _ in range(given.rounds):
+            prefix = chance.choices(range(size), k=1000)
+            first.append(first_id(http, [*prefix, 1, 2, 3]))
+            again.append(first_id(http, [*prefix, 4, 5, 6]))
+        prompts = [chance.choices(range(size), k=chance.randrange(4, 60)) for _ in range(DISTINCT)]
+        started = time.perf_counter()
+        wanted = [(prompt, ask(http, prompt, seed=seed)) for seed, prompt in enumerate(prompts)]
+        alone = DISTINCT * NEW / (time.perf_counter() - started)
+        before = process.memory_info().rss
+        speed, failed, differing = load(str(http.base_url), given.clients, given.seconds, wanted)
+        after = process.memory_info().rss
+    print(f"{name}, {given.rows} rows, {given.threads} threads")
+    print(f"one client: {alone:.1f} ids/s; {given.clients} for {given.seconds:g} s: {speed:.1f}: {speed / alone:.2f}x")
+    print(f"failed: {failed}; not as alone: {differing}; memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} after")
+    print(f"first id of 1,003: {median(first):.3f} s; with 1,000 of them known: {median(again):.3f} s: "
+          f"{100 * median(again) / median(first):.1f} %", flush=True)  # fmt: skip
+    return speed
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=120)
@@ -87,45 +143,34 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--model", help="a GGUF file of that shape, instead of random weights")
+    parser.add_argument("--llama-server", help="llama.cpp's server, for the same GGUF file")
     given = parser.parse_args()
     found = preset(SHAPE)
     assert found is not None
-    config, chance = found[1].to_hub(), random.Random(0)
+    config = found[1].to_hub()
     size = config["vocab_size"]
-    tokenizer = Tokenizer(models.WordLevel({str(id): id for id in range(size)}, "0"))
-    tokenizer.decoder = decoders.WordPiece()
     with tempfile.TemporaryDirectory() as scratch:
-        torch.manual_seed(0)
-        settings = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
-        save_pretrained(llama(**settings).to(getattr(torch, given.dtype)), Path(scratch) / "model", tokenizer)
-        command = [sys.executable, "-m", "minhub_py", "serve", f"{scratch}/model", "--port", "0", "--device", "cpu",
-                   "--rows", str(given.rows), "--context", "2048"]  # fmt: skip
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert server.stdout is not None
-        try:
-            address = server.stdout.readline().split()[-1]
-            with httpx2.Client(base_url=address, timeout=600) as http:
-                first, again = [], []
-                for _ in range(given.rounds):
-                    prefix = chance.choices(range(size), k=1000)
-                    first.append(first_id(http, [*prefix, 1, 2, 3]))
-                    again.append(first_id(http, [*prefix, 4, 5, 6]))
-                prompts = [chance.choices(range(size), k=chance.randrange(4, 60)) for _ in range(DISTINCT)]
-                started = time.perf_counter()
-                wanted = [(prompt, ask(http, prompt, seed=seed)) for seed, prompt in enumerate(prompts)]
-                alone = DISTINCT * NEW / (time.perf_counter() - started)
-            memory = psutil.Process(server.pid).memory_info
-            before = memory().rss
-            speed, failed, differing = load(address, given.clients, given.seconds, wanted)
-            after = memory().rss
-        finally:
-            server.terminate()
-            server.wait()
-    print(f"{SHAPE} in {given.dtype}, {given.rows} rows, {torch.get_num_threads()} threads")
-    print(f"one client: {alone:.1f} ids/s; {given.clients} for {given.seconds:g} s: {speed:.1f}: {speed / alone:.2f}x")
-    print(f"failed: {failed}; not as alone: {differing}; memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} after")
-    print(f"first id of 1,003: {median(first):.3f} s; with 1,000 of them known: {median(again):.3f} s: "
-          f"{100 * median(again) / median(first):.1f} %")  # fmt: skip
+        model = given.model or f"{scratch}/model"
+        if not given.model:
+            tokenizer = Tokenizer(models.WordLevel({str(id): id for id in range(size)}, "0"))
+            tokenizer.decoder = decoders.WordPiece()
+            torch.manual_seed(0)
+            settings = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
+            save_pretrained(llama(**settings).to(getattr(torch, given.dtype)), Path(model), tokenizer)
+        port = str(free_port())
+        command = [sys.executable, "-m", "minhub_py", "serve", model, "--port", port, "--device", "cpu",
+                   "--rows", str(given.rows), "--context", str(LENGTH)]  # fmt: skip
+        ours = measure(f"minhub serve {SHAPE} in {given.dtype}", command, int(port), size, given)
+    if given.llama_server:
+        port = str(free_port())
+        threads = str(given.threads)
+        command = [given.llama_server, "-m", model, "--port", port, "-np", str(given.rows), "-c",
+                   str(given.rows * LENGTH), "-t", threads, "-tb", threads, "-fa", "off", "-ctk", "f32", "-ctv", "f32",
+                   "--no-webui"]  # fmt: skip
+        theirs = measure("llama-server, keys and values in float32", command, int(port), size, given)
+        print(f"ours / theirs: {ours / theirs:.2f}x")
 
 
 if __name__ == "__main__":
