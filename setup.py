@@ -8,7 +8,7 @@ setup(
         Extension(
             "minhub_py.inference._decoder",
             ["minhub_py/inference/native/decoder.c"],
-            depends=["minhub_py/inference/native/kernels.h"],
+            depends=["minhub_py/inference/native/kernels.h", "minhub_py/inference/native/tiles.h"],
             extra_compile_args=["-O3", "-g0", "-pthread", "-fvisibility=hidden", "-fno-math-errno"],
             extra_link_args=["-pthread"],
             libraries=["m"],

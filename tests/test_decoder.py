@@ -73,7 +73,7 @@ FAMILIES = ("gpt2-heads-of-5", "gptneo-heads-of-5", "lstm-three-layers")
 
 def kernels():
     """What this processor runs."""
-    names = [name for name in ("avx512", "avx2", "plain") if compiled.library().choose(name.encode())]
+    names = [name for name in ("amx", "avx512", "avx2", "plain") if compiled.library().choose(name.encode())]
     compiled.library().choose(None)
     return names
 

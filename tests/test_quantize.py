@@ -1,6 +1,7 @@
 """Weights in 8 and 4 bits: what the codes stand for, the layers that hold them, and models made of those."""
 
 import copy
+import ctypes
 
 import pytest
 import torch
@@ -8,9 +9,9 @@ from test_decoder import CASES, assert_close, forward, kernel, new, new_cache, p
 from torch import nn
 
 import minhub_py
-from minhub_py import generate, score
+from minhub_py import generate, gpt2, score
 from minhub_py.inference import compiled
-from minhub_py.inference.compiled import CompiledReader, reader_of
+from minhub_py.inference.compiled import CompiledReader, Operation, reader_of
 from minhub_py.inference.eager import EagerReader
 from minhub_py.inference.quantize import (
     GROUP,
@@ -30,6 +31,8 @@ COLUMNS = [1, 2, 15, 31, 32, 33, 127, 128, 129, 200, 256, 500]
 MODELS = ["gpt2", "gpt2-heads-of-5", "gpt2-heads-of-72", "gpt2-heads-of-130", "gpt2-untied", "gptneo",
           "gptneo-heads-of-72", "gptneo-untied", "gptneo-window-2", "lstm-one-layer", "lstm-three-layers", "lstm-tied",
           "lstm-wide"]  # fmt: skip
+# Of the largest logit: products with int8 weights round their inputs to 16 bits, and an LSTM carries that on.
+ROUNDED = 1e-3
 
 
 def weights(columns, rows=7):
@@ -173,14 +176,49 @@ def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind)
     assert (wanted - forward(new(name), ids)).abs().max() > 1e-3 * wanted.abs().max()
     sizes = [1] if name.startswith("lstm") else [1, 7, 64, 2, 3]
     assert isinstance(reader_of(model), CompiledReader)
-    assert_close(read(model, ids, sizes), wanted)
-    assert_close(CompiledReader(model).read({0: ids}, new_cache(model), every=True), wanted)
+    assert_close(read(model, ids, sizes), wanted, ROUNDED)
+    assert_close(CompiledReader(model).read({0: ids}, new_cache(model), every=True), wanted, ROUNDED)
     assert_close(forward(model, ids), wanted)  # its own forward, without native code
 
     def greedy(of):
         return generate(of, [[1], ids[:60]], 20, temperature=0)
 
     assert greedy(model) == greedy(twin) == plain(lambda: greedy(model))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 17, 128])
+@pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 20), (8256, 18)])
+def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens) -> None:  # noqa: F811
+    """To the last bit, whatever adds them: tiles, fused and separate sums, a part of them, and sums of over 32 bits."""
+    generator = torch.Generator().manual_seed(columns + tokens)
+    x = torch.randn(tokens, columns, generator=generator)
+    weight = torch.randn(rows, columns, generator=generator)
+    x[0], weight[0] = 1, -1  # the largest codes, all of one sign
+    layer = QuantizedLinear(nn.Linear(columns, rows, bias=False), "int8")
+    layer.codes, layer.scales = pack(weight, "int8")
+    model = gpt2(n_embd=columns, n_layer=1, n_head=1, vocab_size=rows, n_inner=rows)
+    reader = CompiledReader(model)
+    reader.width = -(-max(columns, rows) // 128) * 128
+    room = reader._room(tokens)
+    reader.codes = torch.zeros(128 * (1 + reader.width // 2))
+    call = reader._new_call([[torch.zeros(1, 1, 1, 1)] * 2], torch.float32, room)
+    call.tokens = tokens
+    room[1, :, :columns] = x
+    operations = (Operation * 1)(*reader._translate("linear", {"layers": [layer]}))
+    compiled.library().decode(operations, 1, ctypes.byref(call))
+    most, steps = x.abs().amax(dim=1, keepdim=True), torch.tensor([[32767.0]])  # 32767 / most would be a reciprocal
+    codes = (x * (steps / most)).round().long()
+    scales = (most / steps).double() * layer.scales.double()
+    assert torch.equal(room[2, :, :rows], ((codes @ layer.codes.long().t()).double() * scales).float())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_inputs_that_are_not_finite_are_seen(kernel, bad) -> None:  # noqa: F811
+    model = new("gpt2", "int8")
+    with torch.no_grad():
+        model.h[0].ln_1.bias[3] = bad
+    found = read(model, some_ids(model, 20), [1, 19])
+    assert not found.isfinite().any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -129,13 +129,13 @@ class Call(ctypes.Structure):
         ("sources", integer_array), ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
         ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("wanted", integer_array),
         ("wanted_count", ctypes.c_int64), ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
-        ("g", ctypes.c_void_p), ("kept", ctypes.c_void_p), ("width", ctypes.c_int64), ("scratch", ctypes.c_void_p),
-        ("scratch_width", ctypes.c_int64),
+        ("g", ctypes.c_void_p), ("kept", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
+        ("scratch", ctypes.c_void_p), ("scratch_width", ctypes.c_int64),
     ]  # fmt: skip
 
 
 # What the compiled code must say of itself.
-INTERFACE = 11 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 12 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -199,6 +199,7 @@ class CompiledReader(EagerReader):
         if model.new_cache(1, 1).dtype not in CACHES:
             raise UnsupportedError("keys and values in float64")
         self.room = self._room(MOST_TOKENS)
+        self.codes = torch.from_numpy(np.zeros(MOST_TOKENS * (1 + self.width // 2), np.float32))
         self.scratch = torch.empty(0)
         self.logits = torch.empty(0)
 
@@ -275,14 +276,14 @@ class CompiledReader(EagerReader):
         keys, values = zip(*layers, strict=True)
         sizes = [buffer.size(-2) for buffer in keys]
         # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), a panel of weights and its sums; the
-        # scores of all positions for QUERIES tokens; or a row.
-        need = max(MOST_TOKENS * (256 + 64) + PANEL + MOST_TOKENS * 32 * 16, QUERIES * (max(sizes) + 16), self.width)
+        # scores of all positions for QUERIES tokens; or the 16-bit codes of 16 rows.
+        need = max(MOST_TOKENS * (256 + 64) + PANEL + MOST_TOKENS * 32 * 16, QUERIES * (max(sizes) + 16), self.width * 8)
         if self.scratch.numel() < self.threads * need:
             self.scratch = torch.empty(self.threads * need)
         return Call(
             keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[dtype],
             threads=self.threads, x=room[0].data_ptr(), h=room[1].data_ptr(), g=room[2].data_ptr(),
-            kept=room[3].data_ptr(), width=self.width, scratch=self.scratch.data_ptr(),
+            kept=room[3].data_ptr(), codes=self.codes.data_ptr(), width=self.width, scratch=self.scratch.data_ptr(),
             scratch_width=self.scratch.numel() // self.threads,
         )  # fmt: skip
 

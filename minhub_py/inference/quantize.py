@@ -6,9 +6,10 @@ nf4     matrices of the blocks in NormalFloat4 (Dettmers et al., 2023, QLoRA): o
         Embeddings and head in int8: all that a model reads or says goes through them.
 blocks  as they lie in a GGUF file, in one of its types (weights_map/blocks.py).
 
-Only weights are quantized: biases, norms, positions and all arithmetic keep the model's dtype. Weights of experts stay
-as the file has them, in floats or in MXFP4. A layer's own `forward` makes float weights again at each call, which takes
-time and memory; native/decoder.c reads the codes.
+Biases, norms and positions keep the model's dtype, and weights of experts stay as the file has them, in floats or in
+MXFP4. A layer's own `forward` makes float weights again at each call, which takes time and memory; native/decoder.c
+reads the codes. Its products with int8 weights are of whole numbers: they round their inputs to 16 bits, with a scale
+for each token.
 """
 
 import math

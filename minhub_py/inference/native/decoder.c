@@ -3,7 +3,8 @@
  * Writing text one id after another reads every weight once for each id, and does little else: what counts is how fast
  * weights come from memory, and that nothing else takes time. compiled.py hands over the model as a list of operations
  * (a model's own `steps`), with pointers to the weights that PyTorch holds; decode() runs the list. Arithmetic is
- * float32 whatever the weights' dtype is. Plain C and pthreads, no Python: the library is opened by ctypes.
+ * float32 whatever the weights' dtype is, but for products of int8 weights, which are of whole numbers. Plain C and
+ * pthreads, no Python: the library is opened by ctypes.
  */
 
 #define _GNU_SOURCE
@@ -90,6 +91,7 @@ typedef struct {
     int64_t wanted_count;
     float *logits;        /* (wanted_count, V) */
     float *x, *h, *g, *kept; /* room for (tokens, width) each */
+    float *codes;         /* room for MOST_TOKENS floats, and as many times `width` 16-bit numbers */
     int64_t width;        /* a multiple of 128, at least that of the widest operation */
     float *scratch;       /* (threads, scratch_width) */
     int64_t scratch_width;
@@ -115,6 +117,8 @@ enum { SCORES, OUTPUTS }; /* of attention */
 
 typedef struct {
     void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t, float *);
+    void (*round_inputs)(const float *, int64_t, int64_t, int16_t *, float *);
+    void (*linear_int8)(const matrix *, int64_t, int64_t, const int16_t *, int64_t, const float *, float *, int64_t, int64_t);
     void (*finish)(float *, const float *, int64_t, int);
     void (*row)(const matrix *, int64_t, float *);
     void (*attend)(const memory *, const query *, int64_t);
@@ -182,6 +186,8 @@ static uint16_t float_to_bfloat16(float value) {
     return (whole + 0x7fff + (whole >> 16 & 1)) >> 16;    /* to the nearest, of two the even one */
 }
 
+static int vnni, tiles; /* whether products of INT8 use these instructions of x86 */
+
 #define TARGET plain
 #define LANES 4
 #include "kernels.h"
@@ -223,25 +229,31 @@ static uint16_t float_to_bfloat16(float value) {
 
 static const kernels *chosen;
 
+#include "tiles.h"
+
 /* Takes the best kernels that the processor runs, or those of a name; gives their name, or NULL: it has no such. */
 API const char *choose(const char *name) {
-    int any = name == NULL;
-    const kernels *found = NULL;
-    const char *found_name = NULL;
+    static const char *const names[] = {"amx", "vnni", "avx512", "avx2", "plain"}; /* each has what follows it, too */
+    int has[] = {0, 0, 0, 0, 1};
 #if defined(__x86_64__)
+    unsigned a, b, c = 0, d; /* not all compilers have names for f16c, bit 29, and vnni, bit 11 */
     __builtin_cpu_init();
-    if ((any || !strcmp(name, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        found = &kernels_avx512, found_name = "avx512";
-    unsigned a, b, c = 0, d; /* not all compilers have a name for f16c, bit 29 */
-    const int f16c = __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
-    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
-    if (!found && (any || !strcmp(name, "avx2")) && avx2)
-        found = &kernels_avx2, found_name = "avx2";
+    has[3] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
+    has[2] = has[3] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    has[1] = has[2] && __get_cpuid_count(7, 0, &a, &b, &c, &d) && c >> 11 & 1;
+    has[0] = has[1] && allow_tiles();
 #endif
-    if (!found && (any || !strcmp(name, "plain"))) found = &kernels_plain, found_name = "plain";
-    if (found) chosen = found;
-    return found_name;
+    for (int i = 0; i < 5; i++) {
+        if (!has[i] || (name && strcmp(name, names[i]))) continue;
+        chosen = &kernels_plain;
+#if defined(__x86_64__)
+        if (i < 4) chosen = i < 3 ? &kernels_avx512 : &kernels_avx2;
+#endif
+        tiles = i == 0, vnni = i <= 1;
+        return names[i];
+    }
+    return NULL;
 }
 
 /* Whether the processor has instructions for tiles of bfloat16 (AMX), which PyTorch's products use. */
@@ -256,7 +268,7 @@ API int has_bfloat16_tiles(void) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 11 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 11: the count of changes of meaning */
+    return 12 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 12: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -424,6 +436,8 @@ typedef struct { /* what the chunks of one operation share */
     const call *c;
     float *in, *out;
     int64_t tokens, unit, chunks;
+    int64_t padded; /* codes of a token; 0: the inputs are floats */
+    int tiled;      /* whether the codes are planes for tiles */
 } task;
 
 static const int dtype_size[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
@@ -446,6 +460,35 @@ static int64_t first_output(const task *t, int64_t chunk) {
     return chunk == t->chunks ? t->op->weight.rows : t->op->weight.rows * chunk / t->chunks / t->unit * t->unit;
 }
 
+static int16_t *codes(const call *c) {
+    return (int16_t *)(c->codes + MOST_TOKENS); /* before them the tokens' scales */
+}
+
+/* The codes of 16 tokens' inputs. */
+static void round_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const int64_t columns = t->op->weight.columns, padded = t->padded, first = 16 * chunk;
+    const int64_t count = t->tokens - first < 16 ? t->tokens - first : 16;
+    int16_t *rows = t->tiled ? (int16_t *)scratch(t->c, thread) : codes(t->c) + first * padded;
+    for (int64_t m = 0; m < count; m++)
+        chosen->round_inputs(t->in + (first + m) * t->c->width, columns, padded, rows + m * padded, t->c->codes + first + m);
+    for (int64_t k = 0; t->tiled && k < columns; k += 64)
+        for (int64_t m = 0; m < count; m++)
+            split_codes(rows + m * padded + k, m, (uint8_t *)codes(t->c) + 2 * (first * columns + 16 * k));
+}
+
+/* The product's outputs from `begin` to before `end`. */
+static void multiply(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, int thread) {
+    const matrix *w = &t->op->weight;
+    const call *c = t->c;
+    if (t->tiled)
+        linear_tiles(w, begin, end, (const uint8_t *)codes(c), c->codes, out, stride, t->tokens);
+    else if (t->padded)
+        chosen->linear_int8(w, begin, end, codes(c), t->padded, c->codes, out, stride, t->tokens);
+    else
+        chosen->linear(w, begin, end, t->in, c->width, out, stride, t->tokens, room(c, thread));
+}
+
 static void linear_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const matrix *w = &t->op->weight;
@@ -453,7 +496,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     const float *bias = t->op->bias ? t->op->bias + begin : NULL;
     if (t->op->kind != ADD) {
         const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
-        chosen->linear(w, begin, end, t->in, t->c->width, t->out + begin, stride, t->tokens, room(t->c, thread));
+        multiply(t, begin, end, t->out + begin, stride, thread);
         if (bias || t->op->activation)
             for (int64_t m = 0; m < t->tokens; m++)
                 chosen->finish(t->out + m * stride + begin, bias, n, t->op->activation);
@@ -462,7 +505,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
         return;
     }
     float *sums = scratch(t->c, thread); /* (tokens, n) */
-    chosen->linear(w, begin, end, t->in, t->c->width, sums, n, t->tokens, room(t->c, thread));
+    multiply(t, begin, end, sums, n, thread);
     for (int64_t m = 0; m < t->tokens; m++) {
         chosen->finish(sums + m * n, bias, n, t->op->activation);
         for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += sums[m * n + i];
@@ -486,6 +529,11 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     const int64_t share = (w->rows + c->threads - 1) / c->threads;
     const int64_t chunks = c->threads * ((share + most - 1) / most);
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks};
+    if (w->dtype == INT8) {
+        t.padded = (w->columns + 63) / 64 * 64;
+        t.tiled = tiles && suits_tiles(w, tokens);
+        parallel((tokens + 15) / 16, round_chunk, &t, alone);
+    }
     parallel(chunks, linear_chunk, &t, alone);
 }
 

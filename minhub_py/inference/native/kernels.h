@@ -18,11 +18,16 @@ typedef float NAME(vec_at) __attribute__((vector_size(4 * LANES), aligned(4), ma
 typedef uint32_t NAME(bits) __attribute__((vector_size(4 * LANES)));
 typedef uint32_t NAME(bits_at) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t NAME(ints) __attribute__((vector_size(4 * LANES)));
+typedef int16_t NAME(shorts) __attribute__((vector_size(4 * LANES)));
+typedef int16_t NAME(shorts_at) __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+typedef int16_t NAME(few_shorts) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 #define vec NAME(vec)
 #define vec_at NAME(vec_at)
 #define bits NAME(bits)
 #define bits_at NAME(bits_at)
 #define ints NAME(ints)
+#define shorts NAME(shorts)
+#define shorts_at NAME(shorts_at)
 
 /* 0, 1, 2 … */
 #if LANES == 16
@@ -226,6 +231,12 @@ INLINE vec NAME(load_some)(const void *row, int64_t k, int64_t count, int dtype)
     return count >= LANES ? NAME(load)(row, k, dtype) : NAME(load_last)(row, k, count, dtype);
 }
 
+/* Likewise the other way; the call of memcpy, which takes longer than most of what is stored, is for the last ones. */
+INLINE void NAME(store_some)(float *to, vec v, int64_t count) {
+    if (count >= LANES) *(vec_at *)to = v;
+    else memcpy(to, &v, count * sizeof(float));
+}
+
 INLINE vec NAME(all)(float value) {
 #if LANES == 16
     return (vec)_mm512_set1_ps(value); /* one instruction that reads memory, where compilers make two of a sum with 0 */
@@ -318,13 +329,12 @@ INLINE vec NAME(activate)(vec v, int activation) {
 /* out[t][r] = sum over k of weight[r][k] * in[t][k], for R rows and T tokens known to the compiler. */
 INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_stride, float *out, int64_t out_stride,
                       int R, int T, int dtype) {
-    const int size = dtype == FLOAT32 ? 4 : dtype == INT8 ? 1 : 2;
+    const int size = dtype == FLOAT32 ? 4 : 2;
     const int64_t stride = w->stride, columns = w->columns, groups = (columns + 127) / 128 * (128 / GROUP);
     const uint8_t *data = (const uint8_t *)w->data + row * stride;
     const float *scales = w->scales;
     const uint8_t *exponents = w->scales; /* MXFP4's */
     if (dtype == NF4) scales += row * groups;
-    if (dtype == INT8) scales += row;
     if (dtype == MXFP4) exponents += row * (columns / 32);
     vec sums[4][5];
     for (int r = 0; r < R; r++)
@@ -377,10 +387,7 @@ INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_
             }
     }
     for (int t = 0; t < T; t++)
-        for (int r = 0; r < R; r++) {
-            float sum = NAME(sum)(sums[r][t]);
-            out[t * out_stride + r] = dtype == INT8 ? sum * scales[r] : sum;
-        }
+        for (int r = 0; r < R; r++) out[t * out_stride + r] = NAME(sum)(sums[r][t]);
 }
 
 /* Weights stored (out, in): the outputs from `begin` to before `end`. */
@@ -497,7 +504,6 @@ static void NAME(linear_few)(const matrix *w, int64_t begin, int64_t end, const 
     case FLOAT32: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT32); break;
     case BFLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, BFLOAT16); break;
     case FLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT16); break;
-    case INT8: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, INT8); break;
     case NF4: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, NF4); break;
     case MXFP4: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, MXFP4); break;
     default: NAME(linear_blocks)(w, begin, end, in, in_stride, out, out_stride, tokens);
@@ -671,9 +677,6 @@ INLINE int64_t NAME(linear_many)(const matrix *w, int64_t begin, int64_t end, co
                                     last == w->columns, out + n, out_stride, tokens);
             }
         }
-        if (dtype == INT8)
-            for (int64_t t = 0; t < tokens; t++)
-                for (int64_t r = n; r < n + width; r++) out[t * out_stride + r] *= ((const float *)w->scales)[begin + r];
     }
     return whole;
 }
@@ -687,13 +690,166 @@ static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const floa
         case FLOAT32: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, FLOAT32); break;
         case BFLOAT16: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, BFLOAT16); break;
         case FLOAT16: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, FLOAT16); break;
-        case INT8: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, INT8); break;
         case NF4: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, NF4); break;
         case MXFP4: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, MXFP4); break;
         default: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, BLOCKS);
         }
     if (begin + done < end)
         NAME(linear_few)(w, begin + done, end, in, in_stride, out + done, out_stride, tokens);
+}
+
+/* --- products of 8-bit weights, in whole numbers ---
+ *
+ * The inputs of a token are rounded to codes of 16 bits, with a scale for each token: an error of 1/65534 of the largest
+ * one, where weights have been rounded to 1/254 of theirs. Then all products and sums are whole numbers, and exact: a
+ * single id, many of them, and tiles (tiles.h) give the same bits in whatever order each of them adds. */
+
+/* To the nearest whole number, of two the even one. */
+INLINE ints NAME(rounded)(vec v) {
+#if LANES == 16
+    return (ints)_mm512_cvtps_epi32((__m512)v);
+#elif LANES == 8
+    return (ints)_mm256_cvtps_epi32((__m256)v);
+#elif defined(__SSE2__)
+    return (ints)_mm_cvtps_epi32((__m128)v);
+#else
+    ints found;
+    for (int lane = 0; lane < LANES; lane++) found[lane] = (int32_t)rintf(v[lane]);
+    return found;
+#endif
+}
+
+/* Codes of a token's inputs, zeros up to `padded`, a multiple of 64; input = scale * code, code from -32767 to 32767.
+ * One that is not finite makes the scale NaN, and with it all outputs. */
+static void NAME(round_inputs)(const float *in, int64_t count, int64_t padded, int16_t *codes, float *scale) {
+    vec largest = (vec){0}, odd = (vec){0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        const vec x = NAME(load_some)(in, i, count - i, FLOAT32), size = NAME(select)(x < 0, -x, x);
+        largest = NAME(select)(size > largest, size, largest);
+        odd += x * 0;
+    }
+    float most = 0;
+    for (int lane = 0; lane < LANES; lane++) most = largest[lane] > most ? largest[lane] : most;
+    const vec factor = NAME(all)(most >= 1e-30f ? 32767 / most : 0);
+    *scale = most >= 1e-30f ? most / 32767 : 0;
+    if (NAME(sum)(odd) != 0) *scale = NAN;
+    for (int64_t i = 0; i < padded; i += LANES) {
+        const vec x = i < count ? NAME(load_some)(in, i, count - i, FLOAT32) : (vec){0};
+        *(NAME(few_shorts) *)(codes + i) = __builtin_convertvector(NAME(rounded)(x * factor), NAME(few_shorts));
+    }
+}
+
+/* 2 * LANES 8-bit weights. */
+INLINE shorts NAME(load_shorts)(const int8_t *from) {
+#if LANES == 16
+    return (shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)from));
+#elif LANES == 8
+    return (shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)from));
+#else
+    shorts found;
+    for (int lane = 0; lane < 2 * LANES; lane++) found[lane] = from[lane];
+    return found;
+#endif
+}
+
+/* sums + a * b, two neighbours in each lane. */
+INLINE ints NAME(add_products)(ints sums, shorts a, shorts b, int vnni) {
+#if LANES == 16
+    if (vnni) { /* as text: so one function is for processors with it and without */
+        __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
+        return sums;
+    }
+    return (ints)_mm512_add_epi32((__m512i)sums, _mm512_madd_epi16((__m512i)a, (__m512i)b));
+#elif LANES == 8
+    return (ints)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)a, (__m256i)b));
+#elif defined(__SSE2__)
+    return (ints)_mm_add_epi32((__m128i)sums, _mm_madd_epi16((__m128i)a, (__m128i)b));
+#else
+    for (int lane = 0; lane < LANES; lane++) sums[lane] += a[2 * lane] * b[2 * lane] + a[2 * lane + 1] * b[2 * lane + 1];
+    return sums;
+#endif
+}
+
+/* The sum of all lanes, which may need more than 32 bits. */
+INLINE double NAME(total)(ints v) {
+#if LANES == 16
+    return _mm512_reduce_add_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256((__m512i)v)) +
+                                _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64((__m512i)v, 1)));
+#else
+    int64_t sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += v[lane];
+    return sum;
+#endif
+}
+
+#define BOUND (256 * 2 * LANES) /* inputs after which a lane's 32 bits could be full: 2^31 is more than 512 * 2^15 * 127 */
+
+/* out[t][r] = scale[t] * scale of row r * sum over k of weight[r][k] * code[t][k], for R rows and T tokens known to the
+ * compiler. */
+INLINE void NAME(dot_codes)(const matrix *w, int64_t row, const int16_t *codes, int64_t padded, const float *scales,
+                            float *out, int64_t out_stride, int R, int T, int vnni) {
+    const int8_t *data = (const int8_t *)w->data + row * w->stride;
+    const float *row_scales = (const float *)w->scales + row;
+    double totals[4][TILE] = {{0}};
+    for (int64_t first = 0; first < w->columns; first += BOUND) {
+        const int64_t end = w->columns - first < BOUND ? w->columns : first + BOUND;
+        ints sums[4][TILE];
+        for (int r = 0; r < R; r++)
+            for (int t = 0; t < T; t++) sums[r][t] = (ints){0};
+        int64_t k = first;
+        for (; k + 2 * LANES <= end; k += 2 * LANES) {
+            shorts weights[4];
+            for (int r = 0; r < R; r++) {
+                weights[r] = NAME(load_shorts)(data + r * w->stride + k);
+                if (T == 1) __builtin_prefetch(data + r * w->stride + k + AHEAD);
+            }
+            for (int t = 0; t < T; t++) {
+                const shorts x = *(const shorts_at *)(codes + t * padded + k);
+                for (int r = 0; r < R; r++) sums[r][t] = NAME(add_products)(sums[r][t], weights[r], x, vnni);
+            }
+        }
+        for (int r = 0; k < end && r < R; r++) {
+            int8_t last[2 * LANES] = {0};
+            memcpy(last, data + r * w->stride + k, end - k); /* never beyond the row */
+            const shorts weights = NAME(load_shorts)(last);
+            for (int t = 0; t < T; t++)
+                sums[r][t] = NAME(add_products)(sums[r][t], weights, *(const shorts_at *)(codes + t * padded + k), vnni);
+        }
+        for (int r = 0; r < R; r++)
+            for (int t = 0; t < T; t++) totals[r][t] += NAME(total)(sums[r][t]);
+    }
+    for (int t = 0; t < T; t++)
+        for (int r = 0; r < R; r++) out[t * out_stride + r] = totals[r][t] * ((double)scales[t] * row_scales[r]);
+}
+
+INLINE void NAME(linear_codes)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
+                               const float *scales, float *out, int64_t out_stride, int64_t tokens, int vnni) {
+    for (int64_t first = 0; first < tokens; first += 4 * TILE) { /* so few inputs stay in the nearest cache */
+        const int64_t last = first + 4 * TILE < tokens ? first + 4 * TILE : tokens;
+        int64_t n = begin;
+        for (; n + 4 <= end; n += 4)
+            for (int64_t t = first; t < last; t += TILE)
+#define DO(T)                                                                                                           \
+    NAME(dot_codes)(w, n, codes + t * padded, padded, scales + t, out + t * out_stride + n - begin, out_stride, 4, T, vnni)
+                FOR_TILE(last - t < TILE ? last - t : TILE, DO)
+#undef DO
+        for (; n < end; n++)
+            for (int64_t t = first; t < last; t++)
+                NAME(dot_codes)(w, n, codes + t * padded, padded, scales + t, out + t * out_stride + n - begin, out_stride,
+                                1, 1, vnni);
+    }
+}
+
+/* out[t][n - begin] = weight[n] . in[t] for the outputs n from `begin` to before `end`, of inputs that are codes. */
+static void NAME(linear_int8)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
+                              const float *scales, float *out, int64_t out_stride, int64_t tokens) {
+#if LANES == 16
+    if (vnni) {
+        NAME(linear_codes)(w, begin, end, codes, padded, scales, out, out_stride, tokens, 1);
+        return;
+    }
+#endif
+    NAME(linear_codes)(w, begin, end, codes, padded, scales, out, out_stride, tokens, 0);
 }
 
 /* v = activation(v + bias), in place; bias may be NULL. */
@@ -703,7 +859,7 @@ static void NAME(finish)(float *v, const float *bias, int64_t count, int activat
         vec value = NAME(load_some)(v, i, n, FLOAT32);
         if (bias) value += NAME(load_some)(bias, i, n, FLOAT32);
         value = NAME(activate)(value, activation);
-        memcpy(v + i, &value, n * sizeof(float));
+        NAME(store_some)(v + i, value, n);
     }
 }
 
@@ -726,7 +882,7 @@ static void NAME(row)(const matrix *w, int64_t row, float *out) {
         if (w->dtype == NF4) value = NAME(load_nf4)(data + k / 128 * 64, k % 128, scales[k / GROUP]);
         else value = NAME(load_some)(data, k, n, w->dtype);
         if (w->dtype == INT8) value *= scales[row];
-        memcpy(out + k, &value, n * sizeof(float));
+        NAME(store_some)(out + k, value, n);
     }
 }
 
@@ -740,7 +896,7 @@ static void NAME(cap)(float *v, int64_t count, float cap) {
     for (int64_t i = 0; i < count; i += LANES) {
         int64_t n = count - i < LANES ? count - i : LANES;
         vec value = NAME(capped)(NAME(load_some)(v, i, n, FLOAT32), cap);
-        memcpy(v + i, &value, n * sizeof(float));
+        NAME(store_some)(v + i, value, n);
     }
 }
 
@@ -810,7 +966,7 @@ INLINE void NAME(outputs)(const memory *kept, const query *queries, int64_t begi
             const vec value = NAME(load_some)(kept->values + slot * D * width, d, n, dtype);
             for (int t = 0; t < T; t++) sums[t] += value * queries[t].scores[i - queries[t].first];
         }
-        for (int t = 0; t < T; t++) memcpy(queries[t].out + d, &sums[t], n * sizeof(float));
+        for (int t = 0; t < T; t++) NAME(store_some)(queries[t].out + d, sums[t], n);
     }
 }
 
@@ -897,8 +1053,8 @@ static void NAME(recur)(float *gates, float *h, float *c, int64_t H) {
         part[4] = NAME(load_some)(c, j, n, FLOAT32);
         vec cell = NAME(sigmoid)(part[1]) * part[4] + NAME(sigmoid)(part[0]) * NAME(activate)(part[2], TANH);
         vec output = NAME(sigmoid)(part[3]) * NAME(activate)(cell, TANH);
-        memcpy(c + j, &cell, n * sizeof(float));
-        memcpy(h + j, &output, n * sizeof(float));
+        NAME(store_some)(c + j, cell, n);
+        NAME(store_some)(h + j, output, n);
     }
 }
 
@@ -935,7 +1091,7 @@ static void NAME(rms_norm)(const float *x, const float *weight, float epsilon, i
     for (int64_t i = 0; i < count; i += LANES) {
         int64_t n = count - i < LANES ? count - i : LANES;
         vec value = NAME(load_some)(x, i, n, FLOAT32) * factor * NAME(load_some)(weight, i, n, FLOAT32);
-        memcpy(out + i, &value, n * sizeof(float));
+        NAME(store_some)(out + i, value, n);
     }
 }
 
@@ -944,7 +1100,7 @@ static void NAME(gate)(const float *v, const float *with, float *out, int64_t co
     for (int64_t i = 0; i < count; i += LANES) {
         int64_t n = count - i < LANES ? count - i : LANES;
         vec value = NAME(activate)(NAME(load_some)(v, i, n, FLOAT32), activation) * NAME(load_some)(with, i, n, FLOAT32);
-        memcpy(out + i, &value, n * sizeof(float));
+        NAME(store_some)(out + i, value, n);
     }
 }
 
@@ -960,7 +1116,7 @@ static void NAME(gate_in_turn)(const float *v, const float *bias, int64_t count,
         gate = NAME(select)(gate > limit, NAME(all)(limit), gate);
         up = NAME(select)(up > limit, NAME(all)(limit), NAME(select)(up < -limit, NAME(all)(-limit), up));
         vec value = gate * NAME(sigmoid)(alpha * gate) * (up + 1);
-        memcpy(out + i, &value, n * sizeof(float));
+        NAME(store_some)(out + i, value, n);
     }
 }
 
@@ -976,10 +1132,10 @@ static void NAME(convolve)(float *window, const float *weight, int64_t taps, int
         for (int64_t tap = 0; tap < taps; tap++) {
             vec input = tap + 1 < taps ? NAME(load_some)(window, tap * channels + i, n, FLOAT32) : newest;
             sum += input * NAME(load_some)(weight, tap * channels + i, n, FLOAT32);
-            if (tap) memcpy(window + (tap - 1) * channels + i, &input, n * sizeof(float));
+            if (tap) NAME(store_some)(window + (tap - 1) * channels + i, input, n);
         }
         sum = NAME(activate)(sum, activation);
-        memcpy(v + i, &sum, n * sizeof(float));
+        NAME(store_some)(v + i, sum, n);
     }
 }
 
@@ -1010,9 +1166,9 @@ INLINE void NAME(delta_columns)(float *state, const float *q, const float *k, co
             float *at = state + i * V + j * LANES;
             vec value = decay * NAME(load_some)(at, 0, n, FLOAT32) + k[i] * deltas[j];
             sums[j] += value * q[i];
-            memcpy(at, &value, n * sizeof(float));
+            NAME(store_some)(at, value, n);
         }
-    for (int64_t j = 0; j < width; j++) memcpy(out + j * LANES, &sums[j], n * sizeof(float));
+    for (int64_t j = 0; j < width; j++) NAME(store_some)(out + j * LANES, sums[j], n);
 }
 
 /* The state (K, V) decays, is asked for k, and is corrected by a part beta of what the answer lacks of v;
@@ -1026,15 +1182,18 @@ static void NAME(delta_rule)(float *state, const float *q, const float *k, const
         NAME(delta_columns)(state + at, q, k, v + at, decay, beta, K, V, out + at, 1, V - at < LANES ? V - at : LANES);
 }
 
-static const kernels NAME(kernels) = {NAME(linear), NAME(finish), NAME(row), NAME(attend), NAME(recur), NAME(norm),
-                                      NAME(rms_norm), NAME(gate), NAME(cap), NAME(gate_in_turn), NAME(convolve), NAME(unit),
-                                      NAME(delta_rule)};
+static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(linear_int8), NAME(finish), NAME(row),
+                                      NAME(attend), NAME(recur), NAME(norm), NAME(rms_norm), NAME(gate), NAME(cap),
+                                      NAME(gate_in_turn), NAME(convolve), NAME(unit), NAME(delta_rule)};
 
 #undef vec
 #undef vec_at
 #undef bits
 #undef bits_at
 #undef ints
+#undef shorts
+#undef shorts_at
+#undef BOUND
 #undef PASTE
 #undef EXPAND
 #undef NAME
