@@ -113,6 +113,21 @@ def test_answer_text(tmp_path: Path) -> None:
         assert found == pytest.approx(-wanted.mean().item(), abs=6e-4)
 
 
+def test_reading_times() -> None:
+    shown = run("reading_times.py")
+    sentences = shown.splitlines()[:8]
+    bits = [[float(number) for number in re.findall(r" (\d+\.\d)(?:  |$)", line)] for line in sentences]
+    assert [line.split()[:2][1] for line in sentences] == ["nan"] * 8  # nothing predicts a first word
+    for plain, odd in zip(bits[:6:2], bits[1:6:2], strict=True):
+        assert sum(odd) > sum(plain)
+    assert bits[0][:4] == bits[1][:4]  # the words before the odd one
+    [ends] = re.findall(r"the king is …  dead\. (\S+)  come\. \S+  green\. (\S+)", shown)
+    assert [float(end) for end in ends] == [bits[0][-1], bits[1][-1]]
+    for value, error, rule in re.findall(rf"{NUMBER} ± {NUMBER}  \(the rule has {NUMBER}\)", shown):
+        assert abs(float(value) - float(rule)) < 3 * float(error)
+    assert float(re.search(rf"surprisal explains {NUMBER}%", shown)[1]) > 5
+
+
 def test_lstm_characters(text: Path) -> None:
     window, steps = 8, 160
     shown = run("1_lstm_characters.py", "--steps", steps, "--window", window, "--hidden", 64, text=text)
