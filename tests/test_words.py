@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from real_data import real_data
 
 import minhub_py
 from minhub_py import gpt2, gptneo, lstm, next_tokens, qwen35, score, t5, target_logprobs, word_logprobs
 from minhub_py.analysis import predictions
 from minhub_py.analysis.matrix import logprob_matrix
-from minhub_py.files.tokenizer import byte_level_bpe, characters, train_byte_level_bpe
+from minhub_py.files.tokenizer import byte_level_bpe, characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.inference.batch import context_start
 from minhub_py.inference.generate import generate
 
@@ -370,3 +371,45 @@ def test_tokenizers_that_begin_texts_and_end_them() -> None:
         for name, values in wanted.items():
             np.testing.assert_array_equal(found[name], values)
     assert math.isnan(word_logprobs(GPT2, tokenizer, WORDS, by=BY, bos=False)["logprob"][0])
+
+
+# What pangoling 1.0.3 gives (with transformers 4.57 and reticulate 1.28) for the model of the test below, saved beside
+# GPT-2's tokenizer: causal_words_pred() of words that are joined by spaces here, with these arguments, and
+# causal_targets_pred(). They are the cases of its own tests and help pages.
+NA = math.nan
+PROVERB = "The apple doesn't fall far from the tree."
+MARKS = '"Well," she said - "it\'s (almost) done"; isn\'t it ? Yes: 3.14, 1,000 and $5!'
+MIXED = "far judge book the fall its tree. doesn't by a apple Don't The cover. from"  # two sentences
+MIXED_BY, MIXED_N = [1, 2, 2, 1, 1, 2, 1, 1, 2, 2, 1, 2, 1, 2, 1], [5, 10, 12, 7, 4, 14, 8, 3, 13, 11, 2, 9, 1, 15, 6]
+PUNCTUATION, MARK = r"[!-/:-@\[-`{-~]", r"^[!-/:-@\[-`{-~]$"  # R's [[:punct:]]
+PANGOLING = [
+    (PROVERB, {}, [NA, -10.85723, -22.18761, -10.18652, -11.02112, -11.5155, -10.8716, -21.26604]),
+    (PROVERB, {"ignore_regex": PUNCTUATION},
+     [NA, -10.85723, -11.00034, -10.18652, -11.02112, -11.5155, -10.8716, -10.43256]),
+    (MARKS, {}, [NA, -10.76062, -10.79758, -11.16452, -32.67314, -32.45545, -22.14436, -21.99483, -10.89557, -11.01763,
+                 -21.61744, -44.04848, -32.66089, -11.10409, -32.32955]),
+    (MARKS, {"ignore_regex": MARK},
+     [-22.18937, -10.76062, -10.79758, -11.16452, -32.67314, -21.10389, -22.14436, -21.99483, -10.89557, -11.01763,
+      -10.40885, -22.26269, -21.59486, -11.10409, -21.7677]),
+    (MIXED, {"by": MIXED_BY}, [NA, NA, -10.77035, -10.80153, -10.33738, -11.21624, -21.22209, -21.9834, -10.68985,
+                               -11.06102, -10.83813, -22.04702, -10.61963, -21.79876, -11.46671]),
+    (MIXED, {"by": MIXED_BY, "word_n": MIXED_N},
+     [-11.02112, -10.57194, -10.73845, -10.8716, -10.18652, -11.25607, -21.26604, -22.18761, -10.74688, -11.16237,
+      -10.85723, NA, NA, -21.70203, -11.5155]),
+    ("<|endoftext|>This is it", {}, [-11.15843, -10.8904, -11.0763]),
+]  # fmt: skip
+
+
+def test_the_numbers_are_those_of_pangoling() -> None:
+    tokenizer = read_tokenizer(real_data("gpt2-tokenizer"))
+    model = gpt2(n_embd=64, n_layer=2, n_head=4).eval()
+    torch.manual_seed(1)
+    for _, weight in sorted(model.named_parameters()):
+        torch.nn.init.normal_(weight, std=0.15)
+    for text, arguments, wanted in PANGOLING:
+        assert close(word_logprobs(model, tokenizer, text.split(), **arguments)["logprob"], wanted)
+    joined = word_logprobs(model, tokenizer, ["The", " apple", "'s", " core", "."], sep="")
+    assert close(joined["logprob"], [NA, -10.85723, -11.02919, -11.31556, -10.91998])
+    contexts = ["Don't judge a book by its", "The apple doesn't fall far from the"]
+    found = target_logprobs(model, tokenizer, contexts, ["cover.", "tree"])
+    assert close(found["logprob"], [-21.70203, -10.43256])
