@@ -21,6 +21,9 @@ from minhub_py.registry import ENTRIES
 if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ imports these
     import os
 
+    from minhub_py.analysis.embed import embed as embed
+    from minhub_py.analysis.inside import attention_weights as attention_weights
+    from minhub_py.analysis.inside import layers as layers
     from minhub_py.analysis.matrix import logprob_matrix as logprob_matrix
     from minhub_py.analysis.words import next_tokens as next_tokens
     from minhub_py.analysis.words import target_logprobs as target_logprobs
@@ -83,6 +86,9 @@ _HOMES = {
     "target_logprobs": "analysis.words",
     "next_tokens": "analysis.words",
     "logprob_matrix": "analysis.matrix",
+    "embed": "analysis.embed",
+    "attention_weights": "analysis.inside",
+    "layers": "analysis.inside",
     "Chat": "chat.turns",
     "devices": "device",
     "train": "train",

@@ -1,6 +1,7 @@
 """The examples run as their own first lines say, and what they print is so."""
 
 import ast
+import csv
 import importlib.util
 import math
 import os
@@ -335,3 +336,16 @@ def test_sinusoidal_positions(text: Path) -> None:
     assert losses["as trained"] < losses["one for all"] - 0.01
     prompt = " ".join(text.read_text().split()[:3])
     assert len(shown.split(f"[{prompt}]")[1]) > 80
+
+
+def test_embed_text() -> None:
+    """Layers tell the two kinds of English apart, the best of them far better than guessing; old ones are alike."""
+    lines = run("embed_text.py").splitlines()
+    right = [int(percent) for percent in re.findall(r"^layer \d+: (\d+)% right$", "\n".join(lines), re.MULTILINE)]
+    assert len(right) == 7
+    assert max(right) > 85
+    assert max(right) > right[0]
+    with (EXAMPLES.parent / "r_bridge/minhubpy/inst/extdata/sentences.csv").open(encoding="utf-8", newline="") as file:
+        kinds = {row["sentence"]: row["english"] for row in csv.DictReader(file)}
+    assert Counter(kinds.values()) == {"old": 32, "new": 32}
+    assert [kinds[line[8:]] for line in lines[-3:]] == ["old"] * 3

@@ -7,7 +7,7 @@ A method takes the `Caller`, which holds R's objects, and then what R sends, by 
 from collections.abc import Callable
 from typing import Any
 
-from r_bridge.methods import chats, machine, models, runs, serving, text, tokenizers, weights, words
+from r_bridge.methods import chats, embeddings, machine, models, runs, serving, text, tokenizers, weights, words
 
 _LIST: list[Callable[..., Any]] = [
     machine.hello, machine.nothing, machine.warm_up, machine.devices, machine.doctor,
@@ -17,6 +17,7 @@ _LIST: list[Callable[..., Any]] = [
     weights.load_state_dict,
     text.generate, text.next_tokens, text.score, text.perplexity,
     words.word_logprobs, words.target_logprobs, words.vocabulary, words.logprob_matrix,
+    embeddings.embed, embeddings.attention_weights, embeddings.layers,
     chats.chat_template, chats.reply,
     tokenizers.tokenizer_from_pretrained, tokenizers.tokenizer_from_file, tokenizers.save_tokenizer,
     tokenizers.encode_batch, tokenizers.decode_batch,

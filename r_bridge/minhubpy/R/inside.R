@@ -1,0 +1,257 @@
+#' What the heads of a model attend to
+#'
+#' Each head of each layer of a transformer gives every token of a text weights
+#' for the tokens up to it, by which it takes something of them. They sum to 1,
+#' but in GPT-OSS to less. Layers without attention, as Qwen 3.5 has them, are
+#' left out. An encoder-decoder such as T5 gives those of its encoder, where a
+#' token sees all others.
+#'
+#' @inheritParams generate
+#' @param text A text, or its 0-based ids; not longer than the model's context.
+#' @returns An array `[layer, head, token, attended to]`, with the tokens as
+#'   names. It has a [plot][plot.minhub_attention()] method.
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' attention <- attention_weights(model, "To be, or not to be")
+#' attention
+#' dim(attention)
+#' plot(attention)
+#' plot(attention, layer = 4, head = 4)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+attention_weights <- function(model, text, tokenizer = NULL) {
+  model <- check_model(model)
+  found <- ask(
+    "attention_weights",
+    model = model, text = one_text(text), tokenizer = check_tokenizer(tokenizer)
+  )
+  tokens <- ifelse(is.na(found$tokens), paste0("#", found$ids), found$tokens)
+  names <- list(layer = found$layers, head = seq_len(dim(found$weights)[[2L]]), token = tokens, attended_to = tokens)
+  structure(found$weights, dimnames = names, ids = found$ids, class = "minhub_attention")
+}
+
+# The one text of a call, as text or as ids.
+one_text <- function(text) {
+  given <- texts_or_ids(text, "text")
+  if (length(given) != 1L) fail("text must be one text, not ", describe(text), ": call it for each")
+  given
+}
+
+#' @export
+print.minhub_attention <- function(x, ...) {
+  cat(format(x, ...), sep = "\n")
+  invisible(x)
+}
+
+#' @export
+format.minhub_attention <- function(x, ...) {
+  size <- dim(x)
+  names <- dimnames(x)
+  tokens <- encodeString(shorten(names[[3L]], 20L), quote = '"')
+  shown <- utils::head(tokens, 12L)
+  c(
+    paste0("<attention> ", size[[1L]], " layers, ", size[[2L]], " heads, ", grouped(size[[3L]]), " tokens"),
+    paste0("  ", paste(shown, collapse = " "), if (length(tokens) > length(shown)) " ..."),
+    "  x[layer, head, token, attended to] are the weights; plot(x) shows them"
+  )
+}
+
+#' What each layer would predict next
+#'
+#' The last layer of a model makes its prediction of the next token. This shows
+#' what the layers before would predict if they were the last, which is known as
+#' the logit lens: how a prediction takes shape from layer to layer.
+#'
+#' @inheritParams attention_weights
+#' @param n How many of the likeliest tokens.
+#' @returns A data frame with `n` rows for each layer and token, and the columns
+#'   `layer` (0 is the embeddings), `position` (of the token in its text, from
+#'   1), `token`, `rank` (1 is the likeliest), `predicted` (the text of the token
+#'   that would come next), `id` (of the same) and `prob`. It has a
+#'   [plot][plot.minhub_layers()] method.
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' found <- layers(model, "O Romeo, Rom")
+#' found[found$position == 12 & found$rank == 1, ]
+#' plot(found)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+layers <- function(model, text, n = 5, tokenizer = NULL) {
+  model <- check_model(model)
+  found <- ask(
+    "layers",
+    model = model, text = one_text(text), tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1)
+  )
+  structure(found$frame, ids = found$ids, class = c("minhub_layers", "data.frame"))
+}
+
+#' @export
+print.minhub_layers <- function(x, ...) {
+  shown <- structure(x, class = "data.frame")
+  for (name in intersect(c("token", "predicted"), names(shown))) shown[[name]] <- encodeString(shown[[name]], quote = '"')
+  print(shown, ...)
+  invisible(x)
+}
+
+#' Plots of attention and of what layers predict
+#'
+#' Draws what [attention_weights()] returns: a panel for each head of each layer,
+#' from the first token (top) to the last; or, with `layer`, the heads of that
+#' layer; or, with `head` too, one of them, with its tokens at both sides. The
+#' darker, the more a token (row) attends to another (column).
+#'
+#' @param x What [attention_weights()] returned.
+#' @param layer,head Which layer and head to show, by number; all, if not given.
+#' @param main The title.
+#' @param col The darkest colour.
+#' @param ... Graphical parameters for [graphics::par()], such as `cex` or `bg`.
+#' @returns `x`, invisibly.
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' attention <- attention_weights(model, "To be, or not to be")
+#' plot(attention, layer = 1)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+plot.minhub_attention <- function(x, layer = NULL, head = NULL, main = NULL, col = "#0072B2", ...) {
+  known <- dimnames(x)
+  rows <- one_of(layer, known[[1L]], "layer")
+  columns <- one_of(head, known[[2L]], "head")
+  what <- paste0("Attention", if (!is.null(layer)) paste(", layer", layer), if (!is.null(head)) paste(", head", head))
+  shade <- shades(col)
+  draw <- function(i) {
+    if (length(rows) == 1L && length(columns) == 1L) {
+      names <- data.frame(token = known[[3L]], id = attr(x, "ids"))
+      draw_head(matrix(x[rows, columns, , ], nrow = dim(x)[[3L]]), names, shade)
+    } else {
+      draw_heads(x, rows, columns, shade)
+    }
+  }
+  draw_panels(if (is.null(main)) what else main, draw, ...)
+  invisible(x)
+}
+
+# The places of what was chosen, by number; all of them for NULL.
+one_of <- function(chosen, known, what) {
+  if (is.null(chosen)) return(seq_along(known))
+  place <- match(number(chosen, what), as.integer(known))
+  if (is.na(place)) fail("there is no ", what, " ", chosen, ": give one of ", toString(utils::head(known, 40L)))
+  place
+}
+
+draw_head <- function(weights, names, shade) {
+  n <- nrow(weights)
+  labels <- shorten(readable(names), 14L)
+  room <- min(figure_width(), figure_height()) - lines_high(4)
+  size <- text_size(labels, room * 0.3, room * 0.7 / n)
+  beside <- text_width(labels, size) + 0.15
+  set_margins(left = beside + 0.1, bottom = beside + lines_high(2.4), right = 0.2)
+  graphics::plot.window(c(0, n), c(n, 0), xaxs = "i", yaxs = "i", asp = 1)
+  draw_weights(weights, 0, 0, n, shade)
+  token_text(-graphics::xinch(0.08), seq_len(n) - 0.5, labels, adj = c(1, 0.5), cex = size)
+  token_text(seq_len(n) - 0.5, n + abs(graphics::yinch(0.08)), labels, adj = c(1, 0.5), srt = 90, cex = size)
+  legend_of_shares(shade, "weight")
+  footer("row: token; column: what it attends to")
+}
+
+# Many heads, without their tokens.
+draw_heads <- function(x, rows, columns, shade) {
+  panels <- expand.grid(column = columns, row = rows)
+  # The heads of one layer fill a page that is wider than high.
+  wide <- if (length(rows) > 1L) length(columns) else ceiling(length(columns) / max(1, round(sqrt(length(columns) / 1.8))))
+  tall <- ceiling(nrow(panels) / wide)
+  by_layer <- length(rows) > 1L
+  set_margins(left = if (by_layer) lines_high(3.6) else 0.2, bottom = lines_high(2.4), right = 0.2)
+  graphics::plot.window(c(0, wide), c(tall, if (by_layer) -0.25 else 0), xaxs = "i", yaxs = "i")
+  for (i in seq_len(nrow(panels))) {
+    across <- (i - 1L) %% wide
+    down <- (i - 1L) %/% wide
+    weights <- matrix(x[panels$row[[i]], panels$column[[i]], , ], nrow = dim(x)[[3L]])
+    gap <- if (by_layer) 0.06 else 0.2
+    draw_weights(weights, across + 0.04, down + gap, 0.92, shade, high = 1 - gap - 0.04)
+    if (!by_layer) panel_name(across + 0.5, down + gap / 2, paste("head", dimnames(x)[[2L]][panels$column[[i]]]))
+    if (by_layer && down == 0) panel_name(across + 0.5, -0.1, paste0(if (across == 0) "head ", dimnames(x)[[2L]][panels$column[[i]]]))
+    if (by_layer && across == 0) {
+      panel_name(-graphics::xinch(0.06), down + 0.5, paste0(if (down == 0) "layer ", dimnames(x)[[1L]][panels$row[[i]]]), adj = c(1, 0.5))
+    }
+  }
+  legend_of_shares(shade, "weight")
+  footer("row: token; column: what it attends to")
+}
+
+panel_name <- function(x, y, name, adj = c(0.5, 0.5)) graphics::text(x, y, name, adj = adj, cex = 0.75, xpd = NA)
+
+# A square of weights, from the first token on top; `left` and `top` are its corner.
+draw_weights <- function(weights, left, top, wide, shade, high = wide) {
+  colours <- matrix(shade[1L + round(100 * pmin(weights, 1))], nrow(weights))
+  graphics::rasterImage(grDevices::as.raster(colours), left, top + high, left + wide, top, interpolate = FALSE)
+  graphics::rect(left, top + high, left + wide, top, border = "grey80", lwd = 0.7)
+}
+
+# The scale of shades from 0 to 1, at the lower left.
+legend_of_shares <- function(shade, what) {
+  area <- graphics::par("usr")
+  wide <- min(graphics::par("pin")[[1L]] * 0.2, lines_high(10)) / length(shade)
+  left <- area[[1L]] + graphics::xinch(wide) * (seq_along(shade) - 1)
+  down <- graphics::par("mai")[[1L]]
+  top <- area[[3L]] - graphics::yinch(down - lines_high(1.9))
+  bottom <- area[[3L]] - graphics::yinch(down - lines_high(1.4))
+  graphics::rect(left, bottom, left + graphics::xinch(wide), top, col = shade, border = NA, xpd = NA)
+  graphics::text(
+    c(left[[1L]], left[[length(left)]]), area[[3L]] - graphics::yinch(down - lines_high(0.8)), c("0", paste("1", what)),
+    adj = c(0.2, 0.5), cex = 0.7, xpd = NA
+  )
+}
+
+#' @rdname plot.minhub_attention
+#' @description
+#' Draws what [layers()] returns: a row for each layer, the last on top, and in
+#' each cell the token that it thinks likeliest after the token below; the
+#' darker, the likelier. A frame means that this token does come next.
+#' @param start,most Which tokens to show: from the `start`-th on, at most so
+#'   many.
+#' @export
+plot.minhub_layers <- function(x, start = 1, most = 14, main = NULL, col = "#0072B2", ...) {
+  check_plotted(x, c("layer", "position", "token", "rank", "predicted", "id", "prob"))
+  from <- whole(start, "start", least = 1)
+  ids <- attr(x, "ids")
+  count <- max(x$position)
+  if (from > count) fail("start is ", from, ", but the text has ", count, " tokens")
+  shown <- x[x$rank == 1 & x$position >= from & x$position < from + whole(most, "most", least = 1), ]
+  draw_panels(
+    if (is.null(main)) "What each layer would predict next" else main,
+    function(i) draw_layers(shown, ids, count, shades(col)), ...
+  )
+  invisible(x)
+}
+
+draw_layers <- function(shown, ids, count, shade) {
+  numbers <- sort(unique(shown$layer))
+  positions <- sort(unique(shown$position))
+  names <- ifelse(numbers == 0, "embeddings", numbers)
+  beside <- max(graphics::strwidth(c(names, "layer"), units = "inches")) + 0.2
+  set_margins(left = beside, bottom = lines_high(4.6), right = 0.2)
+  wide <- (figure_width() - beside - 0.2) / length(positions)
+  graphics::plot.window(c(0, length(positions)), c(0, length(numbers)), xaxs = "i", yaxs = "i")
+  across <- match(shown$position, positions)
+  up <- match(shown$layer, numbers)
+  graphics::rect(across - 1, up - 1, across, up, col = shade[1L + round(100 * shown$prob)], border = "white", lwd = 0.7)
+  labels <- shorten(readable(data.frame(token = shown$predicted, id = shown$id)), 14L)
+  size <- text_size(labels, wide * 0.92, graphics::par("pin")[[2L]] / length(numbers) * 0.9)
+  token_text(across - 0.5, up - 0.5, labels, cex = max(0.4, size), col = ifelse(shown$prob > 0.5, "white", "grey15"))
+  right <- shown$position < count & shown$id == ids[shown$position + 1L]
+  right[is.na(right)] <- FALSE
+  graphics::rect(
+    across[right] - 0.97, up[right] - 0.95, across[right] - 0.03, up[right] - 0.05,
+    border = VERMILLION, lwd = 1.6
+  )
+  graphics::text(-graphics::xinch(0.08), seq_along(numbers) - 0.5, names, adj = c(1, 0.5), xpd = NA)
+  first <- shown[match(positions, shown$position), ]
+  under <- shorten(readable(data.frame(token = first$token, id = ids[positions])), 14L)
+  token_text(
+    seq_along(positions) - 0.5, -graphics::yinch(lines_high(0.7)), under,
+    cex = max(0.4, text_size(under, wide * 0.92, lines_high(1))), font = 2L
+  )
+  legend_of_shares(shade, "probability")
+  part <- if (length(positions) < count) paste0("; tokens ", positions[[1L]], " to ", max(positions), " of ", count)
+  footer("framed: what does come next", part)
+}

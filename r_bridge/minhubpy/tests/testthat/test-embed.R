@@ -1,0 +1,74 @@
+# Texts as numbers. That the numbers are transformers' is shown in tests/test_embed.py.
+
+# But for rounding: sums are in another order where other texts are read beside one.
+expect_same <- function(object, expected, ...) expect_equal(object, expected, tolerance = 1e-5, ...)
+
+test_that("a matrix has a row for each text, with names, in their order", {
+  model <- a_model()
+  lines <- c(a = "O Romeo, Romeo!", b = "To be, or not to be", c = "O")
+  vectors <- embed(model, lines)
+  expect_identical(dim(vectors), c(3L, as.integer(model$config$n_embd)))
+  expect_identical(rownames(vectors), names(lines))
+  expect_true(all(is.finite(vectors)))
+  expect_null(rownames(embed(model, unname(lines))))
+  expect_same(embed(model, rev(lines)), vectors[3:1, ])
+  for (name in names(lines)) expect_same(embed(model, lines[name]), vectors[name, , drop = FALSE])
+  expect_same(embed(model, factor(lines)), unname(vectors), ignore_attr = TRUE)
+  expect_same(embed(model, data.frame(text = lines)$text), vectors, ignore_attr = TRUE)
+  expect_same(embed(model, as.list(lines)), vectors)
+})
+
+test_that("missing and empty texts have a row of NA", {
+  model <- a_model()
+  vectors <- embed(model, c("To be", NA, ""))
+  expect_identical(rowSums(is.na(vectors)), c(0, 1, 1) * ncol(vectors))
+  expect_false(any(is.nan(vectors)))
+  expect_true(all(is.na(embed(model, NA))))
+  expect_true(all(is.na(embed(model, factor(NA)))))
+  expect_identical(dim(embed(model, NA_character_)), c(1L, ncol(vectors)))
+})
+
+test_that("pooling: the mean, the last token, or each of them", {
+  model <- a_model()
+  lines <- c(a = "To be", b = "O", c = NA)
+  tokens <- embed(model, lines, pool = "none")
+  expect_named(tokens, names(lines))
+  expect_identical(vapply(tokens, nrow, 0L), c(a = 5L, b = 1L, c = 0L))
+  expect_identical(rownames(tokens$a), c("T", "o", " ", "b", "e"))
+  expect_same(embed(model, lines)[1:2, ], rbind(a = colMeans(tokens$a), b = tokens$b[1, ]))
+  expect_same(embed(model, lines, pool = "last")[1:2, ], rbind(a = tokens$a[5, ], b = tokens$b[1, ]))
+})
+
+test_that("layers count from the embeddings to the last, and back", {
+  model <- a_model()
+  n <- model$config$n_layer
+  all <- lapply(0:n, function(layer) embed(model, "To be", layer = layer))
+  expect_same(embed(model, "To be"), all[[n + 1]])
+  for (layer in 0:n) expect_same(embed(model, "To be", layer = layer - n - 1), all[[layer + 1]])
+  expect_gt(min(dist(do.call(rbind, all))), 0.1)
+  expect_identical(embed(model, "To be", layer = 0)[1, 1], embed(model, "To be", layer = 0L)[1, 1])
+})
+
+test_that("ids are texts too, with or without a tokenizer", {
+  model <- a_model()
+  ids <- a_tokenizer()$encode("To be")$ids
+  wanted <- embed(model, "To be")
+  expect_same(embed(model, ids), wanted)
+  expect_same(embed(model, list(x = ids)), `rownames<-`(wanted, "x"))
+  expect_identical(dim(embed(a_random_model(), list(1:3, 4:9))), c(2L, 8L))
+  expect_null(rownames(embed(a_random_model(), 1:3, pool = "none")[[1]]))
+})
+
+test_that("mistakes say what to do", {
+  model <- a_model()
+  n <- model$config$n_layer
+  expect_refused(embed("gpt2", "To be"), "must be a model")
+  expect_refused(embed(model, "To be", layer = n + 1), paste0("to ", n, ", this model's last layer"))
+  expect_refused(embed(model, "To be", layer = 0.5), "layer must be a whole number")
+  expect_refused(embed(model, "To be", pool = "max"), 'pool must be one of "mean", "last", "none"')
+  expect_refused(embed(model, character()), "texts is empty")
+  expect_refused(embed(model, TRUE), "texts must be text or token ids")
+  expect_refused(embed(a_random_model(), "To be"), "has no tokenizer")
+  lines <- data.frame(line = "To be")
+  expect_refused(embed(model, lines), "one column of the data frame, such as lines$line")
+})

@@ -1,0 +1,72 @@
+# Attention and the predictions of layers. That the numbers are transformers' is shown in tests/test_inside.py.
+
+attention <- function() the("attention", attention_weights(a_model(), "To be, or not"))
+predictions <- function() the("predictions", layers(a_model(), "To be, or not", n = 3))
+
+test_that("attention is an array with the tokens as names, and rows that sum to 1", {
+  x <- attention()
+  config <- a_model()$config
+  expect_s3_class(x, "minhub_attention")
+  expect_identical(dim(x), as.integer(c(config$n_layer, config$n_head, 13, 13)))
+  expect_identical(dimnames(x)$token, strsplit("To be, or not", "")[[1]])
+  expect_equal(apply(x, 1:3, sum), array(1, dim(x)[1:3]), ignore_attr = TRUE, tolerance = 1e-6)
+  expect_true(all(x[1, 1, , ][upper.tri(diag(13))] == 0))
+  expect_true(is.matrix(x[1, 2, , ]))
+  shown <- capture.output(print(x))
+  expect_match(shown[1], paste0("<attention> ", config$n_layer, " layers, ", config$n_head, " heads, 13 tokens"), fixed = TRUE)
+  expect_match(shown[2], '"T" "o" " " "b"', fixed = TRUE)
+  expect_lt(max(nchar(shown)), 80)
+})
+
+test_that("each layer predicts, the last as the model does", {
+  x <- predictions()
+  config <- a_model()$config
+  expect_s3_class(x, c("minhub_layers", "data.frame"), exact = TRUE)
+  expect_named(x, c("layer", "position", "token", "rank", "predicted", "id", "prob"))
+  expect_identical(nrow(x), as.integer((config$n_layer + 1) * 13 * 3))
+  last <- x[x$layer == config$n_layer & x$position == 13, ]
+  wanted <- next_tokens(a_model(), "To be, or not", n = 3)
+  expect_identical(last$predicted, wanted$token)
+  expect_equal(last$prob, wanted$prob, tolerance = 1e-4)
+  expect_identical(unique(x$token[x$position == 4]), "b")
+  expect_match(capture.output(print(head(x, 2)))[2], '"T"', fixed = TRUE)
+})
+
+test_that("plots can be drawn at any size, of any part", {
+  path <- tempfile(fileext = ".png")
+  on.exit(unlink(path))
+  x <- attention()
+  y <- predictions()
+  draw <- function(code, width = 700, height = 500) {
+    grDevices::png(path, width, height)
+    tryCatch(force(code), finally = grDevices::dev.off())
+    expect_gt(file.size(path), 2000)
+  }
+  draw(expect_identical(plot(x), x))
+  draw(plot(x, layer = 1))
+  draw(plot(x, head = 2))
+  draw(plot(x, layer = 2, head = 1, main = "One head", col = "black"))
+  draw(expect_identical(plot(y), y))
+  draw(plot(y, start = 3, most = 2))
+  for (size in c(120, 2000)) {
+    draw(plot(x), size, size)
+    draw(plot(x, layer = 1, head = 1), size, size)
+    draw(plot(y), size, size)
+  }
+  draw(plot(attention_weights(a_random_model(), 1:9), layer = 1, head = 1))
+  draw(plot(layers(a_random_model(), 1:9)))
+})
+
+test_that("mistakes say what to do", {
+  model <- a_model()
+  expect_refused(attention_weights(model, c("a", "b")), "text must be one text")
+  expect_refused(attention_weights(model, ""), "the text has no tokens")
+  expect_refused(attention_weights(model, NA_character_), "text has NA")
+  expect_refused(attention_weights(model, strrep("a", 5000)), "give a shorter one")
+  expect_refused(layers(model, "a", n = 0), "n must be at least 1")
+  lstm <- the("lstm", lstm_from_pretrained(BUILT_IN[[3L]]))
+  expect_refused(attention_weights(lstm, "To be"), "has no attention")
+  expect_s3_class(layers(lstm, "To be"), "minhub_layers")
+  expect_error(plot(attention(), layer = 99), "there is no layer 99", class = "minhubpy_error")
+  expect_error(plot(predictions(), start = 99), "the text has 13 tokens", class = "minhubpy_error")
+})
