@@ -69,32 +69,28 @@ def embed(
     states = States(model, "embed()")
     number = states.number(layer)
     rows = ids_of_texts(model, tokenizer, texts)
-    found: list[Tensor | None] = [None] * len(rows)
-    done, total = 0, sum(map(len, rows))
     context = None if states.encoder else model.config.context_length
     pieces = [piece for row, ids in enumerate(rows) for piece in pieces_of(row, ids, context)]
+    width = read(states, [[0]], number).size(-1)
+    pooled = torch.full((0 if pool == "none" else len(rows), width), torch.nan)
+    tokens = [torch.empty(0, width) for _ in rows] if pool == "none" else []
+    done, total = 0, sum(map(len, rows))
     for batch in batches(pieces, ragged=not states.encoder):
-        x = read(states, [piece.ids for piece in batch], number)
-        for piece, each in zip(batch, x, strict=True):
-            new = each[piece.skip : len(piece.ids)].float()
-            row, is_end = piece.row, piece.begin + len(piece.ids) == len(rows[piece.row])
-            if pool == "last":
-                found[row] = new[-1].cpu() if is_end else found[row]
-            elif pool == "mean":
-                part = (new.sum(dim=0) / len(rows[row])).cpu()
-                found[row] = part if (before := found[row]) is None else before + part
-            else:
-                found[row] = new.cpu() if (before := found[row]) is None else torch.cat((before, new.cpu()))
-            done += len(new)
+        x = read(states, [piece.ids for piece in batch], number)  # (B, T, C)
+        new = [part[piece.skip : len(piece.ids)].float() for piece, part in zip(batch, x, strict=True)]
+        if pool == "none":
+            for piece, part in zip(batch, new, strict=True):
+                tokens[piece.row] = torch.cat((tokens[piece.row], part.cpu()))
+        else:
+            shares = [part[-1] if pool == "last" else part.sum(dim=0) / len(rows[piece.row])
+                      for piece, part in zip(batch, new, strict=True)]  # fmt: skip
+            for piece, part in zip(batch, torch.stack(shares).cpu(), strict=True):
+                adds = pool == "mean" and piece.begin > 0
+                pooled[piece.row] = pooled[piece.row] + part if adds else part
+        done += sum(map(len, new))
         if progress is not None:
             progress(done, total)
-    width = next((each.size(-1) for each in found if each is not None), None)
-    if width is None:  # no text at all has tokens
-        width = read(states, [[0]], number).size(-1)
-    if pool == "none":
-        return [torch.empty(0, width) if each is None else each for each in found]
-    missing = torch.full((width,), torch.nan)
-    return torch.stack([missing if each is None else each for each in found]) if found else torch.empty(0, width)
+    return tokens if pool == "none" else pooled
 
 
 def ids_of_texts(model: LanguageModel, tokenizer: Any, texts: Iterable[Text]) -> list[list[int]]:
@@ -151,7 +147,8 @@ def pieces_of(row: int, ids: list[int], context: int | None) -> Iterator[Piece]:
 def batches(pieces: Sequence[Piece], ragged: bool) -> Iterator[list[Piece]]:
     """Pieces to read together: of about one length, or of exactly one.
 
-    The longest come first, so that a lack of memory shows at once, and time that is left is rather over than under.
+    The longest come first, so that a lack of memory shows at once. Those of one text stay in order: but for the last,
+    all are as long as the context.
     """
     batch: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: len(piece.ids), reverse=True):
