@@ -32,6 +32,11 @@ from minhub_py.registry import preset
 SHAPE, NEW, DISTINCT, LENGTH = "HuggingFaceTB/SmolLM2-135M", 32, 8, 2048
 
 
+def client_of(address: str) -> httpx2.Client:
+    """A client with a connection for each request: llama.cpp's server closes others between two."""
+    return httpx2.Client(base_url=address, timeout=600, limits=httpx2.Limits(max_keepalive_connections=0))
+
+
 def ask(http: httpx2.Client, prompt: list[int], new: int = NEW, seed: int = 0) -> str:
     """The text of a request. RuntimeError: the server refuses it."""
     body = {"prompt": prompt, "max_tokens": new, "seed": seed, "ignore_eos": True}
@@ -62,7 +67,7 @@ def load(address: str, clients: int, seconds: float, wanted: list[tuple[list[int
 
     def client(number: int) -> None:
         chance = random.Random(number)
-        with httpx2.Client(base_url=address, timeout=600) as http:
+        with client_of(address) as http:
             while time.perf_counter() < until:
                 seed = chance.randrange(len(wanted))
                 prompt, text = wanted[seed]
@@ -89,7 +94,7 @@ def running(command: list[str], port: int) -> Iterator[tuple[httpx2.Client, psut
     """A server, when it answers."""
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as http:
+        with client_of(f"http://127.0.0.1:{port}") as http:
             while True:
                 try:
                     if http.get("/health").status_code == 200:
