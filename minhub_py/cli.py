@@ -5,14 +5,13 @@ was wrong.
 """
 
 import json
-import math
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 import click
 
@@ -36,6 +35,7 @@ from minhub_py.files import hub
 from minhub_py.files.hub import size
 from minhub_py.printable import displayed
 from minhub_py.registry import ENTRIES, FAMILIES
+from minhub_py.tables import cli as tables
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -313,31 +313,44 @@ def verify(model: str, revision: str, as_json: bool) -> None:
 
 @main.command()
 @model_argument
-@click.argument("prompt", required=False, metavar="PROMPT")
+@click.argument("prompts", nargs=-1, metavar="PROMPT | FILE...")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True,
               help="Maximum number of tokens to generate.")  # fmt: skip
 @sampling_options()
 @click.option("--speculate", type=click.IntRange(min=0), default=0, show_default=True,
               help="Guess up to this many tokens from repetitions in the text: the same result, faster.")  # fmt: skip
+@tables.table_options()
 @revision_option
 @device_option
 @dtype_option
 @quantize_option
 @json_option
 def generate(
-    model: str, prompt: str | None, max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
-    device: str, dtype: str, quantize: str | None, as_json: bool, **sampling: Any,
+    model: str, prompts: tuple[str, ...], max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
+    device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Generate text that continues PROMPT.
 
     A model with an encoder and a decoder, such as T5, answers PROMPT, and only the answer is printed.
 
     The text is printed as it is generated. With "-" as PROMPT, the prompt is read from standard input.
+
+    With --out, each row of FILEs has a prompt in its --column, and gets a new column `generated`. See `minhub score`
+    for what FILEs may be, and for what happens when the work is interrupted. Row n, from 0, gets the text that its
+    prompt alone gets with --seed SEED + n.
     """
-    if prompt is None:
+    if not prompts:
         raise click.UsageError("Missing argument 'PROMPT'. To read it from standard input, give - as PROMPT.")
     if "" in stop:
         raise click.BadParameter("a stop string cannot be empty", param_hint="'--stop'")
+    if rows := tables.take(options):
+        settings = {**options, "max_new_tokens": max_new_tokens, "seed": seed, "stop": stop}
+        loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+        tables.run("generate", model, prompts, rows, settings, loading, as_json)
+        return
+    if len(prompts) > 1:
+        raise click.UsageError("Give one PROMPT, in quotes; for the rows of FILEs give --out, too.")
+    [prompt] = prompts
     from_pipe = prompt == "-"
     if from_pipe:
         prompt = decode(sys.stdin.buffer.read(), "standard input")
@@ -353,7 +366,7 @@ def generate(
 
     made: list[int] = []
     started = time.perf_counter()
-    new = make(network, ids, max_new_tokens, seed=seed, stop=stop, tokenizer=tokenizer, **sampling)
+    new = make(network, ids, max_new_tokens, seed=seed, stop=stop, tokenizer=tokenizer, **options)
     before = [] if network.encoder_decoder else ids
     pieces = until(decode_stream(tokenizer, keep(new, made), before), stop)
     if as_json:
@@ -508,20 +521,39 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
 
 @main.command()
 @model_argument
-@click.argument("file", type=click.File("rb"))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@tables.table_options()
 @revision_option
 @device_option
 @dtype_option
 @quantize_option
 @json_option
 def score(
-    model: str, file: BinaryIO, revision: str, device: str, dtype: str, quantize: str | None, as_json: bool
-) -> None:
-    """Measure how well MODEL predicts a text.
+    model: str, files: tuple[str, ...], revision: str, device: str, dtype: str, quantize: str | None, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    r"""Measure how well MODEL predicts a text.
 
     Prints the perplexity of the text in FILE ("-" is standard input); --json adds the log-probability of each token.
     A text longer than the model's context is read in windows that overlap by half.
+
+    With --out, each row of FILEs is a text of its own, and the same measures become columns beside it:
+
+    \b
+      minhub score gpt2 reviews.csv --column review --out scored.csv
+      minhub score gpt2 "texts/*.jsonl" --out scored.parquet --workers 4
+
+    FILEs may be .csv, .tsv, .jsonl, .parquet (pip install 'minhub_py[tables]'), .txt with one text a line, folders
+    of such files, and patterns. If the work is interrupted, by Ctrl-C or a crash, the same command goes on where it
+    stopped; what is done lies in OUT.parts until then.
     """
+    if rows := tables.take(options):
+        loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+        tables.run("score", model, files, rows, {}, loading, as_json)
+        return
+    if len(files) > 1:
+        raise click.UsageError("Give one FILE; for the rows of several give --out, too.")
+    file: IO[bytes] = click.File("rb").convert(files[0], click.Argument(["file"]), click.get_current_context())
     where = getattr(file, "name", "standard input")
     text = decode(file.read(), where)
     network, tokenizer = _open(model, revision, device, dtype, quantize)
@@ -530,16 +562,11 @@ def score(
         raise ValueError(f"{where} is too short to score: it needs at least 2 tokens and has {len(ids)}")
 
     from minhub_py.inference.generate import score as evaluate
+    from minhub_py.tables.tasks import measures
 
     with progress_bar("Scoring", "tokens") as update:
         [scores] = evaluate(network, [ids], progress=update)
-    nats = -scores.double().sum().item()
-    characters = len(tokenizer.decode(ids[1:]))  # the first token is not predicted
-    result = {
-        "model": model, "tokens": len(scores), "characters": characters, "nats": nats,
-        "nats_per_token": nats / len(scores), "perplexity": float((-scores.double().mean()).exp()),
-        "bits_per_character": nats / math.log(2) / max(characters, 1),
-    }  # fmt: skip
+    result = {"model": model, **measures(tokenizer, ids, scores.tolist())}
     if as_json:
         pairs = zip(ids[1:], scores.tolist(), strict=True)
         emit(

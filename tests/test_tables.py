@@ -1,0 +1,563 @@
+"""Rows of files through a model: nothing lost or doubled, however often the work is killed."""
+
+import csv
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from children import SERVER
+from click.testing import CliRunner, Result
+
+from minhub_py import from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
+from minhub_py import score as score_ids
+from minhub_py.cli import main
+from minhub_py.files.tokenizer import characters
+from minhub_py.tables.parts import Parts
+from minhub_py.tables.tasks import TASKS, Text, groups
+
+LETTERS = "abcdefgh ,\"'\n\t\\é日"
+MEASURES = [column.name for column in TASKS["score"].columns]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny GPT-2 of characters."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    made = gpt2(vocab_size=len(LETTERS), n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    save_pretrained(made, folder, characters(LETTERS))
+    return str(folder)
+
+
+def some_texts(count: int, most: int = 24) -> list[str]:
+    """Texts of 0 to `most` characters; some are empty, some have one."""
+    draw = random.Random(1)
+    return ["".join(draw.choices(LETTERS, k=draw.randrange(most))) for _ in range(count)]
+
+
+def write_csv(path: Path, texts: list[str], column: str = "text") -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", column, "group"])
+        writer.writerows([f"{i:04}", text, f"g,{i % 3}"] for i, text in enumerate(texts))
+    return path
+
+
+def read_csv(path: Path, separator: str = ",") -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file, delimiter=separator))
+
+
+def minhub(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def done(*arguments: object) -> str:
+    result = minhub(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def failed(*arguments: object, status: int = 1) -> str:
+    """What a call that must fail says; it leaves no output, and no parts if none were done."""
+    result = minhub(*arguments)
+    assert result.exit_code == status, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return " ".join(result.stderr.split())
+
+
+def child(arguments: list[object], errors: Path | None) -> None:
+    """The command in a process of its own."""
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    torch.set_num_threads(1)
+    if errors:
+        os.dup2(os.open(errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
+    main(list(map(str, arguments)))
+
+
+def start(*arguments: object, errors: Path | None = None) -> Any:
+    process = SERVER.Process(target=child, args=(arguments, errors))
+    process.start()
+    return process
+
+
+def wait_for(process: Any, there: Callable[[], bool]) -> None:
+    """Wait until something is there, or the process has ended."""
+    while process.exitcode is None and not there():
+        process.join(0.002)
+
+
+def parts_of(out: Path) -> int:
+    folder = Parts(out).folder
+    return len(list(folder.glob("part-*"))) if folder.exists() else 0
+
+
+# What comes out
+
+
+def test_rows_have_the_measures_of_their_texts_alone(tmp_path: Path, model: str) -> None:
+    texts = some_texts(600)
+    out = tmp_path / "out.csv"
+    assert "600 rows" in done("score", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
+    rows = read_csv(out)
+    assert list(rows[0]) == ["id", "text", "group", *MEASURES]
+    network, tokenizer = from_pretrained(model), tokenizer_from_pretrained(model)
+    for i, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        assert (row["id"], row["text"], row["group"]) == (f"{i:04}", text, f"g,{i % 3}")
+        ids = tokenizer.encode(text).ids
+        if len(ids) < 2:
+            assert row["nats"] == row["perplexity"] == ""
+            assert row["tokens"] == ("0" if ids else "")
+            continue
+        [alone] = score_ids(network, [ids])  # the same bits, not about the same
+        assert float(row["nats"]) == -math.fsum(alone.tolist())
+        assert int(row["tokens"]) == len(alone)
+    assert not Parts(out).folder.exists()
+
+
+def test_a_row_has_the_text_of_its_prompt_alone(tmp_path: Path, model: str) -> None:
+    """Row n has the seed SEED + n, in whatever chunk it is."""
+    prompts = [text for text in some_texts(200) if text][:130]
+    out, options = tmp_path / "out.jsonl", ["-n", 9, "--temperature", 0.8, "--stop", "ab"]
+    file = write_csv(tmp_path / "in.csv", prompts, "prompt")
+    done("generate", model, file, "--column", "prompt", "--out", out, "--seed", 7, *options)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == prompts
+    for n in (0, 1, 63, 64, 65, 129):
+        alone = json.loads(done("generate", model, prompts[n], "--seed", 7 + n, "--json", *options))
+        assert rows[n]["generated"] == alone["text"]
+
+
+def test_groups_of_texts_have_room() -> None:
+    texts = [Text(row, "", [0] * length) for row, length in enumerate([10, 20_000, 4000, 4000, 4000, 4000, 1])]
+    found = list(groups(texts, 90))
+    assert [text for group in found for text in group] == texts
+    assert list(map(len, found)) == [1, 1, 4, 1]
+
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "abc", "n": 1, "x": 0.1, "flag": True, "more": "é,\"q\"\n"},
+    {"text": None, "n": None, "x": 1e300, "flag": False, "more": None},
+    {"text": "bad\\\tcab", "n": -5, "x": -0.0, "flag": None, "more": "NA"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    """The same rows in each kind of file."""
+    files = {kind: tmp_path / f"in.{kind}" for kind in ("csv", "tsv", "jsonl", "parquet", "txt")}
+    files["jsonl"].write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    table = pa.Table.from_pylist(ROWS).append_column("day", pa.array([date(2026, 1, 2)] * 3, pa.date32()))
+    table = table.set_column(0, "text", table.column("text").dictionary_encode())  # a factor
+    pq.write_table(table.replace_schema_metadata({"from": "R"}), files["parquet"])
+    for kind, separator in (("csv", ","), ("tsv", "\t")):
+        with files[kind].open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ROWS[0], delimiter=separator)
+            writer.writeheader()
+            writer.writerows(ROWS)
+    files["txt"].write_bytes(b"\xef\xbb\xbfabc\r\n\nbad\\\tcab")
+    return files
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "txt"])
+def test_any_kind_in_any_kind_out(tmp_path: Path, model: str, inputs: dict[str, Path], kind: str) -> None:
+    outs = {to: tmp_path / f"{kind}.{to}" for to in inputs}
+    for out in outs.values():
+        done("score", model, inputs[kind], "--out", out)
+    rows = [json.loads(line) for line in outs["jsonl"].read_text().splitlines()]
+    columns = ["text"] if kind == "txt" else [*ROWS[0], *(["day"] if kind == "parquet" else [])]
+    assert [list(row) for row in rows] == [[*columns, *MEASURES]] * 3
+    assert [row["tokens"] for row in rows] == [2, None, 7]
+    assert [row["text"] or None for row in rows] == [row["text"] for row in ROWS]
+    if kind in ("jsonl", "parquet"):
+        assert [{name: row[name] for name in ROWS[0]} for row in rows] == ROWS
+    table = pq.read_table(outs["parquet"])
+    assert table.column_names == [*columns, *MEASURES]
+    assert [row["nats"] for row in table.to_pylist()] == [row["nats"] for row in rows]
+    if kind == "parquet":
+        before = pq.read_table(inputs[kind])
+        assert table.select(columns).cast(before.schema).equals(before)
+        assert table.schema.field("text").type == before.schema.field("text").type
+        assert rows[0]["day"] == "2026-01-02"
+    for to, separator in (("csv", ","), ("tsv", "\t")):
+        cells = read_csv(outs[to], separator)
+        assert [list(row) for row in cells] == [[*columns, *MEASURES]] * 3
+        assert [row["nats"] for row in cells] == ["" if row["nats"] is None else repr(row["nats"]) for row in rows]
+        if kind in ("csv", "tsv"):
+            assert [list(row.values())[:5] for row in cells] == [
+                ["" if value is None else str(value) for value in row.values()] for row in ROWS
+            ]
+    plain = [line.split("\t") for line in outs["txt"].read_text().split("\n")[:-1]]
+    assert plain == [[row[name] for name in MEASURES] for row in cells]
+
+
+def test_text_lines_hold_a_result_each(tmp_path: Path, model: str) -> None:
+    (tmp_path / "in.txt").write_text("abc\n\nde\n")
+    out = tmp_path / "out.txt"
+    done("generate", model, tmp_path / "in.txt", "--out", out, "--seed", 3, "-n", 40)
+    lines = out.read_text().split("\n")
+    alone = json.loads(done("generate", model, "de", "--seed", 5, "--json", "-n", 40))["text"]
+    assert len(lines) == 4
+    assert "\n" in alone  # or nothing is tested
+    assert lines[1] == ""
+    assert lines[2].replace("\\n", "\n").replace("\\t", "\t").replace("\\\\", "\\") == alone
+
+
+def test_folders_and_patterns(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data/sub").mkdir(parents=True)
+    Path("data/b.jsonl").write_text('{"text": "abc", "b": 1}\n{"b": 2.5}\n')
+    Path("data/a.jsonl").write_text('{"text": "cab", "a": [1]}\n')
+    Path("data/sub/c.jsonl").write_text('{"text": "bad"}\n')
+    Path("data/.hidden.jsonl").write_text("no")
+    done("score", model, "data", "--out", "one.csv")
+    rows = read_csv(Path("one.csv"))
+    assert [row["file"] for row in rows] == ["data/a.jsonl", "data/b.jsonl", "data/b.jsonl"]
+    assert [(row["a"], row["b"]) for row in rows] == [("[1]", ""), ("", "1"), ("", "2.5")]
+    done("score", model, "data/**/*.jsonl", "--out", "one.parquet")
+    assert pq.read_table("one.parquet").column("b").to_pylist() == [None, 1.0, 2.5, None]
+    done("score", model, "data/**/*.jsonl", "--out", "results")
+    assert sorted(path.name for path in Path("results").iterdir()) == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert json.loads(Path("results/c.jsonl").read_text())["tokens"] == 2
+    assert "results/a.jsonl exists already" in failed("score", model, "data", "--out", "results", status=2)
+    assert "has .jsonl and .txt files" in (Path("data/n.txt").write_text("x"), failed(
+        "score", model, "data", "--out", "two.csv"))[1]  # fmt: skip
+
+
+def test_kinds_and_types_in_one_file(tmp_path: Path, model: str, inputs: dict[str, Path]) -> None:
+    """What has no type in common becomes text."""
+    out = tmp_path / "out.parquet"
+    done("score", model, *inputs.values(), "--out", out)
+    rows = pq.read_table(out).to_pylist()
+    assert [row["n"] for row in rows[::3]] == ["1", "1", "1", "1", None]
+    assert [row["text"] or None for row in rows] == [row["text"] for row in ROWS] * 5
+    assert [Path(row["file"]).suffix for row in rows[::3]] == [path.suffix for path in inputs.values()]
+
+
+def test_a_second_model_beside_the_first(tmp_path: Path, model: str) -> None:
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
+    done("score", model, write_csv(tmp_path / "in.csv", ["abc"]), "--out", one)
+    assert "has a column tokens already" in failed("score", model, one, "--out", two)
+    done("score", model, one, "--out", two, "--prefix", "b_")
+    [row] = read_csv(two)
+    assert row["nats"] == row["b_nats"] != ""
+
+
+# What goes wrong
+
+
+DAMAGE: dict[str, tuple[bytes, str]] = {
+    "latin1.csv": (b"id,text\n1,abc\n2,caf\xe9\n", "line 3: this is not UTF-8"),
+    "ragged.csv": (b"id,text\n1,abc\n2,ab,c\n", "line 3: 3 values where the header has 2"),
+    "open.csv": (b'id,text\n1,"abc\n', "see to its double quotes"),
+    "twice.csv": (b"text,text\na,b\n", "2 columns called 'text'"),
+    "empty.csv": (b"", "is empty"),
+    "other.csv": (b"id;body\n1;abc\n", "no column text: give --column one of its own, which are id;body"),
+    "number.jsonl": (b'{"text": "a"}\n{"text": 5}\n', "line 2: text is 5, not a text"),
+    "list.jsonl": (b"[1]\n", "line 1: this is no JSON object"),
+    "cut.jsonl": (b'{"text": "a"}\n{"text"', "line 2: this is no JSON object"),
+    "twice.jsonl": (b'{"text": "a", "text": "b"}\n', "line 1: this is no JSON object (a name stands in it twice)"),
+    "half.jsonl": (b'{"text": "\\ud83d"}\n', "line 1: this is no Unicode text"),
+    "text.parquet": (b"PAR1 but not really", "cannot be read as .parquet"),
+    "a.xlsx": (b"", "must end in .csv"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_found_before_any_work(tmp_path: Path, name: str) -> None:
+    content, message = DAMAGE[name]
+    (tmp_path / name).write_bytes(content)
+    said = failed("score", "no/such-model", tmp_path / name, "--out", tmp_path / "out.csv")
+    assert name in said
+    assert message in said
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_wrong_calls(tmp_path: Path, model: str) -> None:
+    file, out = write_csv(tmp_path / "in.csv", ["abc"]), tmp_path / "out.csv"
+    out.write_text("mine")
+    assert "out.csv exists already" in failed("score", model, file, "--out", out, status=2)
+    assert "is one of the files to read" in failed("score", model, file, "--out", file, "--overwrite", status=2)
+    assert "of no kind" in failed("score", model, file, "--out", tmp_path / "out.xlsx", status=2)
+    assert "there is no folder" in failed("score", model, file, "--out", tmp_path / "no" / "out.csv")
+    assert "stands for no file" in failed("score", model, tmp_path / "*.tsv", "--out", tmp_path / "new.csv")
+    assert "is no file" in failed("score", model, tmp_path / "gone.csv", "--out", tmp_path / "new.csv")
+    assert "--column is for the rows" in failed("score", model, file, "--column", "text", status=2)
+    assert "--workers is for the rows" in failed("generate", model, "abc", "--workers", 2, status=2)
+    assert "give --out" in failed("score", model, file, file, status=2)
+    assert "give --out" in failed("generate", model, "abc", "abc", status=2)
+    assert "nosuch" in failed("score", tmp_path / "nosuch", file, "--out", tmp_path / "new.csv")
+    assert out.read_text() == "mine"
+    done("score", model, file, "--out", out, "--overwrite")
+    assert len(read_csv(out)) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+def test_characters_without_a_token_are_told(tmp_path: Path, model: str) -> None:
+    result = minhub("score", model, write_csv(tmp_path / "in.csv", ["abXc", "Y", "a"]), "--out", tmp_path / "o.csv")
+    assert result.stderr.count("not in the tokenizer's vocabulary") == 2  # a note for each character
+    assert [row["tokens"] for row in read_csv(tmp_path / "o.csv")] == ["2", "", "0"]
+
+
+# Ends before its time
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """An input of six chunks."""
+    return write_csv(tmp_path / "large.csv", some_texts(1500))
+
+
+def stopped(model: str, file: Path, out: Path, by: int, *options: object, parts: int = 1) -> str:
+    """A job that a signal ends when some parts are there; what it says."""
+    errors = out.with_name("errors")
+    process = start("score", model, file, "--out", out, *options, errors=errors)
+    wait_for(process, lambda: parts_of(out) >= parts)
+    os.kill(process.pid, by)
+    process.join()
+    assert process.exitcode != 0
+    assert parts_of(out) >= parts  # or it was not in the middle
+    assert not out.exists()
+    return " ".join(errors.read_text().split())
+
+
+def test_killed_and_resumed(tmp_path: Path, model: str, large: Path) -> None:
+    whole, out = tmp_path / "whole.parquet", tmp_path / "out.parquet"
+    done("score", model, large, "--out", whole)
+    for parts in (1, 3):
+        stopped(model, large, out, signal.SIGKILL, parts=parts)
+    made = {path.name: path.stat().st_mtime_ns for path in Parts(out).folder.glob("part-*")}
+    stopped(model, large, out, signal.SIGKILL, parts=len(made) + 1)
+    assert made.items() <= {p.name: p.stat().st_mtime_ns for p in Parts(out).folder.glob("part-*")}.items()
+    done("score", model, large, "--out", out)
+    assert out.read_bytes() == whole.read_bytes()
+    assert not Parts(out).folder.exists()
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, model: str, large: Path) -> None:
+    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
+    said = stopped(model, large, out, signal.SIGINT)
+    assert "of 1,500 rows are done" in said
+    assert f"in {out}.parts: the same command goes on from there." in said
+    assert "Traceback" not in said
+    done("score", model, large, "--out", out)
+    done("score", model, large, "--out", whole)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_another_job_does_not_go_on_with_parts(tmp_path: Path, model: str, large: Path) -> None:
+    out = tmp_path / "out.csv"
+    stopped(model, large, out, signal.SIGKILL)
+    parts = parts_of(out)
+    command = ["score", model, large, "--out", out]
+    assert "the model's settings changed" in failed(*command, "--quantize", "int8")
+    assert "--prefix changed" in failed(*command, "--prefix", "x")
+    assert "the command changed" in failed("generate", *command[1:])
+    content = large.read_bytes()
+    large.write_bytes(content + b"9999,abc,x\n")
+    assert "the input files changed" in failed(*command)
+    large.write_bytes(content)
+    weights = Path(model) / "model.safetensors"
+    before = weights.read_bytes()
+    try:
+        weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        assert "the model's files changed" in failed(*command)
+    finally:
+        weights.write_bytes(before)
+    assert parts_of(out) == parts
+    with Parts(out).locked():
+        assert "another process is writing" in failed(*command)
+    done(*command, "--overwrite", "--prefix", "x")
+    assert "xnats" in read_csv(out)[0]
+
+
+def test_a_drawn_seed_is_that_of_the_resumed_job(tmp_path: Path, model: str) -> None:
+    file, out = write_csv(tmp_path / "in.csv", [text or "a" for text in some_texts(300)]), tmp_path / "out.csv"
+    process = start("generate", model, file, "--out", out, "-n", 8)
+    wait_for(process, lambda: parts_of(out) >= 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    seed = json.loads((Parts(out).folder / "job.json").read_text())["settings"]["seed"]
+    done("generate", model, file, "--out", out, "-n", 8)
+    done("generate", model, file, "--out", tmp_path / "again.csv", "-n", 8, "--seed", seed)
+    assert out.read_bytes() == (tmp_path / "again.csv").read_bytes()
+
+
+@pytest.mark.parametrize("out", ["out.csv", "folder"])
+def test_killed_at_the_last_moment(tmp_path: Path, model: str, out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is complete, and not in its place: the same command puts it there, another one leaves it alone."""
+    file = write_csv(tmp_path / "in.csv", ["abc"])
+    command = ["score", model, file, "--out", tmp_path / out]
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "recover", lambda _: None)
+        done(*command)
+    target = tmp_path / out / "in.csv" if out == "folder" else tmp_path / out
+    assert not target.exists()
+    assert "was complete" in minhub(*command).stderr
+    assert len(read_csv(target)) == 1
+    assert not Parts(tmp_path / out).folder.exists()
+    assert "exists already" in failed(*command, status=2)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, model: str, large: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small file system")
+    try:
+        said = failed("score", model, large, "--out", disk / "out.csv")
+        assert "out.csv.parts cannot be written (No space left on device): make room" in said
+        assert "rows are done" in said
+        assert parts_of(disk / "out.csv") >= 1
+        subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
+        done("score", model, large, "--out", disk / "out.csv")
+        done("score", model, large, "--out", tmp_path / "whole.csv")
+        assert (disk / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+# Several processes
+
+
+def test_workers_make_the_same_and_end_with_their_parent(tmp_path: Path, model: str, large: Path) -> None:
+    whole, out, killed = tmp_path / "whole.csv", tmp_path / "out.csv", tmp_path / "killed.csv"
+    done("score", model, large, "--out", whole)
+    command = ["score", model, large, "--out", out, "--workers", "2"]
+    process = start(*command, errors=tmp_path / "errors")
+    wait_for(process, lambda: parts_of(out) >= 1)
+    parent = psutil.Process(process.pid)
+    workers = [each for each in parent.children() if "spawn_main" in " ".join(each.cmdline())]
+    assert len(workers) == 2
+    workers[0].kill()
+    process.join()
+    said = " ".join((tmp_path / "errors").read_text().split())
+    assert "a worker was ended from outside (exit code -9)" in said
+    assert "the same command goes on" in said
+    done(*command[:-2])
+    assert out.read_bytes() == whole.read_bytes()
+
+    process = start("score", model, large, "--out", killed, "--workers", "2", errors=tmp_path / "errors")
+    wait_for(process, lambda: parts_of(killed) >= 1)
+    workers = psutil.Process(process.pid).children()
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert alive == []
+    done("score", model, large, "--out", killed)
+    assert killed.read_bytes() == whole.read_bytes()
+
+
+# At length
+
+
+def texts_of_shakespeare(count: int) -> Iterator[str]:
+    draw = random.Random(2)
+    words = "the king of England shall speak and love my lord, thou art a fool; to be or not ROMEO: JULIET:".split()
+    for _ in range(count):
+        yield " ".join(draw.choices(words, k=draw.randrange(1, 6)))
+
+
+def measured(arguments: list[object], pipe: Any) -> None:
+    main(list(map(str, arguments)), standalone_mode=False)
+    status = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
+    pipe.send(int(status["VmHWM"].split()[0]) * 1024)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_hundred_thousand_rows_in_steady_memory(tmp_path: Path, model: str, kind: str) -> None:
+    peaks = {}
+    for count in (1_000, 100_000):
+        file = write_csv(tmp_path / f"{count}.csv", some_texts(count, 16))
+        if kind == "parquet":
+            done("generate", model, file, "--out", tmp_path / f"{count}.parquet", "-n", 0)
+            file = tmp_path / f"{count}.parquet"
+        ours, theirs = SERVER.Pipe()
+        process = SERVER.Process(
+            target=measured, args=(["score", model, file, "--out", tmp_path / f"{count}-out.{kind}"], theirs)
+        )
+        process.start()
+        peaks[count] = ours.recv()
+        process.join()
+    print({count: f"{peak / 1e6:.0f} MB" for count, peak in peaks.items()})
+    assert peaks[100_000] - peaks[1_000] < 200e6
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_twenty_kills_at_random_moments(tmp_path: Path, model: str, workers: int) -> None:
+    """Each after a random time; those that come before the first row, and at the end, count too."""
+    file = write_csv(tmp_path / "in.csv", some_texts(100_000, 16))
+    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
+    done("score", model, file, "--out", whole)
+    draw, rows = random.Random(3), []
+    command = [sys.executable, "-m", "minhub_py", "score", model, file, "--out", out, "--workers", workers]
+    for kill in range(20):
+        process = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
+        before, more = parts_of(out), draw.randrange(1, 16)
+        while process.poll() is None and parts_of(out) < before + more:
+            pass
+        try:
+            process.wait(draw.random() / 5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.wait()
+        rows.append(parts_of(out))
+        assert not out.exists(), f"kill {kill} came too late: {rows}"
+    done("score", model, file, "--out", out, "--workers", workers)
+    print("parts after each kill:", rows)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("default")
+def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, model: str) -> None:
+    """Two nodes on this machine, of which one is killed in the middle: the file is that of a single process."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    file = write_csv(tmp_path / "in.csv", some_texts(20_000, 16))
+    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
+    done("score", model, file, "--out", whole)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        lost = cluster.add_node(num_cpus=2)
+        process = start("score", model, file, "--out", out, "--ray", cluster.address, errors=tmp_path / "errors")
+        wait_for(process, lambda: parts_of(out) >= 5)
+        assert process.exitcode is None
+        before = parts_of(out)
+        cluster.remove_node(lost, allow_graceful=False)
+        process.join()
+        assert process.exitcode == 0, (tmp_path / "errors").read_text()
+        print(f"{before} of {-(-20_000 // 256)} parts were there when the node was lost")
+        assert out.read_bytes() == whole.read_bytes()
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.soak
+def test_no_ray_cluster(tmp_path: Path, model: str) -> None:
+    pytest.importorskip("ray")
+    file, out = write_csv(tmp_path / "in.csv", ["abc"]), tmp_path / "out.csv"
+    assert "there is no Ray cluster at" in failed("score", model, file, "--out", out, "--ray", "auto")
+    assert not Parts(out).folder.exists()
