@@ -282,7 +282,7 @@ def join(call: Call, parts: Parts, found: Sequence[Source], results: Sequence[Co
             for batch in batches(source.path):
                 places, beside = [], []
                 for place in range(len(batch)):
-                    for result in next(made):
+                    for result in next(made, ()):  # none, if the input has grown meanwhile
                         missing += all(value is None for value in result.values())
                         named = {call.prefix + name: value for name, value in result.items()}
                         beside.append({"file": str(source.path), **named} if merged else named)
