@@ -7,7 +7,7 @@ record is the same goes on; another is refused.
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
@@ -87,7 +87,11 @@ def run(call: Call, progress: Callable[[int, int], object], kept: Callable[[int,
     total = sum(source.rows for source in found)
     if not parts.folder.parent.is_dir():
         raise FileNotFoundError(f"{call.out} cannot be written: there is no folder {parts.folder.parent}")
-    rows = 0
+    size, begun = TASKS[call.task].chunk, False
+
+    def rows_of(numbers: Iterable[int]) -> int:
+        return sum(min(size, total - number * size) for number in numbers)
+
     with parts.locked():
         try:
             work, record = describe(call, found)
@@ -95,20 +99,20 @@ def run(call: Call, progress: Callable[[int, int], object], kept: Callable[[int,
                 return None
             check_free(call, outputs)
             record = begin(call, parts, record)
-            size, done = TASKS[call.task].chunk, parts.numbers()
-            rows = sum(min(size, total - number * size) for number in done)
+            done, begun = parts.numbers(), True
+            rows = rows_of(done)
             progress(rows, total)
             if rows < total:
                 work = replace(work, settings=record["settings"])
                 for number, content in compute(call, work, chunks(found, call.column, size, done)):
                     parts.put(number, content)
-                    rows += min(size, total - number * size)
+                    rows += rows_of([number])
                     progress(rows, total)
             outcome = join(call, parts, found, results, -(-total // size))
             parts.finish(record)
         except BaseException:
-            if rows:
-                kept(rows, total, parts.folder)
+            if begun and (done := parts.numbers()):
+                kept(rows_of(done), total, parts.folder)
             elif parts.are_none():
                 parts.forget()
             raise

@@ -63,7 +63,7 @@ class Parts:
 
     def numbers(self) -> set[int]:
         """The chunks whose parts are there."""
-        names = [path.name for path in self.folder.iterdir()]
+        names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         return {int(name.removeprefix("part-")) for name in names if name.startswith("part-")}
 
     def are_none(self) -> bool:
