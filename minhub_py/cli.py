@@ -540,8 +540,8 @@ def score(
     With --out, each row of FILEs is a text of its own, and the same measures become columns beside it:
 
     \b
-      minhub score gpt2 reviews.csv --column review --out scored.csv
-      minhub score gpt2 "texts/*.jsonl" --out scored.parquet --workers 4
+      minhub score gpt2 in.csv --column review --out out.csv
+      minhub score gpt2 'texts/*.jsonl' --out scored.parquet
 
     FILEs may be .csv, .tsv, .jsonl, .parquet (pip install 'minhub_py[tables]'), .txt with one text a line, folders
     of such files, and patterns. If the work is interrupted, by Ctrl-C or a crash, the same command goes on where it
