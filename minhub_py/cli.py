@@ -580,6 +580,38 @@ def score(
     ])  # fmt: skip
 
 
+@main.command()
+@model_argument
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@tables.table_options(required=True)
+@click.option("--ignore-regex", default="", metavar="REGEX",
+              help=r"Tokens that add nothing to a word: '^[^\w\s]$' leaves out punctuation.")  # fmt: skip
+@click.option("--bos/--no-bos", default=None,
+              help="Begin texts with the model's token for that, so that first words are predicted.")  # fmt: skip
+@revision_option
+@device_option
+@dtype_option
+@quantize_option
+@json_option
+def words(
+    model: str, files: tuple[str, ...], ignore_regex: str, bos: bool | None, revision: str, device: str, dtype: str,
+    quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Measure how predictable each word is.
+
+    Each row of FILEs has a text in its --column, and becomes a row for each of its words, with columns beside it:
+    word_n, word, tokens, logprob (nats), surprisal (bits), and entropy (bits) before the word.
+
+    \b
+      minhub words gpt2 in.csv --column sentence --out out.csv
+
+    See `minhub score` for what FILEs may be, and for what happens when the work is interrupted.
+    """
+    settings = {"ignore_regex": ignore_regex, "bos": bos}
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    tables.run("words", model, files, tables.take(options) or {}, settings, loading, as_json)
+
+
 def training_options(command: F) -> F:
     """The options of `train`, in the order of --help. `train.settings.Settings` has their defaults and checks them."""
     whole, part = click.IntRange(min=1), click.FloatRange(0, 1)

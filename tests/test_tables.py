@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 
 from minhub_py import from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
 from minhub_py import score as score_ids
+from minhub_py.analysis.words import word_logprobs
 from minhub_py.cli import main
 from minhub_py.files.tokenizer import characters
 from minhub_py.tables.parts import Parts
@@ -141,6 +142,21 @@ def test_a_row_has_the_text_of_its_prompt_alone(tmp_path: Path, model: str) -> N
     for n in (0, 1, 63, 64, 65, 129):
         alone = json.loads(done("generate", model, prompts[n], "--seed", 7 + n, "--json", *options))
         assert rows[n]["generated"] == alone["text"]
+
+
+def test_a_row_for_each_word(tmp_path: Path, model: str) -> None:
+    texts = ["ab cd  bad", "", "cab", " \n"]
+    out = tmp_path / "out.csv"
+    assert "4 rows" in done("words", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
+    rows = read_csv(out)
+    assert [(row["id"], row["word_n"], row["word"]) for row in rows] == [
+        ("0000", "1", "ab"), ("0000", "2", "cd"), ("0000", "3", "bad"), ("0001", "", ""), ("0002", "1", "cab"),
+        ("0003", "", ""),
+    ]  # fmt: skip
+    alone = word_logprobs(from_pretrained(model), tokenizer_from_pretrained(model), ["ab", "cd", "bad"])
+    for name in ("tokens", "logprob", "surprisal", "entropy"):
+        numbers = [float(row[name] or "nan") for row in rows[:3]]
+        assert str(numbers) == str(list(map(float, alone[name])))
 
 
 def test_groups_of_texts_have_room() -> None:

@@ -95,11 +95,31 @@ def groups(texts: Sequence[Text], new: int) -> Iterator[Sequence[Text]]:
         yield texts[start:]
 
 
+def words(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any) -> list[Results]:
+    """How predictable each word of each text is: a row a word. Words are what stands between spaces and line ends."""
+    from minhub_py.analysis.words import word_logprobs
+
+    split = [(place, word) for place, text in enumerate(texts) for word in text.text.split()]
+    found = word_logprobs(model, tokenizer, [word for _, word in split], by=[place for place, _ in split], **settings)
+    names = [column.name for column in WORDS[2:]]
+    made: list[Results] = [[] for _ in texts]
+    for (place, word), *values in zip(split, *(found[name].tolist() for name in names), strict=True):
+        numbers = {name: None if math.isnan(value) else value for name, value in zip(names, values, strict=True)}
+        made[place].append({"word_n": len(made[place]) + 1, "word": word, **numbers})
+    return made
+
+
 SCORE = (
     Column("tokens", "int64"), Column("characters", "int64"), Column("nats", "float64"),
     Column("nats_per_token", "float64"), Column("perplexity", "float64"), Column("bits_per_character", "float64"),
 )  # fmt: skip
+WORDS = (
+    Column("word_n", "int64"), Column("word", "string"), Column("tokens", "int64"), Column("logprob", "float64"),
+    Column("surprisal", "float64"), Column("entropy", "float64"),
+)  # fmt: skip
+
 TASKS: Mapping[str, Task] = {
     "score": Task(score, SCORE, 256, "Scoring"),
     "generate": Task(generate, (Column("generated", "string"),), 64, "Generating"),
+    "words": Task(words, WORDS, 128, "Scoring words"),
 }
