@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -94,22 +95,16 @@ def processes(work: Work, chunks: Iterable[Chunk], count: int) -> Iterator[tuple
             child.start()
             theirs.close()  # so that each end is closed when its process is gone
             children[ours] = child
-        busy = [connection for connection in children if send_next(connection, waiting)]
+        busy = [connection for connection, child in children.items() if send_next(connection, waiting, child)]
         while busy:
             for connection in wait(busy):
                 assert isinstance(connection, Connection)
-                try:
+                with alive(children[connection]):
                     answer = connection.recv()
-                except EOFError:
-                    children[connection].join()
-                    raise ChildProcessError(
-                        f"a worker was ended from outside (exit code {children[connection].exitcode}), as the system "
-                        "does where memory is short: give fewer --workers"
-                    ) from None
                 if isinstance(answer, BaseException):
                     raise answer
                 yield answer
-                if not send_next(connection, waiting):
+                if not send_next(connection, waiting, children[connection]):
                     busy.remove(connection)
     finally:
         for connection, child in children.items():
@@ -118,12 +113,26 @@ def processes(work: Work, chunks: Iterable[Chunk], count: int) -> Iterator[tuple
             child.join()
 
 
-def send_next(connection: Any, chunks: Iterator[Chunk]) -> bool:
+def send_next(connection: Any, chunks: Iterator[Chunk], child: Any) -> bool:
     """Send the next chunk; False: there is none."""
     for chunk in chunks:
-        connection.send(chunk)
+        with alive(child):
+            connection.send(chunk)
         return True
     return False
+
+
+@contextmanager
+def alive(child: Any) -> Iterator[None]:
+    """ChildProcessError: the other end of a connection was killed."""
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        child.join()
+        raise ChildProcessError(
+            f"a worker was ended from outside (exit code {child.exitcode}), as the system does where memory is short: "
+            "give fewer --workers"
+        ) from None
 
 
 def serve(connection: Any, work: Work, speaks: bool) -> None:
@@ -136,8 +145,8 @@ def serve(connection: Any, work: Work, speaks: bool) -> None:
         while True:
             chunk = connection.recv()
             connection.send((chunk.number, compute(chunk)))
-    except (EOFError, BrokenPipeError):
-        sys.exit()
+    except (EOFError, ConnectionError):
+        sys.exit()  # the parent has ended
     except (ValueError, OSError, MemoryError) as error:
         connection.send(type(error)(str(error)))
     except Exception:
