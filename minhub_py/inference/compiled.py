@@ -277,7 +277,9 @@ class CompiledReader(EagerReader):
         sizes = [buffer.size(-2) for buffer in keys]
         # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), a panel of weights and its sums; the
         # scores of all positions for QUERIES tokens; or the 16-bit codes of 16 rows.
-        need = max(MOST_TOKENS * (256 + 64) + PANEL + MOST_TOKENS * 32 * 16, QUERIES * (max(sizes) + 16), self.width * 8)
+        need = max(
+            MOST_TOKENS * (256 + 64) + PANEL + MOST_TOKENS * 32 * 16, QUERIES * (max(sizes) + 16), self.width * 8
+        )
         if self.scratch.numel() < self.threads * need:
             self.scratch = torch.empty(self.threads * need)
         return Call(
