@@ -612,6 +612,37 @@ def words(
     tables.run("words", model, files, tables.take(options) or {}, settings, loading, as_json)
 
 
+@main.command()
+@model_argument
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@tables.table_options(required=True)
+@click.option("--layer", default=-1, show_default=True, help="Layer; 0 is the embeddings, -1 the last.")
+@click.option("--pool", type=click.Choice(["mean", "last"]), default="mean", show_default=True,
+              help="What becomes of the tokens: their mean, or the last.")  # fmt: skip
+@revision_option
+@device_option
+@dtype_option
+@quantize_option
+@json_option
+def embed(
+    model: str, files: tuple[str, ...], layer: int, pool: str, revision: str, device: str, dtype: str,
+    quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Turn texts into numbers.
+
+    Each row of FILEs has a text in its --column, and gets the hidden states of the model for it: a column `embedding`
+    of lists, or, in .csv and .tsv, a column for each number: embedding_1, embedding_2 and so on.
+
+    \b
+      minhub embed gpt2 in.csv --out vectors.parquet
+
+    See `minhub score` for what FILEs may be, and for what happens when the work is interrupted.
+    """
+    settings = {"layer": layer, "pool": pool}
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    tables.run("embed", model, files, tables.take(options) or {}, settings, loading, as_json)
+
+
 def training_options(command: F) -> F:
     """The options of `train`, in the order of --help. `train.settings.Settings` has their defaults and checks them."""
     whole, part = click.IntRange(min=1), click.FloatRange(0, 1)

@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 
 from minhub_py import from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
 from minhub_py import score as score_ids
+from minhub_py.analysis.embed import embed
 from minhub_py.analysis.words import word_logprobs
 from minhub_py.cli import main
 from minhub_py.files.tokenizer import characters
@@ -157,6 +158,23 @@ def test_a_row_for_each_word(tmp_path: Path, model: str) -> None:
     for name in ("tokens", "logprob", "surprisal", "entropy"):
         numbers = [float(row[name] or "nan") for row in rows[:3]]
         assert str(numbers) == str(list(map(float, alone[name])))
+
+
+def test_vectors_of_texts(tmp_path: Path, model: str) -> None:
+    texts = ["ab cd", "", "b" * 40, "a"]
+    file = write_csv(tmp_path / "in.csv", texts)
+    for kind in ("csv", "parquet", "jsonl"):
+        done("embed", model, file, "--out", tmp_path / f"out.{kind}", "--layer", 1, "--pool", "last")
+    found = embed(from_pretrained(model), tokenizer_from_pretrained(model), texts[::2], layer=1, pool="last")
+    rows = pq.read_table(tmp_path / "out.parquet").column("embedding").to_pylist()
+    assert rows[1] is None
+    assert torch.allclose(torch.tensor(rows[::2]), found, atol=1e-6)
+    cells = [[row[f"embedding_{place}"] for place in range(1, 17)] for row in read_csv(tmp_path / "out.csv")]
+    assert cells[1] == [""] * 16
+    assert torch.equal(torch.tensor([[float(cell) for cell in row] for row in cells[::2]]), torch.tensor(rows[::2]))
+    lines = [json.loads(line)["embedding"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert torch.equal(torch.tensor(lines[::2]), torch.tensor(rows[::2]))
+    assert "layer" in failed("embed", model, file, "--out", tmp_path / "other.csv", "--layer", 9)
 
 
 def test_groups_of_texts_have_room() -> None:

@@ -109,6 +109,14 @@ def words(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings:
     return made
 
 
+def embed(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any) -> list[Results]:
+    """The vector of each text, in as few digits as tell its float32 numbers from all others."""
+    from minhub_py.analysis.embed import embed as vectors
+
+    found = vectors(model, tokenizer, [text.text for text in texts], **settings).numpy()
+    return [[{"embedding": [float(str(number)) for number in row]}] for row in found]
+
+
 SCORE = (
     Column("tokens", "int64"), Column("characters", "int64"), Column("nats", "float64"),
     Column("nats_per_token", "float64"), Column("perplexity", "float64"), Column("bits_per_character", "float64"),
@@ -122,4 +130,5 @@ TASKS: Mapping[str, Task] = {
     "score": Task(score, SCORE, 256, "Scoring"),
     "generate": Task(generate, (Column("generated", "string"),), 64, "Generating"),
     "words": Task(words, WORDS, 128, "Scoring words"),
+    "embed": Task(embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False),
 }
