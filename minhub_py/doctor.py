@@ -28,6 +28,7 @@ PACKAGES = {
     "click": "8.1",
     "rich": "13",
     "jinja2": "3.1.6",
+    "filelock": "3.13",
 }
 # The build of PyTorch to install, by the CUDA version that the driver supports. Within a major version any driver runs
 # any build.
