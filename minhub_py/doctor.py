@@ -22,10 +22,10 @@ PACKAGES = {
     "torch": "2.4",
     "numpy": "1.26",
     "safetensors": "0.5",
-    "tokenizers": "0.22",
+    "tokenizers": "0.23.3",
     "huggingface_hub": "2.4",
     "httpx2": "2",
-    "click": "8.1",
+    "click": "8.4.2",
     "rich": "13",
     "jinja2": "3.1.6",
     "filelock": "3.13",
@@ -35,6 +35,15 @@ PACKAGES = {
 WHEELS = {(13, 0): "13.0", (12, 0): "12.6"}
 # R's shared library, which rpy2 loads: on Linux, macOS and Windows.
 LIBR = ("lib/libR.so", "lib/libR.dylib", "bin/x64/R.dll")
+# Why the decoder in C has chosen its kernels.
+KERNELS = {
+    "amx": "the processor has AVX-512 and AMX",
+    "vnni": "the processor has AVX-512 with VNNI, and not AMX, or may not use it",
+    "avx512": "the processor has AVX-512",
+    "avx2": "the processor has AVX2, and not all of AVX-512",
+    "neon": "a 64-bit ARM processor",
+    "plain": "the processor has neither AVX2 nor NEON",
+}
 DRIVERS = "https://www.nvidia.com/drivers"
 BUILDS = "https://pytorch.org/get-started/locally"
 
@@ -136,8 +145,9 @@ def _devices() -> Iterator[Finding]:
 def judge_decoder(library: object, detail: str) -> Finding:
     """Whether the decoder in C is compiled. It is optional: without it, a CPU generates text more slowly."""
     if library is not None:
-        return Finding("decoder in C", f"{detail} kernels", True)
-    again = "install a C compiler, then reinstall this package"
+        return Finding("decoder in C", f"{detail} kernels: {KERNELS[detail]}", True)
+    compiler = "clang" if sys.platform == "win32" else "a C compiler"
+    again = f"install {compiler}, then reinstall this package"
     return Finding("decoder in C", f"{detail}; generation on a CPU uses PyTorch, which is slower", True, again)
 
 

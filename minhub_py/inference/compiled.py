@@ -55,9 +55,9 @@ does not know, no compiler when the package was installed) is left to `EagerRead
 
 import ctypes
 import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from importlib.machinery import PathFinder
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -140,12 +140,12 @@ INTERFACE = 12 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 @cache
 def opened() -> tuple[Any, str]:
-    """native/decoder.c as setuptools has compiled it, and its kernels' name; or None, and why not."""
-    found = PathFinder.find_spec("minhub_py.inference._decoder", [str(Path(__file__).parent)])
-    if found is None or found.origin is None:
+    """native/decoder.c as setup.py has compiled it, and its kernels' name; or None, and why not."""
+    found = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")
+    if not found.exists():
         return None, "not compiled when the package was installed"
     try:
-        library = ctypes.CDLL(found.origin)
+        library = ctypes.CDLL(str(found))
     except OSError as error:  # compiled on another system
         return None, f"does not load: {error}"
     if not hasattr(library, "interface") or interface_of(library) != INTERFACE:

@@ -9,20 +9,19 @@
 
 #define _GNU_SOURCE
 #include <math.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
-#define API __attribute__((visibility("default")))
+#include "system.h"
+
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -188,6 +187,12 @@ static uint16_t float_to_bfloat16(float value) {
 
 static int vnni, tiles; /* whether products of INT8 use these instructions of x86 */
 
+#if defined(__aarch64__)
+#define NEON 1 /* which every such processor has */
+#else
+#define NEON 0
+#endif
+
 #define TARGET plain
 #define LANES 4
 #include "kernels.h"
@@ -233,7 +238,7 @@ static const kernels *chosen;
 
 /* Takes the best kernels that the processor runs, or those of a name; gives their name, or NULL: it has no such. */
 API const char *choose(const char *name) {
-    static const char *const names[] = {"amx", "vnni", "avx512", "avx2", "plain"}; /* each has what follows it, too */
+    static const char *const names[] = {"amx", "vnni", "avx512", "avx2", NEON ? "neon" : "plain"}; /* each has what follows it, too */
     int has[] = {0, 0, 0, 0, 1};
 #if defined(__x86_64__)
     unsigned a, b, c = 0, d; /* not all compilers have names for f16c, bit 29, and vnni, bit 11 */
@@ -285,10 +290,10 @@ enum { MOST_THREADS = 64, CHUNK_BITS = 20 };
 static const uint64_t CHUNK_MASK = (1u << CHUNK_BITS) - 1;
 
 static struct {
-    pthread_mutex_t caller; /* held by the thread whose jobs these are */
-    pthread_mutex_t lock;   /* of `wake` and `more` */
-    pthread_cond_t wake;    /* there is a job */
-    pthread_cond_t more;    /* more threads take part */
+    mutex caller;           /* held by the thread whose jobs these are */
+    mutex guard;            /* of `wake` and `more` */
+    condition wake;         /* there is a job */
+    condition more;         /* more threads take part */
     int helpers;            /* started */
     uint64_t jobs;          /* so far */
     atomic_int threads;     /* that take part */
@@ -299,8 +304,7 @@ static struct {
     struct { /* number of the job | end of the stretch | its next chunk: in one word, so that they agree */
         _Alignas(64) atomic_uint_fast64_t ticket;
     } stretches[MOST_THREADS];
-} pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER,
-          .more = PTHREAD_COND_INITIALIZER};
+} pool = {.caller = MUTEX, .guard = MUTEX, .wake = CONDITION, .more = CONDITION};
 
 static inline void breathe(void) {
 #if defined(__x86_64__)
@@ -308,12 +312,6 @@ static inline void breathe(void) {
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
-}
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
 static inline int is_open(uint64_t ticket) {
@@ -343,7 +341,7 @@ static int any_open(void) {
     return 0;
 }
 
-static void *help(void *number) {
+static THREAD help(void *number) {
     const int thread = (int)(intptr_t)number;
     double idle_since = now();
     for (unsigned turn = 1;; turn++) {
@@ -360,25 +358,23 @@ static void *help(void *number) {
         } else if (turn % 64) {
             breathe();
         } else if (now() - idle_since < 1e-3) {
-            sched_yield();
+            give_way();
         } else {
-            pthread_mutex_lock(&pool.lock);
-            while (thread >= atomic_load(&pool.threads)) pthread_cond_wait(&pool.more, &pool.lock);
+            lock(&pool.guard);
+            while (thread >= atomic_load(&pool.threads)) wait_for(&pool.more, &pool.guard);
             atomic_fetch_add(&pool.asleep, 1); /* before looking again: who makes a job now sees it, and wakes us */
-            while (thread < atomic_load(&pool.threads) && !any_open()) pthread_cond_wait(&pool.wake, &pool.lock);
+            while (thread < atomic_load(&pool.threads) && !any_open()) wait_for(&pool.wake, &pool.guard);
             atomic_fetch_sub(&pool.asleep, 1);
-            pthread_mutex_unlock(&pool.lock);
+            unlock(&pool.guard);
             idle_since = now();
         }
     }
-    return NULL;
+    return 0;
 }
 
 static void after_fork(void) { /* the child has none of the threads, and locks as they happened to be */
-    pthread_mutex_init(&pool.caller, NULL);
-    pthread_mutex_init(&pool.lock, NULL);
-    pthread_cond_init(&pool.wake, NULL);
-    pthread_cond_init(&pool.more, NULL);
+    pool.caller = pool.guard = (mutex)MUTEX;
+    pool.wake = pool.more = (condition)CONDITION;
     pool.helpers = 0;
     atomic_store(&pool.asleep, 0);
     atomic_store(&pool.threads, 0);
@@ -386,18 +382,8 @@ static void after_fork(void) { /* the child has none of the threads, and locks a
 }
 
 static void start_helpers(int wanted) {
-    static int registered;
-    if (!registered) registered = !pthread_atfork(NULL, NULL, after_fork);
-    sigset_t every, before; /* signals are for the program's own threads */
-    sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, &before);
-    while (pool.helpers < wanted) {
-        pthread_t thread;
-        if (pthread_create(&thread, NULL, help, (void *)(intptr_t)(pool.helpers + 1))) break; /* fewer will do */
-        pthread_detach(thread);
-        pool.helpers++;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    in_each_child(after_fork);
+    while (pool.helpers < wanted && start(help, pool.helpers + 1)) pool.helpers++; /* fewer will do */
 }
 
 static void parallel(int64_t chunks, work *run, void *context, int alone) {
@@ -415,9 +401,9 @@ static void parallel(int64_t chunks, work *run, void *context, int alone) {
         atomic_store(&pool.stretches[i].ticket, pool.jobs << 2 * CHUNK_BITS | end << CHUNK_BITS | first);
     }
     if (atomic_load(&pool.asleep)) {
-        pthread_mutex_lock(&pool.lock);
-        pthread_cond_broadcast(&pool.wake);
-        pthread_mutex_unlock(&pool.lock);
+        lock(&pool.guard);
+        wake_all(&pool.wake);
+        unlock(&pool.guard);
     }
     int64_t chunk;
     while (take(0, &chunk)) {
@@ -426,7 +412,7 @@ static void parallel(int64_t chunks, work *run, void *context, int alone) {
     }
     for (unsigned turn = 1; atomic_load_explicit(&pool.left, memory_order_acquire); turn++)
         if (turn % 1024) breathe();
-        else sched_yield();
+        else give_way();
 }
 
 /* --- operations --- */
@@ -919,18 +905,18 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
 
 /* Runs the operations for the tokens of the call. A second thread of the program that comes meanwhile works alone. */
 API void decode(const operation *ops, int64_t count, const call *c) {
-    int alone = c->threads < 2 || pthread_mutex_trylock(&pool.caller) != 0;
+    int alone = c->threads < 2 || !try_lock(&pool.caller);
     if (!alone) {
         const int threads = c->threads < MOST_THREADS ? c->threads : MOST_THREADS;
         if (pool.helpers < threads - 1) start_helpers(threads - 1);
         const int before = atomic_exchange(&pool.threads, pool.helpers + 1 < threads ? pool.helpers + 1 : threads);
         if (before != atomic_load(&pool.threads)) {
-            pthread_mutex_lock(&pool.lock);
-            pthread_cond_broadcast(&pool.wake); /* whoever is too many goes to wait for `more` */
-            pthread_cond_broadcast(&pool.more);
-            pthread_mutex_unlock(&pool.lock);
+            lock(&pool.guard);
+            wake_all(&pool.wake); /* whoever is too many goes to wait for `more` */
+            wake_all(&pool.more);
+            unlock(&pool.guard);
         }
     }
     run(ops, count, c, alone);
-    if (!alone) pthread_mutex_unlock(&pool.caller);
+    if (!alone) unlock(&pool.caller);
 }

@@ -6,7 +6,7 @@
  * a single id give the same bits.
  *
  * Vectors are those of GCC and clang (vector_size), so that a plain C compiler for any processor makes something of
- * them; where compilers convert badly (8 and 16 bits), x86's own instructions stand beside. */
+ * them; where compilers convert badly (8 and 16 bits), x86's and ARM's own instructions stand beside. */
 
 #define PASTE(a, b) a##_##b
 #define EXPAND(a, b) PASTE(a, b)
@@ -45,6 +45,8 @@ INLINE vec NAME(load_bfloat16)(const uint16_t *from) {
     return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)from)), 16);
 #elif LANES == 8
     return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)from)), 16);
+#elif NEON
+    return (vec)vshll_n_u16(vld1_u16(from), 16);
 #else
     bits found;
     for (int lane = 0; lane < LANES; lane++) found[lane] = (uint32_t)from[lane] << 16;
@@ -57,6 +59,8 @@ INLINE vec NAME(load_float16)(const uint16_t *from) {
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)from));
 #elif LANES == 8
     return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const void *)from));
+#elif NEON
+    return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 #else
     vec found;
     for (int lane = 0; lane < LANES; lane++) found[lane] = half_to_float(from[lane]);
@@ -64,11 +68,27 @@ INLINE vec NAME(load_float16)(const uint16_t *from) {
 #endif
 }
 
+#if NEON
+/* 4 bytes, each the highest of a 32-bit number: a conversion that divides by 2 to the 24 makes signed numbers of them. */
+INLINE int32x4_t NAME(raised)(uint8x16_t bytes) {
+    const uint8x16_t places = {16, 16, 16, 0, 16, 16, 16, 1, 16, 16, 16, 2, 16, 16, 16, 3}; /* 16: there is none, so 0 */
+    return vreinterpretq_s32_u8(vqtbl1q_u8(bytes, places));
+}
+
+INLINE uint8x16_t NAME(four_bytes)(const void *from) {
+    uint32_t word;
+    memcpy(&word, from, 4);
+    return vreinterpretq_u8_u32(vdupq_n_u32(word));
+}
+#endif
+
 INLINE vec NAME(load_int8)(const int8_t *from) {
 #if LANES == 16
     return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from)));
 #elif LANES == 8
     return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from)));
+#elif NEON
+    return (vec)vcvtq_n_f32_s32(NAME(raised)(NAME(four_bytes)(from)), 24);
 #else
     vec found;
     for (int lane = 0; lane < LANES; lane++) found[lane] = from[lane];
@@ -87,6 +107,10 @@ INLINE vec NAME(load_nf4)(const uint8_t *block, int k, float scale) {
     __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(nf4), (__m256i)codes); /* at the lowest three */
     __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(nf4 + 8), (__m256i)codes);
     return (vec)_mm256_blendv_ps(low, high, (__m256)(codes << 28)) * scale; /* the fourth is then the sign */
+#elif NEON
+    const uint8x16x4_t bytes = vld1q_u8_x4((const uint8_t *)nf4);
+    const bits places = (codes & 15) * 0x04040404u + 0x03020100u; /* of the 4 bytes of each number */
+    return (vec)vqtbl4q_u8(bytes, (uint8x16_t)places) * scale;
 #else
     vec found;
     for (int lane = 0; lane < LANES; lane++) found[lane] = nf4[codes[lane] & 15];
@@ -109,6 +133,10 @@ INLINE vec NAME(load_mxfp4)(const uint8_t *block, int k, float scale) {
     if (k >= 16) codes >>= 4;
     bits sizes = (bits)_mm256_permutevar8x32_ps(values, (__m256i)codes); /* at the lowest three */
     return (vec)(sizes ^ (codes << 28 & 0x80000000u)); /* the fourth is the sign */
+#elif NEON
+    const int8x16_t doubled = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const uint8x16_t word = NAME(four_bytes)(from), codes = k >= 16 ? vshrq_n_u8(word, 4) : vandq_u8(word, vdupq_n_u8(15));
+    return (vec)vcvtq_n_f32_s32(NAME(raised)(vreinterpretq_u8_s8(vqtbl1q_s8(doubled, codes))), 25) * scale;
 #else
     vec found;
     for (int lane = 0; lane < LANES; lane++) found[lane] = mxfp4[from[lane] >> (k >= 16 ? 4 : 0) & 15];
@@ -124,6 +152,8 @@ INLINE vec NAME(all_half)(const uint8_t *from) {
     return (vec)_mm512_cvtph_ps(_mm256_set1_epi16(half));
 #elif LANES == 8
     return (vec)_mm256_cvtph_ps(_mm_set1_epi16(half));
+#elif NEON
+    return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half)));
 #else
     return (vec){0} + half_to_float(half);
 #endif
@@ -134,6 +164,9 @@ INLINE bits NAME(load_bytes)(const uint8_t *from) {
     return (bits)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from));
 #elif LANES == 8
     return (bits)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)from));
+#elif NEON
+    const uint8x16_t places = {0, 16, 16, 16, 1, 16, 16, 16, 2, 16, 16, 16, 3, 16, 16, 16}; /* 16: there is none, so 0 */
+    return (bits)vqtbl1q_u8(NAME(four_bytes)(from), places);
 #else
     bits found;
     for (int lane = 0; lane < LANES; lane++) found[lane] = from[lane];
@@ -242,6 +275,8 @@ INLINE vec NAME(all)(float value) {
     return (vec)_mm512_set1_ps(value); /* one instruction that reads memory, where compilers make two of a sum with 0 */
 #elif LANES == 8
     return (vec)_mm256_set1_ps(value);
+#elif NEON
+    return (vec)vdupq_n_f32(value);
 #else
     return (vec){0} + value;
 #endif
@@ -256,6 +291,8 @@ INLINE vec NAME(select)(ints holds, vec yes, vec no) {
 INLINE float NAME(sum)(vec v) {
 #if LANES == 16
     return _mm512_reduce_add_ps((__m512)v);
+#elif NEON
+    return vpadds_f32(vadd_f32(vget_low_f32((float32x4_t)v), vget_high_f32((float32x4_t)v)));
 #else
     float lanes[LANES];
     memcpy(lanes, &v, sizeof lanes);
@@ -283,6 +320,11 @@ INLINE void NAME(sum_each)(vec a, vec b, vec c, vec d, float *out) {
     __m256 v = _mm256_shuffle_ps(first, second, 0x44) + _mm256_shuffle_ps(first, second, 0xee); /* quarters: a c | b d */
     v = _mm256_shuffle_ps(v, v, 0x88) + _mm256_shuffle_ps(v, v, 0xdd);
     _mm_storeu_ps(out, _mm_unpacklo_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)));
+#elif NEON
+    const float64x2_t w = (float64x2_t)a, x = (float64x2_t)b, y = (float64x2_t)c, z = (float64x2_t)d;
+    const float32x4_t first = (float32x4_t)vzip1q_f64(w, x) + (float32x4_t)vzip2q_f64(w, x); /* halves */
+    const float32x4_t second = (float32x4_t)vzip1q_f64(y, z) + (float32x4_t)vzip2q_f64(y, z);
+    vst1q_f32(out, vpaddq_f32(first, second));
 #else
     out[0] = NAME(sum)(a), out[1] = NAME(sum)(b), out[2] = NAME(sum)(c), out[3] = NAME(sum)(d);
 #endif
@@ -521,7 +563,7 @@ static void NAME(linear_few)(const matrix *w, int64_t begin, int64_t end, const 
 #define SHALLOW 128 /* stored (in, out): so wide panels that memory gives long stretches of each row */
 
 /* do_tile for 1 to TILE tokens, each number its own code. */
-#if LANES == 16
+#if LANES == 16 || NEON
 #define TILE 6 /* tokens: with 4 vectors of weights as many sums as there are registers for */
 #define FOR_TILE(count, do_tile)                                                                                        \
     switch (count) {                                                                                                    \
@@ -745,6 +787,8 @@ INLINE shorts NAME(load_shorts)(const int8_t *from) {
     return (shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)from));
 #elif LANES == 8
     return (shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)from));
+#elif NEON
+    return (shorts)vmovl_s8(vld1_s8(from));
 #else
     shorts found;
     for (int lane = 0; lane < 2 * LANES; lane++) found[lane] = from[lane];
@@ -752,7 +796,7 @@ INLINE shorts NAME(load_shorts)(const int8_t *from) {
 #endif
 }
 
-/* sums + a * b, two neighbours in each lane. */
+/* sums + a * b, two products in each lane: neighbours, but for ARM. */
 INLINE ints NAME(add_products)(ints sums, shorts a, shorts b, int vnni) {
 #if LANES == 16
     if (vnni) { /* as text: so one function is for processors with it and without */
@@ -764,6 +808,9 @@ INLINE ints NAME(add_products)(ints sums, shorts a, shorts b, int vnni) {
     return (ints)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)a, (__m256i)b));
 #elif defined(__SSE2__)
     return (ints)_mm_add_epi32((__m128i)sums, _mm_madd_epi16((__m128i)a, (__m128i)b));
+#elif NEON
+    return (ints)vmlal_high_s16(vmlal_s16((int32x4_t)sums, vget_low_s16((int16x8_t)a), vget_low_s16((int16x8_t)b)),
+                                (int16x8_t)a, (int16x8_t)b);
 #else
     for (int lane = 0; lane < LANES; lane++) sums[lane] += a[2 * lane] * b[2 * lane] + a[2 * lane + 1] * b[2 * lane + 1];
     return sums;
