@@ -1,7 +1,10 @@
 # make demo: text from a model that ships with the package.   make test: the whole suite.
+# make wheels: a wheel for each platform, in dist/.
 # make test-real: trained weights in GGUF.   make test-rtorch: the R tests that need R torch.   make clean: start afresh.
 PYTHON ?= python3
 BIN := .venv/bin
+# Of setup.py's TARGETS.
+PLATFORMS := manylinux_2_17_x86_64 manylinux_2_17_aarch64 macosx_11_0_x86_64 macosx_11_0_arm64 win_amd64 win_arm64
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard minhub_py/inference/native/*)
 # Debian's packages of R, and of what the R package's tests, vignette and help pages need.
 R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 r-cran-httr2 pandoc
@@ -9,7 +12,7 @@ R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-r
 HAS_R := command -v R && command -v pandoc && \
 	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2", "httr2")) loadNamespace(p)'
 
-.PHONY: demo test soak test-real test-rtorch lint bench r vignette clean
+.PHONY: demo test soak test-real test-rtorch lint bench wheels r vignette clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -42,6 +45,17 @@ bench: .venv/.installed-test r
 	$(BIN)/python tests/benchmarks/training.py
 	$(BIN)/python tests/benchmarks/bridge.py
 
+# Every wheel is made from the source distribution, in a folder of its own. ziglang compiles for all platforms. The
+# decoder then runs where it can: here, by qemu-aarch64-static and by wine.
+wheels: .venv/.installed-wheels
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --sdist
+	for platform in $(PLATFORMS); do \
+		MINHUB_PLATFORM=$$platform $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist \
+			dist/minhub_py-*.tar.gz || exit 1; done
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/check_wheels.py dist
+
 # The vignette as R CMD INSTALL puts it in place; from a folder it makes none itself. After each change of its source.
 vignette: .venv/.installed r
 	folder=$$(mktemp -d) && cd "$$folder" && \
@@ -67,6 +81,10 @@ vignette: .venv/.installed r
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@touch $@ .venv/.installed
 
+.venv/.installed-wheels: .venv/.installed-test
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt build twine ziglang auditwheel lief
+	@touch $@
+
 # Which rpy2 fits depends on the R that is there.
 .venv/.installed-rpy2: .venv/.installed-test | r
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$($(BIN)/python -m r_bridge.probe)"
@@ -84,4 +102,4 @@ r:
 		DEBIAN_FRONTEND=noninteractive $$SUDO apt-get -qq install --no-install-recommends $(R_PACKAGES); }
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

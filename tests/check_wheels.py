@@ -1,0 +1,112 @@
+"""Checks the wheels of `make wheels`: tags, contents, what their libraries say of themselves, and that they run.
+
+    python tests/check_wheels.py dist
+
+The decoder of each wheel repeats recorded calls (recorded_calls.py) where it can run: on this machine, by
+qemu-aarch64-static, or by wine. For macOS, and where neither is installed, only the library's headers are read.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import lief
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # setup.py's table
+FUNCTIONS = {"choose", "decode", "interface", "has_bfloat16_tiles"}
+# Each platform's processor, as the header of a library says it.
+PROCESSORS = {
+    "manylinux_2_17_x86_64": "X86_64", "manylinux_2_17_aarch64": "AARCH64", "macosx_11_0_x86_64": "X86_64",
+    "macosx_11_0_arm64": "ARM64", "win_amd64": "AMD64", "win_arm64": "ARM64",
+}  # fmt: skip
+TARGETS = dict(re.findall(r'"(\w+)": "([\w.-]+)"', (ROOT / "setup.py").read_text(encoding="utf-8")))
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    (source,) = folder.glob("*.tar.gz")
+    wheels = {path.stem.split("-")[-1]: path for path in folder.glob("*.whl")}
+    assert wheels.keys() == PROCESSORS.keys() == TARGETS.keys(), f"wheels of {sorted(wheels)}"
+    modules = set[str]()
+    with tempfile.TemporaryDirectory() as scratch:
+        record = Path(scratch, "calls")
+        subprocess.run([sys.executable, ROOT / "tests/recorded_calls.py", record], check=True)
+        for name, wheel in sorted(wheels.items()):
+            assert wheel.name == source.name.removesuffix(".tar.gz") + f"-py3-none-{name}.whl"
+            with zipfile.ZipFile(wheel) as archive:
+                files = set(archive.namelist())
+                (library,) = [file for file in files if file.endswith((".so", ".dll", ".dylib", ".pyd"))]
+                archive.extract(library, Path(scratch, name))
+            assert library == "minhub_py/inference/_decoder" + (".dll" if name.startswith("win") else ".so")
+            modules = modules or {file for file in files if file.endswith(".py")}
+            assert modules == {file for file in files if file.endswith(".py")}, "wheels with other modules"
+            path = Path(scratch, name, library)
+            needs = look_at(path, name)
+            print(f"{name}: {path.stat().st_size:,} bytes; {needs}; {run(path, name, record)}", flush=True)
+
+
+def look_at(path: Path, name: str) -> str:
+    """The processor and functions of a library, and that it needs nothing that a fresh system lacks."""
+    binary: Any = lief.parse(path)
+    system = name.partition("_")[0]
+    if system == "manylinux":
+        processor = binary.header.machine_type.name
+        needed = set(binary.libraries)
+        symbols = [symbol for needs in binary.symbols_version_requirement for symbol in needs.get_auxiliary_symbols()]
+        versions = {tuple(map(int, symbol.name.removeprefix("GLIBC_").split("."))) for symbol in symbols}
+        assert max(versions) <= (2, 17), f"{name} needs glibc {max(versions)}"
+        assert needed <= {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-aarch64.so.1"}, needed
+        if shutil.which("auditwheel", path=sysconfig.get_path("scripts")):
+            audit = [sys.executable, "-m", "auditwheel", "show", next(Path(sys.argv[1]).glob(f"*{name}.whl"))]
+            found = subprocess.run(audit, capture_output=True, text=True, check=True).stdout
+            assert name in found, found
+    elif system == "macosx":
+        binary = binary.at(0) if isinstance(binary, lief.MachO.FatBinary) else binary
+        processor = binary.header.cpu_type.name
+        needed = {library.name for library in binary.libraries} - {binary.name}
+        assert [*binary.build_version.minos][:2] == [11, 0]
+        assert processor != "ARM64" or binary.has_code_signature, "macOS on ARM loads signed libraries only"
+    else:
+        processor = binary.header.machine.name
+        needed = {library.name.lower() for library in binary.imports}
+        ours = {file for file in needed if file != "kernel32.dll" and not file.startswith("api-ms-win-crt-")}
+        assert not ours, f"{name} needs {ours}"
+    assert processor == PROCESSORS[name], f"{name} is for {processor}"
+    functions = {str(function.name).lstrip("_") for function in binary.exported_functions}
+    assert functions >= FUNCTIONS, f"{name} has {functions}"
+    return "needs " + ", ".join(sorted(needed))
+
+
+def run(library: Path, name: str, record: Path) -> str:
+    """What the recorded calls gave, or why they were not repeated."""
+    if name.startswith("manylinux"):
+        same = platform.machine() == name.removeprefix("manylinux_2_17_")
+        emulator = None if same else shutil.which("qemu-aarch64-static")
+    else:
+        same, emulator = False, shutil.which("wine") if name == "win_amd64" else None
+    if not (same or emulator):
+        return "only looked at"
+    program = library.with_name("replay.exe")
+    libraries = [] if name.startswith("win") else ["-ldl", "-lm"]
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[name]]
+    subprocess.run([*compiler, "-O1", ROOT / "tests/programs/replay.c", *libraries, "-o", program], check=True)
+    command = [emulator, program, library, record] if emulator else [program, library, record]
+    # Debian's libc6-arm64-cross; wine is not to show windows or messages.
+    environment = {"QEMU_LD_PREFIX": "/usr/aarch64-linux-gnu", "WINEDEBUG": "-all", **os.environ}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    print(result.stdout, result.stderr[-2000:])
+    assert result.returncode == 0
+    return f"ran{' by ' + Path(emulator).name if emulator else ''}: {result.stdout.splitlines()[-1]}"
+
+
+if __name__ == "__main__":
+    main()
