@@ -29,7 +29,7 @@ def limit_resources() -> None:
     except ImportError:
         return
     if sys.platform == "linux":  # elsewhere addresses are not counted, or are used up from the start
-        with open("/proc/self/statm") as file:
+        with open("/proc/self/statm", encoding="ascii") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

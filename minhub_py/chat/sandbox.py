@@ -46,7 +46,7 @@ class Sandbox:
                 process.stdin.write(request.encode())
                 process.stdin.flush()
                 line = process.stdout.readline()
-            except BrokenPipeError:
+            except OSError:  # of a pipe; on Windows not always a BrokenPipeError
                 pass  # it has ended, as an answer without a line end says too
             finally:
                 timer.cancel()
@@ -88,7 +88,7 @@ class Sandbox:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with suppress(BrokenPipeError):  # what it has not read
+            with suppress(OSError):  # what it has not read
                 pipe.close()
 
 

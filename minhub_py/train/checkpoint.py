@@ -18,6 +18,7 @@ import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -244,7 +245,9 @@ def _number(value: float) -> str:
 
 def _sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    if path.is_dir() and sys.platform == "win32":  # which opens no folder
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows flushes what may be written only
     try:
         os.fsync(handle)
     finally:
