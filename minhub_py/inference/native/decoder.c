@@ -3,8 +3,8 @@
  * Writing text one id after another reads every weight once for each id, and does little else: what counts is how fast
  * weights come from memory, and that nothing else takes time. compiled.py hands over the model as a list of operations
  * (a model's own `steps`), with pointers to the weights that PyTorch holds; decode() runs the list. Arithmetic is
- * float32 whatever the weights' dtype is, but for products of int8 weights, which are of whole numbers. Plain C and
- * pthreads, no Python: the library is opened by ctypes.
+ * float32 whatever the weights' dtype is, but for products of int8 weights, which are of whole numbers. Plain C, no
+ * Python: the library is opened by ctypes.
  */
 
 #define _GNU_SOURCE
