@@ -23,6 +23,7 @@ from torch import Tensor
 import minhub_py
 from minhub_py.inference.compiled import BLOCKS, INTERFACE, Call, CompiledReader, Operation
 from minhub_py.models.base import EncoderDecoder
+from minhub_py.registry import entry_of
 
 DTYPES = ("float32", "transposed", "bfloat16", "float16", "int8", "nf4")
 T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44,
@@ -37,6 +38,7 @@ class RecordingReader(CompiledReader):
         super().__init__(model)
         self.compiled, self.library = self.library, self
         self.live: list[Tensor] = []  # of the cache
+        self.used: Tensor | None = None
         self.memory = bytearray()
         self.places: dict[int, tuple[int, Tensor]] = {}  # by address: where a tensor is in the memory
         self.pointers: list[int] = []
@@ -45,6 +47,7 @@ class RecordingReader(CompiledReader):
 
     def _new_call(self, layers: Any, dtype: Any, room: Any) -> Call:
         self.live = [tensor for layer in layers for tensor in layer]
+        self.used = room  # that of a source is nowhere else
         return super()._new_call(layers, dtype, room)
 
     def has_bfloat16_tiles(self) -> bool:
@@ -133,7 +136,7 @@ def from_settings(settings: dict[str, Any]) -> Any:
     """A model of a config.json, with large weights, random biases and norms."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(settings))
-        model = getattr(minhub_py, f"{minhub_py.inspect(folder)['family']}_from_config")(folder).eval()
+        model = getattr(minhub_py, f"{entry_of(settings['model_type']).name}_from_config")(folder).eval()
     generator = torch.Generator().manual_seed(0)
     for path, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

@@ -87,9 +87,22 @@ layers <- function(model, text, n = 5, tokenizer = NULL) {
 
 #' @export
 print.minhub_layers <- function(x, ...) {
-  shown <- structure(x, class = "data.frame")
+  shown <- structure(x, class = "data.frame", ids = NULL)
   for (name in intersect(c("token", "predicted"), names(shown))) shown[[name]] <- encodeString(shown[[name]], quote = '"')
-  print(shown, ...)
+  if (nrow(x) <= 20L || !all(c("layer", "position", "token", "rank", "predicted") %in% names(x))) {
+    print(shown, ...)
+    return(invisible(x))
+  }
+  likeliest <- shown[shown$rank == min(shown$rank), ]
+  layers <- sort(unique(likeliest$layer), decreasing = TRUE)
+  positions <- sort(unique(likeliest$position))
+  grid <- matrix("", length(layers), length(positions), dimnames = list(
+    layer = layers, likeliest$token[match(positions, likeliest$position)]
+  ))
+  grid[cbind(match(likeliest$layer, layers), match(likeliest$position, positions))] <- likeliest$predicted
+  cat("The likeliest next token after each token, by layer (0: the embeddings)\n")
+  print(grid, quote = FALSE, ...)
+  cat(sprintf("A data frame of %d rows: %s\n", nrow(x), paste(names(x), collapse = ", ")))
   invisible(x)
 }
 

@@ -18,6 +18,9 @@ test_that("attention is an array with the tokens as names, and rows that sum to 
   expect_lt(max(nchar(shown)), 80)
 })
 
+# What a layer says after the first token.
+wanted_first <- function(x, layer) x$predicted[x$layer == layer & x$position == 1 & x$rank == 1]
+
 test_that("each layer predicts, the last as the model does", {
   x <- predictions()
   config <- a_model()$config
@@ -30,6 +33,11 @@ test_that("each layer predicts, the last as the model does", {
   expect_equal(last$prob, wanted$prob, tolerance = 1e-4)
   expect_identical(unique(x$token[x$position == 4]), "b")
   expect_match(capture.output(print(head(x, 2)))[2], '"T"', fixed = TRUE)
+  shown <- capture.output(print(x))
+  expect_lt(length(shown), 40)
+  expect_match(shown[3], '"T" "o" " "', fixed = TRUE)
+  expect_match(shown[4], paste(config$n_layer, encodeString(wanted_first(x, config$n_layer), quote = '"')), fixed = TRUE)
+  expect_match(shown[length(shown)], paste(nrow(x), "rows"), fixed = TRUE)
 })
 
 test_that("plots can be drawn at any size, of any part", {
