@@ -72,7 +72,7 @@ def look_at(path: Path, name: str) -> str:
     elif system == "macosx":
         binary = binary.at(0) if isinstance(binary, lief.MachO.FatBinary) else binary
         processor = binary.header.cpu_type.name
-        needed = {library.name for library in binary.libraries} - {binary.name}
+        needed = {library.name for library in binary.libraries if not library.name.endswith(path.name)}
         assert [*binary.build_version.minos][:2] == [11, 0]
         assert processor != "ARM64" or binary.has_code_signature, "macOS on ARM loads signed libraries only"
     else:

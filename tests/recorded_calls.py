@@ -37,6 +37,7 @@ class RecordingReader(CompiledReader):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.compiled, self.library = self.library, self
+        self.long = None  # PyTorch's products are not what is recorded
         self.live: list[Tensor] = []  # of the cache
         self.used: Tensor | None = None
         self.memory = bytearray()
@@ -49,9 +50,6 @@ class RecordingReader(CompiledReader):
         self.live = [tensor for layer in layers for tensor in layer]
         self.used = room  # that of a source is nowhere else
         return super()._new_call(layers, dtype, room)
-
-    def has_bfloat16_tiles(self) -> bool:
-        return False  # PyTorch's products are not what is recorded
 
     def decode(self, operations: Any, count: int, by_reference: Any) -> None:
         """In the place of the compiled function."""
@@ -107,8 +105,7 @@ class RecordingReader(CompiledReader):
         known = [*self.kept, *self.rotated.values(), *self.live, *vars(self).values()]
         known = [each for each in known if isinstance(each, Tensor)]
         for tensor in known:
-            start = tensor.data_ptr()
-            size = tensor.untyped_storage().nbytes() - tensor.element_size() * tensor.storage_offset()
+            start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()  # views of it share it
             if start <= address < start + max(size, 1):
                 place, _ = self.places.get(start, (None, None))
                 if place is None:

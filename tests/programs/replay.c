@@ -22,7 +22,8 @@ static void *open_library(const char *path) { return dlopen(path, RTLD_NOW); }
 static void *find(void *library, const char *name) { return dlsym(library, name); }
 #endif
 
-#define TOLERANCE 2e-5 /* of the largest logit of a case, as in test_decoder.py */
+/* Of the largest logit of a case. Keys of 16 bits and the inputs of int8 may be rounded to the other side. */
+#define TOLERANCE 5e-4
 
 typedef struct {
     char name[64];

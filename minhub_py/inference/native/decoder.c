@@ -238,15 +238,18 @@ static const kernels *chosen;
 
 /* Takes the best kernels that the processor runs, or those of a name; gives their name, or NULL: it has no such. */
 API const char *choose(const char *name) {
-    static const char *const names[] = {"amx", "vnni", "avx512", "avx2", NEON ? "neon" : "plain"}; /* each has what follows it, too */
+    /* Each has what follows it, too. */
+    static const char *const names[] = {"amx", "vnni", "avx512", "avx2", NEON ? "neon" : "plain"};
     int has[] = {0, 0, 0, 0, 1};
 #if defined(__x86_64__)
-    unsigned a, b, c = 0, d; /* not all compilers have names for f16c, bit 29, and vnni, bit 11 */
-    __builtin_cpu_init();
-    has[3] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
-    has[2] = has[3] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    has[1] = has[2] && __get_cpuid_count(7, 0, &a, &b, &c, &d) && c >> 11 & 1;
+    /* Asked of the processor itself: what compilers have for it is not in all of their libraries. */
+    unsigned a, b, c = 0, d, first = 0, second = 0, third = 0, states = 0;
+    if (__get_cpuid(1, &a, &b, &first, &d) && first >> 27 & 1) /* the registers that the system keeps */
+        __asm__("xgetbv" : "=a"(states), "=d"(d) : "c"(0));
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) second = b, third = c;
+    has[3] = (states & 6) == 6 && first >> 12 & 1 && first >> 29 & 1 && second >> 5 & 1;     /* fma, f16c, avx2 */
+    has[2] = has[3] && (states & 0xe6) == 0xe6 && (second & 0xc0030000u) == 0xc0030000u; /* avx512 f, dq, bw, vl */
+    has[1] = has[2] && third >> 11 & 1;
     has[0] = has[1] && allow_tiles();
 #endif
     for (int i = 0; i < 5; i++) {
