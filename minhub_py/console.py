@@ -1,5 +1,6 @@
 """Output of the command: results on standard output, everything else on standard error, one message per error."""
 
+import atexit
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status of a command that Ctrl-C has ended, as in shells
 TERMINATED = 128 + signal.SIGTERM
+ENDING: list[signal.Signals] = []  # what the process is to end by
+
+
+@atexit.register  # before other modules are imported, so that what they have registered runs first
+def end_by_signal() -> None:
+    """End this process by the signal that has interrupted it, when all else is done."""
+    for number in ENDING:
+        with suppress(OSError, ValueError):  # a closed pipe
+            sys.stdout.flush()
+            sys.stderr.flush()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
 
 class Command(click.Command):
@@ -98,7 +111,9 @@ class Group(click.Group):
         except SystemExit as end:
             if args is not None or end.code != INTERRUPTED:
                 raise
-        # An uncaught KeyboardInterrupt makes Python clean up and then end by SIGINT.
+        # An uncaught KeyboardInterrupt makes Python clean up and then end by SIGINT; but it forgets the latter where
+        # something evaluates a string meanwhile, as PyTorch does at its end if the package tabulate is there.
+        ENDING.append(signal.SIGINT)
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
 

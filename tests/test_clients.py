@@ -68,7 +68,12 @@ def test_ollama(address: str, main_model: Served) -> None:  # noqa: F811
 
 
 def test_llm(address: str, main_model: Served, tmp_path: Path) -> None:  # noqa: F811
-    """The command `llm`, with the server as a model of its own: a reply, a conversation that goes on, a schema."""
+    """The command `llm`, with the server as a model of its own: a reply, a conversation that goes on, a schema.
+
+    It is not among the packages of the tests: it needs tabulate, with which PyTorch makes Python forget, at its end,
+    that Ctrl-C has ended a program.
+    """
+    pytest.importorskip("llm")
     models = [{"model_id": "tiny", "model_name": "tiny", "api_base": f"{address}/v1", "api_key_name": "minhub",
                "supports_schema": True}]  # fmt: skip
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models), encoding="utf-8")

@@ -68,7 +68,8 @@ test_that("scores, perplexities and next tokens are Python's", {
     expect_equal(perplexity(model, case$prompts), case$perplexity, tolerance = 1e-12, info = name)
     likely <- next_tokens(model, case$prompts[[3L]], n = 5)
     expect_identical(likely$id, case$likely$id, info = name)
-    expect_identical(likely$logprob, case$likely$logprob, info = name)
+    # Theirs are of the model's own forward, ours of the decoder in C.
+    expect_equal(likely$logprob, case$likely$logprob, tolerance = 1e-5, info = name)
     expect_equal(likely$prob, exp(likely$logprob), tolerance = 1e-12, info = name)
   })
 })
