@@ -10,8 +10,15 @@ from r_package import library, reference_folder  # noqa: F401  # fixtures
 
 from minhub_py.files.tokenizer import train_byte_level_bpe
 
-# The models are tiny, and a second thread that waits for a busy core costs more than it brings.
-torch.set_num_threads(1)
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """One thread for each test and its fixtures, whatever a command of an earlier test has set.
+
+    The models are tiny, and a second thread that waits for a busy core costs more than it brings. The sums of
+    PyTorch's own products depend on the number.
+    """
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

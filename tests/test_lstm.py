@@ -36,15 +36,6 @@ WAYS = {"tokens": [1], "threes": [3], "mixed": [1, 6, 2, 1, 11], "prompt-then-to
 LENGTH = 21
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Matrices this small are slower on two threads than on one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def folder():
     return str(real_data("war-and-peace-lstm"))

@@ -38,15 +38,6 @@ ONE_EACH = ("gpt2", "gpt_neo")  # for what does not depend on the settings
 HEADS = (*ONE_EACH, "gpt2-untied", "gpt_neo-untied")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Matrices this small are slower on two threads than on one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def settings_class(name):
     return GPT2Config if name.startswith("gpt2") else GPTNeoConfig
 

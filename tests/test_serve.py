@@ -483,7 +483,7 @@ def test_a_client_that_goes_away_frees_its_row(address: str, main_model: Served,
         before = engine.counts["cancelled"]
         [request] = engine.running.values()
         connection.close()
-        wait(lambda: engine.open == 0)
+        wait(lambda: engine.open == 0 and not engine.running)  # it is told, and then it leaves
         assert engine.counts["cancelled"] == before + 1
         assert request.made < 240
 
