@@ -978,7 +978,11 @@ INLINE void NAME(scores)(const memory *kept, const query *queries, int64_t begin
         for (int t = 0; t < T; t++) {
             float four[4];
             NAME(sum_each)(sums[t][0], sums[t][1], sums[t][2], sums[t][3], four);
-            for (int64_t j = 0; j < count; j++) queries[t].scores[i + j - queries[t].first] = four[j] * kept->scale;
+            float *to = queries[t].scores + i - queries[t].first;
+            if (count == 4)
+                for (int j = 0; j < 4; j++) to[j] = four[j] * kept->scale; /* one instruction each */
+            else
+                for (int64_t j = 0; j < count; j++) to[j] = four[j] * kept->scale;
         }
         i += count;
     }
@@ -1028,9 +1032,14 @@ static float NAME(weights)(const memory *kept, const query *q) {
             const int64_t distance = q->first + i - q->position, reach = kept->reach;
             scores[i] += q->bias[distance < -reach ? -reach : distance > reach ? reach : distance];
         }
-    for (int64_t i = 0; i < count; i++) largest = largest > scores[i] ? largest : scores[i];
-    if (q->sink && *q->sink > largest) largest = *q->sink;
     for (int64_t i = count; i % LANES; i++) scores[i] = -INFINITY;
+    vec most = NAME(all)(-INFINITY);
+    for (int64_t i = 0; i < count; i += LANES) {
+        const vec score = *(const vec_at *)(scores + i);
+        most = NAME(select)(most > score, most, score);
+    }
+    for (int lane = 0; lane < LANES; lane++) largest = largest > most[lane] ? largest : most[lane];
+    if (q->sink && *q->sink > largest) largest = *q->sink;
     vec totals = {0};
     for (int64_t i = 0; i < count; i += LANES) {
         vec weight = NAME(exp)(*(const vec_at *)(scores + i) - largest);
