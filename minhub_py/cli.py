@@ -523,14 +523,16 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
 @model_argument
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @tables.table_options()
+@click.option("--target", metavar="COLUMN",
+              help="Measure the texts of this column, each after that of --column, or as its answer (T5).")  # fmt: skip
 @revision_option
 @device_option
 @dtype_option
 @quantize_option
 @json_option
 def score(
-    model: str, files: tuple[str, ...], revision: str, device: str, dtype: str, quantize: str | None, as_json: bool,
-    **options: Any,
+    model: str, files: tuple[str, ...], target: str | None, revision: str, device: str, dtype: str,
+    quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     r"""Measure how well MODEL predicts a text.
 
@@ -546,23 +548,33 @@ def score(
     FILEs may be .csv, .tsv, .jsonl, .parquet (pip install 'minhub_py[tables]'), .txt with one text a line, folders
     of such files, and patterns. If the work is interrupted, by Ctrl-C or a crash, the same command goes on where it
     stopped; what is done lies in OUT.parts until then.
+
+    An encoder-decoder such as T5 predicts the answer to a text: --target names the column of answers. With other
+    models, the target goes on where the text ends; it begins with a space, if there is to be one.
     """
     if rows := tables.take(options):
         loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-        tables.run("score", model, files, rows, {}, loading, as_json)
+        if target is None:
+            tables.run("score", model, files, rows, {}, loading, as_json)
+        else:
+            tables.run("score_targets", model, files, rows, {}, loading, as_json, beside=[target])
         return
+    if target is not None:
+        raise click.UsageError("--target is for the rows of files, whose results need a file too: give --out.")
     if len(files) > 1:
         raise click.UsageError("Give one FILE; for the rows of several give --out, too.")
     file: IO[bytes] = click.File("rb").convert(files[0], click.Argument(["file"]), click.get_current_context())
     where = getattr(file, "name", "standard input")
     text = decode(file.read(), where)
+    from minhub_py.inference.generate import score as evaluate
+    from minhub_py.tables.tasks import NEEDS_TARGETS, measures
+
     network, tokenizer = _open(model, revision, device, dtype, quantize)
+    if network.encoder_decoder:
+        raise ValueError(NEEDS_TARGETS)
     ids = encode(tokenizer, text)
     if len(ids) < 2:
         raise ValueError(f"{where} is too short to score: it needs at least 2 tokens and has {len(ids)}")
-
-    from minhub_py.inference.generate import score as evaluate
-    from minhub_py.tables.tasks import measures
 
     with progress_bar("Scoring", "tokens") as update:
         [scores] = evaluate(network, [ids], progress=update)
@@ -584,6 +596,10 @@ def score(
 @model_argument
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @tables.table_options(required=True)
+@click.option("--by", multiple=True, metavar="COLUMN",
+              help="Rows are words, those with the same value here a text; may be given several times.")  # fmt: skip
+@click.option("--sep", metavar="TEXT",
+              help="With --by, what joins words: '' for languages without spaces.  [default: a space]")  # fmt: skip
 @click.option("--ignore-regex", default="", metavar="REGEX",
               help=r"Tokens that add nothing to a word: '^[^\w\s]$' leaves out punctuation.")  # fmt: skip
 @click.option("--bos/--no-bos", default=None,
@@ -594,8 +610,8 @@ def score(
 @quantize_option
 @json_option
 def words(
-    model: str, files: tuple[str, ...], ignore_regex: str, bos: bool | None, revision: str, device: str, dtype: str,
-    quantize: str | None, as_json: bool, **options: Any,
+    model: str, files: tuple[str, ...], by: tuple[str, ...], sep: str | None, ignore_regex: str, bos: bool | None,
+    revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     r"""Measure how predictable each word is.
 
@@ -604,12 +620,28 @@ def words(
 
     \b
       minhub words gpt2 in.csv --column sentence --out out.csv
+      minhub words gpt2 in.csv --by item --out out.csv
+
+    With --by, each row has one word, in the column `word` if no --column is given, and gets the last four of these
+    columns. The rows of a text lie together, in the order of its words; a text ends with its file. A row without a
+    value in a --by column belongs to no text, and one without a word is left out of its text: their numbers are
+    missing.
 
     See `minhub score` for what FILEs may be, and for what happens when the work is interrupted.
     """
+    if sep is not None and not by:
+        raise click.UsageError("--sep is for rows that are words: give --by, too.")
     settings = {"ignore_regex": ignore_regex, "bos": bos}
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    tables.run("words", model, files, tables.take(options) or {}, settings, loading, as_json)
+    rows = tables.take(options) or {}
+    if by:
+        settings["sep"] = " " if sep is None else sep
+        if click.get_current_context().get_parameter_source("column") is click.core.ParameterSource.DEFAULT:
+            rows["column"] = "word"
+        columns = list(dict.fromkeys(by))
+        tables.run("words_by", model, files, rows, settings, loading, as_json, beside=columns)
+    else:
+        tables.run("words", model, files, rows, settings, loading, as_json)
 
 
 @main.command()

@@ -1,5 +1,6 @@
 """Rows of files through a model: nothing lost or doubled, however often the work is killed."""
 
+import contextlib
 import csv
 import json
 import math
@@ -20,8 +21,9 @@ import pytest
 import torch
 from children import SERVER
 from click.testing import CliRunner, Result
+from tokenizers.processors import TemplateProcessing
 
-from minhub_py import from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
+from minhub_py import from_pretrained, gpt2, save_pretrained, t5, tokenizer_from_pretrained
 from minhub_py import score as score_ids
 from minhub_py.analysis.embed import embed
 from minhub_py.analysis.words import word_logprobs
@@ -158,6 +160,154 @@ def test_a_row_for_each_word(tmp_path: Path, model: str) -> None:
     for name in ("tokens", "logprob", "surprisal", "entropy"):
         numbers = [float(row[name] or "nan") for row in rows[:3]]
         assert str(numbers) == str(list(map(float, alone[name])))
+
+
+SENTENCES: dict[
+    str, list[Any]
+] = {  # 3 texts, if the columns text and who tell them apart; the first is apart from none
+    "text": [1, 1, 1, None, 1, 1, 2, 2, 2, 2],
+    "who": ["a", "a", "a", "a", "NA", "b", "b", "b", "b", "b"],
+    "word": ["ab", "cd", "ba", "ed", "fe", "ab", "cd", "", "eX", "X"],
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_rows_that_are_words(tmp_path: Path, model: str, kind: str) -> None:
+    file, out = tmp_path / f"in.{kind}", tmp_path / "out.jsonl"
+    rows = [dict(zip(SENTENCES, values, strict=True)) for values in zip(*SENTENCES.values(), strict=True)]
+    if kind == "parquet":
+        table = pa.table(SENTENCES)
+        pq.write_table(table.set_column(1, "who", table.column("who").dictionary_encode()), file)
+    elif kind == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with file.open("w", newline="") as opened:
+            writer = csv.DictWriter(opened, SENTENCES)
+            writer.writeheader()
+            writer.writerows(rows)
+    result = minhub("words", model, file, "--column", "word", "--by", "text", "--by", "who", "--sep", ",", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("not in the tokenizer's vocabulary, and left out: 'X'") == 1
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [list(row) for row in found] == [[*SENTENCES, "tokens", "logprob", "surprisal", "entropy"]] * 10
+    assert [row["word"] for row in found] == SENTENCES["word"]
+    by: list[str | None] = ["a", "a", "a", None, None if kind == "csv" else "1 NA", "b", *["c"] * 4]
+    network, tokenizer = from_pretrained(model), tokenizer_from_pretrained(model)
+    with pytest.warns(UserWarning, match="left out: 'X'"):
+        wanted = word_logprobs(network, tokenizer, SENTENCES["word"], by=by, sep=",")
+    for row, *values in zip(
+        found, *(wanted[name].tolist() for name in ("logprob", "surprisal", "entropy")), strict=True
+    ):
+        assert [math.nan if row[name] is None else row[name] for name in ("logprob", "surprisal", "entropy")] == (
+            pytest.approx(values, nan_ok=True, abs=0)
+        )
+    given = [bool(word and text) for word, text in zip(SENTENCES["word"], by, strict=True)]
+    assert [row["tokens"] for row in found] == [
+        n if there else None for n, there in zip(wanted["tokens"].tolist(), given, strict=True)
+    ]
+
+
+def test_texts_of_words_lie_together(tmp_path: Path, model: str) -> None:
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.csv"
+    rows = [(1, "a"), (None, "b"), (1, "c"), (2, "d"), (1, "e")]
+    file.write_text("".join(json.dumps({"item": item, "word": word}) + "\n" for item, word in rows))
+    command = ["words", model, file, "--out", out]
+    said = failed(*command, "--by", "item")
+    assert "in.jsonl, row 5: words of item 1 stood before, apart from these: sort the rows, or give --by once" in said
+    assert "has no column text: give --column" in failed(*command)
+    assert "has no column id: give --by one of its own, which are item, word" in failed(*command, "--by", "id")
+    assert "--sep is for rows that are words" in failed(*command, "--sep", "", status=2)
+    assert not Parts(out).folder.exists()
+    (tmp_path / "in2.jsonl").write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
+    (tmp_path / "in3.jsonl").write_text((tmp_path / "in2.jsonl").read_text())
+    done("words", model, tmp_path / "in[23].jsonl", "--by", "item", "--out", out)
+    assert [row["logprob"] == "" for row in read_csv(out)] == [True, True, False, True] * 2  # a text ends with its file
+
+
+def test_killed_in_the_middle_of_words(tmp_path: Path, model: str) -> None:
+    """Texts are whole in their chunks, one of which is long; workers and a kill change nothing."""
+    draw = random.Random(4)
+    lengths = [draw.randrange(1, 9) for _ in range(700)]
+    lengths[300] = 2500  # more than two chunks
+    by = [number for number, length in enumerate(lengths) for _ in range(length)]
+    words = ["".join(draw.choices("abcdefgh", k=draw.randrange(4))) for _ in by]
+    file, out, whole = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / "whole.csv"
+    with file.open("w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerows([("item", "word", "side"), *zip(by, words, [1] * len(by), strict=True)])
+    command = ["words", model, file, "--column", "word", "--by", "item", "--out"]
+    done(*command, whole)
+    process = start(*command, out)
+    wait_for(process, lambda: parts_of(out) >= 2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert parts_of(out) >= 2
+    sizes = {len(Parts(out).get(number)["rows"]) for number in Parts(out).numbers()}
+    assert all(size >= 1024 for size in sizes)
+    assert "--by or --target changed" in failed(*command, out, "--by", "side")
+    done(*command, out, "--workers", 2)
+    assert out.read_bytes() == whole.read_bytes()
+    wanted = word_logprobs(from_pretrained(model), tokenizer_from_pretrained(model), words, by=by)["logprob"]
+    found = [float(row["logprob"] or "nan") for row in read_csv(out)]
+    assert found == pytest.approx(wanted.tolist(), nan_ok=True, abs=0)
+
+
+def test_targets_beside_texts(tmp_path: Path, model: str) -> None:
+    """A causal model goes on from the text; an encoder-decoder, which is not scored without a target, answers it."""
+    torch.manual_seed(1)
+    answering = str(tmp_path / "t5")
+    network = t5(vocab_size=len(LETTERS), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
+    save_pretrained(network, answering, characters(LETTERS))
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows: list[dict[str, Any]] = [
+        {"text": "abc", "answer": "d ea"}, {"text": "abc", "answer": None}, {"text": "", "answer": "a"},
+        {"text": "fg", "answer": "h"}, {"text": "a", "answer": "X"},
+    ]  # fmt: skip
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in (model, answering):
+        assert "3 without a result" in done("score", name, file, "--target", "answer", "--out", out, "--overwrite")
+        found = [json.loads(line) for line in out.read_text().splitlines()]
+        tokenizer = tokenizer_from_pretrained(name)
+        ids = [[tokenizer.encode(rows[n][column]).ids for n in (0, 3)] for column in ("text", "answer")]
+        wanted = [-math.fsum(each.tolist()) for each in score_ids(from_pretrained(name), ids[0], targets=ids[1])]
+        assert [row["nats"] for row in found] == [wanted[0], None, None, wanted[1], None]
+        assert [row["tokens"] for row in found] == [4, None, None, 1, None]
+        assert [row["characters"] for row in found] == [4, None, None, 1, None]
+    new = tmp_path / "new.csv"
+    message = "predicts the answer to a prompt, not the prompt: minhub score --target COLUMN --out OUT takes both"
+    assert message in failed("score", answering, file, "--out", new)
+    assert message in failed("score", answering, file)
+    assert message in failed("words", answering, file, "--out", new)
+    assert "--target is for the rows of files" in failed("score", answering, file, "--target", "answer", status=2)
+    assert "no column reply: give --target" in failed("score", answering, file, "--target", "reply", "--out", new)
+    (tmp_path / "n.jsonl").write_text('{"text": "a", "answer": 5}\n')
+    assert "line 1: answer is 5, not a text: give --target another" in failed(
+        "score", answering, tmp_path / "n.jsonl", "--target", "answer", "--out", new
+    )
+    assert not Parts(new).folder.exists()
+
+
+def test_a_target_in_the_middle_of_a_text_has_no_beginning(model: str) -> None:
+    """Nor an end; where a tokenizer puts a token at both, as Llama's and T5's do."""
+    tokenizer = tokenizer_from_pretrained(model)
+    tokenizer.post_processor = TemplateProcessing(single="a $A b", special_tokens=[("a", 0), ("b", 1)])
+    network = from_pretrained(model)
+    ids = tokenizer.encode("cd").ids
+    assert len(ids) == 4
+    [[found]] = TASKS["score_targets"].run(network, tokenizer, [Text(0, "cd", ids, "ef")])
+    alone = tokenizer.encode("ef", add_special_tokens=False).ids
+    [wanted] = score_ids(network, [ids], targets=[alone])
+    assert found["tokens"] == 2
+    assert found["nats"] == -math.fsum(wanted.tolist())
+
+
+def test_vectors_where_the_first_chunks_have_none(tmp_path: Path, model: str) -> None:
+    file, out = write_csv(tmp_path / "in.csv", [""] * TASKS["embed"].chunk + ["ab"]), tmp_path / "out.csv"
+    done("embed", model, file, "--out", out)
+    rows = read_csv(out)
+    assert list(rows[0])[-1] == "embedding_16"
+    assert rows[0]["embedding_1"] == ""
+    assert rows[-1]["embedding_16"]
 
 
 def test_vectors_of_texts(tmp_path: Path, model: str) -> None:
@@ -547,9 +697,10 @@ def test_twenty_kills_at_random_moments(tmp_path: Path, model: str, workers: int
     command = [sys.executable, "-m", "minhub_py", "score", model, file, "--out", out, "--workers", workers]
     for kill in range(20):
         process = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
-        before, more = parts_of(out), draw.randrange(1, 16)
-        while process.poll() is None and parts_of(out) < before + more:
-            pass
+        there = parts_of(out) + draw.randrange(1, 16)
+        while process.poll() is None and parts_of(out) < there:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.002)
         try:
             process.wait(draw.random() / 5)
         except subprocess.TimeoutExpired:

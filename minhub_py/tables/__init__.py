@@ -9,7 +9,8 @@
     job         plan, resume, join
     cli         the part of `minhub score|generate` that deals with files
 
-The rows are divided into chunks of a fixed size. A chunk's results depend on the chunk alone, and are written as one
-part: under its number, atomically. So a chunk that is computed twice, as after a kill, is the same part, and no row is
-lost or doubled. When every part is there they are joined with the input, in order.
+The rows are divided into chunks of a fixed size, or, where rows are words, of whole texts. A chunk's results depend on
+the chunk alone, and are written as one part: under its number, atomically. So a chunk that is computed twice, as after
+a kill, is the same part, and no row is lost or doubled. When every part is there they are joined with the input, in
+order.
 """

@@ -53,13 +53,16 @@ def take(options: dict[str, Any]) -> dict[str, Any] | None:
 
 def run(
     task: str, model: str, files: Sequence[str], table: Mapping[str, Any], settings: Mapping[str, Any],
-    loading: Mapping[str, Any], as_json: bool,
+    loading: Mapping[str, Any], as_json: bool, beside: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Do a task with the rows of files, with a bar of its progress. table: what `take` gave."""
+    """Do a task with the rows of files, with a bar of its progress. table: what `take` gave.
+
+    beside: the columns that the task needs beside --column.
+    """
     from minhub_py.tables import job
     from minhub_py.tables.tasks import TASKS
 
-    call = job.Call(task, model, files, settings=settings, loading=loading, **table)
+    call = job.Call(task, model, files, settings=settings, loading=loading, beside=beside, **table)
     started = time.perf_counter()
     with progress_bar(TASKS[task].verb, "rows") as update:
         outcome = job.run(call, update, tell_kept)

@@ -41,7 +41,9 @@ def cluster(work: Work, chunks: Iterable[Chunk], address: str, count: int | None
         count = count or len(nodes)
         work = replace(work, threads=max(1, cores // count))
         pa = arrow()
-        text = pa.schema([("number", pa.int64()), ("first", pa.int64()), ("texts", pa.list_(pa.string()))])
+        text = pa.schema({
+            "number": pa.int64(), "first": pa.int64(), "texts": pa.list_(pa.string()), "beside": pa.list_(pa.string()),
+        })  # fmt: skip
         blocks = [ray.put(pa.Table.from_pylist([vars(chunk)], text)) for chunk in chunks]
         # An actor takes one core of Ray's account whatever it uses: so those of a node that is lost find another place.
         done = ray.data.from_arrow_refs(blocks).map_batches(

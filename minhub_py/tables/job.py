@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
@@ -31,6 +31,7 @@ MEANINGS = {
     "task": "the command",
     "settings": "the settings",
     "column": "the column",
+    "beside": "--by or --target",
     "prefix": "--prefix",
     "input": "the input files",
     "model": "the model's files",
@@ -44,8 +45,9 @@ class Call:
     """What a user asks for. settings: of the task.    loading: of the model: revision, device, dtype, quantize.
 
     out: a file of a kind that can be written; any other name is that of a folder, which receives a file for each input.
-    column: that of the texts.    prefix: begins the names of the columns of results.    workers: processes that share
-    the work; None: this process alone, or one on each node of the Ray cluster at the address `ray`.
+    column: that of the texts.    beside: the columns that the task needs beside it.    prefix: begins the names of the
+    columns of results.    workers: processes that share the work; None: this process alone, or one on each node of the
+    Ray cluster at the address `ray`.
     """
 
     task: str
@@ -53,6 +55,7 @@ class Call:
     files: Sequence[str]
     out: Path
     column: str = "text"
+    beside: Sequence[str] = ()
     prefix: str = ""
     settings: Mapping[str, Any] | None = None
     loading: Mapping[str, Any] | None = None
@@ -82,15 +85,17 @@ def run(call: Call, progress: Callable[[int, int], object], kept: Callable[[int,
     parts = Parts(call.out)
     if not parts.folder.exists():
         check_free(call, outputs)
-    found = [sources.scan(path, call.column) for path in paths]
+    task = TASKS[call.task]
+    found = [sources.scan(path, call.column, task.beside, call.beside) for path in paths]
     results = result_columns(call, found)
     total = sum(source.rows for source in found)
+    sizes = sources.chunk_sizes(found, call.beside if task.beside == "by" else (), task.chunk)
     if not parts.folder.parent.is_dir():
         raise FileNotFoundError(f"{call.out} cannot be written: there is no folder {parts.folder.parent}")
-    size, begun = TASKS[call.task].chunk, False
+    begun = False
 
     def rows_of(numbers: Iterable[int]) -> int:
-        return sum(min(size, total - number * size) for number in numbers)
+        return sum(sizes[number] for number in numbers)
 
     with parts.locked():
         try:
@@ -104,11 +109,11 @@ def run(call: Call, progress: Callable[[int, int], object], kept: Callable[[int,
             progress(rows, total)
             if rows < total:
                 work = replace(work, settings=record["settings"])
-                for number, content in compute(call, work, chunks(found, call.column, size, done)):
+                for number, content in compute(call, work, chunks(call, found, sizes, done)):
                     parts.put(number, content)
                     rows += rows_of([number])
                     progress(rows, total)
-            outcome = join(call, parts, found, results, -(-total // size))
+            outcome = join(call, parts, found, results, len(sizes))
             parts.finish(record)
         except BaseException:
             if begun and (done := parts.numbers()):
@@ -150,7 +155,11 @@ def result_columns(call: Call, found: Sequence[Source]) -> list[Column]:
         columns.insert(0, Column("file", "string"))
     for source in found:
         if both := [column.name for column in columns if column.name in source.columns]:
-            advice = "let --out be a folder" if both == ["file"] else f"give a --prefix, such as --prefix {call.task}_"
+            advice = (
+                "let --out be a folder"
+                if both == ["file"]
+                else f"give a --prefix, such as --prefix {call.task.split('_')[0]}_"
+            )
             raise ValueError(f"{source.path} has a column {both[0]} already, as the results would: {advice}")
     return columns
 
@@ -177,8 +186,8 @@ def describe(call: Call, found: Sequence[Source]) -> tuple[Work, dict[str, Any]]
         work = Work(call.task, {}, str(path.absolute()), loading)
     record = {
         "minhub": __version__, "task": call.task, "settings": dict(call.settings or {}), "column": call.column,
-        "prefix": call.prefix, "input": [[source.path.name, source.rows, source.digest] for source in found],
-        "model": identity(path), "loading": loading,
+        "beside": list(call.beside), "prefix": call.prefix, "model": identity(path), "loading": loading,
+        "input": [[source.path.name, source.rows, source.digest] for source in found],
     }  # fmt: skip
     return work, record if TASKS[call.task].exact else {**record, "threads": threads_of(call)}
 
@@ -239,15 +248,25 @@ def listed(value: Any) -> Any:
     return [listed(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def chunks(found: Sequence[Source], column: str, size: int, done: set[int]) -> Iterator[Chunk]:
-    """The chunks that are still to be done, of `size` rows each."""
-    stream = chain.from_iterable(sources.texts(source.path, column) for source in found)
-    for number in count():
-        texts = list(islice(stream, size))
-        if not texts:
-            return
+def chunks(call: Call, found: Sequence[Source], sizes: Sequence[int], done: set[int]) -> Iterator[Chunk]:
+    """The chunks that are still to be done, of so many rows each."""
+    rows = chain.from_iterable(values_of(call, source.path) for source in found)
+    first = 0
+    for number, size in enumerate(sizes):
+        some = list(islice(rows, size))
         if number not in done:
-            yield Chunk(number, number * size, texts)
+            yield Chunk(number, first, [text for text, _ in some], [beside for _, beside in some])
+        first += size
+
+
+def values_of(call: Call, path: Path) -> Iterator[tuple[str | None, str | None]]:
+    """The text of each row, and what the task needs beside it."""
+    texts = sources.texts(path, call.column)
+    option = TASKS[call.task].beside
+    beside: Iterator[str | None] = repeat(None)
+    if option:
+        beside = sources.keys(path, call.beside) if option == "by" else sources.texts(path, call.beside[0], option)
+    return zip(texts, beside, strict=False)  # `join` tells of a file that has changed meanwhile
 
 
 def compute(call: Call, work: Work, waiting: Iterator[Chunk]) -> Iterator[tuple[int, bytes]]:

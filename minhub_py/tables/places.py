@@ -21,11 +21,15 @@ from minhub_py.tables.tasks import TASKS, Text
 
 @dataclass(frozen=True)
 class Chunk:
-    """Texts of consecutive rows. first: the number of the first of them in the whole input."""
+    """Texts of consecutive rows, and what stands beside each, if the task needs it.
+
+    first: the number of the first of them in the whole input.
+    """
 
     number: int
     first: int
     texts: list[str | None]
+    beside: list[str | None]
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,14 @@ class Work:
 
         def compute(chunk: Chunk) -> bytes:
             texts, notes = [], dict[str, None]()
-            for row, text in enumerate(chunk.texts, chunk.first):
-                ids = encode(tokenizer, text) if text else []
-                for char in unknown_characters(tokenizer, text, ids) if text else ():
+            for row, (text, beside) in enumerate(zip(chunk.texts, chunk.beside, strict=True), chunk.first):
+                if not text or (task.beside and not beside):
+                    continue
+                ids = encode(tokenizer, text)
+                for char in unknown_characters(tokenizer, text, ids):
                     notes[describe_unknown(tokenizer, [char])] = None
-                if text and ids:
-                    texts.append(Text(row, text, ids))
+                if ids or task.beside == "by":  # a word without a token has its place in a text
+                    texts.append(Text(row, text, ids, beside or ""))
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 done = task.run(model, tokenizer, texts, **self.settings)

@@ -2,8 +2,10 @@
 
 import glob
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +52,19 @@ def expand(names: Sequence[str]) -> list[Path]:
     return found
 
 
-def scan(path: Path, column: str) -> Source:
-    """Read a file to its end. ValueError: damage, or no such column of texts, with the line where there is one."""
+def scan(path: Path, column: str, option: str = "", beside: Sequence[str] = ()) -> Source:
+    """Read a file to its end. option, beside: another option that names columns, and these.
+
+    ValueError: damage, or no such column of texts, with the line where there is one.
+    """
     columns = columns_of(path)
-    if column not in columns:
-        known = ", ".join(columns) or "none"
-        raise ValueError(f"{path} has no column {column}: give --column one of its own, which are {known}")
+    for name, from_option in ((column, "column"), *((name, option) for name in beside)):
+        if name not in columns:
+            known = ", ".join(columns) or "none"
+            raise ValueError(f"{path} has no column {name}: give --{from_option} one of its own, which are {known}")
+    if option == "target":
+        for _ in texts(path, beside[0], option):
+            pass
     return Source(path, sum(1 for _ in texts(path, column)), columns, digest(path))
 
 
@@ -68,8 +77,11 @@ def digest(path: Path) -> str:
     return total.hexdigest()
 
 
-def texts(path: Path, column: str) -> Iterator[str | None]:
-    """The texts of a file, in order; None where there is none: nothing, NA in a .csv, null elsewhere."""
+def texts(path: Path, column: str, option: str = "column") -> Iterator[str | None]:
+    """The texts of a file, in order; None where there is none: nothing, NA in a .csv, null elsewhere.
+
+    option: which names the column, for messages.
+    """
     kind = kind_of(path)
     if kind == "parquet":
         pa = arrow()
@@ -78,15 +90,60 @@ def texts(path: Path, column: str) -> Iterator[str | None]:
             if pa.types.is_dictionary(values.type):
                 values = values.dictionary_decode()
             if not any(test(values.type) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
-                raise ValueError(f"{path}: column {column} holds {values.type}, not texts: give --column another")
+                raise ValueError(f"{path}: column {column} holds {values.type}, not texts: give --{option} another")
             yield from (text or None for text in values.to_pylist())
         return
-    nothing = ("", "NA") if kind in ("csv", "tsv") else ("",)
+    nothing = missing_in(path)
     for number, row in numbered_rows(path):
         text = row.get(column)
         if text is not None and not isinstance(text, str):
-            raise ValueError(f"{path}, line {number}: {column} is {text!r:.40}, not a text: give --column another")
+            raise ValueError(f"{path}, line {number}: {column} is {text!r:.40}, not a text: give --{option} another")
         yield None if text in nothing else text
+
+
+def missing_in(path: Path) -> tuple[str, ...]:
+    """The strings that say that there is none."""
+    return ("", "NA") if kind_of(path) in ("csv", "tsv") else ("",)
+
+
+def keys(path: Path, columns: Sequence[str]) -> Iterator[str | None]:
+    """What tells the texts apart that the rows of a file are words of: some values as JSON, None where one is missing.
+
+    ValueError: the rows of a text do not lie together. Rows that belong to none may lie between them.
+    """
+    nothing, last, before = missing_in(path), "", set[str]()
+    for number, row in enumerate(chain.from_iterable(batch.rows for batch in batches(path, columns)), 1):
+        values = [row.get(name) for name in columns]
+        if any(value is None or value in nothing or value != value for value in values):  # noqa: PLR0124
+            yield None
+            continue
+        key = json.dumps(values, ensure_ascii=False, default=str)
+        if key != last and key in before:
+            text = ", ".join(f"{name} {value!r:.40}" for name, value in zip(columns, values, strict=True))
+            raise ValueError(
+                f"{path}, row {number}: words of {text} stood before, apart from these: sort the rows, or give --by "
+                "once more, for another column that tells texts apart"
+            )
+        before.add(key)
+        last = key
+        yield key
+
+
+def chunk_sizes(found: Sequence[Source], by: Sequence[str], size: int) -> list[int]:
+    """How many rows each chunk has: `size`, or with `by` as many more as the last text has, whose words they are."""
+    if not by:
+        total = sum(source.rows for source in found)
+        return [min(size, total - begin) for begin in range(0, total, size)]
+    sizes: list[int] = []
+    for source in found:
+        rows, last = 0, ""
+        for key in keys(source.path, by):
+            if rows >= size and key not in (None, last):
+                sizes.append(rows)
+                rows = 0
+            rows, last = rows + 1, key or last
+        sizes += [rows] if rows else []
+    return sizes
 
 
 def together(sources: Sequence[Source]) -> dict[str, Any]:

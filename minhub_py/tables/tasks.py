@@ -1,13 +1,14 @@
 """What can be done with the texts of a table: one entry of `TASKS` each.
 
 A task takes the texts of some rows and gives, for each, its results: a dict, or several where a text becomes several
-rows. A row without a text is never given to a task; its results are all missing.
+rows. A row without a text, or without what the task needs beside it, is never given to a task; its results are all
+missing.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.tables.formats import Column
 
@@ -15,17 +16,24 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 ROOM = 16384  # ids of the texts that are continued together: bounds the memory of keys and values
+NEEDS_TARGETS = (
+    "this model predicts the answer to a prompt, not the prompt: minhub score --target COLUMN --out OUT takes both"
+)
 
 Results = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text. row: its number in the whole input, from 0.    ids: at least one."""
+    """A text. row: its number in the whole input, from 0.    ids: at least one, but for a word.
+
+    beside: the other value that a task has asked for.
+    """
 
     row: int
     text: str
     ids: list[int]
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,8 @@ class Task:
     run(model, tokenizer, texts, **settings): the results of each text, one row of them or several.
     columns: what a row of results has.    chunk: how many texts are done at a time, and lost by a kill at most.
     exact: whether the bits of a result are the same for any number of threads; if not, a job keeps to the one that it
-    has begun with.
+    has begun with.    beside: the option that names another column that it needs: "target", or "by", whose values tell
+    texts apart of which each row has a word; a chunk has whole texts.
     """
 
     run: Callable[..., list[Results]]
@@ -43,12 +52,13 @@ class Task:
     chunk: int
     verb: str
     exact: bool = True
+    beside: Literal["", "target", "by"] = ""
 
 
 def measures(tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
-    """How well a text was predicted. logprobs: those of all ids after the first, in nats."""
+    """How well ids were predicted. logprobs: those of the last of them, or of all, in nats."""
     nats = -math.fsum(logprobs)
-    characters = len(tokenizer.decode(list(ids[1:])))  # the first token is not predicted
+    characters = len(tokenizer.decode(list(ids[len(ids) - len(logprobs) :])))
     mean = nats / len(logprobs)
     return {
         "tokens": len(logprobs), "characters": characters, "nats": nats, "nats_per_token": mean,
@@ -61,9 +71,23 @@ def score(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Res
     """The measures of each text. One of a single token has nothing that was predicted."""
     from minhub_py.inference.generate import score as evaluate
 
+    if model.encoder_decoder:
+        raise ValueError(NEEDS_TARGETS)
     found = iter(evaluate(model, [text.ids for text in texts if len(text.ids) > 1]))
     nothing: dict[str, Any] = {**dict.fromkeys(column.name for column in SCORE), "tokens": 0}
     return [[measures(tokenizer, text.ids, next(found).tolist()) if len(text.ids) > 1 else nothing] for text in texts]
+
+
+def score_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
+    """The measures of the target beside each text, which follows the text, or is an encoder-decoder's answer to it."""
+    from minhub_py.files.tokenizer import encode
+    from minhub_py.inference.generate import score as evaluate
+
+    # What stands at the ends of an answer belongs to it; in the middle of a text there is no beginning.
+    targets = [encode(tokenizer, text.beside, add_special_tokens=model.encoder_decoder) for text in texts]
+    some = [(text.ids, ids) for text, ids in zip(texts, targets, strict=True) if ids]
+    found = iter(evaluate(model, [ids for ids, _ in some], targets=[ids for _, ids in some]))
+    return [[measures(tokenizer, ids, next(found).tolist())] if ids else [] for ids in targets]
 
 
 def generate(
@@ -97,16 +121,32 @@ def groups(texts: Sequence[Text], new: int) -> Iterator[Sequence[Text]]:
 
 def words(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any) -> list[Results]:
     """How predictable each word of each text is: a row a word. Words are what stands between spaces and line ends."""
+    split = [(place, word) for place, text in enumerate(texts) for word in text.text.split()]
+    found = numbers(model, tokenizer, [word for _, word in split], [place for place, _ in split], **settings)
+    made: list[Results] = [[] for _ in texts]
+    for (place, word), each in zip(split, found, strict=True):
+        made[place].append({"word_n": len(made[place]) + 1, "word": word, **each})
+    return made
+
+
+def words_by(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any) -> list[Results]:
+    """How predictable each row's word is. Words with the same value beside them are one text."""
+    words, by = [text.text for text in texts], [text.beside for text in texts]
+    return [[each] for each in numbers(model, tokenizer, words, by, **settings)]
+
+
+def numbers(
+    model: Any, tokenizer: "Tokenizer", words: Sequence[str], by: Sequence[Hashable], **settings: Any
+) -> Iterator[dict[str, Any]]:
+    """The results of `word_logprobs` for each word, None for NaN."""
     from minhub_py.analysis.words import word_logprobs
 
-    split = [(place, word) for place, text in enumerate(texts) for word in text.text.split()]
-    found = word_logprobs(model, tokenizer, [word for _, word in split], by=[place for place, _ in split], **settings)
-    names = [column.name for column in WORDS[2:]]
-    made: list[Results] = [[] for _ in texts]
-    for (place, word), *values in zip(split, *(found[name].tolist() for name in names), strict=True):
-        numbers = {name: None if math.isnan(value) else value for name, value in zip(names, values, strict=True)}
-        made[place].append({"word_n": len(made[place]) + 1, "word": word, **numbers})
-    return made
+    if model.encoder_decoder:
+        raise ValueError(NEEDS_TARGETS)
+    found = word_logprobs(model, tokenizer, words, by=by, **settings)
+    names = [column.name for column in NUMBERS]
+    for values in zip(*(found[name].tolist() for name in names), strict=True):
+        yield {name: None if math.isnan(value) else value for name, value in zip(names, values, strict=True)}
 
 
 def embed(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any) -> list[Results]:
@@ -121,14 +161,17 @@ SCORE = (
     Column("tokens", "int64"), Column("characters", "int64"), Column("nats", "float64"),
     Column("nats_per_token", "float64"), Column("perplexity", "float64"), Column("bits_per_character", "float64"),
 )  # fmt: skip
-WORDS = (
-    Column("word_n", "int64"), Column("word", "string"), Column("tokens", "int64"), Column("logprob", "float64"),
-    Column("surprisal", "float64"), Column("entropy", "float64"),
+NUMBERS = (
+    Column("tokens", "int64"), Column("logprob", "float64"), Column("surprisal", "float64"),
+    Column("entropy", "float64"),
 )  # fmt: skip
+WORDS = (Column("word_n", "int64"), Column("word", "string"), *NUMBERS)
 
 TASKS: Mapping[str, Task] = {
     "score": Task(score, SCORE, 256, "Scoring"),
+    "score_targets": Task(score_targets, SCORE, 256, "Scoring", beside="target"),
     "generate": Task(generate, (Column("generated", "string"),), 64, "Generating"),
     "words": Task(words, WORDS, 128, "Scoring words"),
+    "words_by": Task(words_by, NUMBERS, 1024, "Scoring words", beside="by"),
     "embed": Task(embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False),
 }
