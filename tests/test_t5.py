@@ -526,6 +526,7 @@ def test_from_r(with_tokenizer: Path) -> None:
     wanted = minhub_py.generate(module, rows, 12, temperature=0)
     assert [ids.tolist() for ids in made["ids"]] == wanted
     assert list(made["texts"]) == [tokenizer.decode(ids) for ids in wanted]
+    heard.clear()  # of its progress
     methods_of_text.generate(caller, model, prompts[:1], **settings, seeds=[0], stream=True)
     assert "".join(heard) == tokenizer.decode(wanted[0])
     assert methods_of_text.next_tokens(caller, model, prompts, None, 3).columns["id"][::3].tolist() == [

@@ -14,6 +14,7 @@ import minhub_py
 from minhub_py import gpt2, gptneo, lstm, next_tokens, qwen35, score, t5, target_logprobs, word_logprobs
 from minhub_py.analysis import predictions
 from minhub_py.analysis.matrix import logprob_matrix
+from minhub_py.analysis.scores import token_scores
 from minhub_py.files.tokenizer import byte_level_bpe, characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.inference.batch import context_start
 from minhub_py.inference.generate import generate
@@ -265,6 +266,32 @@ def test_an_encoder_decoder_answers() -> None:
             ValueError, match=r"this model predicts the answer to a text.*target_logprobs\(\) takes both"
         ):
             call()
+
+
+def test_scores_of_tokens(model) -> None:
+    """As `score`, and entropies; what a target follows is not scored."""
+    ids = [TOKENIZER.encode(text).ids for text in (SENTENCES[3], "", "The apple")]
+    found = list(token_scores(model, ids))
+    wanted = score(model, [each for each in ids if each])
+    assert [len(logprobs) for logprobs, _ in found] == [len(ids[0]) - 1, 0, len(ids[2]) - 1]
+    assert close(found[0][0], wanted[0])
+    assert close(found[2][0], wanted[1])
+    after = [logprobs_after(model, ids[0][:place]) for place in range(1, len(ids[0]))]
+    assert close(found[0][1], [-(each.exp() * each).sum() / math.log(2) for each in after])
+    [targets] = token_scores(model, [ids[0][:4]], [ids[0][4:]])
+    for values, whole in zip(targets, found[0], strict=True):
+        assert close(values, whole[3:])
+
+
+def test_scores_of_answers() -> None:
+    torch.manual_seed(0)
+    model = t5(vocab_size=V, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4).eval()
+    texts, targets = [[5, 6], [7], [5, 6]], [[1, 2, 3], [4], [9]]
+    found = list(token_scores(model, texts, targets))
+    for (logprobs, entropies), wanted in zip(found, score(model, texts, targets=targets), strict=True):
+        assert close(logprobs, wanted)
+        assert len(entropies) == len(wanted)
+        assert (entropies > 0).all()
 
 
 @pytest.fixture

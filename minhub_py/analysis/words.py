@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from minhub_py.analysis.predictions import Progress, Wanted, log_normalizers, predict
+from minhub_py.analysis.scores import Scores
 from minhub_py.analysis.tokens import encodings, texts_of_ids
 from minhub_py.arguments import check_tokenizer, model_of, whole
 from minhub_py.files.tokenizer import describe_unknown, unknown_characters
@@ -215,7 +216,7 @@ def segment_logprobs(
     scores = Scores(wanted)
     scores.logprobs[scores.firsts(special_ids(tokenizer))] = 0  # it begins every text, and says nothing of a word
     predict(model, wanted, scores.take, progress)
-    columns = scores.sums(rows, count, ignored)
+    columns = sums(scores, rows, count, ignored)
     for name in ("logprob", "surprisal", "entropy"):
         columns[name][lost] = np.nan
     if shared:
@@ -277,47 +278,25 @@ def pair_logprobs(
         rows.append([len(targets)] + [len(targets) if part is None else row for part in owners])
     scores = Scores(wanted)
     predict(model, wanted, scores.take, progress)
-    return scores.sums(rows, len(targets), ignored)
+    return sums(scores, rows, len(targets), ignored)
 
 
-class Scores:
-    """Log-probabilities (nats) and entropies (bits) of all tokens of texts; NaN where nothing is wanted."""
-
-    def __init__(self, wanted: Sequence[Wanted]) -> None:
-        self.ids = np.fromiter(itertools.chain.from_iterable(each.ids for each in wanted), np.int64)
-        self.begins = np.cumsum([0, *(len(each.ids) for each in wanted)])
-        self.logprobs = np.full(len(self.ids), np.nan)
-        self.entropies = np.full(len(self.ids), np.nan)
-
-    def firsts(self, ids: Collection[int]) -> np.ndarray[Any, Any]:
-        """Places of the first tokens of texts, where they are one of these ids."""
-        places = self.begins[:-1][np.diff(self.begins) > 0]
-        return places[np.isin(self.ids[places], list(ids))]
-
-    def take(self, logits: Tensor, rows: list[int], texts: list[int], places: list[int]) -> None:
-        """See `predictions.Take`."""
-        where = self.begins[texts] + places
-        normalizers, entropies = log_normalizers(logits)
-        chosen = logits[rows, self.ids[where].tolist()].float()
-        self.logprobs[where] = (chosen - normalizers[rows]).cpu()
-        self.entropies[where] = entropies[rows].cpu()
-
-    def sums(self, rows: Sequence[Sequence[int]], count: int, ignored: Collection[int]) -> Columns:
-        """Columns of so many rows, from the row that each token of each text adds to: a larger one is left out."""
-        into = np.fromiter(itertools.chain.from_iterable(rows), np.int64)
-        logprobs = np.where(np.isin(self.ids, list(ignored)), 0.0, self.logprobs)
-        tokens = np.bincount(into, minlength=count + 1)[:count]
-        sums = np.bincount(into, logprobs, minlength=count + 1)[:count].astype(float)
-        sums[tokens == 0] = np.nan
-        entropies = np.full(count + 1, np.nan)
-        known, first = np.unique(into, return_index=True)
-        entropies[known] = self.entropies[first]
-        return {
-            "tokens": tokens,
-            "logprob": sums,
-            "surprisal": 0.0 - sums / math.log(2),
-            "entropy": entropies[:count],
-        }
+def sums(scores: Scores, rows: Sequence[Sequence[int]], count: int, ignored: Collection[int]) -> Columns:
+    """Columns of so many rows, from the row that each token of each text adds to: a larger one is left out."""
+    into = np.fromiter(itertools.chain.from_iterable(rows), np.int64)
+    logprobs = np.where(np.isin(scores.ids, list(ignored)), 0.0, scores.logprobs)
+    tokens = np.bincount(into, minlength=count + 1)[:count]
+    total = np.bincount(into, logprobs, minlength=count + 1)[:count].astype(float)
+    total[tokens == 0] = np.nan
+    entropies = np.full(count + 1, np.nan)
+    known, first = np.unique(into, return_index=True)
+    entropies[known] = scores.entropies[first]
+    return {
+        "tokens": tokens,
+        "logprob": total,
+        "surprisal": 0.0 - total / math.log(2),
+        "entropy": entropies[:count],
+    }
 
 
 def owners_of(

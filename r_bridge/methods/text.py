@@ -45,8 +45,10 @@ def generate(
             caller.emit(piece)
         written = ["".join(pieces)]
     else:
-        for _ in ids():
-            pass
+        total = len(rows) * max_new_tokens
+        for done, _ in enumerate(ids(), 1):
+            caller.progress(done, total)
+        caller.progress(total, total)
         if texts:
             both = zip(rows, new, strict=True)
             written = ["".join(until(decode_stream(tok, ids, _before(model, prompt)), stops)) for prompt, ids in both]
@@ -71,17 +73,37 @@ def next_tokens(caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer
     })  # fmt: skip
 
 
-def score(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None, targets: Any = None) -> Frame:
-    """The log-probability of each token after a text's first, or of each of its target, given the text."""
+def score(
+    caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None, targets: Any = None, bits: bool = False
+) -> Frame:
+    """The log-probability of each token after a text's first, or of each of its target, given the text.
+
+    bits: surprisal and entropy, too.
+    """
+    from minhub_py.inference.generate import check_prompts, check_targets
     from minhub_py.inference.generate import score as evaluate
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts) or is_text(targets))
     rows, first = _rows(model, tok, texts), 1
-    if targets is None:
+    prompts = given = None
+    if targets is not None:
+        # What stands at the ends of an answer belongs to it; in the middle of a text there is no beginning.
+        prompts, given = _prompt_rows(model, tok, texts), _rows(model, tok, targets, model.module.encoder_decoder)
+        rows, first = given, 0
+    more, scores = {}, list[Any]()
+    if bits:
+        from minhub_py.analysis.scores import token_scores
+
+        if given is not None:
+            check_targets(model.module, given, len(check_prompts(model.module, prompts)))
+        found = list(token_scores(model.module, prompts or rows, given, caller.progress))
+        scores = [logprobs for logprobs, _ in found]
+        entropies = np.concatenate([each for _, each in found]) if found else np.empty(0)
+        more = {"surprisal": 0.0 - np.concatenate(scores) / np.log(2) if scores else np.empty(0), "entropy": entropies}
+    elif prompts is None:
         scores = _scores(caller, model, rows)
     else:
-        prompts, rows, first = _prompt_rows(model, tok, texts), _rows(model, tok, targets), 0
-        scores = evaluate(model.module, prompts, targets=rows, progress=caller.progress)
+        scores = evaluate(model.module, prompts, targets=given, progress=caller.progress)
     ids = [id for row in rows for id in row[first:]]
     return Frame({
         "text": np.array([number for number, row in enumerate(rows, 1) for _ in row[first:]], np.int32),
@@ -89,6 +111,7 @@ def score(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None,
         "token": token_texts(tok, ids),
         "id": np.array(ids, np.int32),
         "logprob": np.concatenate([as_array(values) for values in scores]) if scores else np.empty(0),
+        **more,
     })  # fmt: skip
 
 
@@ -124,7 +147,7 @@ def find_tokenizer(model: Model, given: Tokenizer | None, *, needed: bool) -> An
     return model.tokenizer if needed else model.find_tokenizer()
 
 
-def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:
+def _rows(model: Model, tokenizer: Any, texts: Any, add_special_tokens: bool = True) -> list[list[int]]:
     """Rows of ids for texts, which are text or already ids."""
     size = model.module.config.vocab_size
     if not is_text(texts):
@@ -132,7 +155,7 @@ def _rows(model: Model, tokenizer: Any, texts: Any) -> list[list[int]]:
     from minhub_py.files.tokenizer import working
 
     with working(tokenizer):
-        rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+        rows = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)]
         warn_of_unknown(tokenizer, texts, rows)
     if (largest := max((max(row, default=0) for row in rows), default=0)) >= size:
         raise ValueError(f"the tokenizer is another model's: it gives the id {largest}, this model's go to {size - 1}")

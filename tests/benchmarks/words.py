@@ -1,6 +1,6 @@
 """Predictability of words beside the R package pangoling: equal numbers, and the time of both, interleaved in one run.
 
-    python tests/benchmarks/words.py [--sentences 1000] [--width 768 --layers 12]
+    python tests/benchmarks/words.py [--sentences 1000] [--words 6 18] [--width 768 --layers 12]
 
 A random GPT-2 checkpoint is made, with the GPT-2 tokenizer of ../shared/data. One R session calls both packages on the
 same sentences, in turns: this package by its worker, pangoling by reticulate and transformers. Without pangoling in R's
@@ -68,6 +68,7 @@ def main() -> None:
     """Make the checkpoint and the sentences, and run R."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--words", type=int, nargs=2, default=(6, 18), help="of a sentence: from, to")
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=12)
     options = parser.parse_args()
@@ -83,8 +84,8 @@ def main() -> None:
         (checkpoint / "tokenizer_config.json").write_text(CONFIG)
         words = (SHARED / "tiny-shakespeare" / "input.txt").read_text().split()
         chance = random.Random(1)
-        lengths = [chance.randint(6, 18) for _ in range(options.sentences)]
-        starts = [chance.randrange(len(words) - 20) for _ in lengths]
+        lengths = [chance.randint(*options.words) for _ in range(options.sentences)]
+        starts = [chance.randrange(len(words) - options.words[1]) for _ in lengths]
         lines = [" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
         (folder / "sentences.txt").write_text("\n".join(lines) + "\n")
         (folder / "words.R").write_text(PROGRAM)

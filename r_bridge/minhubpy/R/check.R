@@ -77,7 +77,8 @@ texts_or_ids <- function(x, what = deparse(substitute(x))) {
   if (is_text) return(texts(x, what))
   if (inherits(x, "torch_tensor")) fail(what, " cannot be an R torch tensor here: as.integer(", what, ") - 1L are its ids")
   if (is.logical(x) || is.function(x) || (is.object(x) && !inherits(x, "minhub_encoding"))) {
-    fail(what, " must be text or token ids, not ", describe(x))
+    advice <- if (is.data.frame(x) && length(x)) paste0(": give a column of it, such as x$", deparse(as.name(names(x)[1L]), backtick = TRUE))
+    fail(what, " must be text or token ids, not ", describe(x), advice)
   }
   ids <- token_ids(x, what)
   if (is.list(ids)) ids else if (is.matrix(ids)) asplit_rows(ids) else list(ids)

@@ -21,6 +21,8 @@
 #' @param pool What becomes of the tokens of a text: their `"mean"`, the
 #'   `"last"` one, which alone has seen the whole text, or `"none"`: each token
 #'   keeps a vector of its own.
+#' @param resume The name of a file (.rds) that keeps what is done of a long job:
+#'   see [word_logprobs()].
 #' @returns A matrix with a row for each text, in their order, and their names
 #'   as row names. With `pool = "none"`, a list of matrices with a row for each
 #'   token of the text, which is its row name.
@@ -33,16 +35,19 @@
 #' embed(model, data.frame(line = c("To be,", NA))$line, layer = 2, pool = "last")[, 1:3]
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-embed <- function(model, texts, layer = -1, pool = c("mean", "last", "none"), tokenizer = NULL) {
+embed <- function(model, texts, layer = -1, pool = c("mean", "last", "none"), tokenizer = NULL, resume = NULL) {
   model <- check_model(model)
   pool <- choice(pool, c("mean", "last", "none"))
-  if (is.data.frame(texts)) fail("texts must be one column of the data frame, such as ", deparse(substitute(texts))[[1L]], "$", names(texts)[1L])
+  if (is.data.frame(texts)) {
+    column <- deparse(as.name(names(texts)[1L]), backtick = TRUE)
+    fail("texts must be one column of the data frame, such as ", deparse(substitute(texts))[[1L]], "$", column)
+  }
   labels <- labels_of(texts)
-  found <- ask(
-    "embed",
-    model = model, texts = texts_or_ids(na_as_empty(texts), "texts"), tokenizer = check_tokenizer(tokenizer),
-    layer = whole(layer, least = -1e6), pool = pool, news = show_progress()
-  )
+  texts <- texts_or_ids(na_as_empty(texts), "texts")
+  settings <- list(tokenizer = check_tokenizer(tokenizer), layer = whole(layer, least = -1e6), pool = pool)
+  found <- in_parts(seq_along(texts), resume, c(list(call = "embed", model = model, texts = texts), settings), function(rows, news) {
+    do.call(ask, c(list("embed", model = model, texts = texts[rows]), settings, list(news = news)))
+  }, size = TEXTS_OF_PART, join = join_vectors)
   if (pool != "none") {
     rownames(found$vectors) <- labels
     return(found$vectors)
@@ -52,4 +57,13 @@ embed <- function(model, texts, layer = -1, pool = c("mean", "last", "none"), to
     vectors
   }, found$vectors, found$tokens)
   stats::setNames(each, labels)
+}
+
+TEXTS_OF_PART <- 256L # of a long job, see in_parts()
+
+# What embed() has of each part: rows of a matrix, or a matrix and the tokens of each text.
+join_vectors <- function(found, rows) {
+  part <- function(name) lapply(found, `[[`, name)
+  if (is.matrix(found[[1L]]$vectors)) return(list(vectors = do.call(rbind, part("vectors"))))
+  list(vectors = do.call(c, part("vectors")), tokens = do.call(c, part("tokens")))
 }

@@ -32,6 +32,8 @@
 #' @param speculate The most tokens to guess at a time from what the text
 #'   repeats. The text stays the same; where it repeats itself it comes faster.
 #'   An LSTM makes no guesses, nor does a model on a graphics card.
+#' @param resume The name of a file (.rds) that keeps what is done of a long job:
+#'   see [word_logprobs()]. The job needs a `seed`, or `temperature = 0`.
 #' @returns For text, the new text of each prompt: a character vector, with
 #'   the names of `prompts`; invisible if it was shown already. For ids, a
 #'   list of the new ids of each prompt.
@@ -43,12 +45,17 @@
 #' @export
 generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                      repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
-                     stream = "auto", speculate = 0) {
+                     stream = "auto", speculate = 0, resume = NULL) {
   model <- check_model(model)
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)
   one_text <- is.character(prompts) && length(prompts) == 1L
   if (is.function(stream) && !one_text) fail("stream can be a function for one prompt of text only")
+  if (!is.null(resume)) {
+    if (is.null(seed) && temperature > 0) fail("resume needs a seed, by which the same call gives the same texts: give seed = 1")
+    if (!identical(stream, "auto") && !isFALSE(stream)) fail("resume is for many prompts, and stream for one: give one of them")
+    stream <- FALSE
+  }
   if (identical(stream, "auto")) stream <- interactive() && one_text && was_typed(sys.call(), sys.nframe())
   streaming <- (is.function(stream) || flag(stream)) && one_text
   answers <- isTRUE(model$config$is_encoder_decoder) # rather than to go on from the prompt
@@ -63,14 +70,16 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
     top_k = optional(top_k, whole, what = "top_k", least = 1),
     top_p = optional(top_p, function(x) as.double(number(x, "top_p", above = 0, most = 1))),
     repetition_penalty = as.double(number(repetition_penalty, above = 0, most = 1e6)),
-    seeds = seeds(seed, length(prompts), temperature), eos_id = end_ids(eos_id),
+    eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
     stop = stop_strings(stop), stream = streaming, speculate = whole(speculate)
   )
   if (streaming && !is.function(stream)) on.exit(if (is_done(echo)) cat("\n")) # also if the text is interrupted
-  made <- do.call(ask, c(
-    list("generate", model = model, prompts = prompts, tokenizer = check_tokenizer(tokenizer)), settings,
-    list(news = if (streaming) show)
-  ))
+  seeds <- seeds(seed, length(prompts), temperature)
+  job <- c(list(call = "generate", model = model, prompts = prompts, seeds = seeds), settings)
+  made <- in_parts(seq_along(prompts), resume, job, function(rows, news) {
+    part <- list("generate", model = model, prompts = prompts[rows], seeds = seeds[rows])
+    do.call(ask, c(part, settings, list(news = if (streaming) show else news)))
+  }, size = PROMPTS_OF_PART, join = join_made)
   if (streaming && !is.function(stream)) echo()
   if (is.character(prompts)) {
     text <- stats::setNames(made$texts, labels)
@@ -78,6 +87,12 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
   } else {
     stats::setNames(made$ids, labels)
   }
+}
+
+PROMPTS_OF_PART <- 64L # of a long job, see in_parts()
+
+join_made <- function(found, rows) {
+  list(texts = unlist(lapply(found, `[[`, "texts")), ids = do.call(c, lapply(found, `[[`, "ids")))
 }
 
 # A function that runs its code at its first call only; is_done() tells whether it has.
@@ -204,7 +219,12 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #'   `NA` has no tokens, as `""` has none.
 #' @param targets A text for each of `texts`, of the same kind, to score in
 #'   their place. An encoder-decoder such as T5 needs them, as it predicts the
-#'   answer to a text and not the text.
+#'   answer to a text and not the text. With other models a target goes on where
+#'   its text ends; it begins with a space, if there is to be one.
+#' @param bits `TRUE`: two more columns, in bits: `surprisal`, which is `-log2` of
+#'   the token's probability, and `entropy`, of what the model expects in its place.
+#' @param resume The name of a file (.rds) that keeps what is done of a long job:
+#'   see [word_logprobs()].
 #' @returns `score()`: a data frame with a row for each token after the first
 #'   of its text, or for each of its target, and the columns `text` (which one: a number from 1, or a
 #'   factor of the names of `texts`), `position` (of the token in its text, from
@@ -220,18 +240,31 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #' perplexity(model, c(verse = "To be, or not to be", noise = "xq zzk vv"))
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-score <- function(model, texts, tokenizer = NULL, targets = NULL) {
+score <- function(model, texts, tokenizer = NULL, targets = NULL, bits = FALSE, resume = NULL) {
   model <- check_model(model)
   labels <- labels_of(texts)
   texts <- texts_or_ids(na_as_empty(texts), "texts")
-  if (!is.null(targets)) targets <- texts_or_ids(targets, "targets")
-  found <- ask(
-    "score",
-    model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), targets = targets, news = show_progress()
-  )
+  if (!is.null(targets)) {
+    targets <- texts_or_ids(targets, "targets")
+    if (length(targets) != length(texts)) fail(length(targets), " targets for ", length(texts), " texts: give one for each")
+  }
+  settings <- list(tokenizer = check_tokenizer(tokenizer), bits = flag(bits))
+  job <- c(list(call = "score", model = model, texts = texts, targets = targets), settings)
+  found <- in_parts(seq_along(texts), resume, job, function(rows, news) {
+    part <- list("score", model = model, texts = texts[rows], targets = targets[rows])
+    do.call(ask, c(part, settings, list(news = news)))
+  }, size = TEXTS_OF_PART, join = join_tokens)
   found$text <- text_of_row(found$text, labels)
   # For the plot, which shows a whole text: the rows lack its first token.
   structure(found, class = c("minhub_score", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
+}
+
+# Data frames whose column `text` counts the texts of a part.
+join_tokens <- function(found, rows) {
+  do.call(rbind, Map(function(part, rows) {
+    part$text <- rows[part$text]
+    part
+  }, found, rows))
 }
 
 #' @rdname score

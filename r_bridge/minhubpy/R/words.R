@@ -15,8 +15,8 @@
 #' @param x The words: a vector, or a data frame with a column of them. A word
 #'   that is `NA` or `""` has no numbers, and the text goes on without it.
 #' @param by What tells texts apart, in any order: a value for each word, or the
-#'   names of columns of `x`. `NULL`: all words are one text. Rows where it is
-#'   `NA` belong to none.
+#'   names of columns of `x`. `NULL`: all words are one text, or, where `x` was
+#'   grouped by dplyr, each group is one. Rows where it is `NA` belong to none.
 #' @param context Text that stands before the words and is not scored: one
 #'   string, one for each word (the same in all of a text), or the name of a
 #'   column of `x`.
@@ -31,12 +31,13 @@
 #'   first word has numbers too. `NULL`: as the tokenizer does it; GPT-2's does
 #'   not, Llama's does.
 #' @param resume The name of a file (.rds) that keeps what is done of a long job:
-#'   stopped by Esc, or by anything else, the same call goes on from there. When
-#'   all is done, the file gives the same call its result at once.
+#'   stopped by Esc, a crash or anything else, the same call goes on from there.
+#'   When all is done, the file gives the same call its result at once.
 #' @param contexts,targets A character vector each, of one length. Or `contexts`
 #'   is a data frame with the columns `context` and `target`.
 #' @returns For vectors, the log-probabilities (nats) in their order, with the
-#'   words as names. For a data frame, the same with these columns added:
+#'   words as names. For a data frame, the same with these columns added, or
+#'   replaced, with a warning:
 #'   `tokens`, how many the word has; `logprob`, in nats; `surprisal`,
 #'   `-log2` of the probability, in bits; and `entropy`, in bits, of what the
 #'   model expects in the place of the word's first token. They are `NA` for the
@@ -59,6 +60,7 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   model <- check_model(model)
   job <- list(words = words_of(x, words, "x"))
   n <- length(job$words)
+  if (is.null(by) && inherits(x, "grouped_df")) by <- setdiff(names(attr(x, "groups")), ".rows")
   job$by <- groups_of(by, x, n)
   if (!is.null(context)) job$context <- context_of(context, x, n)
   if (!is.null(word_n)) job$word_n <- order_of(word_n, x, n)
@@ -214,6 +216,8 @@ COLUMNS <- c("tokens", "logprob", "surprisal", "entropy")
 # The result beside the data frame that was given, or the log-probabilities of a vector.
 with_columns <- function(x, found, words) {
   if (!is.data.frame(x)) return(stats::setNames(found$logprob, words))
+  there <- intersect(COLUMNS, names(x))
+  if (length(there)) warn(paste0("the data frame had ", toString(there), " already: replaced"))
   for (name in COLUMNS) x[[name]] <- found[[name]]
   x
 }
@@ -222,35 +226,68 @@ with_columns <- function(x, found, words) {
 
 ROWS_OF_PART <- 1000L # some seconds of work, which is what a stop may cost
 
-# Does work(rows, news) for all rows at once; with a file, in parts of some texts, which the file keeps.
-in_parts <- function(texts, file, job, work) {
+# Does work(rows, news) for all rows at once; with a file, in parts of some texts, which the file keeps. join(found, rows)
+# makes one result of those of the parts, whose rows are given.
+in_parts <- function(texts, file, job, work, size = ROWS_OF_PART, join = join_rows) {
   if (is.null(file) || !length(texts)) return(work(seq_along(texts), show_progress()))
   file <- path.expand(string(file, "resume"))
   if (!grepl("\\.rds$", file, ignore.case = TRUE)) fail('resume must name a file that ends in ".rds", not ', describe(file))
-  job <- lapply(job, identity_of)
-  numbers <- match(texts, unique(texts))
-  parts <- unname(split(seq_along(texts), part_of(numbers)))
-  state <- list(minhubpy = 1L, job = job, found = list())
-  if (file.exists(file)) {
-    before <- tryCatch(readRDS(file), error = function(e) NULL)
-    if (!identical(before[c("minhubpy", "job")], state[c("minhubpy", "job")])) {
-      fail("resume: ", file, " holds something else than this job (other words, model or settings): remove it, or name another file")
-    }
-    state <- before
-  }
-  first <- length(state$found) + 1L
+  if (!dir.exists(dirname(file))) fail("resume: there is no folder ", dirname(file))
+  parts <- unname(split(seq_along(texts), part_of(match(texts, unique(texts)), size)))
+  found <- kept_in(file, list(minhubpy = 2L, job = lapply(job, identity_of)))
   finished <- FALSE
-  on.exit(if (!finished) note("Stopped after ", length(state$found), " of ", length(parts), " parts: the same call goes on from there"))
+  on.exit(if (!finished) note("Stopped after ", length(found), " of ", length(parts), " parts: the same call goes on from there"))
   news <- news_of_parts(show_progress(), length(parts))
-  for (part in seq_along(parts)[seq_along(parts) >= first]) {
-    state$found[[part]] <- work(parts[[part]], news(part))
-    draft <- paste0(file, ".part")
-    saveRDS(state, draft)
-    file.rename(draft, file)
+  for (part in seq_along(parts)[seq_along(parts) > length(found)]) {
+    made <- work(parts[[part]], news(part))
+    add_to(file, made)
+    found[[part]] <- made
   }
   finished <- TRUE
-  found <- do.call(rbind, state$found)
-  found[order(unlist(parts)), , drop = FALSE]
+  join(found, parts)
+}
+
+# Data frames with a row for each row.
+join_rows <- function(found, rows) do.call(rbind, found)[order(unlist(rows)), , drop = FALSE]
+
+# The results that a file keeps, which is begun if it is not there. It is a record of the job, then each part's result,
+# one serialized object after the other: what is there is never written again.
+kept_in <- function(file, record) {
+  if (!file.exists(file)) {
+    write_whole(file, list(record))
+    return(list())
+  }
+  kept <- objects_in(file)
+  if (!length(kept) || !identical(kept[[1L]], record)) {
+    fail("resume: ", file, " holds something else than this job (other words, model or settings): remove it, or name another file")
+  }
+  sizes <- vapply(kept, function(value) length(serialize(value, NULL)), 0L)
+  if (sum(sizes) != file.size(file)) write_whole(file, kept) # without the last part, in which somebody was killed
+  kept[-1L]
+}
+
+objects_in <- function(file) {
+  opened <- file(file, "rb")
+  on.exit(close(opened))
+  kept <- list()
+  repeat {
+    value <- tryCatch(list(unserialize(opened)), error = function(e) NULL)
+    if (is.null(value)) return(kept)
+    kept <- c(kept, value)
+  }
+}
+
+write_whole <- function(file, values) {
+  draft <- paste0(file, ".part")
+  unlink(draft)
+  for (value in values) add_to(draft, value)
+  file.rename(draft, file)
+}
+
+add_to <- function(file, value) {
+  opened <- file(file, "ab")
+  on.exit(close(opened))
+  writeBin(serialize(value, NULL), opened)
 }
 
 # What tells the values of a job apart in another session: of an object in Python, how it was made.
@@ -262,9 +299,9 @@ identity_of <- function(value) {
 }
 
 # The part of each row: whole texts, in order, as many as make up the rows of a part.
-part_of <- function(numbers) {
+part_of <- function(numbers, size) {
   before <- cumsum(tabulate(numbers)) - 1L
-  (before %/% ROWS_OF_PART)[numbers]
+  (before %/% size)[numbers]
 }
 
 # Progress of part after part, as one.

@@ -41,6 +41,15 @@ test_that("missing words and texts are left out, and data frames keep their kind
   expect_identical(unname(word_logprobs(model, character())), numeric())
   some <- word_logprobs(model, data.frame(w = SENTENCES$word, g = c(1, 1, 1, NA, NA, NA, NA)), by = "g", words = "w")
   expect_identical(is.na(some$logprob), c(TRUE, FALSE, FALSE, rep(TRUE, 4L)))
+  odd <- setNames(data.frame(c("To", NA, "be,"), factor(c("x", "x", "x"))), c("a word", "\u00e9t\u00e9"))
+  found <- word_logprobs(model, odd, words = "a word", by = "\u00e9t\u00e9")
+  expect_identical(found[1:2], odd)
+  expect_identical(found$logprob[c(1L, 3L)], unname(word_logprobs(model, c("To", "be,"))))
+  expect_warning(word_logprobs(model, cbind(SENTENCES, entropy = 1:7), by = "item"), "had entropy already: replaced")
+  groups <- data.frame(item = c("a", "b"))
+  groups$.rows <- list(4:7, 1:3)
+  grouped <- structure(SENTENCES, class = c("grouped_df", "data.frame"), groups = groups) # as dplyr does it
+  expect_identical(word_logprobs(model, grouped)$logprob, word_logprobs(model, SENTENCES, by = "item")$logprob)
   skip_if_not_installed("tibble")
   expect_s3_class(word_logprobs(model, tibble::as_tibble(SENTENCES), by = "item"), "tbl_df")
 })
@@ -121,6 +130,73 @@ test_that("a job that was stopped goes on from its file, and is there at once wh
   expect_refused(word_logprobs(model, words, by = by, resume = "x.csv"), 'resume must name a file that ends in ".rds"')
 })
 
+test_that("a file that was cut in its last part is mended, and no other job's is touched", {
+  by <- rep(seq_len(2500), each = 2)
+  file <- tempfile(fileext = ".rds")
+  seen <- 0L
+  work <- function(rows, news) {
+    seen <<- seen + 1L
+    data.frame(row = rows)
+  }
+  run <- function(...) minhubpy:::in_parts(by, file, list(...), work)
+  run(1)
+  whole <- file.size(file)
+  expect_identical(readRDS(file)$job, list(1)) # what says whose it is comes first
+  bytes <- readBin(file, "raw", whole)
+  writeBin(bytes[seq_len(whole - 100)], file)
+  seen <- 0L
+  expect_identical(run(1)$row, seq_along(by))
+  expect_identical(seen, 1L)
+  expect_identical(readBin(file, "raw", whole + 1), bytes)
+  expect_error(run(2), "holds something else than this job")
+  writeLines("a diary", file)
+  expect_error(run(1), "holds something else than this job")
+  expect_identical(readLines(file), "a diary")
+})
+
+test_that("texts as numbers, scores and new texts go on from their files, too", {
+  model <- a_model()
+  lines <- rep(c(a = "To be", b = "O", c = NA, d = "My lord"), 70) # more than a part
+  again <- function(call, ...) {
+    file <- tempfile(fileext = ".rds")
+    wanted <- call(...)
+    expect_equal(call(..., resume = file), wanted, tolerance = 1e-6)
+    kept <- minhubpy:::objects_in(file)
+    expect_gt(length(kept), 2L)
+    minhubpy:::write_whole(file, kept[1:2])
+    expect_equal(call(..., resume = file), wanted, tolerance = 1e-6)
+    expect_equal(call(..., resume = file), wanted, tolerance = 1e-6)
+  }
+  again(embed, model, lines, layer = 1)
+  again(embed, model, lines, layer = 1, pool = "none")
+  again(score, model, lines)
+  again(score, model, unname(lines), bits = TRUE)
+  again(score, model, rep("To be", 300), targets = rep(c(" or", ", my"), 150))
+  prompts <- lines[!is.na(lines)][1:70]
+  again(generate, model, prompts, 3, seed = 1:70)
+  again(generate, model, list(1:3, 2L)[rep(1:2, 35)], 3, temperature = 0)
+  expect_refused(generate(model, prompts, resume = "a.rds"), "resume needs a seed")
+  expect_refused(generate(model, "To", seed = 1, stream = TRUE, resume = "a.rds"), "resume is for many prompts")
+})
+
+test_that("scores have bits where they are asked for", {
+  model <- a_model()
+  texts <- c(x = "To be, or not", y = "", z = "My lord")
+  plain <- score(model, texts)
+  bits <- score(model, texts, bits = TRUE)
+  expect_named(bits, c(names(plain), "surprisal", "entropy"))
+  expect_equal(as.data.frame(bits)[names(plain)], as.data.frame(plain), tolerance = 1e-6, ignore_attr = TRUE)
+  expect_equal(bits$surprisal, -bits$logprob / log(2))
+  all <- logprob_matrix(model, texts[["x"]])[-1L, ]
+  expect_equal(bits$entropy[bits$text == "x"], unname(-rowSums(exp(all) * all) / log(2)), tolerance = 1e-5)
+  after <- score(model, c("To be", "My"), targets = c(", or", " lord"), bits = TRUE)
+  expect_equal(after$logprob[1:4], plain$logprob[5:8], tolerance = 1e-6)
+  expect_equal(after$entropy[1:4], bits$entropy[5:8], tolerance = 1e-6)
+  expect_identical(after$position, c(1:4, 1:5))
+  expect_refused(score(model, texts, bits = NA), "bits must be TRUE or FALSE")
+  expect_refused(score(model, c("a", "b"), targets = "c"), "1 targets for 2 texts: give one for each")
+})
+
 test_that("mistakes are refused with what to do next", {
   model <- a_model()
   expect_refused(word_logprobs(model, 1:3), "x must be text, not an integer of length 3")
@@ -131,6 +207,12 @@ test_that("mistakes are refused with what to do next", {
   expect_refused(word_logprobs(model, c("a", "b"), word_n = c(1, NA)), "word_n has NA at 2")
   expect_refused(target_logprobs(model, c("a", "b"), "c"), "1 targets for 2 contexts")
   expect_refused(logprob_matrix(model, "a", file = "a.csv"), 'file must end in ".npy"')
+  expect_refused(word_logprobs(model, "a", resume = "no/such/x.rds"), "resume: there is no folder no/such")
+  odd <- data.frame(`a word` = "To", check.names = FALSE)
+  expect_refused(embed(model, odd), "texts must be one column of the data frame, such as odd$`a word`")
+  for (call in list(score, perplexity, generate, next_tokens)) {
+    expect_error(call(model, odd), "not a <data.frame> of length 1: give a column of it, such as x$`a word`", fixed = TRUE)
+  }
 })
 
 test_that("progress tells the time left", {
