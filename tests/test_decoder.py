@@ -18,6 +18,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from pairs import in_pairs
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -78,7 +79,12 @@ def kernels():
     return names
 
 
-@pytest.fixture(params=kernels())
+KERNELS = kernels()
+LAYOUTS = ["float32", "transposed"]
+DTYPES = [*LAYOUTS, "bfloat16", "float16", "int8", "nf4"]
+
+
+@pytest.fixture(params=KERNELS)
 def kernel(request):
     assert compiled.library().choose(request.param.encode()) == request.param.encode()
     yield request.param
@@ -165,8 +171,7 @@ def assert_close(found, wanted, tolerance=TOLERANCE):
 # --- the same logits ---
 
 
-@pytest.mark.parametrize("layout", ["float32", "transposed"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("kernel", "name", "layout"), in_pairs(KERNELS, list(CASES), LAYOUTS), indirect=["kernel"])
 def test_logits_are_those_of_forward(kernel, name, layout) -> None:
     model = new(name, layout)
     ids = some_ids(model, 145)
@@ -182,8 +187,7 @@ def test_logits_are_those_of_forward(kernel, name, layout) -> None:
     assert_close(extend(CompiledReader(model), [ids[140:141]], cache), wanted[140:141])
 
 
-@pytest.mark.parametrize("layout", ["float32", "transposed"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("kernel", "name", "layout"), in_pairs(KERNELS, list(CASES), LAYOUTS), indirect=["kernel"])
 def test_rows_at_different_positions(kernel, name, layout) -> None:
     model = new(name, layout)
     texts = some_ids(model, 145, rows=4)
@@ -239,18 +243,19 @@ def test_a_prompt_in_pieces_of_forward_and_of_native_code() -> None:
             assert_close(found.float(), wanted, TOLERANCE if dtype == "float32" else 0.1)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_16_bits_give_the_logits_of_the_rounded_weights_in_float32(kernel, name) -> None:
-    for dtype in ("bfloat16", "float16"):
-        model = new(name, dtype)
-        twin = copy.deepcopy(model).float()
-        ids = some_ids(model, 145)
-        sizes = [1, 5, 64]
-        exact = read(model, ids, sizes, new_cache(twin))  # keys and values in float32: to the last bit
-        assert torch.equal(exact, read(twin, ids, sizes))
-        assert_close(exact, forward(twin, ids))
-        # Its own cache rounds them to 16 bits.
-        assert_close(read(model, ids, sizes), exact, 0.2 if dtype == "bfloat16" else 0.02)
+@pytest.mark.parametrize(
+    ("kernel", "name", "dtype"), in_pairs(KERNELS, list(CASES), ["bfloat16", "float16"]), indirect=["kernel"]
+)
+def test_16_bits_give_the_logits_of_the_rounded_weights_in_float32(kernel, name, dtype) -> None:
+    model = new(name, dtype)
+    twin = copy.deepcopy(model).float()
+    ids = some_ids(model, 145)
+    sizes = [1, 5, 64]
+    exact = read(model, ids, sizes, new_cache(twin))  # keys and values in float32: to the last bit
+    assert torch.equal(exact, read(twin, ids, sizes))
+    assert_close(exact, forward(twin, ids))
+    # Its own cache rounds them to 16 bits.
+    assert_close(read(model, ids, sizes), exact, 0.2 if dtype == "bfloat16" else 0.02)
 
 
 def test_a_cache_of_16_bits_is_rounded_to_the_nearest(kernel) -> None:
@@ -267,8 +272,11 @@ def test_a_cache_of_16_bits_is_rounded_to_the_nearest(kernel) -> None:
 # --- the same bits ---
 
 
-@pytest.mark.parametrize("dtype", ["float32", "transposed", "bfloat16", "float16", "int8", "nf4"])
-@pytest.mark.parametrize("name", ["gpt2-heads-of-72", "gpt2-heads-of-5", "gptneo-heads-of-72", "lstm-wide"])
+@pytest.mark.parametrize(
+    ("kernel", "name", "dtype"),
+    in_pairs(KERNELS, ["gpt2-heads-of-72", "gpt2-heads-of-5", "gptneo-heads-of-72", "lstm-wide"], DTYPES),
+    indirect=["kernel"],
+)
 def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel, name, dtype) -> None:
     model = new(name, dtype)
     texts = some_ids(model, 80, rows=5)
@@ -287,8 +295,9 @@ def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel, name, dtype)
             place += size
 
 
-@pytest.mark.parametrize("dtype", ["float32", "transposed", "bfloat16", "float16", "int8", "nf4"])
-@pytest.mark.parametrize("name", ["gpt2", "gptneo"])
+@pytest.mark.parametrize(
+    ("kernel", "name", "dtype"), in_pairs(KERNELS, ["gpt2", "gptneo"], DTYPES), indirect=["kernel"]
+)
 def test_a_long_text_has_the_bits_of_its_ids_one_by_one(kernel, name, dtype) -> None:
     """Weights that many ids meet are unpacked in several parts; ids attend together as far as they see the same."""
     sizes = {"gpt2": {"n_embd": 140, "n_inner": 1100}, "gptneo": {"hidden_size": 140, "intermediate_size": 1100}}
@@ -321,9 +330,9 @@ def test_more_rows_than_are_read_at_once(plain) -> None:
     for name in ("gpt2", "gptneo", "lstm"):
         model = new(name)
         prompts = [[i % 61, i * 7 % 61, 3][: 1 + i % 3] for i in range(MOST_TOKENS * 2 + 3)]
+        alone = [generate(model, [prompt], 9, seed=1)[0] for prompt in prompts]
         for count in (MOST_TOKENS, MOST_TOKENS + 1, len(prompts)):
-            together = generate(model, prompts[:count], 9, seed=1, speculate=4)
-            assert together == [generate(model, [prompt], 9, seed=1)[0] for prompt in prompts[:count]]
+            assert generate(model, prompts[:count], 9, seed=1, speculate=4) == alone[:count]
 
 
 # --- what is not for native code ---
@@ -532,8 +541,9 @@ def test_hooks_see_every_id() -> None:
         assert seen == [1, 2, 3, *ids[:-1]]
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0}, {}, {"top_k": 9, "repetition_penalty": 1.3}], ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "settings"), in_pairs(list(CASES), [{"temperature": 0}, {}, {"top_k": 9, "repetition_penalty": 1.3}])
+)
 def test_without_native_code_the_ids_are_the_same(plain, name, settings) -> None:
     model = new(name)
     prompts = [[1, 2], some_ids(model, 100), [5]]
@@ -766,8 +776,11 @@ def at_the_end_of_memory(tensor):
     return made.t() if transposed else made
 
 
-@pytest.mark.parametrize("dtype", ["float32", "transposed", "bfloat16", "float16", "int8", "nf4"])
-@pytest.mark.parametrize("name", [*FAMILIES, "gpt2-heads-of-72", "gpt2-heads-of-130", "gpt2-heads-of-1"])
+@pytest.mark.parametrize(
+    ("kernel", "name", "dtype"),
+    in_pairs(KERNELS, [*FAMILIES, "gpt2-heads-of-72", "gpt2-heads-of-130", "gpt2-heads-of-1"], DTYPES),
+    indirect=["kernel"],
+)
 def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None:
     """It may be the end of a mapped file. Where it is not so this ends the process."""
     model = new(name, dtype)

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES
+from pairs import in_pairs
+from test_decoder import KERNELS, kernel  # noqa: F401  # a fixture
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import minhub_py
 import weights_map
 from minhub_py.config import read as read_settings
-from minhub_py.inference.compiled import CompiledReader, library, reader_of
+from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.inspection import inspect
 from minhub_py.registry import ENTRIES, family_of
 from minhub_py.torchscript import save_torchscript
@@ -248,7 +250,7 @@ def test_settings_without_code_are_refused(load, tmp_path: Path, cases: Any, set
         minhub_py.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", [*FEW, *GRADIENTS])
+@pytest.mark.parametrize("name", dict.fromkeys((*FEW, *GRADIENTS)))
 def test_torchscript(load, name: str, tmp_path: Path) -> None:
     """Any batch and length, gradients; parameters under the model's names."""
     _, model, _ = load(name)
@@ -263,30 +265,24 @@ def test_torchscript(load, name: str, tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
-@pytest.mark.parametrize("name", CASES)
-def test_the_compiled_reader(load, name: str, kernels: str) -> None:
+@pytest.mark.parametrize(("kernel", "name"), in_pairs(KERNELS, list(CASES)), indirect=["kernel"])
+def test_the_compiled_reader(load, kernel, name: str) -> None:  # noqa: F811
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
-    if library() is None or library().choose(kernels.encode()) is None:
-        pytest.skip(f"no {kernels} kernels here")
-    try:
-        model = load(name)[1]
-        reader = reader_of(model)
-        assert type(reader) is CompiledReader
-        ids = ids_of(1)[0].tolist()
-        found = reader.read({0: ids}, reader.new_cache(1, LENGTH), every=True).clone()
-        assert_close(found, model(torch.tensor([ids]))[0])
-        cache = reader.new_cache(1, LENGTH)
-        places = pairwise((0, 13, 14, 15, LENGTH))
-        pieces = [reader.read({0: ids[start:end]}, cache, every=True).clone() for start, end in places]
-        assert torch.equal(torch.cat(pieces), found)
-        cache = reader.new_cache(3, LENGTH)
-        first = reader.read({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
-        assert torch.equal(first, found[[4, 39, 1]])
-        more = reader.read({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
-        assert torch.equal(more, found[[5, 40, 41, 42, 43, 2, 3]])
-    finally:
-        library().choose(None)
+    model = load(name)[1]
+    reader = reader_of(model)
+    assert type(reader) is CompiledReader
+    ids = ids_of(1)[0].tolist()
+    found = reader.read({0: ids}, reader.new_cache(1, LENGTH), every=True).clone()
+    assert_close(found, model(torch.tensor([ids]))[0])
+    cache = reader.new_cache(1, LENGTH)
+    places = pairwise((0, 13, 14, 15, LENGTH))
+    pieces = [reader.read({0: ids[start:end]}, cache, every=True).clone() for start, end in places]
+    assert torch.equal(torch.cat(pieces), found)
+    cache = reader.new_cache(3, LENGTH)
+    first = reader.read({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
+    assert torch.equal(first, found[[4, 39, 1]])
+    more = reader.read({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
+    assert torch.equal(more, found[[5, 40, 41, 42, 43, 2, 3]])
 
 
 PUBLISHED = [size for cases in FAMILIES.values() for size in cases.published.items()]

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from pairs import in_pairs
 from test_decoder import kernel, new, plain, some_ids  # noqa: F401
 
 from minhub_py import generate, stream
@@ -37,7 +38,7 @@ MODELS = {
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [7, 8, 9] * 14, list(range(40)), [3, 3]]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module")
 def model(request):
     name, changes = MODELS[request.param]
     return new(name, **changes)
@@ -65,11 +66,10 @@ def calls(monkeypatch):
 # --- the same ids ---
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_the_ids_are_those_without_guesses(model, settings) -> None:
+@pytest.mark.parametrize(("model", "settings", "most"), in_pairs(list(MODELS), SETTINGS, MOST), indirect=["model"])
+def test_the_ids_are_those_without_guesses(model, settings, most) -> None:
     wanted = generate(model, PROMPTS, 90, seed=7, **settings)
-    for most in MOST:
-        assert generate(model, PROMPTS, 90, seed=7, speculate=most, **settings) == wanted
+    assert generate(model, PROMPTS, 90, seed=7, speculate=most, **settings) == wanted
     for row in (0, 2):
         alone = list(stream(model, PROMPTS[row], 90, seed=7, speculate=20, **settings))
         assert alone == wanted[row]
