@@ -1,12 +1,15 @@
 """The examples run as their own first lines say, and what they print is so."""
 
 import ast
+import contextlib
 import csv
 import importlib.util
+import io
 import math
 import os
 import random
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -36,13 +39,29 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 NUMBER = r"(\d+\.\d+)"
 
 
-def run(name: str, *options: object, text: Path | None = None) -> str:
-    """What an example prints when it is run by the first command of its docstring, with `options` added."""
+def first_command(name: str, text: Path | None) -> list[str]:
+    """The first command of an example's docstring, after `python`; input.txt stands for `text`."""
     docstring = ast.get_docstring(ast.parse((EXAMPLES / name).read_text(encoding="utf-8"))) or ""
     [python, script, *arguments] = shlex.split(re.findall(r"^ *(python examples/.*)$", docstring, re.MULTILINE)[0])
     assert (python, script) == ("python", f"examples/{name}")
-    arguments = [str(text) if argument == "input.txt" else argument for argument in arguments]
-    command = [sys.executable, script, *arguments, *map(str, options)]
+    return [script, *(str(text) if argument == "input.txt" else argument for argument in arguments)]
+
+
+def run(name: str, *options: object, text: Path | None = None) -> str:
+    """What an example prints when it is run by the first command of its docstring, with `options` added.
+
+    It runs in this process, which has loaded PyTorch; test_count_parameters starts one of its own.
+    """
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
+        patch.chdir(EXAMPLES.parent)
+        patch.setattr(sys, "argv", [*first_command(name, text), *map(str, options)])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    return shown.getvalue()
+
+
+def run_alone(name: str, *options: object) -> str:
+    """As `run`, in a process of its own."""
+    command = [sys.executable, *first_command(name, None), *map(str, options)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as in conftest.py
     done = subprocess.run(
         command, cwd=EXAMPLES.parent, capture_output=True, encoding="utf-8", timeout=200, env=one_thread, check=False
@@ -291,7 +310,7 @@ def test_count_parameters(tmp_path: Path) -> None:
         "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
         "gpt-neo-125m": 125_198_592, "gpt-neo-1.3B": 1_315_575_808, "gpt-neo-2.7B": 2_651_307_520,
     }  # fmt: skip
-    shown = run("5_count_parameters.py", *published, *(tmp_path / name for name in odd))
+    shown = run_alone("5_count_parameters.py", *published, *(tmp_path / name for name in odd))
     table = re.findall(r"^(\S+) +([\d,]+) +([\d,]+) +(?:[\d.]+%|-) ", shown.split("\nmodel ")[1], re.MULTILINE)
     sizes = [*published.values(), *(sum(p.numel() for p in model.parameters()) for model in odd.values())]
     assert [name for name, *_ in table] == [*published, *(str(tmp_path / name) for name in odd)]
