@@ -12,7 +12,7 @@ import torch
 from test_cli import done, failed, minhub
 
 import minhub_py
-from minhub_py import gpt2, llama, save_pretrained
+from minhub_py import llama, save_pretrained
 from minhub_py.bench import CASES
 from minhub_py.bench.worker import Worker
 
@@ -69,33 +69,25 @@ def test_a_saved_run_is_shown_again(decoded: tuple[str, Path], tmp_path: Path) -
     assert 300 < height < 3000
 
 
-def test_the_lstm_and_what_smaller_weights_cost() -> None:
-    call = (*QUICK, "--model", "minhub/shakespeare-lstm", "--only", "lstm", "--only", "quality", "--json")
-    result = json.loads(done(*call))
+def test_the_lstm_and_what_smaller_weights_cost(tmp_path: Path) -> None:
+    """By a text of one's own."""
+    text = tmp_path / "text.txt"
+    text.write_text("Now is the winter of our discontent made glorious summer by this sun of York. " * 2)
+    call = (*QUICK, "--model", "minhub/shakespeare-lstm", "--only", "quality", "--json", "--text", str(text))
+    result = json.loads(done(*call, "--only", "lstm"))
     lstm = {row["runner"]: row for row in result["cases"]["lstm"]["rows"]}
     assert lstm["minhub_py float32"]["ids"] == lstm["a plain loop, float32"]["ids"]
     quality = {row["weights"]: row for row in result["cases"]["quality"]["rows"]}
+    assert quality["float32"]["tokens"] == len(text.read_text())
     assert quality["float32"]["ratio"] == 1
     assert quality["float32"]["same_percent"] == 100
     assert quality["float32"]["same_starts"] == [20, 20]
     assert quality["bfloat16"]["perplexity"] == pytest.approx(quality["float32"]["perplexity"], rel=0.01)
     assert quality["bfloat16"]["perplexity"] != quality["float32"]["perplexity"]
-
-
-def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A missing peer, a case of another family, and a model without a tokenizer are each one line."""
-    monkeypatch.setitem(sys.modules, "transformers", None)  # Python's own way to say that there is none
-    save_pretrained(gpt2(vocab_size=11, n_positions=64, n_embd=8, n_layer=1, n_head=2), tmp_path / "tiny")
-    call = (*QUICK, "--model", str(tmp_path / "tiny"), "--only", "prefill", "--only", "lstm", "--only", "start")
+    text.write_text("short")
     result = minhub(*call)
-    assert result.exit_code == 0, result.output
-    assert "minhub_py float32" in result.stdout
-    assert "transformers float32" not in result.stdout
-    line = "transformers is left out because it is not installed: pip install transformers"
-    assert result.stdout.count(line) == 1
-    assert f"lstm is left out: it measures lstm, but {tmp_path / 'tiny'} is gpt2" in result.stdout
-    assert "start is left out: " in result.stdout
-    assert "has no tokenizer" in result.stdout
+    assert result.exit_code == 1
+    assert "the text has 5 tokens of this model: give a text of at least 64" in result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +104,31 @@ def small_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+LLAMACPP = "llama.cpp is left out because it is not installed: pip install 'minhub_py[bench-llamacpp]'"
+
+
+def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, small_llama: str) -> None:
+    """A missing peer, a case of another family, and a model without a tokenizer are each one line."""
+    for peer in ("transformers", "llama_cpp"):
+        monkeypatch.setitem(sys.modules, peer, None)  # Python's own way to say that there is none
+    result = minhub(*QUICK, "--model", small_llama, "--only", "llama", "--only", "lstm", "--only", "start")
+    assert result.exit_code == 0, result.output
+    for weights in ("float32", "bfloat16", "int8", "nf4"):
+        assert f"minhub_py {weights}" in result.stdout
+    assert "transformers float32" not in result.stdout
+    assert result.stdout.count("transformers is left out because it is not installed: pip install transformers") == 1
+    assert result.stdout.count(LLAMACPP) == 1
+    assert f"lstm is left out: it measures lstm, but {small_llama} is llama" in result.stdout
+    assert "start is left out: " in result.stdout
+    assert "has no tokenizer" in result.stdout
+
+
+@pytest.mark.soak  # six processes, two with transformers, which test_decode_against_all_peers has, too
 def test_llama_without_llamacpp(monkeypatch: pytest.MonkeyPatch, small_llama: str) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     result = json.loads(done(*QUICK, "--model", small_llama, "--only", "llama", "--json"))
     assert result["failed"] == {}
-    assert result["left_out"] == [
-        "llama.cpp is left out because it is not installed: pip install 'minhub_py[bench-llamacpp]'"
-    ]
+    assert result["left_out"] == [LLAMACPP]
     rows = {row["runner"]: row for row in result["cases"]["llama"]["rows"]}
     assert list(rows) == ["minhub_py float32", "minhub_py bfloat16", "minhub_py int8", "minhub_py nf4",
                           "transformers float32", "transformers bfloat16"]  # fmt: skip
@@ -140,18 +150,6 @@ def test_llamacpp_reads_the_same_model(small_llama: str) -> None:
                          ("Q8_0", "Q8_0"), ("Q4_0", "Q4_0")):  # fmt: skip
         row, peer = rows[f"minhub_py {ours}"], rows[f"llama.cpp {theirs}"]
         assert row["ratio_to_llamacpp"] == pytest.approx(peer["seconds"][0] / row["seconds"][0])
-
-
-def test_text_of_ones_own(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("Now is the winter of our discontent made glorious summer by this sun of York. " * 2)
-    call = (*QUICK, "--model", GPT2, "--only", "quality", "--json", "--text", str(text))
-    result = json.loads(done(*call))
-    assert result["cases"]["quality"]["rows"][0]["tokens"] == len(text.read_text())
-    text.write_text("short")
-    result = minhub(*call)
-    assert result.exit_code == 1
-    assert "the text has 5 tokens of this model: give a text of at least 64" in result.stderr
 
 
 def test_every_case_has_its_columns() -> None:
