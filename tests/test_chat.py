@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from tokenizers import AddedToken, Tokenizer
 
 from minhub_py import Chat, from_pretrained, gpt2, llama, save_pretrained
 from minhub_py.chat.templates import ChatTemplate, TemplateRefusedError, chat_template_of
 from minhub_py.chat.terminal import Commands, LeaveError
+from minhub_py.cli import main
 from minhub_py.files.tokenizer import read_tokenizer, train_byte_level_bpe
 from minhub_py.printable import displayed
 
@@ -355,8 +357,8 @@ def test_a_pipe(bot: Path) -> None:
     assert "Note: no chat template" in done.stderr
     assert "Taken back: How are you?" in done.stderr
     assert "Traceback" not in done.stderr
-    failed = subprocess.run(command, input="/nonsense\n", capture_output=True, text=True, check=False, timeout=120)
-    assert (failed.returncode, failed.stdout) == (1, "")
+    failed = CliRunner().invoke(main, command[3:], input="/nonsense\n")
+    assert (failed.exit_code, failed.stdout) == (1, "")
     assert "there is no command /nonsense; /help lists them" in failed.stderr
     commands = Commands(chat, lambda pieces: None)
     for line, words in (

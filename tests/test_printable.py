@@ -93,7 +93,7 @@ def test_commands(hub: HubServer, evil: Path) -> None:
 def test_text_on_a_terminal_and_in_a_pipe(evil: Path) -> None:
     """Tokens are escaped on a terminal and unchanged in a pipe."""
     command = [sys.executable, "-m", "minhub_py.cli", "generate", str(evil), "a", "-n", "40", "--seed", "1"]
-    piped = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+    piped = CliRunner().invoke(main, command[3:]).stdout
     assert "\x1b" in piped
     ours, theirs = pty.openpty()
     child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
