@@ -41,7 +41,8 @@ KERNELS = {
     "vnni": "the processor has AVX-512 with VNNI, and not AMX, or may not use it",
     "avx512": "the processor has AVX-512",
     "avx2": "the processor has AVX2, and not all of AVX-512",
-    "neon": "a 64-bit ARM processor",
+    "dotprod": "a 64-bit ARM processor with dot products of 8-bit numbers",
+    "neon": "a 64-bit ARM processor without dot products of 8-bit numbers",
     "plain": "the processor has neither AVX2 nor NEON",
 }
 DRIVERS = "https://www.nvidia.com/drivers"

@@ -185,7 +185,7 @@ static uint16_t float_to_bfloat16(float value) {
     return (whole + 0x7fff + (whole >> 16 & 1)) >> 16;    /* to the nearest, of two the even one */
 }
 
-static int vnni, tiles; /* whether products of INT8 use these instructions of x86 */
+static int vnni, tiles, dots; /* whether products of INT8 use these instructions: of x86, and of ARM */
 
 #if defined(__aarch64__)
 #define NEON 1 /* which every such processor has */
@@ -235,12 +235,13 @@ static int vnni, tiles; /* whether products of INT8 use these instructions of x8
 static const kernels *chosen;
 
 #include "tiles.h"
+#include "dot.h"
 
 /* Takes the best kernels that the processor runs, or those of a name; gives their name, or NULL: it has no such. */
 API const char *choose(const char *name) {
     /* Each has what follows it, too. */
-    static const char *const names[] = {"amx", "vnni", "avx512", "avx2", NEON ? "neon" : "plain"};
-    int has[] = {0, 0, 0, 0, 1};
+    static const char *const names[] = {"amx", "vnni", "avx512", "avx2", "dotprod", NEON ? "neon" : "plain"};
+    int has[] = {0, 0, 0, 0, has_dots(), 1};
 #if defined(__x86_64__)
     /* Asked of the processor itself: what compilers have for it is not in all of their libraries. */
     unsigned a, b, c = 0, d, first = 0, second = 0, third = 0, states = 0;
@@ -252,13 +253,13 @@ API const char *choose(const char *name) {
     has[1] = has[2] && third >> 11 & 1;
     has[0] = has[1] && allow_tiles();
 #endif
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         if (!has[i] || (name && strcmp(name, names[i]))) continue;
         chosen = &kernels_plain;
 #if defined(__x86_64__)
         if (i < 4) chosen = i < 3 ? &kernels_avx512 : &kernels_avx2;
 #endif
-        tiles = i == 0, vnni = i <= 1;
+        tiles = i == 0, vnni = i <= 1, dots = i == 4;
         return names[i];
     }
     return NULL;
@@ -472,6 +473,8 @@ static void multiply(const task *t, int64_t begin, int64_t end, float *out, int6
     const call *c = t->c;
     if (t->tiled)
         linear_tiles(w, begin, end, (const uint8_t *)codes(c), c->codes, out, stride, t->tokens);
+    else if (t->padded && dots)
+        linear_dots(w, begin, end, codes(c), t->padded, c->codes, out, stride, t->tokens);
     else if (t->padded)
         chosen->linear_int8(w, begin, end, codes(c), t->padded, c->codes, out, stride, t->tokens);
     else
