@@ -21,6 +21,7 @@ dict, a data.frame a dict of its columns. NA in integer or logical gives a maske
 payload, so it returns as NA.
 """
 
+import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ def _array(value: Any) -> Iterator[Buffer]:
     if missing is not None:
         array = np.where(missing, NA_REAL if kind == REAL else NA_INTEGER, np.ma.getdata(array)).astype(dtype)
     yield _int(kind | (HAS_ATTRIBUTES if array.ndim > 1 else 0)) + _length(array.size)
-    yield from _column_order(array, dtype)
+    yield from column_order(array, dtype)
     if array.ndim > 1:
         yield from _attributes({"dim": np.array(array.shape, np.int32)})
 
@@ -181,8 +182,11 @@ def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
     raise TypeError(f"an array of {array.dtype} has no counterpart in R")
 
 
-def _column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Iterator[Buffer]:
-    """The elements with the first index running fastest."""
+def column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Iterator[Buffer]:
+    """The elements with the first index running fastest.
+
+    Each block is copied as it lies first: then it is in the processor's cache while it is turned around.
+    """
     turned = array.T
     if turned.size == 0:
         return
@@ -190,7 +194,16 @@ def _column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Itera
         turned = turned.reshape(1)
     step = max(1, BLOCK_ELEMENTS * len(turned) // turned.size)
     for start in range(0, len(turned), step):
-        yield np.ascontiguousarray(turned[start : start + step], dtype).data.cast("B")
+        block = turned[start : start + step].copy(order="K")
+        yield np.ascontiguousarray(block, dtype).data.cast("B")
+
+
+def float_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """An array or tensor of floats in two dimensions or more as a numpy array; None for any other value, or with NA."""
+    if not hasattr(value, "__array__") or isinstance(value, np.ma.MaskedArray):
+        return None
+    array = as_array(value)
+    return array if array.ndim > 1 and array.dtype.kind == "f" else None
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
@@ -387,6 +400,46 @@ def setting(value: Any) -> Any:
         raise ValueError("a setting cannot be a list with names")
     items = [int(item) if isinstance(item, float) and item.is_integer() else item for item in items]
     return items[0] if len(items) == 1 else items
+
+
+# Keywords of JSON Schema whose value is always an array: R has no strings beside vectors of length 1.
+ARRAYS = ("required", "enum", "examples", "prefixItems", "allOf", "anyOf", "oneOf")
+
+
+def json_schema(value: Any, name: str = "") -> Any:
+    """A JSON Schema from R: a string is JSON text; lists with names are objects, vectors of length 1 no arrays.
+
+    name: the key that the value stands under. ValueError: the text is no JSON.
+    """
+    if not name and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        try:
+            return json.loads(value[0])
+        except ValueError as error:
+            raise ValueError(f"schema is no JSON: {error}") from error
+    if isinstance(value, Mapping):
+        return {key: json_schema(each, key) for key, each in value.items()}
+    items = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(items, list):
+        return items
+    items = [int(item) if isinstance(item, float) and item.is_integer() else json_schema(item, "-") for item in items]
+    if not items and name not in ARRAYS:
+        return {}  # list() has no names, and {} is the schema of anything
+    is_vector = isinstance(value, np.ndarray) or all(isinstance(item, str | None) for item in value)
+    return items[0] if is_vector and len(items) == 1 and name not in ARRAYS else items
+
+
+def json_data(value: Any) -> Any:
+    """Parsed JSON for R: arrays of numbers, of truth values or of strings are vectors, other arrays lists."""
+    match value:
+        case dict():
+            return {name: json_data(each) for name, each in value.items()}
+        case list() if value and all(isinstance(item, bool) for item in value):
+            return np.array(value)
+        case list() if value and all(type(item) in (int, float) for item in value):
+            return np.array(value, np.float64 if any(type(item) is float for item in value) else None)
+        case list():
+            return [json_data(item) for item in value]
+    return value
 
 
 def character(texts: Iterable[str | None]) -> Any:

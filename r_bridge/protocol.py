@@ -14,7 +14,9 @@ removed before R has connected.
 `call` numbers R's calls from 1 up. An answer carries the number of its call, so that R can drop the answers of a call
 that it has given up. A payload is a value in R's serialization format (convert.py). With FILE added to the kind, it is
 the name of a file in FOLDER that holds the value, and that the reader deletes: R reads files several times as fast as
-sockets.
+sockets. AHEAD names such a file while it is still written, so that R may read it meanwhile: most of R's time goes into
+getting memory for the value. Where R is faster than the worker it finds the end too early, and reads again when the
+file is announced as a whole.
 
     kind        from     payload
     HELLO       R        the first secret (raw bytes)
@@ -25,12 +27,14 @@ sockets.
     DONE        worker   the result
     FAILED      worker   list(class, message)
     CANCELLED   worker   NULL: the call has stopped
+    AHEAD       worker   the name of the file that the next frame of the call will announce
 
-The answer to a call is any number of PARTs and then one of the last three. Calls run one after the other. CANCEL may
-come at any time; for a call that has ended it is ignored.
+The answer to a call is any number of PARTs and then DONE, FAILED or CANCELLED. Calls run one after the other. CANCEL
+may come at any time; for a call that has ended it is ignored.
 """
 
 import itertools
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -42,7 +46,7 @@ from r_bridge import convert
 
 MAGIC = 0x4255484D  # "MHUB"
 HELLO, WELCOME, CALL, CANCEL = 1, 2, 3, 4
-PART, DONE, FAILED, CANCELLED = 11, 12, 13, 14
+PART, DONE, FAILED, CANCELLED, AHEAD = 11, 12, 13, 14, 15
 FILE = 256
 ENDS = {"part": PART, "done": DONE, "failed": FAILED, "cancelled": CANCELLED}
 SECRET_BYTES = 32
@@ -50,6 +54,10 @@ SECRET_BYTES = 32
 _header = struct.Struct("=iiii")
 # Bytes; smaller values are as fast through the socket.
 FILE_THRESHOLD = 1 << 18
+# Bytes that are in a file before it is announced by AHEAD: a lead that R does not make up for, as a rule.
+LEAD = 1 << 26
+# Windows removes no file that another process reads, and the file of a value that fails must go.
+READS_AHEAD = os.name == "posix"
 
 
 class BrokenError(ConnectionError):
@@ -98,10 +106,14 @@ def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Pa
         peer.sendall(pack(kind, call, b"".join(first)))
         return
     path = folder / f"{kind}-{call}"
+    ahead = False
     try:
         with path.open("wb") as file:
             for part in itertools.chain(first, prefetched(parts)):
                 file.write(part)
+                if READS_AHEAD and not ahead and file.tell() >= LEAD:
+                    ahead = True
+                    peer.sendall(pack(AHEAD, call, str(path).encode()))
     except OSError:  # no room: the socket needs none
         path.unlink(missing_ok=True)
         peer.sendall(pack(kind, call, convert.dumps(value)))

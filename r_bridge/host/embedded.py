@@ -22,10 +22,12 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, NoReturn
+
+import numpy as np
 
 from r_bridge import convert
 from r_bridge.host.ctrl_c import CtrlC, libc
@@ -35,7 +37,13 @@ from r_bridge.service import Service
 # R's half. `evaluate` lets Ctrl-C through only where it is caught: within the call that is asked for.
 R_HALF = r"""
 function(pointers) do.call(function(take, fill, give, send, step, leave) {
-  receive <- function() .Call(fill, raw(.Call(step)))
+  receive <- function() {
+    frame <- unserialize(.Call(fill, raw(.Call(step))))
+    if (is.null(frame$dim)) return(frame)
+    value <- .Call(fill, numeric(prod(frame$dim)))
+    dim(value) <- frame$dim
+    list(kind = frame$kind, value = value)
+  }
   attach_host <- function(...) {
     getNamespace("minhubpy")$attach_host(function(call) .Call(send, call), receive)
   }
@@ -83,6 +91,8 @@ LARGEST_STACK = 100_000_000
 USABLE_STACK = 0.9
 # At least the size of pthread_attr_t.
 PTHREAD_ATTR_BYTES = 256
+# Numbers from which on a second vector costs less than a copy.
+LARGE_ARRAY = 2**16
 
 Frame = tuple[str, Any]
 
@@ -99,7 +109,7 @@ class Embedded:
         self.ctrl_c = CtrlC(self.lib)
         self.request = b""
         self.answer: bytes | None = None
-        self.outbox: list[list[convert.Buffer]] = []
+        self.outbox: list[tuple[Any, Iterable[convert.Buffer]]] = []  # where in a vector, and what
         self.frames = no_call()
         self.python_ends = False
         self.measured = 0  # id of the thread whose stack R knows
@@ -194,12 +204,13 @@ class Embedded:
         return self._offer([self.request])
 
     def _offer(self, parts: list[convert.Buffer]) -> Any:
-        self.outbox.append(parts)
+        self.outbox.append((self.lib.RAW, parts))
         return self.lib.Rf_ScalarReal(sum(map(len, parts)))
 
     def _fill(self, vector: Any) -> Any:
-        """Copy what was offered last into R's raw vector."""
-        parts, place = self.outbox.pop(), self.lib.RAW(vector)
+        """Copy what was offered last into R's vector, of raw or double."""
+        data, parts = self.outbox.pop()
+        place = self.ffi.cast("char *", data(vector))
         for part in parts:
             self.ffi.memmove(place, part, len(part))
             place += len(part)
@@ -218,6 +229,7 @@ class Embedded:
         """Begin a call from minhubpy, whose work `_step` does; an empty vector ends it."""
         try:
             self._stop_call()
+            self.outbox.clear()  # R had no memory for what is left
             request = self._bytes(vector)
             if request:
                 self.frames = self._serve(self.service, request)
@@ -237,11 +249,20 @@ class Embedded:
         return service
 
     def _step(self) -> Any:
-        """The length of the call's next frame, which is ("interrupted", None) after Ctrl-C."""
+        """The length of the call's next frame, which is ("interrupted", None) after Ctrl-C.
+
+        Of a large array the frame has only the shape: R makes a vector for the numbers alone, and fills it.
+        """
         self.ctrl_c.to_python()
         kind, value = self._next_frame()
+        parts: list[convert.Buffer]
         try:
-            parts = list(convert.parts({"kind": kind, "value": value}))
+            array = convert.float_array(value)
+            if array is not None and array.size >= LARGE_ARRAY:
+                self.outbox.append((self.lib.REAL, convert.column_order(array, np.float64)))
+                parts = [convert.dumps({"kind": kind, "dim": np.array(array.shape, np.int32)})]
+            else:
+                parts = list(convert.parts({"kind": kind, "value": value}))
         except Exception as error:  # R is told, whatever it is
             parts = [convert.dumps({"kind": "failed", "value": failure(error)})]
         length = self._offer(parts)

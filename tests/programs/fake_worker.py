@@ -52,6 +52,8 @@ answers = [
     protocol.pack(protocol.DONE | protocol.FILE, call, b""),
     protocol.pack(protocol.DONE | protocol.FILE, call + 1, precious),
     protocol.pack(protocol.DONE, call + 1, good) * 3,
+    protocol.pack(protocol.AHEAD, call, b"/nonexistent/file"),
+    protocol.pack(protocol.AHEAD, call, precious) + protocol.pack(protocol.AHEAD | protocol.FILE, call, b"a"),
 ]
 counter.with_suffix(".of").write_text(str(len(answers) + 1))
 peer.sendall(answers[attempt - 1])

@@ -1,7 +1,9 @@
 # The plain R session's half of the protocol that r_bridge/protocol.py describes: frames over a local socket.
 
 MAGIC <- 0x4255484DL
-KINDS <- c(HELLO = 1L, WELCOME = 2L, CALL = 3L, CANCEL = 4L, part = 11L, done = 12L, failed = 13L, cancelled = 14L)
+KINDS <- c(
+  HELLO = 1L, WELCOME = 2L, CALL = 3L, CANCEL = 4L, part = 11L, done = 12L, failed = 13L, cancelled = 14L, ahead = 15L
+)
 ANSWERS <- c("part", "done", "failed", "cancelled")
 FILE <- 256L
 START_SECONDS <- 60
@@ -127,7 +129,7 @@ receive_bytes <- function(link) {
   list(kind = header[[2L]], call = header[[3L]], payload = payload)
 }
 
-# Reads the next frame of `call` as list(kind, value); NULL if it belongs to a call that was given up.
+# Reads the next frame of `call` as list(kind, value); NULL if it belongs to a call that was given up, or says AHEAD.
 receive_frame <- function(link, call) {
   frame <- receive_bytes(link)
   if (is.null(frame)) lost(link)
@@ -136,10 +138,16 @@ receive_frame <- function(link, call) {
     path <- file_of(link, frame)
     on.exit(unlink(path))
   }
+  ahead <- link$ahead
+  link$ahead <- NULL
   if (frame$call != call) return(NULL)
   kind <- names(KINDS)[match(frame$kind %% FILE, KINDS)]
+  if (identical(kind, "ahead")) {
+    link$ahead <- read_ahead(file_of(link, frame))
+    return(NULL)
+  }
   value <- tryCatch(
-    if (is.null(path)) unserialize(frame$payload) else read_value(path),
+    if (is.null(path)) unserialize(frame$payload) else if (identical(ahead$path, path)) ahead$value else read_value(path),
     error = function(e) lost(link)
   )
   if (!kind %in% ANSWERS || (kind == "failed" && !is_failure(value))) lost(link)
@@ -160,6 +168,9 @@ skip_frames <- function(link) {
 
 # The file that a frame names.
 file_of <- function(link, frame) file.path(link$folder, basename(rawToChar(frame$payload[frame$payload != 0L])))
+
+# Reads a file that is still written, as list(path, value); NULL if its end was not there in time.
+read_ahead <- function(path) tryCatch(list(path = path, value = read_value(path)), error = function(e) NULL)
 
 read_value <- function(path) {
   file <- file(path, "rb")

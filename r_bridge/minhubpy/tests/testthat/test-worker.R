@@ -337,3 +337,40 @@ test_that("what an answer leaves on disk is gone when it is read", {
   minhub_stop()
   expect_false(dir.exists(folder))
 })
+
+test_that("a file is read while it is written, and again where its end was not there yet", {
+  folder <- tempfile()
+  dir.create(folder)
+  whole <- serialize(array(runif(24), c(2, 3, 4)), NULL, xdr = FALSE, version = 2L)
+  path <- file.path(folder, "12-7")
+  frame <- function(kind) {
+    c(writeBin(c(minhubpy:::MAGIC, kind, 7L, nchar(path, "bytes")), raw()), charToRaw(path))
+  }
+  received <- function(kind, link) {
+    link$socket <- rawConnection(frame(kind))
+    on.exit(close(link$socket))
+    minhubpy:::receive_frame(link, 7L)
+  }
+  ahead <- minhubpy:::KINDS[["ahead"]]
+  done <- minhubpy:::KINDS[["done"]] + minhubpy:::FILE
+  for (there in c(length(whole) - 8L, length(whole))) {
+    link <- list2env(list(folder = folder))
+    writeBin(whole[seq_len(there)], path)
+    expect_null(received(ahead, link))
+    expect_identical(is.null(link$ahead), there < length(whole))
+    writeBin(whole, path)
+    expect_identical(received(done, link), list(kind = "done", value = unserialize(whole)))
+    expect_null(link$ahead)
+    expect_false(file.exists(path))
+  }
+  unlink(folder, recursive = TRUE)
+})
+
+test_that("a large array arrives in order", {
+  model <- gpt2(n_layer = 1, n_embd = 8, n_head = 1, n_positions = 192, seed = 1)$eval()
+  logits <- model(1:192)
+  expect_identical(dim(logits), c(1L, 192L, 50257L))
+  expect_equal(logits[1L, 1:3, ], model(1:3)[1L, , ], tolerance = 1e-5)
+  last <- next_tokens(model, 1:192, n = 3)
+  expect_identical(order(logits[1L, 192L, ], decreasing = TRUE)[1:3] - 1L, last$id)
+})
