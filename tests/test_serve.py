@@ -1,7 +1,9 @@
 """`minhub serve`: a real server on loopback, real clients, and what bad ones do to it."""
 
+import copy
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx2
+import openai
 import pytest
 import torch
 from starlette.datastructures import Headers
@@ -23,7 +26,7 @@ from minhub_py.files.tokenizer import decode_stream, read_tokenizer
 from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
-from minhub_py.serve.app import Server
+from minhub_py.serve.app import OLLAMA_POSTS, POSTS, Server
 from minhub_py.serve.engine import Engine
 from minhub_py.serve.fields import Fields
 from minhub_py.serve.models import Models, Served
@@ -94,8 +97,6 @@ def address(main_model: Served, recurrent: Path):
 
 @pytest.fixture(scope="module")
 def client(address: str):
-    import openai  # a second, in this file's process alone
-
     with openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0) as client:
         yield client
 
@@ -330,19 +331,27 @@ FIELDS = {
 }  # fmt: skip
 
 
+def short(path: str) -> dict[str, object]:
+    """A body that is right for a path, and whose reply is short."""
+    body = {"model": "tiny", "messages": user("Hi"), "prompt": "Hi", "input": user("Hi"), "content": "Hi",
+            "tokens": [1], "max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2,
+            "options": {"num_predict": 2}, "n": 1}  # fmt: skip
+    if path.endswith("/responses"):
+        del body["prompt"]  # there, a stored one
+    return body
+
+
 @pytest.mark.parametrize("path", FIELDS)
 def test_wrong_types_for_every_field(http, path: str) -> None:
-    good = {"model": "tiny", "messages": user("Hi"), "prompt": "Hi", "input": "Hi", "content": "Hi", "tokens": [1],
-            "max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "options": {"num_predict": 2},
-            "n": 1}  # fmt: skip
+    good = short(path)
+    assert http.post(path, json=good).status_code == 200
     bodies = [{**good, name: value} for name in FIELDS[path] for value in WRONG]
     bodies += [{**good, "messages": [message], "input": [message]} for message in (
         *WRONG, {"role": "nobody", "content": ""}, {"role": 1}, {"role": "user", "content": 3},
         {"role": "user", "content": [{"type": "image_url"}]}, {"role": "user", "content": [3]},
         {"role": "assistant", "tool_calls": [{}]},
     )]  # fmt: skip
-    bodies += [{**good, "options": {"num_predict": 2, name: value}}
-               for value in WRONG for name in ("temperature", "num_predict", "stop")]  # fmt: skip
+    bodies += [{**good, "options": {name: value}} for value in WRONG for name in ("temperature", "num_predict", "stop")]
     refused = 0
     for body in bodies:
         found = http.post(path, content=json.dumps(body).encode())
@@ -354,6 +363,45 @@ def test_wrong_types_for_every_field(http, path: str) -> None:
             assert message
             assert "Traceback" not in message
     assert refused >= len(FIELDS[path])
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+MORE: dict[str, object] = {
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "stream_options": {},
+    "chat_template_kwargs": {"mood": "glad"}, "format": SCHEMA, "text": {"format": {"type": "json_object"}},
+    "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+}  # fmt: skip
+
+
+def changed(body: dict, where: str, name: str, value: object) -> dict:
+    """A body with another value of a field, whose place is as errors name it: `messages[0].content[0]`."""
+    found = inner = copy.deepcopy(body)
+    for key, place in re.findall(r"(\w+)|\[(\d+)\]", where):
+        inner = inner[int(place)] if place else inner.setdefault(key, {})
+    inner[name] = value
+    return found
+
+
+@pytest.mark.parametrize("path", [*POSTS, *(f"/api{path}" for path in OLLAMA_POSTS)])
+def test_every_field_that_is_read(http, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server itself tells which they are, also within other fields: so none is forgotten."""
+    read: dict[tuple[str, str], None] = {}
+    get = Fields.get
+    monkeypatch.setattr(Fields, "get", lambda self, name: (read.setdefault((self.where, name)), get(self, name))[1])
+    listed = {("", name) for name in FIELDS.get(path, FIELDS.get(f"/v1{path}", ()))}
+    tried: set[tuple[str, str]] = set()
+    for good in (short(path), short(path) | MORE):
+        assert http.post(path, json=good).status_code == 200
+        while todo := [field for field in read if field not in tried | listed]:
+            for where, name in todo:
+                tried.add((where, name))
+                for value in WRONG:
+                    body = changed(good, where, name, value)
+                    found = http.post(path, content=json.dumps(body).encode())
+                    assert found.status_code in (200, 400, 404), (body, found.text)
+                    if found.status_code != 200:
+                        assert "Traceback" not in json.dumps(found.json()["error"])
+    assert http.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -594,8 +642,6 @@ def test_a_full_queue(folder: Path) -> None:
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     """From its address to SIGTERM: a reply that is under way is told of the end, and nothing else is printed."""
-    import openai
-
     command = [sys.executable, "-m", "minhub_py", "serve", str(folder), "--port", "0", "--api-key", "secret"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
