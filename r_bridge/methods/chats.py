@@ -1,11 +1,12 @@
 """Replies of a chat. R holds the conversation; here is what the model has read of it."""
 
+import json
 from contextlib import closing
 from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import character
+from r_bridge.convert import character, json_data, json_schema
 from r_bridge.methods.text import token_texts
 from r_bridge.objects import Caller, Model, Tokenizer
 
@@ -19,9 +20,11 @@ def chat_template(caller: Caller, model: Model, tokenizer: Tokenizer | None) -> 
 def reply(
     caller: Caller, model: Model, tokenizer: Tokenizer | None, system: str | None, said: Any, text: str,
     max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
-    seed: float, stop: Any, top: int,
+    seed: float, stop: Any, top: int, schema: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The reply to a text, after what was `said`: texts of user and assistant in turns.
+
+    schema: a JSON schema as text or as a list; `data` is then the parsed reply, unless it was cut short.
 
     Each piece is sent with its tokens as it comes, so that R has the beginning of a reply that it stops.
     """
@@ -33,6 +36,7 @@ def reply(
     pieces = chat.stream(
         text, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
         repetition_penalty=repetition_penalty, seed=int(seed), stop=tuple(stop or ()), top=top,
+        schema=None if schema is None else json_schema(schema),
     )  # fmt: skip
     seen = 0
 
@@ -62,7 +66,8 @@ def reply(
     made = chat.last
     assert made is not None
     return {"text": character([made.text]), "end": made.end, "seconds": made.seconds, "read": made.read,
-            "kept": made.kept, "dropped": made.dropped, "context": chat.context}  # fmt: skip
+            "kept": made.kept, "dropped": made.dropped, "context": chat.context,
+            "data": None if schema is None or made.end != "stop" else json_data(json.loads(made.text))}  # fmt: skip
 
 
 def _chat(model: Model, tokenizer: Tokenizer | None) -> Any:

@@ -30,13 +30,20 @@
 #' @param stop Strings that end a reply; they are not part of it.
 #' @param stream `TRUE`: show replies while they are made; the default at an
 #'   interactive console. Or a function that is called with each piece.
+#' @param schema A JSON Schema that replies must follow: a list, such as
+#'   `list(type = "object", properties = list(age = list(type = "integer")))`,
+#'   or JSON text. `reply$data` is then the reply as an R value. It needs
+#'   Python's llguidance, and a `max_new_tokens` that leaves room for all of it.
 #' @param top How many of the likeliest tokens to keep in each place, for
 #'   `plot()`.
 #' @returns A chat. `bot$say()` returns a reply, invisibly where it was shown:
 #'   a list with `text`, `tokens` (a data frame with `token`, `id`, `prob` and
 #'   `logprob`), `top` (likewise, of the likeliest at each `position`), `end`
-#'   (`"stop"`, `"length"` or `"interrupted"`), `seconds`, and the numbers of
-#'   prompt tokens that were `read` and that were `kept` from before.
+#'   (`"stop"`, `"length"` or `"interrupted"`), `seconds`, the numbers of prompt
+#'   tokens that were `read` and that were `kept` from before, and with a
+#'   `schema` the `data`: JSON's objects as lists with names, its arrays as
+#'   vectors where they hold numbers, strings or truth values alone, otherwise
+#'   as lists; `NULL` where the reply was cut short.
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' bot <- chat(model, max_new_tokens = 40)
@@ -48,7 +55,8 @@
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 chat <- function(model, system = NULL, max_new_tokens = 512, temperature = 0.7, top_k = NULL, top_p = 0.95,
-                 repetition_penalty = 1, seed = NULL, stop = NULL, stream = interactive(), top = 5, tokenizer = NULL) {
+                 repetition_penalty = 1, seed = NULL, stop = NULL, schema = NULL, stream = interactive(), top = 5,
+                 tokenizer = NULL) {
   model <- check_model(model)
   tokenizer <- check_tokenizer(tokenizer)
   self <- new.env(parent = emptyenv())
@@ -58,7 +66,7 @@ chat <- function(model, system = NULL, max_new_tokens = 512, temperature = 0.7, 
   self$exchanges <- list()
   self$settings <- chat_settings(list(
     max_new_tokens = max_new_tokens, temperature = temperature, top_k = top_k, top_p = top_p,
-    repetition_penalty = repetition_penalty, seed = seed, stop = stop, stream = stream, top = top
+    repetition_penalty = repetition_penalty, seed = seed, stop = stop, schema = schema, stream = stream, top = top
   ))
   about <- ask("chat_template", model = model, tokenizer = tokenizer, news = show_progress())
   if (!is.null(about$note)) note("This model has ", about$note)
@@ -68,7 +76,7 @@ chat <- function(model, system = NULL, max_new_tokens = 512, temperature = 0.7, 
 as_chat <- function(self) structure(list(), class = "minhub_chat", self = self)
 
 CHAT_SETTINGS <- c(
-  "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "stop", "stream", "top"
+  "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "stop", "schema", "stream", "top"
 )
 
 # Settings as they are sent, but for `seed` and `stream`.
@@ -81,8 +89,14 @@ chat_settings <- function(x) {
     top_k = optional(x$top_k, whole, what = "top_k", least = 1),
     top_p = optional(x$top_p, function(p) as.double(number(p, "top_p", above = 0, most = 1))),
     repetition_penalty = as.double(number(x$repetition_penalty, "repetition_penalty", above = 0, most = 1e6)),
-    stop = stop_strings(x$stop), top = whole(x$top, "top", most = 100), seed = x$seed, stream = x$stream
+    stop = stop_strings(x$stop), schema = check_schema(x$schema), top = whole(x$top, "top", most = 100), seed = x$seed, stream = x$stream
   ))
+}
+
+check_schema <- function(schema) {
+  if (is.null(schema) || is_plain_list(schema) && (is.null(names(schema)) == !length(schema))) return(schema)
+  if (!is.character(schema)) fail("schema must be a list with names, or JSON text, not ", describe(schema))
+  string(schema)
 }
 
 #' @export
@@ -129,7 +143,10 @@ say <- function(self, text, changes) {
     fail("a reply has the settings ", toString(CHAT_SETTINGS))
   }
   settings <- self$settings
-  if (length(changes)) settings <- chat_settings(utils::modifyList(settings, changes, keep.null = TRUE))
+  if (length(changes)) {
+    settings[names(changes)] <- changes
+    settings <- chat_settings(settings)
+  }
   stream <- settings$stream
   seed <- seeds(settings$seed, 1L, settings$temperature)
   shown <- FALSE
@@ -189,7 +206,8 @@ keep_exchange <- function(self, text, parts, made) {
   reply <- structure(
     list(
       text = made$text %||% paste(vapply(parts, `[[`, "", "piece"), collapse = ""),
-      tokens = bind(parts), top = top, end = made$end, seconds = made$seconds, read = made$read, kept = made$kept
+      tokens = bind(parts), top = top, end = made$end, seconds = made$seconds, read = made$read, kept = made$kept,
+      data = made$data
     ),
     class = "minhub_reply"
   )

@@ -75,6 +75,56 @@ test_that("pieces come at once, and a reply that is stopped keeps its beginning"
   expect_match(paste(shown, collapse = "\n"), bot$last$text, fixed = TRUE)
 })
 
+# A token for each byte, and one that ends a text: what Python's llguidance makes grammars of.
+byte_tokenizer <- function() {
+  as_they_are <- c(33:126, 161:172, 174:255)
+  chars <- intToUtf8(c(as_they_are, 255 + seq_len(256 - length(as_they_are))), multiple = TRUE)
+  chars <- sub('(["\\\\])', "\\\\\\1", chars)
+  bytes <- '{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}'
+  end <- paste(
+    '{"id": 256, "content": "<end>", "special": true, "single_word": false, "lstrip": false, "rstrip": false,',
+    '"normalized": false}'
+  )
+  file <- tempfile(fileext = ".json")
+  writeLines(enc2utf8(paste0(
+    '{"version": "1.0", "added_tokens": [', end, '], "pre_tokenizer": ', bytes, ', "decoder": ', bytes,
+    ', "model": {"type": "BPE", "merges": [], "vocab": {', toString(sprintf('"%s": %d', chars, 0:255)), "}}}"
+  )), file, useBytes = TRUE)
+  on.exit(unlink(file))
+  tokenizer$from_file(file)
+}
+
+test_that("a reply follows a schema, and is data", {
+  schema <- list(
+    type = "object", required = c("mood", "marks", "sure", "who"), additionalProperties = FALSE,
+    properties = list(
+      mood = list(enum = "good"), sure = list(const = TRUE),
+      marks = list(type = "array", items = list(type = "integer", minimum = 1, maximum = 9), minItems = 2, maxItems = 2),
+      who = list(type = "object", properties = list(name = list(enum = c("Tybalt", "Paris"))), required = "name")
+    )
+  )
+  model <- gpt2(vocab_size = 257, n_embd = 16, n_head = 2, n_layer = 1, n_positions = 1024, eos_token_id = 256, seed = 1)
+  tok <- byte_tokenizer()
+  bot <- chat(model$eval(), max_new_tokens = 400, seed = 1, tokenizer = tok)
+  data <- bot$say("How are you?", schema = schema)$data
+  expect_named(data, c("mood", "sure", "marks", "who"), ignore.order = TRUE)
+  expect_identical(list(data$mood, data$sure), list("good", TRUE))
+  expect_type(data$marks, "integer")
+  expect_length(data$marks, 2L)
+  expect_true(data$who$name %in% c("Tybalt", "Paris"))
+  expect_null(bot$say("And now?", max_new_tokens = 5)$data)
+  expect_null(bot$say("And now?", schema = schema, max_new_tokens = 5)$data) # cut short
+  json <- '{"type": "array", "items": {"enum": ["a", null]}, "minItems": 2, "maxItems": 3}'
+  bot <- chat(model, max_new_tokens = 100, seed = 2, schema = json, tokenizer = tok)
+  expect_true(all(bot$say("Which?")$data %in% c("a", NA)))
+  expect_null(bot$say("And plainly?", schema = NULL, max_new_tokens = 5)$data)
+  expect_refused(bot$say("Hi", schema = "{"), "schema is no JSON")
+  expect_refused(bot$say("Hi", schema = list(type = "hiccup")), "hiccup")
+  expect_error(bot$say("Hi", schema = 7), "schema must be a list with names, or JSON text, not")
+  expect_error(bot$say("Hi", schema = list("object")), "schema must be a list with names")
+  expect_length(bot, 2L)
+})
+
 test_that("what is wrong is said", {
   bot <- chat(a_model())
   expect_refused(bot$say(""), "the text is empty")
