@@ -12,15 +12,19 @@ R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-r
 HAS_R := command -v R && command -v pandoc && \
 	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2", "httr2")) loadNamespace(p)'
 
-.PHONY: demo test soak test-real test-rtorch lint bench wheels r vignette clean
+.PHONY: demo test suite soak test-real test-rtorch lint style types bench wheels r vignette clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
 	@echo
 	@echo 'The model wrote this. Next: source .venv/bin/activate, then minhub --help'
 
+# Types are checked beside the tests, which they do not wait for.
+test: .venv/.installed-rpy2 style
+	@$(MAKE) --no-print-directory --jobs=2 types suite
+
 # Test files run side by side, at most four at a time, in the order of their names: the longest are not the last.
-test: .venv/.installed-rpy2 lint
+suite: .venv/.installed-rpy2
 	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 test-rtorch: .venv/.installed-rpy2
@@ -33,9 +37,13 @@ test-real: .venv/.installed-test
 soak: .venv/.installed-rpy2
 	$(BIN)/python -m pytest -m soak
 
-lint: .venv/.installed-test
+lint: style types
+
+style: .venv/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: .venv/.installed-test
 	$(BIN)/mypy
 
 bench: .venv/.installed-test r

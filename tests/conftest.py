@@ -1,6 +1,8 @@
 """What all tests share."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,11 @@ from hub_server import hub  # noqa: F401  # a fixture
 from r_package import library, reference_folder  # noqa: F401  # fixtures
 
 from minhub_py.files.tokenizer import train_byte_level_bpe
+
+# One thread for the processes that tests start, too, unless they say otherwise: more would wait for the same cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts what runs in its background with Ctrl-C ignored, and the processes of the tests would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

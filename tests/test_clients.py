@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal
 
 import ollama
-import openai
 import pytest
 from pydantic import BaseModel, Field
 from test_serve import alone, folder, main_model, recurrent, served, user  # noqa: F401  # fixtures
@@ -38,6 +37,8 @@ class Animal(BaseModel, extra="forbid"):
 
 def test_openai_parses_a_class(address: str) -> None:
     """Structured outputs, as the library makes the schema from a class: of chat completions, and of responses."""
+    import openai  # a second, in this file's process alone
+
     with openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as client:
         ask = {"model": "tiny", "temperature": 1.2}
         reply = client.chat.completions.parse(**ask, messages=user("Which?"), seed=1, response_format=Animal)

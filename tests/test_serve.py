@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
 import torch
 from starlette.datastructures import Headers
@@ -97,6 +96,8 @@ def address(main_model: Served, recurrent: Path):
 
 @pytest.fixture(scope="module")
 def client(address: str):
+    import openai  # a second, in this file's process alone
+
     with openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0) as client:
         yield client
 
@@ -351,7 +352,8 @@ def test_wrong_types_for_every_field(http, path: str) -> None:
         {"role": "user", "content": [{"type": "image_url"}]}, {"role": "user", "content": [3]},
         {"role": "assistant", "tool_calls": [{}]},
     )]  # fmt: skip
-    bodies += [{**good, "options": {name: value}} for value in WRONG for name in ("temperature", "num_predict", "stop")]
+    bodies += [{**good, "options": {"num_predict": 2, name: value}}
+               for value in WRONG for name in ("temperature", "num_predict", "stop")]  # fmt: skip
     refused = 0
     for body in bodies:
         found = http.post(path, content=json.dumps(body).encode())
@@ -642,6 +644,8 @@ def test_a_full_queue(folder: Path) -> None:
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     """From its address to SIGTERM: a reply that is under way is told of the end, and nothing else is printed."""
+    import openai
+
     command = [sys.executable, "-m", "minhub_py", "serve", str(folder), "--port", "0", "--api-key", "secret"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(

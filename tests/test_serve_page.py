@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from test_chat import bot, tokenizer  # noqa: F401  # fixtures
-from test_serve import alone, folder, main_model, recurrent, served  # noqa: F401  # fixtures
+from test_serve import alone, folder, main_model, recurrent, served, wait  # noqa: F401  # fixtures
 
 from minhub_py.serve.app import Server
 from minhub_py.serve.models import Models
@@ -149,8 +149,7 @@ def test_stop_keeps_the_beginning(page, main_model, monkeypatch) -> None:  # noq
     texts = ended(page)
     assert texts[1]
     assert "stopped" in page.locator("article.assistant .tools").inner_text()
-    page.wait_for_timeout(100)
-    assert engine.open == 0
+    wait(lambda: engine.open == 0)
     assert ended(page) == texts
 
 

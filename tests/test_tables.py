@@ -30,6 +30,7 @@ from minhub_py.analysis.words import word_logprobs
 from minhub_py.cli import main
 from minhub_py.files.tokenizer import characters
 from minhub_py.tables.parts import Parts
+from minhub_py.tables.sources import chunk_sizes, scan
 from minhub_py.tables.tasks import TASKS, Text, groups
 
 LETTERS = "abcdefgh ,\"'\n\t\\é日"
@@ -222,6 +223,17 @@ def test_texts_of_words_lie_together(tmp_path: Path, model: str) -> None:
     (tmp_path / "in3.jsonl").write_text((tmp_path / "in2.jsonl").read_text())
     done("words", model, tmp_path / "in[23].jsonl", "--by", "item", "--out", out)
     assert [row["logprob"] == "" for row in read_csv(out)] == [True, True, False, True] * 2  # a text ends with its file
+
+
+def test_chunks_of_whole_texts(tmp_path: Path) -> None:
+    """A row that belongs to no text ends none."""
+    file = tmp_path / "in.jsonl"
+    items = [1, None, 1, 2, 2, 2, None, 3]
+    file.write_text("".join(json.dumps({"item": item, "word": "a"}) + "\n" for item in items))
+    source = scan(file, "word", "by", ["item"])
+    assert chunk_sizes([source], ["item"], 2) == [3, 4, 1]
+    assert chunk_sizes([source, source], ["item"], 100) == [8, 8]
+    assert chunk_sizes([source, source], [], 5) == [5, 5, 5, 1]
 
 
 def test_killed_in_the_middle_of_words(tmp_path: Path, model: str) -> None:

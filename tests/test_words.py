@@ -12,7 +12,7 @@ from real_data import real_data
 
 import minhub_py
 from minhub_py import gpt2, gptneo, lstm, next_tokens, qwen35, score, t5, target_logprobs, word_logprobs
-from minhub_py.analysis import predictions
+from minhub_py.analysis import predictions, tokens
 from minhub_py.analysis.matrix import logprob_matrix
 from minhub_py.analysis.scores import token_scores
 from minhub_py.files.tokenizer import byte_level_bpe, characters, read_tokenizer, train_byte_level_bpe
@@ -209,10 +209,10 @@ def test_tokens_that_are_ignored_add_nothing() -> None:
     bare = word_logprobs(GPT2, TOKENIZER, words, ignore_regex=r"^[^\w\s]$")
     text = " ".join(words)
     _, matrix = logprob_matrix(GPT2, TOKENIZER, [text])
-    ids, tokens = TOKENIZER.encode(text).ids, [TOKENIZER.decode([id]) for id in TOKENIZER.encode(text).ids]
-    [comma] = [i for i, token in enumerate(tokens) if token == ","]
+    ids, texts = TOKENIZER.encode(text).ids, [TOKENIZER.decode([id]) for id in TOKENIZER.encode(text).ids]
+    [comma] = [i for i, token in enumerate(texts) if token == ","]
     assert math.isnan(plain["logprob"][0])
-    assert close(bare["logprob"][0], sum(matrix[i, ids[i]] for i in range(1, tokens.index(" apple"))))
+    assert close(bare["logprob"][0], sum(matrix[i, ids[i]] for i in range(1, texts.index(" apple"))))
     assert close(bare["logprob"][4], plain["logprob"][4] - matrix[comma, ids[comma]])
     assert close(bare["logprob"][[1, 2, 3, 5, 6]], plain["logprob"][[1, 2, 3, 5, 6]])
     with pytest.raises(ValueError, match=r"it has no \[\[:punct:\]\]"):
@@ -248,6 +248,15 @@ def test_characters_without_a_token_are_warned_of() -> None:
     with pytest.warns(UserWarning, match="not in the tokenizer's vocabulary, and left out: 'x'"):
         found = word_logprobs(model, tokenizer, ["ab", "x", "cxa"])
     assert found["tokens"].tolist() == [2, 1, 3]  # with the spaces
+
+
+def test_characters_without_a_token_in_many_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning has those of all batches."""
+    monkeypatch.setattr(tokens, "BATCH", 2)
+    model = lstm(vocab_size=4, embedding_size=8, hidden_size=8).eval()
+    with pytest.warns(UserWarning, match="left out: 'x' 'y'") as heard:
+        next_tokens(model, characters("abc "), ["ax", "b", "c", "ya", "a"], 1)
+    assert len(heard) == 1
 
 
 def test_an_encoder_decoder_answers() -> None:
