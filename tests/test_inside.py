@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import minhub_py
 from minhub_py import attention_weights, layers
+from minhub_py.analysis import inside
 from minhub_py.inference.quantize import quantize
 
 FEW = [name for cases in FAMILIES.values() for name in cases.few]
@@ -112,6 +113,17 @@ def test_predictions_of_layers(load, name: str) -> None:
             return
         best = cut(torch.tensor([ids]))[0].softmax(dim=1).topk(3, dim=1)
         torch.testing.assert_close(found.probs[1], best.values)
+
+
+def test_predictions_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of a long text are never in memory all at once."""
+    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    [ids] = texts_of(37)
+    whole = layers(model, None, ids)
+    monkeypatch.setattr(inside, "POSITIONS", 16)
+    found = layers(model, None, ids)
+    assert found.predicted.equal(whole.predicted)
+    torch.testing.assert_close(found.probs, whole.probs)
 
 
 def test_predictions_of_an_lstm() -> None:
