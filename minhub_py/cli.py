@@ -36,11 +36,13 @@ from minhub_py.files.hub import size
 from minhub_py.printable import displayed
 from minhub_py.registry import ENTRIES, FAMILIES
 from minhub_py.tables import cli as tables
+from minhub_py.together import connected, shareable, told
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from minhub_py.files.storage import Layout
+    from minhub_py.files.storage import Checkpoint, Layout
+    from minhub_py.inference.processes import Processes
 
 F = TypeVar("F", bound=Callable[..., None])
 TRAINABLE = [name for name, entry in ENTRIES.items() if entry.family.trainable]
@@ -325,6 +327,7 @@ def verify(model: str, revision: str, as_json: bool) -> None:
 @dtype_option
 @quantize_option
 @json_option
+@shareable
 def generate(
     model: str, prompts: tuple[str, ...], max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
     device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
@@ -351,10 +354,11 @@ def generate(
     if len(prompts) > 1:
         raise click.UsageError("Give one PROMPT, in quotes; for the rows of FILEs give --out, too.")
     [prompt] = prompts
+    processes = connected(device)
     from_pipe = prompt == "-"
     if from_pipe:
-        prompt = decode(sys.stdin.buffer.read(), "standard input")
-    network, tokenizer = _open(model, revision, device, dtype, quantize)
+        prompt = told(processes, lambda: decode(sys.stdin.buffer.read(), "standard input"))
+    network, tokenizer = _open(model, revision, device, dtype, quantize, processes)
     ids = encode(tokenizer, prompt)
     if not ids:
         raise click.BadParameter("it has no token that MODEL knows; give some text", param_hint="'PROMPT'")
@@ -431,14 +435,20 @@ def decode(data: bytes, where: str) -> str:
         ) from error
 
 
-def _open(model: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, "Tokenizer"]:
-    """Load the model and its tokenizer."""
+def _open(
+    model: str, revision: str, device: str, dtype: str, quantize: str | None, processes: "Processes | None" = None
+) -> tuple[Any, "Tokenizer"]:
+    """Load the model, or this process's part of it, and its tokenizer."""
     from minhub_py.files.tokenizer import read_tokenizer
     from minhub_py.pretrained import load, open_checkpoint
 
     found: list[Any] = []  # before the weights are downloaded
-    checkpoint = open_checkpoint(model, revision, check=lambda files: found.append(read_tokenizer(files.path)))
-    return load(checkpoint, device=device, dtype=dtype, quantize=quantize), found[0]
+
+    def opened() -> "Checkpoint":
+        return open_checkpoint(model, revision, check=lambda files: found.append(read_tokenizer(files.path)))
+
+    checkpoint = processes.in_turn(opened) if processes else opened()
+    return load(checkpoint, device=device, dtype=dtype, quantize=quantize, processes=processes), found[0]
 
 
 def encode(tokenizer: "Tokenizer", text: str) -> list[int]:
@@ -530,6 +540,7 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
 @dtype_option
 @quantize_option
 @json_option
+@shareable
 def score(
     model: str, files: tuple[str, ...], target: str | None, revision: str, device: str, dtype: str,
     quantize: str | None, as_json: bool, **options: Any,
@@ -563,13 +574,18 @@ def score(
         raise click.UsageError("--target is for the rows of files, whose results need a file too: give --out.")
     if len(files) > 1:
         raise click.UsageError("Give one FILE; for the rows of several give --out, too.")
-    file: IO[bytes] = click.File("rb").convert(files[0], click.Argument(["file"]), click.get_current_context())
-    where = getattr(file, "name", "standard input")
-    text = decode(file.read(), where)
+    where = "standard input" if files[0] == "-" else files[0]
+
+    def read() -> str:
+        file: IO[bytes] = click.File("rb").convert(files[0], click.Argument(["file"]), click.get_current_context())
+        return decode(file.read(), where)
+
+    processes = connected(device)
+    text = told(processes, read)
     from minhub_py.inference.generate import score as evaluate
     from minhub_py.tables.tasks import NEEDS_TARGETS, measures
 
-    network, tokenizer = _open(model, revision, device, dtype, quantize)
+    network, tokenizer = _open(model, revision, device, dtype, quantize, processes)
     if network.encoder_decoder:
         raise ValueError(NEEDS_TARGETS)
     ids = encode(tokenizer, text)

@@ -19,6 +19,7 @@ from minhub_py.device import choose_device, choose_dtype
 from minhub_py.files import hub
 from minhub_py.files.gguf import checkpoint_at
 from minhub_py.files.storage import Checkpoint, write_checkpoint
+from minhub_py.inference.processes import Processes, connect
 from minhub_py.inference.quantize import check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.registry import FAMILIES, Entry, Family, entry_of, family_of, preset
@@ -34,6 +35,7 @@ def from_pretrained(
     device: str = "auto",
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
+    parallel: str | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Any:
@@ -46,6 +48,9 @@ def from_pretrained(
     slower), and changes results a little; such a model is for inference, and is not saved. "auto" computes with the
     weights of a GGUF file as they lie in it, without loss (those in a rare type, such as Q3_K, in int8); without it
     they become float32, or `dtype`.
+    parallel: "tensor" splits the weights among the processes that torchrun has started, each of which makes this call
+    and those of `generate`, `stream` and `score`, with the same arguments; on CUDA each has a GPU of its own. In one
+    process it changes nothing.
     local_files_only: open no connection; so does the environment variable HF_HUB_OFFLINE=1.
 
     FileNotFoundError: no such repository, revision, folder or file.    PermissionError: a gated repository.
@@ -53,7 +58,7 @@ def from_pretrained(
     tensors that do not fit, an unknown device, dtype or quantization.
     """
     access = {"token": token, "local_files_only": local_files_only}
-    return _from_pretrained(identifier, revision, access, device, dtype, quantize)
+    return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel)
 
 
 def _from_pretrained(
@@ -63,12 +68,20 @@ def _from_pretrained(
     device: str,
     dtype: str | torch.dtype,
     quantize: str | None,
+    parallel: str | None,
     entry: Entry | None = None,
 ) -> LanguageModel:
     """`from_pretrained`, for the model types of one `entry` if it is given."""
     check_kind(quantize, "auto")
-    checkpoint = open_checkpoint(identifier, revision, entry=entry, **access)
-    return load(checkpoint, device=device, dtype=dtype, quantize=quantize)
+    if parallel not in (None, "tensor"):
+        raise ValueError(f'parallel {parallel!r} is unknown; give None or "tensor"')
+
+    def opened() -> Checkpoint:
+        return open_checkpoint(identifier, revision, entry=entry, **access)
+
+    processes = connect(device) if parallel else None
+    checkpoint = processes.in_turn(opened) if processes else opened()
+    return load(checkpoint, device=device, dtype=dtype, quantize=quantize, processes=processes)
 
 
 def open_checkpoint(
@@ -141,16 +154,20 @@ def load(
     device: str = "auto",
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
+    processes: Processes | None = None,
 ) -> LanguageModel:
     """The model of an opened checkpoint, in eval mode. On a CPU its weights are the file's own memory-mapped bytes.
 
+    processes: those that share the weights, if there are several.
     ValueError: an unknown device, dtype or quantization.
     """
     check_kind(quantize, "auto")
     _, model, meta = fit(checkpoint)
-    probe = choose_device(device)
+    probe = choose_device(str(processes.device) if processes else device)
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
     native = with_values(meta, checkpoint)
+    if processes is not None:
+        return split(model, native, target, quantize, processes)
     paths = {module: path for path, module in model.named_modules()}
 
     def fill(module: nn.Module) -> None:
@@ -178,6 +195,24 @@ def load(
     if kinds:
         model.to(target)
     return model.eval()
+
+
+def split(
+    model: LanguageModel, native: Mapping[str, Tensor], dtype: torch.dtype, quantize: str | None, processes: Processes
+) -> LanguageModel:
+    """A model without weights, with the parts of the `native` weights that belong to this process of several.
+
+    ValueError: the model cannot be split.
+    """
+    from minhub_py.inference.parallel import ParallelModel
+
+    if quantize:
+        raise ValueError("a quantized model cannot be split among processes: leave out quantize, or parallel")
+
+    def put(tensor: Tensor) -> Tensor:
+        return place(tensor, processes.device, dtype if tensor.is_floating_point() else tensor.dtype)
+
+    return processes.all_succeed(lambda: ParallelModel(model, native, put, processes)).eval()
 
 
 def fit(checkpoint: Checkpoint) -> tuple[Family, LanguageModel, Mapping[str, Tensor]]:
@@ -329,11 +364,12 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         device: str = "auto",
         dtype: str | torch.dtype = "auto",
         quantize: str | None = None,
+        parallel: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
     ) -> Any:
         access = {"token": token, "local_files_only": local_files_only}
-        return _from_pretrained(identifier, revision, access, device, dtype, quantize, entry)
+        return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel, entry)
 
     fresh.__doc__ = f"""A fresh {kind} in training mode, with random weights; the keywords are those of config.json.
 

@@ -358,7 +358,7 @@ def rotate(
         q, k = q.view(shape[0], shape[1], heads, shape[3]), k.view(shape[0], shape[1], groups, shape[3])
     cos, sin, growth = rope[0].to(h.dtype), rope[1].to(h.dtype), rope[2].to(h.dtype)
     x = torch.cat((q, k), dim=2)
-    half = cos.size(2)
+    half = cos.size(-1)
     if interleaved:
         first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
         turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=4).flatten(3)

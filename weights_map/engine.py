@@ -296,6 +296,16 @@ class Mapped(Mapping[str, Tensor]):
         """Whether a tensor's rows are those of its sources, in whatever order."""
         return self._step[name].operation.moves
 
+    def rows(self, name: str, parts: Sequence[range]) -> Tensor:
+        """Some rows of a tensor, a view where they lie in one piece. No others are read, though rows may be moved."""
+        step = self._step[name]
+        if step.operation.moves and step.values:  # the numbers of the rows, moved, say where each comes from
+            [source] = (self._tensors[source] for source in step.sources)
+            [numbers] = step.operation.to_native([torch.arange(source.size(0)).unsqueeze(1)], *step.values)
+            return source[torch.cat([numbers[part.start : part.stop, 0] for part in parts])]
+        pieces = [self[name][part.start : part.stop] for part in parts]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
     def __getitem__(self, name: str) -> Tensor:
         step = self._step[name]
         if self._last is not None and self._last[0] is step:
