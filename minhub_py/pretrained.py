@@ -204,7 +204,7 @@ def split(
 
     ValueError: the model cannot be split.
     """
-    from minhub_py.inference.parallel import ParallelModel
+    from minhub_py.inference.parallel import ParallelEncoderDecoder, ParallelModel
 
     if quantize:
         raise ValueError("a quantized model cannot be split among processes: leave out quantize, or parallel")
@@ -212,7 +212,8 @@ def split(
     def put(tensor: Tensor) -> Tensor:
         return place(tensor, processes.device, dtype if tensor.is_floating_point() else tensor.dtype)
 
-    return processes.all_succeed(lambda: ParallelModel(model, native, put, processes)).eval()
+    kind = ParallelEncoderDecoder if model.encoder_decoder else ParallelModel
+    return processes.all_succeed(lambda: kind(model, native, put, processes)).eval()
 
 
 def fit(checkpoint: Checkpoint) -> tuple[Family, LanguageModel, Mapping[str, Tensor]]:

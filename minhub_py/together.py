@@ -84,6 +84,7 @@ def launch(count: int) -> NoReturn:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // count))} | os.environ | {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
     }  # fmt: skip
     children = []
     try:

@@ -19,21 +19,24 @@ Notation: that of the model files; H', G' heads of this process.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Layout, Source, Span, State
+from minhub_py.inference.cache import KeyValues, Layout, Memory, Source, Span, State
 from minhub_py.inference.processes import Processes
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, EncoderDecoder, LanguageModel, Step
 from minhub_py.models.delta import delta_rule
 from minhub_py.models.packed import Packed
 from minhub_py.torchscript import rms_norm, rotate, scaled
 from weights_map.engine import Mapped
+
+NOT_WHOLE = "a model that is split among processes cannot be saved or converted: load it without parallel="
+Kept = TypeVar("Kept", KeyValues, State, Source)
 
 # What stands between a `linear` and the operation that says how its outputs belong together.
 PASSED = ("rotate",)
@@ -80,8 +83,13 @@ class Split:
         self.layout: list[KeyValues | State | Source] = []
         self.inputs: list[range] | None = None  # what of h this process has; None: all
         self.vocabulary = range(0)
-        kept = iter(model.cache_layout())
-        steps = list(model.steps())
+        self.kept = iter(model.cache_layout())
+        if isinstance(model, EncoderDecoder):
+            self._read(list(model.encoder_steps()))
+        self._read(list(model.steps()))
+
+    def _read(self, steps: Sequence[Step]) -> None:
+        """Split the weights of steps."""
         for place, (operation, keywords) in enumerate(steps):
             rule = getattr(self, f"_{operation}", None)
             known = inspect.signature(getattr(Run, operation, Run)).parameters
@@ -94,8 +102,6 @@ class Split:
             if operation == "linear":
                 following = next(step for step in steps[place + 1 :] if step[0] not in PASSED)
                 self._linear(keywords["layers"], *following)
-            elif operation in ("attend", "delta_rule"):
-                rule(next(kept), **keywords)
             else:
                 rule(**keywords)
 
@@ -132,6 +138,9 @@ class Split:
             size = outputs // (heads * (1 + gate) + 2 * groups)
             mine = self.heads(heads, groups)
             parts, self.inputs = mine.rows(heads, groups, size, gate), [span_of(mine.q, size)]
+        elif operation == "cross_attend":
+            heads = keywords["heads"]
+            parts = self.inputs = [span_of(self.heads(heads, heads).q, outputs // heads)]
         elif operation == "gate":
             half = self.part(outputs // 2)
             parts, self.inputs = [half, moved(half, outputs // 2)], [half]
@@ -173,11 +182,27 @@ class Split:
             self.cut(k_norm.weight, 0, [span_of(mine.k, k_norm.weight.numel() // (groups or heads))])
 
     def _attend(
-        self, kept: KeyValues, heads: int, groups: int | None = None, sinks: Tensor | None = None, **keywords: Any
-    ) -> None:
+        self, heads: int, groups: int | None = None, sinks: Tensor | None = None, bias: Any = None,
+        both_ways: bool = False, **keywords: Any,
+    ) -> None:  # fmt: skip
         mine = self.heads(heads, groups)
         self.cut(sinks, 0, [mine.q])
-        self.layout.append(replace(kept, heads=len(mine.k)))
+        self.cut(bias and bias.weight, 1, [mine.q])
+        if not both_ways:  # an encoder keeps nothing
+            self.layout.append(replace(self.kept_next(KeyValues), heads=len(mine.k)))
+
+    def _cross_attend(self, heads: int, **keywords: Any) -> None:
+        self.layout.append(replace(self.kept_next(Source), heads=len(self.heads(heads, heads).q)))
+
+    def _remember(self, heads: int, layers: Sequence[Any]) -> None:
+        for layer in layers:
+            self.cut(layer.weight, 0, [span_of(self.heads(heads, heads).q, layer.weight.size(0) // heads)])
+
+    def kept_next(self, kind: type[Kept]) -> Kept:
+        """What the next layer of the cache keeps."""
+        found = next(self.kept)
+        assert isinstance(found, kind)
+        return found
 
     def channels(self, heads: int, groups: int, conv: Any, norm: Any, **keywords: Any) -> list[range]:
         """The numbers of q, k and v of the delta rule that belong to this process."""
@@ -186,11 +211,12 @@ class Split:
         q = span_of(mine.k, keys // groups)
         return [q, moved(q, keys), moved(span_of(mine.q, values // heads), 2 * keys)]
 
-    def _delta_rule(self, kept: State, decay: Tensor, bias: Tensor, **keywords: Any) -> None:
+    def _delta_rule(self, decay: Tensor, bias: Tensor, **keywords: Any) -> None:
         channels, mine = self.channels(**keywords), self.heads(keywords["heads"], keywords["groups"]).q
         self.cut(keywords["conv"].weight, 0, channels)
         self.cut(decay, 0, [mine])
         self.cut(bias, 0, [mine])
+        kept = self.kept_next(State)
         (reach, _), (_, *memory) = kept.shapes
         self.layout.append(replace(kept, shapes=((reach, sum(map(len, channels))), (len(mine), *memory))))
 
@@ -268,13 +294,18 @@ class ParallelModel(LanguageModel):
         self.split.fill(model, tensors, place)
         self.model = model
         *self.program, (_, self.head) = model.steps()
+        self.encoder_program = list(model.encoder_steps()) if isinstance(model, EncoderDecoder) else []
 
     def body(self, idx: Tensor, span: Span) -> Tensor:
+        return self.run(self.program, idx, span).h
+
+    def run(self, steps: Sequence[Step], idx: Tensor, span: Span) -> "Run":
+        """The values after some steps, which read ids (B, T)."""
         self.processes.agree(idx)
         run = Run(self, idx, span)
-        for operation, keywords in self.program:
+        for operation, keywords in steps:
             getattr(run, operation)(**keywords)
-        return run.h
+        return run
 
     def logits(self, x: Tensor) -> Tensor:
         layer, softcap = self.head["layer"], self.head.get("softcap")
@@ -287,10 +318,21 @@ class ParallelModel(LanguageModel):
     def cache_layout(self) -> Layout:
         return self.split.layout
 
-    def steps(self) -> Any:
-        raise ValueError("a model that is split among processes cannot do this: load it without parallel=")
+    def steps(self) -> Iterator[Step]:
+        raise ValueError(NOT_WHOLE)
 
-    state_dict = steps
+    def state_dict(self, *args: Any, **keywords: Any) -> Any:  # type: ignore[override]
+        """ValueError: no process has the whole weights."""
+        raise ValueError(NOT_WHOLE)
+
+
+class ParallelEncoderDecoder(ParallelModel, EncoderDecoder):
+    """An encoder-decoder whose weights are split among processes."""
+
+    def encode(self, idx: Tensor) -> Memory:
+        found = self.run(self.encoder_program, idx, Span(idx, None)).memory
+        layers = [layer for layer, kept in enumerate(self.split.layout) if isinstance(kept, Source)]
+        return dict(zip(layers, found, strict=True))
 
 
 class Run:
@@ -305,6 +347,8 @@ class Run:
         self.layer = -1
         self.h = self.gates = self.kept = self.known = torch.empty(0)
         self.term: Tensor | None = None
+        self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values of the source, by layer of cross attention
+        self.bias: tuple[Any, Tensor] | None = None  # the last one, which most layers share
 
     @property
     def x(self) -> Tensor:
@@ -392,19 +436,24 @@ class Run:
 
     def attend(
         self, heads: int, scale: float, groups: int | None = None, window: int | None = None, upcast: bool = False,
-        softcap: float | None = None, sinks: Tensor | None = None, gate: bool = False, dropout: float = 0.0,
+        softcap: float | None = None, sinks: Tensor | None = None, gate: bool = False, bias: Any = None,
+        both_ways: bool = False, dropout: float = 0.0,
     ) -> None:  # fmt: skip
-        self.layer += 1
         mine = self.split.heads(heads, groups)
         H, G, dtype = len(mine.q), len(mine.k), self.h.dtype
         parts = self.h.unflatten(2, (H + 2 * G, -1)).transpose(1, 2)  # (B, H' + 2G', T, D)
         q, k, v = parts.split([H, G, G], dim=1)
-        k, v, seen = self.span.update(self.layer, k, v)  # (B, G', S, D), (B, G', S, D), (B or 1, S)
+        seen = self.span.positions
+        if not both_ways:
+            self.layer += 1
+            k, v, seen = self.span.update(self.layer, k, v)  # (B, G', S, D), (B, G', S, D), (B or 1, S)
         if H != G:
             k, v = k[:, mine.groups], v[:, mine.groups]  # (B, H', S, D)
         if upcast:
             q, k, v = q.float(), k.float(), v.float()
-        if softcap is None and sinks is None:
+        if bias is not None:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.biased(bias, seen, both_ways), scale=scale)
+        elif softcap is None and sinks is None:
             mask = self.span.mask(seen, window)  # (B or 1, 1, T, S), or None
             causal = mask is None and q.size(2) > 1
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
@@ -420,6 +469,25 @@ class Run:
         self.h = y.to(dtype).transpose(1, 2).flatten(2)  # (B, T, H' * D)
         if gate:
             self.h = self.h * self.gates.sigmoid()
+
+    def biased(self, bias: Any, seen: Tensor, both_ways: bool) -> Tensor:
+        """What is added to the scores (B or 1, H', T, S), with minus infinity for later positions but both_ways."""
+        if self.bias is None or self.bias[0] is not bias:
+            found = bias(self.span.positions, seen)
+            self.bias = bias, found if both_ways else found.masked_fill(~self.span.allowed(seen), -torch.inf)
+        return self.bias[1]
+
+    def cross_attend(self, heads: int, scale: float, dropout: float = 0.0) -> None:
+        self.layer += 1
+        k, v, mask = self.span.source(self.layer)  # (B, H', E, D) twice
+        q = self.h.unflatten(2, (k.size(1), -1)).transpose(1, 2)  # (B, H', T, D)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        self.h = y.transpose(1, 2).flatten(2)  # (B, T, H' * D)
+
+    def remember(self, heads: int, layers: Sequence[Any]) -> None:
+        mine = len(self.split.heads(heads, heads).q)
+        k, v = (layer(self.h).unflatten(2, (mine, -1)).transpose(1, 2) for layer in layers)
+        self.memory.append((k, v))
 
     def delta_rule(
         self, heads: int, groups: int, conv: Any, activation: str, decay: Tensor, bias: Tensor, norm: Any

@@ -115,6 +115,7 @@ def connect(device: str = "auto") -> Processes | None:
     All of them then draw the same random numbers: PyTorch's generator is set to that of the first.
     ValueError: a device by which they cannot talk, or fewer GPUs than processes on this machine.
     """
+    # All processes of a machine come to the same error: one that failed alone would leave the others waiting.
     count = expected()
     if count == 1:
         return None
@@ -122,7 +123,11 @@ def connect(device: str = "auto") -> Processes | None:
     if device == "auto" and not name.startswith(("cuda", "cpu")):
         name = "cpu"
     if name.startswith("cuda"):
-        name = choose_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}").name
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if here > torch.cuda.device_count():
+            raise ValueError(f"{here} processes on this machine need as many GPUs, and it has "
+                             f'{torch.cuda.device_count()}: start fewer, or choose device "cpu"')  # fmt: skip
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(name)  # NCCL requires this first
     elif name != "cpu":
         raise ValueError(f'processes can share a model on device "cuda" or "cpu", not "{name}"')
