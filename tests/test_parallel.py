@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 import torch
 from children import SERVER
+from click.testing import CliRunner
 from families import FAMILIES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minhub_py
 from minhub_py import from_pretrained, generate, save_pretrained, score
+from minhub_py.cli import main
 from minhub_py.config import read
 from minhub_py.registry import family_of
 
@@ -277,14 +279,14 @@ def run(start: list[str], *arguments: str, given: str = "") -> tuple[int, str, s
 
 
 def test_the_command_in_two_processes_prints_the_text_of_one() -> None:
-    alone = run(["minhub_py"], *COMMAND)
-    assert alone[0] == 0
-    assert run(["minhub_py"], *COMMAND, "--tensor-parallel", "2") == alone
+    alone = CliRunner().invoke(main, COMMAND)
+    assert alone.exit_code == 0
+    assert run(["minhub_py"], *COMMAND, "--tensor-parallel", "2") == (0, alone.stdout, alone.stderr)
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "minhub_py"]
     text = "ROMEO: But soft, what light through yonder window breaks?\n"
     arguments = ["score", "minhub/shakespeare-gpt2", "-", "--device", "cpu"]
     status, shown, _ = run(torchrun, *arguments, given=text)
-    assert (status, shown) == run(["minhub_py"], *arguments, given=text)[:2]
+    assert (status, shown) == (0, CliRunner().invoke(main, arguments, input=text).stdout)
 
 
 def test_the_first_process_alone_says_what_is_wrong() -> None:

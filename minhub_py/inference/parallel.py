@@ -92,9 +92,10 @@ class Split:
         """Split the weights of steps."""
         for place, (operation, keywords) in enumerate(steps):
             rule = getattr(self, f"_{operation}", None)
-            known = inspect.signature(getattr(Run, operation, Run)).parameters
-            unknown = [name for name, value in keywords.items() if name not in known and value not in (None, False)]
-            if rule is None or (unknown and operation != "logits"):
+            known = inspect.signature(getattr(Run, operation)).parameters if hasattr(Run, operation) else keywords
+            given = [name for name, value in keywords.items() if value is not None and value is not False]
+            unknown = [name for name in given if name not in known]
+            if rule is None or unknown:
                 raise ValueError(
                     f"{self.title}: {' with '.join((operation, *unknown[:1]))} cannot be split among processes; load "
                     "this model in one, without parallel=, --tensor-parallel or torchrun"
@@ -510,8 +511,8 @@ class Run:
         q, k = (part * torch.rsqrt(part.square().sum(dim=3, keepdim=True) + 1e-6) for part in (q, k))
         q, k, v = q[:, :, mine.groups] * K**-0.5, k[:, :, mine.groups], v.unflatten(2, (H, V))  # (B, T, H', K or V)
         decays = -decay.float().exp() * F.softplus(a.float() + bias.float())  # (B, T, H')
-        turned = (each.transpose(1, 2) for each in (q, k, v, decays, b.float().sigmoid()))
-        y, state = delta_rule(*turned, state)  # (B, H', T, V)
+        q, k, v, decays, betas = (each.transpose(1, 2) for each in (q, k, v, decays, b.float().sigmoid()))
+        y, state = delta_rule(q, k, v, decays, betas, state)  # (B, H', T, V)
         self.span.set_state(self.layer, (past, state))
         y = rms_norm(y.transpose(1, 2), norm.weight.float(), norm.eps, False) * F.silu(z.float().unflatten(2, (H, V)))
         self.h = y.flatten(2).to(self.h.dtype)
