@@ -715,6 +715,10 @@ class Peer:
         """The kind and value of the end of a call."""
         number = next(self.calls)
         self.socket.sendall(protocol.pack(protocol.CALL, number, payload))
+        return self.end_of(number)
+
+    def end_of(self, number: int) -> tuple[int, Any]:
+        """The kind and value of a call's end, after any number of parts."""
         while True:
             kind, call, data = protocol.read_frame(self.socket)
             if call == number and kind & 0xFF != protocol.PART:
@@ -833,7 +837,7 @@ def test_a_cancelled_call_ends_with_its_number_and_the_next_goes_on(peers: Any) 
         number = next(peer.calls)
         request = dumps({"method": "generate", "arguments": arguments, "release": []})
         peer.socket.sendall(protocol.pack(protocol.CALL, number, request) + protocol.pack(protocol.CANCEL, number))
-        assert protocol.read_frame(peer.socket)[:2] == (protocol.CANCELLED, number)
+        assert peer.end_of(number) == (protocol.CANCELLED, None)
         assert peer.ask("nothing") == (protocol.DONE, None)
     # One that is given up with the connection: the worker does not stay to finish it.
     peer.socket.sendall(protocol.pack(protocol.CALL, next(peer.calls), request))
