@@ -1,4 +1,7 @@
-"""Hidden states and embeddings against transformers' `hidden_states`, for every family, layer and pooling."""
+"""Hidden states and embeddings against transformers' `hidden_states`, for every family, layer and pooling.
+
+Those of every case are in test_families.py, which has the models.
+"""
 
 import json
 import math
@@ -115,17 +118,6 @@ def test_poolings(load, name: str) -> None:
     reference, model = load(name)
     texts = texts_of(17, 3, 40, 1, 40, 29)
     assert_embeds(model, texts, [states_of(reference, ids) for ids in texts])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_families(load, name: str) -> None:
-    """Each token of ragged texts, in every layer."""
-    reference, model = load(name)
-    texts = texts_of(3, 40)
-    wanted = [states_of(reference, ids) for ids in texts]
-    for layer in range(len(wanted[0])):
-        for each, states in zip(embed(model, None, texts, layer=layer, pool="none"), wanted, strict=True):
-            assert_close(each, states[layer])
 
 
 def test_t5(t5) -> None:

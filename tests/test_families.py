@@ -16,11 +16,13 @@ import torch
 from families import FAMILIES
 from pairs import in_pairs
 from test_decoder import KERNELS, kernel  # noqa: F401  # a fixture
+from test_embed import states_of, texts_of
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import minhub_py
 import weights_map
+from minhub_py import attention_weights, embed
 from minhub_py.config import read as read_settings
 from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.inspection import inspect
@@ -105,6 +107,40 @@ def test_logits(load, name: str) -> None:
         assert_close(model(ids), wanted)
         for pieces in several:
             assert_close(read(model, ids, pieces, model.new_cache(rows, LENGTH)), wanted)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hidden_states(load, name: str) -> None:
+    """Of each token of ragged texts, in every layer."""
+    reference, model, _ = load(name)
+    texts = texts_of(3, 40)
+    wanted = [states_of(reference, ids) for ids in texts]
+    for layer in range(len(wanted[0])):
+        for each, states in zip(embed(model, None, texts, layer=layer, pool="none"), wanted, strict=True):
+            assert each.dtype == torch.float32
+            assert_close(each, states[layer])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_attention(load, name: str) -> None:
+    reference, model, _ = load(name)
+    [ids] = texts_of(40)  # beyond any window of the cases
+    found = attention_weights(model, None, ids)
+    before = reference.config._attn_implementation
+    reference.set_attn_implementation("eager")  # the others tell no weights
+    attentions = reference(torch.tensor([ids]), output_attentions=True).attentions
+    reference.set_attn_implementation(before)
+    wanted = [each for each in attentions if each is not None]
+    torch.testing.assert_close(found.weights, torch.cat(wanted), rtol=0, atol=2e-5)
+    assert found.weights.dtype == torch.float32
+    assert found.ids == ids
+    sums = found.weights.sum(dim=3)
+    if name.startswith("gpt_oss"):
+        assert (sums < 1 + 1e-5).all()
+        assert (sums < 0.99).any()
+    else:
+        torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
 @torch.no_grad()
