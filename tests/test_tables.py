@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
@@ -85,18 +86,28 @@ def failed(*arguments: object, status: int = 1) -> str:
     return " ".join(result.stderr.split())
 
 
-def child(arguments: list[object], errors: Path | None) -> None:
+def child(arguments: list[object], errors: Path | None, most: int | None) -> None:
     """The command in a process of its own."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     torch.set_num_threads(1)
     if errors:
         os.dup2(os.open(errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
+    if most:
+        put = Parts.put
+
+        def put_and_wait(parts: Parts, number: int, content: bytes) -> None:
+            put(parts, number, content)
+            while len(parts.numbers()) >= most and not parts.out.with_name("go on").exists():
+                time.sleep(0.005)
+
+        Parts.put = put_and_wait  # type: ignore[method-assign]
     main(list(map(str, arguments)))
 
 
-def start(*arguments: object, errors: Path | None = None) -> Any:
-    process = SERVER.Process(target=child, args=(arguments, errors))
+def start(*arguments: object, errors: Path | None = None, most: int | None = None) -> Any:
+    """most: parts that it makes before a file "go on" is beside the output; who ends it then does not come too late."""
+    process = SERVER.Process(target=child, args=(arguments, errors, most))
     process.start()
     return process
 
@@ -249,7 +260,7 @@ def test_killed_in_the_middle_of_words(tmp_path: Path, model: str) -> None:
         writer.writerows([("item", "word", "side"), *zip(by, words, [1] * len(by), strict=True)])
     command = ["words", model, file, "--column", "word", "--by", "item", "--out"]
     done(*command, whole)
-    process = start(*command, out)
+    process = start(*command, out, most=3)
     wait_for(process, lambda: parts_of(out) >= 2)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
@@ -522,7 +533,7 @@ def large(tmp_path: Path) -> Path:
 def stopped(model: str, file: Path, out: Path, by: int, *options: object, parts: int = 1) -> str:
     """A job that a signal ends when some parts are there; what it says."""
     errors = out.with_name("errors")
-    process = start("score", model, file, "--out", out, *options, errors=errors)
+    process = start("score", model, file, "--out", out, *options, errors=errors, most=parts + 1)
     wait_for(process, lambda: parts_of(out) >= parts)
     os.kill(process.pid, by)
     process.join()
@@ -584,7 +595,7 @@ def test_another_job_does_not_go_on_with_parts(tmp_path: Path, model: str, large
 
 def test_a_drawn_seed_is_that_of_the_resumed_job(tmp_path: Path, model: str) -> None:
     file, out = write_csv(tmp_path / "in.csv", [text or "a" for text in some_texts(300)]), tmp_path / "out.csv"
-    process = start("generate", model, file, "--out", out, "-n", 8)
+    process = start("generate", model, file, "--out", out, "-n", 8, most=1)
     wait_for(process, lambda: parts_of(out) >= 1)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
@@ -636,20 +647,22 @@ def test_workers_make_the_same_and_end_with_their_parent(tmp_path: Path, model: 
     whole, out, killed = tmp_path / "whole.csv", tmp_path / "out.csv", tmp_path / "killed.csv"
     done("score", model, large, "--out", whole)
     command = ["score", model, large, "--out", out, "--workers", "2"]
-    process = start(*command, errors=tmp_path / "errors")
+    process = start(*command, errors=tmp_path / "errors", most=2)
     wait_for(process, lambda: parts_of(out) >= 1)
     parent = psutil.Process(process.pid)
     workers = [each for each in parent.children() if "spawn_main" in " ".join(each.cmdline())]
     assert len(workers) == 2
     workers[0].kill()
+    (tmp_path / "go on").touch()
     process.join()
+    (tmp_path / "go on").unlink()
     said = " ".join((tmp_path / "errors").read_text().split())
     assert "a worker was ended from outside (exit code -9)" in said
     assert "the same command goes on" in said
     done(*command[:-2])
     assert out.read_bytes() == whole.read_bytes()
 
-    process = start("score", model, large, "--out", killed, "--workers", "2", errors=tmp_path / "errors")
+    process = start("score", model, large, "--out", killed, "--workers", "2", errors=tmp_path / "errors", most=2)
     wait_for(process, lambda: parts_of(killed) >= 1)
     workers = psutil.Process(process.pid).children()
     os.kill(process.pid, signal.SIGKILL)
