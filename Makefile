@@ -23,7 +23,7 @@ demo: .venv/.installed
 test: .venv/.installed-rpy2 style
 	@$(MAKE) --no-print-directory --jobs=2 types suite
 
-# Test files run side by side, at most four at a time, in the order of their names: the longest are not the last.
+# Test files run side by side, at most four at a time, in the order of tests/conftest.py: the longest first.
 suite: .venv/.installed-rpy2
 	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 

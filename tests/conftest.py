@@ -18,6 +18,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# They take the longest: begun late, one of them would go on when all others have ended.
+FIRST = ["test_r_package.py", "test_train.py", "test_r_processes.py", "test_rsession.py", "test_tables.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; pytest-xdist hands them out in this order."""
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """One thread for each test and its fixtures, whatever a command of an earlier test has set.
