@@ -379,8 +379,8 @@ def test_strangers_are_hung_up_on_and_do_not_keep_r_waiting(start_r: StartR, tmp
     started = time.monotonic()
     os.kill(r.pid, signal.SIGCONT)
     assert r.hear() == "no error"
-    # Forty who say nothing, one after the other, would take minutes.
-    assert time.monotonic() - started < 20
+    # Forty who say nothing, one after the other, would take 200 seconds.
+    assert time.monotonic() - started < 100
     assert int(r.hear()) == pid
     # The peer is known: nothing listens, and nobody else was let in.
     assert listening(pid) == []
@@ -423,7 +423,7 @@ def test_a_worker_that_nobody_meets_leaves_with_its_folder(library: Path, tmp_pa
         worker = subprocess.Popen(
             [sys.executable, "-m", "r_bridge.worker", str(folder), str(parent)], stderr=subprocess.PIPE
         )
-        worker.communicate(timeout=20)
+        worker.communicate(timeout=120)
         assert not folder.exists()
 
 
