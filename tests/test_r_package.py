@@ -24,10 +24,11 @@ def run_r_tests(
 ) -> dict[str, list[tuple[str, str, str]]]:
     """(kind, test, message) of each expectation, by file; `only` is a regular expression of files' names."""
     files = sorted(path.name for path in R_TESTS.glob("test-*.R") if re.search(only, path.name))
-    named: dict[str, str | None] = {**more}
-    if way == "worker":  # the other way round, with a Python that only the last resort of many names, and no matplotlib
+    # Python's picture of a run's losses would take longer than the run; test_train.py has it.
+    named: dict[str, str | None] = {"PYTHONPATH": str(WITHOUT_MATPLOTLIB), **more}
+    if way == "worker":  # the other way round, with a Python that only the last resort of many names
         files.reverse()
-        named |= {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": sys.executable, "PYTHONPATH": str(WITHOUT_MATPLOTLIB)}
+        named |= {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": sys.executable}
     done = subprocess.run(
         [*WAYS[way], str(PROGRAMS / "run_testthat.R"), str(R_TESTS), *files],
         env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **named),

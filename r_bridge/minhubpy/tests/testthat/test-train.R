@@ -217,28 +217,29 @@ test_that("a run that was finished takes more steps, and is read from its folder
 })
 
 test_that("a run that is stopped goes on with minhub_resume() as if it had not been", {
-  wide <- function(...) small(steps = 300, width = 48, context = 32, evaluate_every = 20, ...)
-  whole <- wide()
+  # So many steps that it is stopped before their end, and a learning rate that does not follow from their number.
+  long <- function(steps = 1e5, ...) small(steps = steps, floor = 1, evaluate_every = 20, ...)
   news_of <- list(begins = function(news) news$event == "begins", later = function(news) identical(news$step, 20L))
   for (is_time in news_of) {
     out <- tempfile("stopped-")
-    condition <- outcome(wide(out = out, progress = function(news) if (is_time(news)) minhubpy:::interrupt()))
+    condition <- outcome(long(out = out, progress = function(news) if (is_time(news)) minhubpy:::interrupt()))
     expect_s3_class(condition, "interrupt")
     after <- stopped_at(out)
     expect_length(after, 1L)
-    expect_lt(after, 300L)
-    expect_identical(
-      conditionMessage(condition), sprintf('Stopped after step %d; minhub_resume("%s") goes on', after, out)
-    )
+    expect_lt(after, 1e5)
+    stopped <- sprintf('Stopped after step %s; minhub_resume("%s") goes on', format(after, big.mark = ","), out)
+    expect_identical(conditionMessage(condition), stopped)
     heard <- NULL
-    run <- minhub_resume(out, progress = function(news) if (news$event == "begins") heard <<- news$step)
+    steps <- after + 25L
+    run <- minhub_resume(out, steps = steps, progress = function(news) if (news$event == "begins") heard <<- news$step)
     expect_identical(heard, after)
+    whole <- long(steps)
     expect_identical(steps_of(run), steps_of(whole))
     expect_identical(run$model(1:9), whole$model(1:9))
   }
   # Before there is a run nothing stays.
   out <- tempfile("nothing-")
-  condition <- outcome(small(out = out, progress = at("preparing", function() minhubpy:::interrupt())))
+  condition <- outcome(small(steps = 1e5, out = out, progress = at("preparing", function() minhubpy:::interrupt())))
   if (!dir.exists(out)) {
     expect_identical(conditionMessage(condition), "Stopped before the first step: nothing was written")
   } else {
