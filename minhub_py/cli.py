@@ -226,6 +226,10 @@ def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
     is_file = to == "torchscript"
     if is_file and (out.suffix != ".pt" or out.is_dir()):
         raise click.UsageError("--to torchscript writes one file: OUT must end in .pt and must not be a folder.")
+    if not is_file and out.suffix == ".pt":
+        raise click.UsageError(
+            f"--to {to} writes a folder, and {out} is a name for a file: give --to torchscript, or name a folder."
+        )
     if not is_file and out.is_file():
         raise click.UsageError(f"--to {to} writes a folder, but {out} is a file: name another.")
     folder = out.parent if is_file else out
@@ -334,9 +338,8 @@ def generate(
 ) -> None:  # fmt: skip
     """Generate text that continues PROMPT.
 
-    A model with an encoder and a decoder, such as T5, answers PROMPT, and only the answer is printed.
-
-    The text is printed as it is generated. With "-" as PROMPT, the prompt is read from standard input.
+    The text is printed as it is generated. With "-" as PROMPT, the prompt is read from standard input. A model with an
+    encoder and a decoder, such as T5, answers PROMPT, and only the answer is printed.
 
     With --out, each row of FILEs has a prompt in its --column, and gets a new column `generated`. See `minhub score`
     for what FILEs may be, and for what happens when the work is interrupted. Row n, from 0, gets the text that its
@@ -574,6 +577,8 @@ def score(
         raise click.UsageError("--target is for the rows of files, whose results need a file too: give --out.")
     if len(files) > 1:
         raise click.UsageError("Give one FILE; for the rows of several give --out, too.")
+    if files[0].endswith((".csv", ".tsv", ".jsonl")):
+        note(f"Note: {files[0]} is read as one text; for a result of each of its rows give --out, too.")
     where = "standard input" if files[0] == "-" else files[0]
 
     def read() -> str:

@@ -156,6 +156,9 @@ def test_score(tmp_path: Path) -> None:
     assert data["perplexity"] < 5
     assert "perplexity" in done("score", GPT2, str(text))
     assert "perplexity" in done("score", GPT2, "-", input="What say you?")
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\nTo be\n")
+    assert f"Note: {rows} is read as one text; for a result of each" in minhub("score", GPT2, str(rows)).stderr
     text.write_bytes(b"caf\xe9")
     assert "is not UTF-8 text" in failed("score", GPT2, str(text))
     text.write_text("a")
@@ -326,6 +329,7 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", GPT2], 2, "Missing argument 'PROMPT'. To read it from standard input, give - as PROMPT."),
         (["score", GPT2, "nowhere.txt"], 2, "No such file"),
         (["convert", GPT2, "out", "--max-shard-size", "big"], 2, "'big' is not a size"),
+        (["convert", GPT2, "out.pt"], 2, "out.pt is a name for a file: give --to torchscript, or name a folder"),
         (["convert", GPT2, "out", "--to", "onnx"], 2, "Invalid value for '--to'"),
         (["download", GPT2], 2, "ships with the package"),
         (["download", "./nothing"], 1, "'./nothing' is neither a folder nor a name on the Hub"),

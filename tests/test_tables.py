@@ -503,7 +503,7 @@ def test_wrong_calls(tmp_path: Path, model: str) -> None:
     assert "of no kind" in failed("score", model, file, "--out", tmp_path / "out.xlsx", status=2)
     assert "there is no folder" in failed("score", model, file, "--out", tmp_path / "no" / "out.csv")
     assert "stands for no file" in failed("score", model, tmp_path / "*.tsv", "--out", tmp_path / "new.csv")
-    assert "is no file" in failed("score", model, tmp_path / "gone.csv", "--out", tmp_path / "new.csv")
+    assert "There is no file" in failed("score", model, tmp_path / "gone.csv", "--out", tmp_path / "new.csv")
     assert "--column is for the rows" in failed("score", model, file, "--column", "text", status=2)
     assert "--workers is for the rows" in failed("generate", model, "abc", "--workers", 2, status=2)
     assert "give --out" in failed("score", model, file, file, status=2)

@@ -410,20 +410,20 @@ def test_convert_in_its_ways(tmp_path: Path, folder: Path) -> None:
         ("made/model.pt", ["--overwrite"], "OUT is the folder of MODEL itself: name another"),
         ("out.pt", ["--max-shard-size", "5GB"], "--max-shard-size is for the other layouts"),
         ("out.pt", ["--dtype", "int8"], "Invalid value for '--dtype'"),
-        ("file.pt", ["--to", "hub"], "--to hub writes a folder, but"),
-        ("file.pt", ["--to", "native", "--overwrite"], "--to native writes a folder, but"),
+        ("file", ["--to", "hub"], "--to hub writes a folder, but"),
+        ("file", ["--to", "native", "--overwrite"], "--to native writes a folder, but"),
     ],
 )
 def test_wrong_calls(tmp_path: Path, folder: Path, out: str, arguments: list[str], message: str) -> None:
     (tmp_path / "held.pt").mkdir()
-    (tmp_path / "file.pt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
     result = convert(folder, tmp_path / out, "--to", "torchscript", *arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert message in " ".join(result.stderr.split())
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.pt").exists()
-    assert (tmp_path / "file.pt").read_text() == "mine"
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_damaged_checkpoint_writes_nothing(tmp_path: Path, folder: Path) -> None:

@@ -100,7 +100,7 @@ class Checkpoint(Mapping[str, Tensor]):
                         f"{path} names {file.name}, which is missing: download the checkpoint again"
                     )
             return files
-        raise FileNotFoundError(f"{self.path} has no weights: none of {', '.join(WEIGHTS)}")
+        raise FileNotFoundError(f"{self.path} has no weights (none of {', '.join(WEIGHTS)}): check the path")
 
     def kept_as(self, name: str, native: Mapped) -> Blocks | str | None:
         """How `quantize="auto"` keeps one of our tensors: in the blocks of its file, or quantized; None: in floats.

@@ -46,7 +46,7 @@ def expand(names: Sequence[str]) -> list[Path]:
         found += files
     for path in found:
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is no file: see to its name")
+            raise FileNotFoundError(f"There is no file {path}: check its name")
         if kind_of(path) is None:
             raise ValueError(f"{path} cannot be read as a table: its name must end in {ENDINGS}")
     return found
