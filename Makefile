@@ -39,7 +39,7 @@ gpu: .venv/.installed-test
 	$(BIN)/python tests/benchmarks/gpu.py gpu-report.txt
 
 soak: .venv/.installed-rpy2
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m soak --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 lint: style types
 

@@ -290,6 +290,7 @@ tell()
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)  # transformers makes 1.6 billion numbers of the blocks
 def test_at_the_real_width(tmp_path: Path) -> None:
     """Two layers as wide as the published models', 0.9 GB: their logits, and what memory they take."""
     settings = {"model_type": "gpt_oss", "vocab_size": 2000, "num_hidden_layers": 2, "num_local_experts": 32}
