@@ -471,7 +471,7 @@ def test_a_second_model_beside_the_first(tmp_path: Path, model: str) -> None:
 DAMAGE: dict[str, tuple[bytes, str]] = {
     "latin1.csv": (b"id,text\n1,abc\n2,caf\xe9\n", "line 3: this is not UTF-8"),
     "ragged.csv": (b"id,text\n1,abc\n2,ab,c\n", "line 3: 3 values where the header has 2"),
-    "open.csv": (b'id,text\n1,"abc\n', "see to its double quotes"),
+    "open.csv": (b'id,text\n1,"abc\n', "check its double quotes"),
     "twice.csv": (b"text,text\na,b\n", "2 columns called 'text'"),
     "empty.csv": (b"", "is empty"),
     "other.csv": (b"id;body\n1;abc\n", "no column text: give --column one of its own, which are id;body"),

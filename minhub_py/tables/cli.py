@@ -78,7 +78,7 @@ def run(
               "seconds": time.perf_counter() - started})  # fmt: skip
     else:
         say(
-            f"{call.out}: {outcome.rows:,} rows"
+            f"{call.out}: {outcome.rows:,} row{'' if outcome.rows == 1 else 's'}"
             + (f", {outcome.missing:,} without a result" if outcome.missing else "")
         )
 

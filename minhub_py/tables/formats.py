@@ -155,7 +155,7 @@ def read_csv(path: Path, separator: str) -> Iterator[tuple[int, Row]]:
                 )
             yield reader.line_num, dict(zip(header, values, strict=True))
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}: see to its double quotes") from error
+        raise ValueError(f"{path}, line {reader.line_num}: {error}: check its double quotes") from error
 
 
 def read_header(path: Path, separator: str) -> list[str]:
@@ -164,7 +164,7 @@ def read_header(path: Path, separator: str) -> list[str]:
     try:
         header = next(filter(None, reader), [])
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}: see to its double quotes") from error
+        raise ValueError(f"{path}, line {reader.line_num}: {error}: check its double quotes") from error
     check_names(path, header)
     return header
 

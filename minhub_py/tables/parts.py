@@ -114,7 +114,7 @@ class Parts:
         try:
             yield
         except OSError as error:
-            advice = "make room" if error.errno in FULL else "see to its permissions, or give another --out"
+            advice = "make room" if error.errno in FULL else "check its permissions, or give another --out"
             reason = error.strerror or error
             raise type(error)(f"{self.folder} cannot be written ({reason}): {advice}") from error
 

@@ -116,7 +116,7 @@ class RunFolder:
             if self.settings.exists():
                 kept = "; the last checkpoint is intact" if self.newest() else ""
                 advice = (
-                    f"{'make room' if full else 'see to its permissions'}, then {resume_call(self.path)} goes on{kept}"
+                    f"{'make room' if full else 'check its permissions'}, then {resume_call(self.path)} goes on{kept}"
                 )
             else:
                 advice = f"{'make room, or ' if full else ''}choose another folder ({setting('out')})"
