@@ -29,8 +29,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
     """A command of R's, which finds this very Python."""
-    # No fork bomb of OpenMP threads beside the other tests; torch is suggested, not needed.
-    settings = {"MINHUBPY_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "_R_CHECK_FORCE_SUGGESTS_": "false"}
+    # No fork bomb of OpenMP threads beside the other tests; torch is suggested, not needed. The pictures that Python
+    # makes of runs would take longer than the runs.
+    settings = {"MINHUBPY_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "_R_CHECK_FORCE_SUGGESTS_": "false",
+                "PYTHONPATH": str(Path(__file__).parent / "programs" / "without_matplotlib")}  # fmt: skip
     environment = os.environ | settings
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
