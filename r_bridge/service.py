@@ -67,7 +67,10 @@ class Service:
             future = self.thread.submit(self.run, call, lambda value: made.put(("part", value)), cancelled)
             future.add_done_callback(lambda future: made.put(future.result()))
             while kind == "part":
-                kind, value = made.get()
+                try:
+                    kind, value = made.get(timeout=1)
+                except queue.Empty:  # now Python sees a Ctrl-C that came when the wait was about to begin
+                    continue
                 yield kind, value
         finally:
             cancelled.set()
