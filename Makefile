@@ -54,6 +54,7 @@ bench: .venv/.installed-test r
 	$(BIN)/minhub bench
 	$(BIN)/python tests/benchmarks/convert.py
 	$(BIN)/python tests/benchmarks/layout.py
+	$(BIN)/python tests/benchmarks/kernels.py
 	$(BIN)/python tests/benchmarks/training.py
 	$(BIN)/python tests/benchmarks/bridge.py
 

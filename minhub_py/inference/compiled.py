@@ -135,7 +135,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 12 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 13 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -275,11 +275,10 @@ class CompiledReader(EagerReader):
         """A call on these keys and values of each layer, or the two tensors of its state, that has no ids yet."""
         keys, values = zip(*layers, strict=True)
         sizes = [buffer.size(-2) for buffer in keys]
-        # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), a panel of weights and its sums; the
-        # scores of all positions for QUERIES tokens; or the 16-bit codes of 16 rows.
-        need = max(
-            MOST_TOKENS * (256 + 64) + PANEL + MOST_TOKENS * 32 * 16, QUERIES * (max(sizes) + 16), self.width * 8
-        )
+        # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), and a panel of weights with its sums or
+        # the 16-bit codes of 16 rows; or the scores of all positions for QUERIES tokens.
+        panel = max(PANEL + MOST_TOKENS * 32 * 16, self.width * 8)
+        need = max(MOST_TOKENS * (256 + 64) + panel, QUERIES * (max(sizes) + 16))
         if self.scratch.numel() < self.threads * need:
             self.scratch = torch.empty(self.threads * need)
         return Call(

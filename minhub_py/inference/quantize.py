@@ -1,14 +1,15 @@
 """Weights in 8 and 4 bits, and the layers that hold them.
 
 int8    a scale for each output: weight = scale * code, code from -127 to 127. 8 bits a weight.
-nf4     matrices of the blocks in NormalFloat4 (Dettmers et al., 2023, QLoRA): one of 16 values, the quantiles of a
-        normal distribution, times the largest absolute value of each 32 inputs. 5 bits a weight, scales included.
-        Embeddings and head in int8: all that a model reads or says goes through them.
+nf4     matrices of the blocks as NormalFloat4 has them (Dettmers et al., 2023, QLoRA): one of 16 values, close to the
+        quantiles of a normal distribution, times a scale of 32 inputs. Here both are whole numbers, to 31 and to 63,
+        and each output has a scale in float32: 4.25 bits a weight. Embeddings and head in int8: all that a model reads
+        or says goes through them.
 blocks  as they lie in a GGUF file, in one of its types (weights_map/blocks.py).
 
 Biases, norms and positions keep the model's dtype, and weights of experts stay as the file has them, in floats or in
 MXFP4. A layer's own `forward` makes float weights again at each call, which takes time and memory; native/decoder.c
-reads the codes. Its products with int8 weights are of whole numbers: they round their inputs to 16 bits, with a scale
+reads the codes. Its products with such weights are of whole numbers: they round their inputs to 16 bits, with a scale
 for each token.
 """
 
@@ -29,47 +30,49 @@ from weights_map.blocks import TYPES, Blocks, unpack_rows
 KINDS = ("int8", "nf4")
 
 GROUP = 32  # inputs that share a scale in nf4
-BLOCK = 128  # inputs of one 64-byte block in nf4
-NF4 = torch.tensor([
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-])  # fmt: skip
-
-# The code of the value nearest to -1 + 2 * step / STEPS: a table is ten times as fast as a search.
+UNIT = 4 * GROUP  # inputs of 68 bytes
+MOST = 63  # of such a scale
+# By code: the whole numbers to 31 that leave the smallest squared error of trained weights (tests/benchmarks/NOTES.md).
+NF4 = torch.tensor([0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3], dtype=torch.float32)
+# The code of the value nearest to 31 * (-1 + 2 * step / STEPS): a table is ten times as fast as a search.
 STEPS = 2**14
-NEAREST = torch.bucketize(torch.linspace(-1, 1, STEPS + 1), (NF4[1:] + NF4[:-1]) / 2).to(torch.int32)
+ASCENDING, ORDER = NF4.sort()
+NEAREST = ORDER[torch.bucketize(torch.linspace(-31, 31, STEPS + 1), (ASCENDING[1:] + ASCENDING[:-1]) / 2)].to(
+    torch.uint8
+)
 
 
 def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Codes and float32 scales of a weight (out, in).
+    """Codes and float32 scales (out,) of a weight (out, in).
 
-    int8: codes (out, in) int8, scales (out,). nf4: codes (out, 64 * blocks) uint8, a block being 128 inputs, scales
-    (out, 4 * blocks). In a block, input 16 * i + j is bits 4 * i to 4 * i + 3 of the j-th little-endian 32-bit word.
+    int8: codes (out, in) int8. nf4: codes (out, 68 * units) uint8, a unit being 128 inputs: a scale for each 32, then
+    32 little-endian words of 16 bits, of which the j-th has the codes of inputs j, 32 + j, 64 + j and 96 + j, from its
+    lowest bits on.
     """
     weight = weight.detach().float().contiguous()
+    largest = weight.abs().amax(dim=1)
     if kind == "int8":
-        scales = weight.abs().amax(dim=1) / 127
+        scales = largest / 127
         return (weight / scales.clamp_min(1e-30).unsqueeze(1)).round().to(torch.int8), scales
-    rows, columns = weight.shape
-    groups = F.pad(weight, (0, -columns % BLOCK)).view(rows, -1, GROUP)
-    scales = groups.abs().amax(dim=2)
-    steps = (groups / scales.clamp_min(1e-30).unsqueeze(2)).nan_to_num_(0).add_(1).mul_(STEPS / 2).to(torch.int32)
-    codes = NEAREST.to(weight.device)[steps].view(rows, -1, 8, 16)
-    words = codes[:, :, 0].clone()
-    for part in range(1, 8):
-        words |= codes[:, :, part] << (4 * part)
-    return words.view(rows, -1).view(torch.uint8), scales.contiguous()
+    rows, scales = len(weight), largest / (MOST * 31)
+    groups = F.pad(weight, (0, -weight.size(1) % UNIT)).view(rows, -1, GROUP)
+    wholes = (groups.abs().amax(dim=2) / (31 * scales.clamp_min(1e-30)).unsqueeze(1)).round_().clamp_(1, MOST)
+    steps = groups / (wholes * scales.clamp_min(1e-30).unsqueeze(1)).unsqueeze(2)
+    steps = steps.nan_to_num_(0).mul_(STEPS / 62).add_((STEPS + 1) / 2).clamp_(0, STEPS).to(torch.int32)
+    found = NEAREST.to(weight.device)[steps].view(rows, -1, 4, GROUP)
+    words = torch.stack((found[:, :, 0] | found[:, :, 1] << 4, found[:, :, 2] | found[:, :, 3] << 4), dim=3).flatten(2)
+    return torch.cat((wholes.to(torch.uint8).view(rows, -1, 4), words), dim=2).view(rows, -1), scales
 
 
 def unpack(codes: Tensor, scales: Tensor, columns: int) -> Tensor:
     """The float32 weight (out, in) that codes and scales stand for."""
     if codes.dtype == torch.int8:
         return codes.float() * scales.unsqueeze(-1)
-    words = codes.view(torch.int32).view(codes.size(0), -1, 1, 16)
-    found = (words >> (4 * torch.arange(8, device=codes.device).view(8, 1))) & 15  # (out, blocks, 8, 16)
-    groups = NF4.to(codes.device)[found].view(codes.size(0), -1, GROUP)
-    return (groups * scales.unsqueeze(2)).view(codes.size(0), -1)[:, :columns]
+    units = codes.view(len(codes), -1, 4 + 2 * GROUP)
+    wholes, words = units[:, :, :4], units[:, :, 4:].unflatten(2, (GROUP, 2))
+    found = torch.stack((words & 15, words >> 4), dim=4).flatten(3).transpose(2, 3)  # (out, units, 4, GROUP)
+    weights = NF4.to(codes.device)[found.to(torch.int32)] * wholes.unsqueeze(3)
+    return weights.flatten(1)[:, :columns] * scales.unsqueeze(1)
 
 
 class Quantized(nn.Module):

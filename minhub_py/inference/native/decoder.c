@@ -3,8 +3,8 @@
  * Writing text one id after another reads every weight once for each id, and does little else: what counts is how fast
  * weights come from memory, and that nothing else takes time. compiled.py hands over the model as a list of operations
  * (a model's own `steps`), with pointers to the weights that PyTorch holds; decode() runs the list. Arithmetic is
- * float32 whatever the weights' dtype is, but for products of int8 weights, which are of whole numbers. Plain C, no
- * Python: the library is opened by ctypes.
+ * float32 whatever the weights' dtype is, but for products of int8 and nf4 weights, which are of whole numbers. Plain C,
+ * no Python: the library is opened by ctypes.
  */
 
 #define _GNU_SOURCE
@@ -37,7 +37,7 @@ enum { EMBED, NORM, LINEAR, ADD, ATTEND, RECUR, LOGITS, RMS_NORM, ROTATE, GATE, 
        PLACE, DELTA_RULE, CROSS_ATTEND, REMEMBER };
 enum { WHOLE = 1, INTERLEAVED = 2 }; /* bits of `more` of ROTATE */
 enum { KEPT = 1, STREAM = 2 };       /* of NORM */
-#define GROUP 32 /* NF4 weights that share a scale */
+#define UNIT 68 /* bytes of 128 NF4 weights */
 #define MOST_TOKENS 128 /* of a product; a source may have more */
 #define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
 #define MOST_CHOICES 1024 /* experts of all tokens of a call */
@@ -47,7 +47,7 @@ enum { KEPT = 1, STREAM = 2 };       /* of NORM */
 
 typedef struct {
     const void *data;     /* (rows, columns): a linear layer's outputs and inputs; transposed: stored (columns, rows) */
-    const void *scales;   /* INT8: floats (rows,); NF4: floats (rows, groups); MXFP4: exponents, bytes (rows, groups) */
+    const void *scales;   /* INT8, NF4: floats (rows,); MXFP4: exponents, bytes (rows, groups) */
     int64_t rows, columns;
     int64_t stride;       /* bytes from a row of the store to the next */
     int32_t dtype, transposed;
@@ -116,8 +116,9 @@ enum { SCORES, OUTPUTS }; /* of attention */
 
 typedef struct {
     void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t, float *);
-    void (*round_inputs)(const float *, int64_t, int64_t, int16_t *, float *);
-    void (*linear_int8)(const matrix *, int64_t, int64_t, const int16_t *, int64_t, const float *, float *, int64_t, int64_t);
+    void (*round_inputs)(const float *, int64_t, int64_t, float, int16_t *, float *);
+    void (*linear_codes)(const matrix *, int64_t, int64_t, const int16_t *, int64_t, const float *, float *, int64_t, int64_t,
+                         float *);
     void (*finish)(float *, const float *, int64_t, int);
     void (*row)(const matrix *, int64_t, float *);
     void (*attend)(const memory *, const query *, int64_t);
@@ -132,12 +133,10 @@ typedef struct {
     void (*delta_rule)(float *, const float *, const float *, const float *, float, float, int64_t, int64_t, float *);
 } kernels;
 
-/* NormalFloat4 (Dettmers et al., 2023, QLoRA, appendix E): the quantiles of normally distributed weights. */
-static const float nf4[16] = {
-    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
-    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
-    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
-};
+/* quantize.py says why these. */
+static const int8_t nf4[16] = {0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3};
+/* Times each scale, and twice, as an instruction looks it up by five bits. `choose` fills it. */
+static _Alignas(64) int16_t nf4_scaled[64][32];
 
 /* Sign and size, as OCP's Microscaling Formats specification (2023) has them. */
 static const float mxfp4[16] = {
@@ -185,7 +184,7 @@ static uint16_t float_to_bfloat16(float value) {
     return (whole + 0x7fff + (whole >> 16 & 1)) >> 16;    /* to the nearest, of two the even one */
 }
 
-static int vnni, tiles, dots; /* whether products of INT8 use these instructions: of x86, and of ARM */
+static int vnni, tiles, dots; /* whether products of whole numbers use these instructions: of x86, and of ARM */
 
 #if defined(__aarch64__)
 #define NEON 1 /* which every such processor has */
@@ -256,6 +255,8 @@ API const char *choose(const char *name) {
     for (int i = 0; i < 6; i++) {
         if (!has[i] || (name && strcmp(name, names[i]))) continue;
         chosen = &kernels_plain;
+        for (int scale = 0; scale < 64; scale++)
+            for (int code = 0; code < 32; code++) nf4_scaled[scale][code] = nf4[code % 16] * scale;
 #if defined(__x86_64__)
         if (i < 4) chosen = i < 3 ? &kernels_avx512 : &kernels_avx2;
 #endif
@@ -277,7 +278,7 @@ API int has_bfloat16_tiles(void) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 12 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 12: the count of changes of meaning */
+    return 13 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 13: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -461,22 +462,26 @@ static void round_chunk(void *context, int64_t chunk, int thread) {
     const int64_t count = t->tokens - first < 16 ? t->tokens - first : 16;
     int16_t *rows = t->tiled ? (int16_t *)scratch(t->c, thread) : codes(t->c) + first * padded;
     for (int64_t m = 0; m < count; m++)
-        chosen->round_inputs(t->in + (first + m) * t->c->width, columns, padded, rows + m * padded, t->c->codes + first + m);
-    for (int64_t k = 0; t->tiled && k < columns; k += 64)
+        chosen->round_inputs(t->in + (first + m) * t->c->width, columns, padded, t->op->weight.dtype == INT8 ? 32767 : 16383,
+                             rows + m * padded, t->c->codes + first + m);
+    for (int64_t k = 0; t->tiled && k < padded; k += 64)
         for (int64_t m = 0; m < count; m++)
-            split_codes(rows + m * padded + k, m, (uint8_t *)codes(t->c) + 2 * (first * columns + 16 * k));
+            split_codes(rows + m * padded + k, m, (uint8_t *)codes(t->c) + 2 * (first * padded + 16 * k));
 }
 
 /* The product's outputs from `begin` to before `end`. */
 static void multiply(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, int thread) {
     const matrix *w = &t->op->weight;
     const call *c = t->c;
-    if (t->tiled)
-        linear_tiles(w, begin, end, (const uint8_t *)codes(c), c->codes, out, stride, t->tokens);
-    else if (t->padded && dots)
+    if (t->tiled && w->dtype == NF4)
+        linear_split(w, begin, end, (const uint8_t *)codes(c), t->padded, c->codes, out, stride, t->tokens,
+                     (uint8_t *)room(c, thread));
+    else if (t->tiled)
+        linear_tiles(w, begin, end, (const uint8_t *)codes(c), t->padded, c->codes, out, stride, t->tokens);
+    else if (t->padded && dots && w->dtype == INT8)
         linear_dots(w, begin, end, codes(c), t->padded, c->codes, out, stride, t->tokens);
     else if (t->padded)
-        chosen->linear_int8(w, begin, end, codes(c), t->padded, c->codes, out, stride, t->tokens);
+        chosen->linear_codes(w, begin, end, codes(c), t->padded, c->codes, out, stride, t->tokens, room(c, thread));
     else
         chosen->linear(w, begin, end, t->in, c->width, out, stride, t->tokens, room(c, thread));
 }
@@ -512,17 +517,14 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
         in += MOST_TOKENS * c->width;
         out += MOST_TOKENS * c->width;
     }
-    if (w->dtype == NF4 && w->columns % 128) /* its blocks are whole: no infinity of an earlier product times nothing */
-        for (int64_t m = 0; m < tokens; m++)
-            memset(in + m * c->width + w->columns, 0, (128 - w->columns % 128) * sizeof(float));
     const int64_t unit = w->transposed ? 64 : tokens >= 12 ? 32 : 8; /* whole panels of many tokens */
     int64_t most = at_least((1 << 17) / w->stride, unit); /* outputs of a chunk */
     most = w->transposed || most > MOST_OUTPUTS ? MOST_OUTPUTS : most;
     const int64_t share = (w->rows + c->threads - 1) / c->threads;
     const int64_t chunks = c->threads * ((share + most - 1) / most);
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks};
-    if (w->dtype == INT8) {
-        t.padded = (w->columns + 63) / 64 * 64;
+    if (w->dtype == INT8 || w->dtype == NF4) {
+        t.padded = (w->columns + 127) / 128 * 128;
         t.tiled = tiles && suits_tiles(w, tokens);
         parallel((tokens + 15) / 16, round_chunk, &t, alone);
     }

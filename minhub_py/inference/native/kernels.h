@@ -96,28 +96,6 @@ INLINE vec NAME(load_int8)(const int8_t *from) {
 #endif
 }
 
-/* From weight k on of a block: of its 128 weights in 64 bytes, weight 16 * i + j is bits 4 * i to 4 * i + 3 of the j-th
- * 32-bit word, so a shift puts 16 in order. */
-INLINE vec NAME(load_nf4)(const uint8_t *block, int k, float scale) {
-    bits codes = *(const bits_at *)(block + k % 16 * 4) >> (uint32_t)(k / 16 * 4);
-#if LANES == 16
-    const __m512 values = _mm512_loadu_ps(nf4) * scale; /* once for all of a group */
-    return (vec)_mm512_permutexvar_ps((__m512i)codes, values); /* looks at the lowest four bits only */
-#elif LANES == 8
-    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(nf4), (__m256i)codes); /* at the lowest three */
-    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(nf4 + 8), (__m256i)codes);
-    return (vec)_mm256_blendv_ps(low, high, (__m256)(codes << 28)) * scale; /* the fourth is then the sign */
-#elif NEON
-    const uint8x16x4_t bytes = vld1q_u8_x4((const uint8_t *)nf4);
-    const bits places = (codes & 15) * 0x04040404u + 0x03020100u; /* of the 4 bytes of each number */
-    return (vec)vqtbl4q_u8(bytes, (uint8x16_t)places) * scale;
-#else
-    vec found;
-    for (int lane = 0; lane < LANES; lane++) found[lane] = nf4[codes[lane] & 15];
-    return found * scale;
-#endif
-}
-
 /* From number k on of a block of 32 in 16 bytes: its even weights first, which are the low halves of the bytes, then its
  * odd ones. The inputs lie in this order too (`unzip`), so nothing is moved for each weight. */
 INLINE vec NAME(load_mxfp4)(const uint8_t *block, int k, float scale) {
@@ -372,27 +350,15 @@ INLINE vec NAME(activate)(vec v, int activation) {
 INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_stride, float *out, int64_t out_stride,
                       int R, int T, int dtype) {
     const int size = dtype == FLOAT32 ? 4 : 2;
-    const int64_t stride = w->stride, columns = w->columns, groups = (columns + 127) / 128 * (128 / GROUP);
+    const int64_t stride = w->stride, columns = w->columns;
     const uint8_t *data = (const uint8_t *)w->data + row * stride;
-    const float *scales = w->scales;
     const uint8_t *exponents = w->scales; /* MXFP4's */
-    if (dtype == NF4) scales += row * groups;
     if (dtype == MXFP4) exponents += row * (columns / 32);
     vec sums[4][5];
     for (int r = 0; r < R; r++)
         for (int t = 0; t < T; t++) sums[r][t] = (vec){0};
     int64_t k = 0;
-    if (dtype == NF4) { /* padded to whole blocks, as the inputs are */
-        for (; k < columns; k += 128)
-            for (int r = 0; r < R; r++) {
-                __builtin_prefetch(data + r * stride + k / 2 + AHEAD);
-                UNROLL for (int part = 0; part < 128; part += LANES) {
-                    vec weight = NAME(load_nf4)(data + r * stride + k / 2, part,
-                                                scales[r * groups + k / GROUP + part / GROUP]);
-                    for (int t = 0; t < T; t++) sums[r][t] += weight * *(const vec_at *)(in + t * in_stride + k + part);
-                }
-            }
-    } else if (dtype == MXFP4) {
+    if (dtype == MXFP4) {
         for (; k < columns; k += 32)
             for (int r = 0; r < R; r++) {
                 const uint8_t *block = data + r * stride + k / 2;
@@ -546,7 +512,6 @@ static void NAME(linear_few)(const matrix *w, int64_t begin, int64_t end, const 
     case FLOAT32: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT32); break;
     case BFLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, BFLOAT16); break;
     case FLOAT16: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, FLOAT16); break;
-    case NF4: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, NF4); break;
     case MXFP4: NAME(linear_out_in)(w, begin, end, in, in_stride, out, out_stride, tokens, MXFP4); break;
     default: NAME(linear_blocks)(w, begin, end, in, in_stride, out, out_stride, tokens);
     }
@@ -587,17 +552,12 @@ static void NAME(linear_few)(const matrix *w, int64_t begin, int64_t end, const 
 /* Whether it pays; measured (NOTES.md). */
 INLINE int NAME(are_many)(const matrix *w, int64_t tokens) {
     if (w->transposed || w->dtype >= Q8_0) return tokens >= 6;
-    if (LANES == 16) return tokens >= 24;
-    return tokens >= (w->dtype == NF4 ? 6 : 12);
+    return tokens >= (LANES == 16 ? 24 : 12);
 }
 
 /* LANES weights of a row from k on, as `dot` has them. */
 INLINE vec NAME(unpack)(const matrix *w, int64_t row, int64_t k, int dtype) {
     const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
-    if (dtype == NF4) {
-        const float *scales = (const float *)w->scales + row * ((w->columns + 127) / 128 * (128 / GROUP));
-        return NAME(load_nf4)(data + k / 128 * 64, k % 128, scales[k / GROUP]);
-    }
     if (dtype == MXFP4) {
         const uint8_t exponent = ((const uint8_t *)w->scales)[row * (w->columns / 32) + k / 32];
         return NAME(load_mxfp4)(data + k / 32 * 16, k % 32, power_of_two(exponent));
@@ -732,7 +692,6 @@ static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const floa
         case FLOAT32: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, FLOAT32); break;
         case BFLOAT16: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, BFLOAT16); break;
         case FLOAT16: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, FLOAT16); break;
-        case NF4: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, NF4); break;
         case MXFP4: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, MXFP4); break;
         default: done = NAME(linear_many)(w, begin, end, in, in_stride, out, out_stride, tokens, room, BLOCKS);
         }
@@ -740,11 +699,11 @@ static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const floa
         NAME(linear_few)(w, begin + done, end, in, in_stride, out + done, out_stride, tokens);
 }
 
-/* --- products of 8-bit weights, in whole numbers ---
+/* --- products of weights in 8 bits and in NF4, in whole numbers ---
  *
  * The inputs of a token are rounded to codes of 16 bits, with a scale for each token: an error of 1/65534 of the largest
- * one, where weights have been rounded to 1/254 of theirs. Then all products and sums are whole numbers, and exact: a
- * single id, many of them, and tiles (tiles.h) give the same bits in whatever order each of them adds. */
+ * one, where weights have been rounded to 1/254 of theirs or more. Then all products and sums are whole numbers, and
+ * exact: a single id, many of them, and tiles (tiles.h) give the same bits in whatever order each of them adds. */
 
 /* To the nearest whole number, of two the even one. */
 INLINE ints NAME(rounded)(vec v) {
@@ -761,9 +720,10 @@ INLINE ints NAME(rounded)(vec v) {
 #endif
 }
 
-/* Codes of a token's inputs, zeros up to `padded`, a multiple of 64; input = scale * code, code from -32767 to 32767.
+/* Codes of a token's inputs, zeros up to `padded`, a multiple of 128; input = scale * code, code from -limit to limit.
  * One that is not finite makes the scale NaN, and with it all outputs. */
-static void NAME(round_inputs)(const float *in, int64_t count, int64_t padded, int16_t *codes, float *scale) {
+static void NAME(round_inputs)(const float *in, int64_t count, int64_t padded, float limit, int16_t *codes,
+                               float *scale) {
     vec largest = (vec){0}, odd = (vec){0};
     for (int64_t i = 0; i < count; i += LANES) {
         const vec x = NAME(load_some)(in, i, count - i, FLOAT32), size = NAME(select)(x < 0, -x, x);
@@ -772,8 +732,8 @@ static void NAME(round_inputs)(const float *in, int64_t count, int64_t padded, i
     }
     float most = 0;
     for (int lane = 0; lane < LANES; lane++) most = largest[lane] > most ? largest[lane] : most;
-    const vec factor = NAME(all)(most >= 1e-30f ? 32767 / most : 0);
-    *scale = most >= 1e-30f ? most / 32767 : 0;
+    const vec factor = NAME(all)(most >= 1e-30f ? limit / most : 0);
+    *scale = most >= 1e-30f ? most / limit : 0;
     if (NAME(sum)(odd) != 0) *scale = NAN;
     for (int64_t i = 0; i < padded; i += LANES) {
         const vec x = i < count ? NAME(load_some)(in, i, count - i, FLOAT32) : (vec){0};
@@ -795,6 +755,48 @@ INLINE shorts NAME(load_shorts)(const int8_t *from) {
     return found;
 #endif
 }
+
+/* From weight k on of a row of NF4. 128 weights are 68 bytes: a scale for each 32 of them, from 0 to 63, then 32
+ * little-endian words, of which the j-th has the codes of weights j, 32 + j, 64 + j and 96 + j, from its lowest bits on. A
+ * weight is the value of its code times its scale. */
+INLINE shorts NAME(load_nf4)(const uint8_t *row, int64_t k) {
+    const uint8_t *unit = row + k / 128 * UNIT, *from = unit + 4 + k % 32 * 2;
+    const int part = k % 128 / 32, scale = unit[part] & 63; /* whatever the bytes are */
+#if LANES == 16
+    const __m512i words = _mm512_srli_epi16(_mm512_loadu_si512(from), 4 * part);
+    return (shorts)_mm512_permutexvar_epi16(words, _mm512_load_si512(nf4_scaled[scale])); /* looks at five bits only */
+#elif LANES == 8
+    __m256i words = _mm256_loadu_si256((const void *)from);
+    words = part < 2 ? _mm256_slli_epi16(words, 8 - 4 * part) : _mm256_srli_epi16(words, 4 * part - 8);
+    const __m256i places = _mm256_and_si256(words, _mm256_set1_epi16(0xf00)); /* in lower bytes 0, the code of 0 */
+    const __m256i values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)nf4)), places);
+    return (shorts)_mm256_mulhi_epi16(values, _mm256_set1_epi16(scale << 8));
+#elif NEON
+    const uint16x8_t words = vshlq_u16(vld1q_u16((const uint16_t *)from), vdupq_n_s16(8 - 4 * part));
+    const uint8x16_t places = vreinterpretq_u8_u16(vandq_u16(words, vdupq_n_u16(0xf00)));
+    return (shorts)vmulq_n_s16(vshrq_n_s16(vreinterpretq_s16_s8(vqtbl1q_s8(vld1q_s8(nf4), places)), 8), scale);
+#else
+    shorts found;
+    for (int lane = 0; lane < 2 * LANES; lane++)
+        found[lane] = nf4[from[2 * lane + part / 2] >> 4 * (part % 2) & 15] * scale;
+    return found;
+#endif
+}
+
+#if LANES == 16
+/* 16 rows of NF4 for tiles.h, weight = 256 * high + low: of each 64 inputs 16 rows of high bytes, then of low ones. */
+static void NAME(split_rows)(const uint8_t *data, int64_t stride, int64_t padded, uint8_t *planes) {
+    const __m512i bytes = _mm512_set1_epi16(255);
+    for (int64_t r = 0; r < 16; r++)
+        for (int64_t k = 0; k < padded; k += 128)
+            UNROLL for (int part = 0; part < 128; part += 32) {
+                const __m512i weights = (__m512i)NAME(load_nf4)(data + r * stride, k + part);
+                uint8_t *to = planes + (k + part / 64 * 64) * 32 + r * 64 + part % 64;
+                _mm256_storeu_si256((void *)to, _mm512_cvtepi16_epi8(_mm512_srai_epi16(weights, 8)));
+                _mm256_storeu_si256((void *)(to + 1024), _mm512_cvtepi16_epi8(_mm512_and_si512(weights, bytes)));
+            }
+}
+#endif
 
 /* sums + a * b, two products in each lane: neighbours, but for ARM. */
 INLINE ints NAME(add_products)(ints sums, shorts a, shorts b, int vnni) {
@@ -822,6 +824,11 @@ INLINE double NAME(total)(ints v) {
 #if LANES == 16
     return _mm512_reduce_add_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256((__m512i)v)) +
                                 _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64((__m512i)v, 1)));
+#elif LANES == 8
+    const __m256d four = _mm256_cvtepi32_pd(_mm256_castsi256_si128((__m256i)v)) +
+                         _mm256_cvtepi32_pd(_mm256_extracti128_si256((__m256i)v, 1));
+    const __m128d two = _mm256_castpd256_pd128(four) + _mm256_extractf128_pd(four, 1);
+    return two[0] + two[1];
 #else
     int64_t sum = 0;
     for (int lane = 0; lane < LANES; lane++) sum += v[lane];
@@ -829,35 +836,47 @@ INLINE double NAME(total)(ints v) {
 #endif
 }
 
-#define BOUND (256 * 2 * LANES) /* inputs after which a lane's 32 bits could be full: 2^31 is more than 512 * 2^15 * 127 */
+/* Inputs after which a lane's 32 bits could be full: 2^31 is more than 512 * 2^15 * 127, and than 64 * 2^14 * 31 * 63. */
+#define BOUND(dtype) ((dtype == INT8 ? 512 : 64) * LANES)
+#define WORDS BLOCKS /* for the compiler: weights of NF4 that have been unpacked to 16 bits */
 
-/* out[t][r] = scale[t] * scale of row r * sum over k of weight[r][k] * code[t][k], for R rows and T tokens known to the
- * compiler. */
-INLINE void NAME(dot_codes)(const matrix *w, int64_t row, const int16_t *codes, int64_t padded, const float *scales,
-                            float *out, int64_t out_stride, int R, int T, int vnni) {
-    const int8_t *data = (const int8_t *)w->data + row * w->stride;
-    const float *row_scales = (const float *)w->scales + row;
+/* From weight k on of a row. */
+INLINE shorts NAME(load_codes)(const void *row, int64_t k, int dtype) {
+    if (dtype == INT8) return NAME(load_shorts)((const int8_t *)row + k);
+    if (dtype == NF4) return NAME(load_nf4)(row, k);
+    return *(const shorts_at *)((const int16_t *)row + k);
+}
+
+/* out[t][r] = scale[t] * row_scale[r] * sum over k of weight[r][k] * code[t][k], for R rows and T tokens known to the
+ * compiler. data, stride: of the rows. */
+INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *row_scales, int64_t columns,
+                            const int16_t *codes, int64_t padded, const float *scales, float *out, int64_t out_stride,
+                            int R, int T, int dtype, int vnni) {
+    const int step = dtype == NF4 ? 128 : 2 * LANES;
+    const int64_t whole = dtype == INT8 ? columns : padded; /* the others' rows are padded, too */
     double totals[4][TILE] = {{0}};
-    for (int64_t first = 0; first < w->columns; first += BOUND) {
-        const int64_t end = w->columns - first < BOUND ? w->columns : first + BOUND;
+    for (int64_t first = 0; first < whole; first += BOUND(dtype)) {
+        const int64_t end = whole - first < BOUND(dtype) ? whole : first + BOUND(dtype);
         ints sums[4][TILE];
         for (int r = 0; r < R; r++)
             for (int t = 0; t < T; t++) sums[r][t] = (ints){0};
         int64_t k = first;
-        for (; k + 2 * LANES <= end; k += 2 * LANES) {
-            shorts weights[4];
-            for (int r = 0; r < R; r++) {
-                weights[r] = NAME(load_shorts)(data + r * w->stride + k);
-                if (T == 1) __builtin_prefetch(data + r * w->stride + k + AHEAD);
-            }
-            for (int t = 0; t < T; t++) {
-                const shorts x = *(const shorts_at *)(codes + t * padded + k);
-                for (int r = 0; r < R; r++) sums[r][t] = NAME(add_products)(sums[r][t], weights[r], x, vnni);
+        for (; k + step <= end; k += step) {
+            if (T == 1)
+                for (int r = 0; r < R; r++)
+                    __builtin_prefetch(data + r * stride + (dtype == NF4 ? k / 128 * UNIT : k) + AHEAD);
+            UNROLL for (int part = 0; part < step; part += 2 * LANES) {
+                shorts weights[4];
+                for (int r = 0; r < R; r++) weights[r] = NAME(load_codes)(data + r * stride, k + part, dtype);
+                for (int t = 0; t < T; t++) {
+                    const shorts x = *(const shorts_at *)(codes + t * padded + k + part);
+                    for (int r = 0; r < R; r++) sums[r][t] = NAME(add_products)(sums[r][t], weights[r], x, vnni);
+                }
             }
         }
         for (int r = 0; k < end && r < R; r++) {
             int8_t last[2 * LANES] = {0};
-            memcpy(last, data + r * w->stride + k, end - k); /* never beyond the row */
+            memcpy(last, data + r * stride + k, end - k); /* never beyond the row */
             const shorts weights = NAME(load_shorts)(last);
             for (int t = 0; t < T; t++)
                 sums[r][t] = NAME(add_products)(sums[r][t], weights, *(const shorts_at *)(codes + t * padded + k), vnni);
@@ -869,34 +888,66 @@ INLINE void NAME(dot_codes)(const matrix *w, int64_t row, const int16_t *codes, 
         for (int r = 0; r < R; r++) out[t * out_stride + r] = totals[r][t] * ((double)scales[t] * row_scales[r]);
 }
 
-INLINE void NAME(linear_codes)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
-                               const float *scales, float *out, int64_t out_stride, int64_t tokens, int vnni) {
+/* The outputs of `rows` rows for all tokens. */
+INLINE void NAME(rows_of_codes)(const uint8_t *data, int64_t stride, const float *row_scales, int64_t rows,
+                                int64_t columns, const int16_t *codes, int64_t padded, const float *scales, float *out,
+                                int64_t out_stride, int64_t tokens, int dtype, int vnni) {
+#define DO_ROWS(R, T)                                                                                                   \
+    NAME(dot_codes)(data + n * stride, stride, row_scales + n, columns, codes + t * padded, padded, scales + t,         \
+                    out + t * out_stride + n, out_stride, R, T, dtype, vnni)
+#define DO(T) DO_ROWS(4, T)
     for (int64_t first = 0; first < tokens; first += 4 * TILE) { /* so few inputs stay in the nearest cache */
         const int64_t last = first + 4 * TILE < tokens ? first + 4 * TILE : tokens;
-        int64_t n = begin;
-        for (; n + 4 <= end; n += 4)
-            for (int64_t t = first; t < last; t += TILE)
-#define DO(T)                                                                                                           \
-    NAME(dot_codes)(w, n, codes + t * padded, padded, scales + t, out + t * out_stride + n - begin, out_stride, 4, T, vnni)
-                FOR_TILE(last - t < TILE ? last - t : TILE, DO)
+        int64_t n = 0;
+        for (; n + 4 <= rows; n += 4)
+            for (int64_t t = first; t < last; t += TILE) FOR_TILE(last - t < TILE ? last - t : TILE, DO)
+        for (; n < rows; n++)
+            for (int64_t t = first; t < last; t++) DO_ROWS(1, 1);
+    }
 #undef DO
-        for (; n < end; n++)
-            for (int64_t t = first; t < last; t++)
-                NAME(dot_codes)(w, n, codes + t * padded, padded, scales + t, out + t * out_stride + n - begin, out_stride,
-                                1, 1, vnni);
+#undef DO_ROWS
+}
+
+INLINE void NAME(linear_rounded)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
+                                 const float *scales, float *out, int64_t out_stride, int64_t tokens, float *room,
+                                 int vnni) {
+    const uint8_t *data = (const uint8_t *)w->data + begin * w->stride;
+    const float *row_scales = (const float *)w->scales + begin;
+    const int64_t most = PANEL * 2 / padded / 4 * 4, rows = end - begin; /* of a panel */
+    if (w->dtype == INT8) {
+        NAME(rows_of_codes)(data, w->stride, row_scales, rows, w->columns, codes, padded, scales, out, out_stride, tokens,
+                            INT8, vnni);
+        return;
+    }
+    if (tokens < 2 * TILE || !most) {
+        NAME(rows_of_codes)(data, w->stride, row_scales, rows, w->columns, codes, padded, scales, out, out_stride, tokens,
+                            NF4, vnni);
+        return;
+    }
+    for (int64_t first = 0; first < rows; first += most) { /* unpacked once for all tokens */
+        const int64_t count = rows - first < most ? rows - first : most;
+        int16_t *words = (int16_t *)room;
+        for (int64_t r = 0; r < count; r++)
+            for (int64_t k = 0; k < padded; k += 128)
+                UNROLL for (int part = 0; part < 128; part += 2 * LANES)
+                    *(shorts_at *)(words + r * padded + k + part) =
+                        NAME(load_nf4)(data + (first + r) * w->stride, k + part);
+        NAME(rows_of_codes)((const uint8_t *)room, padded * sizeof(int16_t), row_scales + first, count, w->columns, codes, padded, scales,
+                            out + first, out_stride, tokens, WORDS, vnni);
     }
 }
 
-/* out[t][n - begin] = weight[n] . in[t] for the outputs n from `begin` to before `end`, of inputs that are codes. */
-static void NAME(linear_int8)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
-                              const float *scales, float *out, int64_t out_stride, int64_t tokens) {
+/* out[t][n - begin] = weight[n] . in[t] for the outputs n from `begin` to before `end`, of inputs that are codes.
+ * room: PANEL floats. */
+static void NAME(linear_codes)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
+                               const float *scales, float *out, int64_t out_stride, int64_t tokens, float *room) {
 #if LANES == 16
     if (vnni) {
-        NAME(linear_codes)(w, begin, end, codes, padded, scales, out, out_stride, tokens, 1);
+        NAME(linear_rounded)(w, begin, end, codes, padded, scales, out, out_stride, tokens, room, 1);
         return;
     }
 #endif
-    NAME(linear_codes)(w, begin, end, codes, padded, scales, out, out_stride, tokens, 0);
+    NAME(linear_rounded)(w, begin, end, codes, padded, scales, out, out_stride, tokens, room, 0);
 }
 
 /* v = activation(v + bias), in place; bias may be NULL. */
@@ -914,7 +965,6 @@ static void NAME(finish)(float *v, const float *bias, int64_t count, int activat
 static void NAME(row)(const matrix *w, int64_t row, float *out) {
     const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
     const float *scales = w->scales;
-    if (w->dtype == NF4) scales += row * ((w->columns + 127) / 128 * (128 / GROUP));
     if (w->dtype >= Q8_0) {
         for (int64_t k = 0; k < w->columns; k += 32) {
             vec weights[32 / LANES];
@@ -923,11 +973,13 @@ static void NAME(row)(const matrix *w, int64_t row, float *out) {
         }
         return;
     }
-    for (int64_t k = 0; k < w->columns; k += LANES) {
+    for (int64_t k = 0; w->dtype == NF4 && k < w->columns; k += 2 * LANES) {
+        const shorts codes = NAME(load_nf4)(data, k);
+        for (int64_t i = 0; i < 2 * LANES && k + i < w->columns; i++) out[k + i] = codes[i] * scales[row];
+    }
+    for (int64_t k = 0; w->dtype != NF4 && k < w->columns; k += LANES) {
         int64_t n = w->columns - k < LANES ? w->columns - k : LANES;
-        vec value;
-        if (w->dtype == NF4) value = NAME(load_nf4)(data + k / 128 * 64, k % 128, scales[k / GROUP]);
-        else value = NAME(load_some)(data, k, n, w->dtype);
+        vec value = NAME(load_some)(data, k, n, w->dtype);
         if (w->dtype == INT8) value *= scales[row];
         NAME(store_some)(out + k, value, n);
     }
@@ -1238,7 +1290,7 @@ static void NAME(delta_rule)(float *state, const float *q, const float *k, const
         NAME(delta_columns)(state + at, q, k, v + at, decay, beta, K, V, out + at, 1, V - at < LANES ? V - at : LANES);
 }
 
-static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(linear_int8), NAME(finish), NAME(row),
+static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(linear_codes), NAME(finish), NAME(row),
                                       NAME(attend), NAME(recur), NAME(norm), NAME(rms_norm), NAME(gate), NAME(cap),
                                       NAME(gate_in_turn), NAME(convolve), NAME(unit), NAME(delta_rule)};
 
@@ -1250,6 +1302,7 @@ static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(lin
 #undef shorts
 #undef shorts_at
 #undef BOUND
+#undef WORDS
 #undef PASTE
 #undef EXPAND
 #undef NAME
