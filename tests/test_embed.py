@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES
+from random_weights import draw
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, T5EncoderModel
@@ -32,21 +33,6 @@ SINUSOIDAL = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 
               "intermediate_size": 36, "max_position_embeddings": 64}  # fmt: skip
 T5 = {"vocab_size": VOCABULARY, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3, "num_decoder_layers": 2,
       "num_heads": 4, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}  # fmt: skip
-
-
-def draw(model: nn.Module) -> None:
-    """Large random weights, by which activations keep their size."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("A_log"):
-                parameter.copy_(3 * noise - 3)
-            elif parameter.dim() == 1:
-                parameter.round_().add_(0.4 * noise)
-            else:
-                is_embedding = any(part in name for part in ("embed_", "wte", "wpe", "shared", "relative"))
-                parameter.copy_(noise * (2.0 if is_embedding else 1.7 * parameter.shape[1] ** -0.5))
 
 
 @pytest.fixture(scope="module")

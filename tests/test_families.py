@@ -15,6 +15,7 @@ import pytest
 import torch
 from families import FAMILIES
 from pairs import in_pairs
+from random_weights import draw
 from safetensors.torch import load_file
 from test_decoder import KERNELS, kernel  # noqa: F401  # a fixture
 from test_embed import states_of, texts_of
@@ -37,21 +38,6 @@ VOCABULARY = 61  # of all cases
 CASES = {name: cases for cases in FAMILIES.values() for name in cases.cases}
 FEW = [name for cases in FAMILIES.values() for name in cases.few]
 GRADIENTS = [name for cases in FAMILIES.values() for name in cases.gradients]
-
-
-def draw(model: torch.nn.Module) -> None:
-    """Large random weights, by which activations keep their size."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("A_log"):  # from heads that remember hundreds of positions to some that forget at once
-                parameter.copy_(3 * noise - 3)
-            elif parameter.dim() == 1:  # a norm's weights are near 1, or near 0 where 1 is added to them
-                parameter.round_().add_(0.4 * noise)  # 0 or 1, but for small numbers of the global generator
-            else:
-                is_embedding = "embed_" in name or "wte" in name or "wpe" in name
-                parameter.copy_(noise * (2.0 if is_embedding else 1.7 * parameter.shape[1] ** -0.5))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_families import draw, ids_of, load  # noqa: F401
+from random_weights import draw
+from test_families import ids_of, load  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 import minhub_py

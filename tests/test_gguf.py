@@ -16,9 +16,9 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from gguf_files import blocks, write
 from hub_server import HubServer
+from random_weights import draw
 from test_cli import done, failed
 from test_damage import peak, reset_peak
-from test_families import draw
 from test_memory import MB, growth
 from test_tokenizer_forms import LLAMA, OWN, texts, train
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers

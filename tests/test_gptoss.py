@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from random_weights import draw
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_families import LENGTH, assert_close, draw, ids_of, read
+from test_families import LENGTH, assert_close, ids_of, read
 from test_memory import MB, growth
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES
-from test_embed import LSTM, SINUSOIDAL, T5, VOCABULARY, draw, texts_of, tokenizer
+from random_weights import draw
+from test_embed import LSTM, SINUSOIDAL, T5, VOCABULARY, texts_of, tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import minhub_py

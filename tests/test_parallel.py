@@ -20,6 +20,7 @@ import torch
 from children import SERVER
 from click.testing import CliRunner
 from families import FAMILIES
+from random_weights import draw
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minhub_py
@@ -49,21 +50,6 @@ REFUSED = {
 }
 PROMPTS = [[5], list(range(1, 31)), [7, 3, 60, 2, 9, 9, 41] * 2]
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
-
-
-def draw(model: torch.nn.Module) -> None:
-    """Large random weights, by which activations keep their size."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("A_log"):
-                parameter.copy_(3 * noise - 3)
-            elif parameter.dim() == 1:
-                parameter.round_().add_(0.4 * noise)
-            else:
-                is_embedding = any(part in name for part in ("embed", "wte", "wpe"))
-                parameter.copy_(noise * (2.0 if is_embedding else 1.7 * parameter.shape[1] ** -0.5))
 
 
 def text_of(model: Any) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from families.qwen35 import FAMILY
+from random_weights import draw
 from safetensors.torch import load_file, save_file
-from test_families import assert_close, draw, ids_of, load, read  # noqa: F401
+from test_families import assert_close, ids_of, load, read  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import minhub_py
