@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from minhub_py.console import note
+from minhub_py.processor import cores
 
 if TYPE_CHECKING:
     from minhub_py.inference.processes import Processes
@@ -81,8 +82,7 @@ def launch(count: int) -> NoReturn:
     """Run this process's command line in `count` processes of this machine, and end as they do."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = {"OMP_NUM_THREADS": str(max(1, cores // count))} | os.environ | {
+    environment = {"OMP_NUM_THREADS": str(max(1, cores() // count))} | os.environ | {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
     }  # fmt: skip
