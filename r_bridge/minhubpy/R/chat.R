@@ -89,7 +89,10 @@ chat_settings <- function(x) {
     top_k = optional(x$top_k, whole, what = "top_k", least = 1),
     top_p = optional(x$top_p, function(p) as.double(number(p, "top_p", above = 0, most = 1))),
     repetition_penalty = as.double(number(x$repetition_penalty, "repetition_penalty", above = 0, most = 1e6)),
-    stop = stop_strings(x$stop), schema = check_schema(x$schema), top = whole(x$top, "top", most = 100), seed = x$seed, stream = x$stream
+    stop = stop_strings(x$stop),
+    schema = check_schema(x$schema),
+    top = whole(x$top, "top", most = 100),
+    seed = x$seed, stream = x$stream
   ))
 }
 
@@ -191,7 +194,9 @@ said <- function(self) unlist(lapply(self$exchanges, function(each) c(each$text,
 # What a reader should know of a reply.
 remark <- function(reply, made) {
   if (!nzchar(reply$text)) note("The reply is empty: $regenerate() makes another.")
-  if (reply$end == "length") note("The reply was cut after ", nrow(reply$tokens), " tokens: max_new_tokens allows more.")
+  if (reply$end == "length") {
+    note("The reply was cut after ", nrow(reply$tokens), " tokens: max_new_tokens allows more.")
+  }
   if (made$dropped > 0L) {
     note("The first ", made$dropped, " messages no longer fit: the model sees ", made$context, " tokens at a time.")
   }
@@ -240,7 +245,8 @@ print.minhub_chat <- function(x, ...) {
 said_by <- function(who, text) {
   lines <- strsplit(printable(text), "\n", fixed = TRUE)[[1L]]
   lines <- unlist(lapply(lines, function(line) if (nzchar(line)) strwrap(line, getOption("width") - 8L) else ""))
-  cat("\n", paste0(c(formatC(who, width = 6L), rep(strrep(" ", 6L), max(0L, length(lines) - 1L))), "  ", lines, "\n"), sep = "")
+  names <- c(formatC(who, width = 6L), rep(strrep(" ", 6L), max(0L, length(lines) - 1L)))
+  cat("\n", paste0(names, "  ", lines, "\n"), sep = "")
 }
 
 #' @export
@@ -272,7 +278,9 @@ as.data.frame.minhub_chat <- function(x, ...) {
     seconds = double()
   )
   system <- if (!is.null(self$system)) {
-    data.frame(turn = 0L, role = "system", text = self$system, tokens = NA_integer_, logprob = NA_real_, seconds = NA_real_)
+    data.frame(
+      turn = 0L, role = "system", text = self$system, tokens = NA_integer_, logprob = NA_real_, seconds = NA_real_
+    )
   }
   do.call(rbind, c(list(none, system), rows))
 }
