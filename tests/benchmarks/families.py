@@ -1,13 +1,14 @@
 """Decoding of each family at a published small size beside transformers, and llama.cpp where it has the family.
 
-    python tests/benchmarks/families.py [SIZE...]
+    python tests/benchmarks/families.py [--prompt 256 --new 1] [SIZE...]
 
 Random weights, two threads: they take as long as trained ones. A size of more than two billion weights is cut to a few
 layers, as wide as published. Greedy: 32 new ids after a prompt of 16, by sides in turn, each in a process of its own.
-Prints new ids per second of the fastest of six rounds, as machines are noisy, and our ratio to
-transformers in float32 and to llama.cpp at equal bits.
+Prints new ids per second of the fastest of six rounds, as machines are noisy, and our ratio to transformers in float32
+and to llama.cpp at equal bits. With one new id, the prompt's ids per second.
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -23,7 +24,8 @@ from minhub_py.registry import preset
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from gguf_files import write
 
-PROMPT, NEW, ROUNDS, THREADS = 16, 32, 6, 2
+ROUNDS, THREADS = 6, 2
+PEERS = {"float32": "F32", "int8": "Q8_0", "nf4": "Q4_0"}
 # A published size of each family -> what is cut; model types that gguf_files.py writes and llama.cpp has.
 SIZES: dict[str, dict[str, int]] = {
     "gpt2": {},
@@ -67,10 +69,11 @@ def sides(size: str, scratch: Path) -> dict[str, Worker]:
     made = {
         "float32": Worker("Minhub", {"folder": folder}, THREADS),
         "int8": Worker("Minhub", {"folder": folder, "quantize": "int8"}, THREADS),
+        "nf4": Worker("Minhub", {"folder": folder, "quantize": "nf4"}, THREADS),
         "transformers float32": Worker("Transformers", {"folder": folder, "dtype": "float32"}, THREADS),
     }
     if (kind := settings["model_type"]) in GGUF:
-        for weights in ("F32", "Q8_0"):
+        for weights in PEERS.values():
             file = write(scratch / f"{weights}.gguf", model, weights,
                          tokenizer=lambda writer: header(writer, kind, model.config.vocab_size))  # fmt: skip
             options = {"folder": str(file)} | ({"cache": "float32"} if weights == "F32" else {})
@@ -78,20 +81,21 @@ def sides(size: str, scratch: Path) -> dict[str, Worker]:
     return made
 
 
-def race(workers: dict[str, Worker]) -> tuple[dict[str, float], dict[str, list[int]]]:
-    """New ids per second of each side, in turns, at its fastest, and the ids."""
-    prompts = [torch.randint(100, 10_000, (PROMPT,)).tolist()]
+def race(workers: dict[str, Worker], prompt: int, new: int) -> tuple[dict[str, float], dict[str, list[int]]]:
+    """Ids per second of each side, in turns, at its fastest, and the new ids."""
+    prompts = [torch.randint(100, 10_000, (prompt,)).tolist()]
     times: dict[str, list[float]] = {name: [] for name in workers}
     found = {}
     for _ in range(ROUNDS):
         for name, worker in workers.items():
-            result = worker.ask("timed", prompts=prompts, new=NEW)
+            result = worker.ask("timed", prompts=prompts, new=new)
             times[name].append(result["seconds"])
             [found[name]] = result["ids"]
-    return {name: NEW / min(seconds) for name, seconds in times.items()}, found
+    count = new if new > 1 else prompt
+    return {name: count / min(seconds) for name, seconds in times.items()}, found
 
 
-def measure(size: str) -> None:
+def measure(size: str, prompt: int, new: int) -> None:
     """Print the lines of a size."""
     with tempfile.TemporaryDirectory() as scratch:
         workers = sides(size, Path(scratch))
@@ -103,18 +107,23 @@ def measure(size: str) -> None:
                 except RuntimeError as error:
                     print(f"{size}: {name} is left out: {error}")
                     workers.pop(name).close()
-            speed, found = race(workers)
+            speed, found = race(workers, prompt, new)
         finally:
             for worker in workers.values():
                 worker.close()
-    against = {"float32": ("transformers float32", "llama.cpp F32"), "int8": ("transformers float32", "llama.cpp Q8_0")}
     cut = "".join(f", {count} layers" for count in SIZES.get(size, {}).values())
-    for ours, others in against.items():
-        ratios = [f"{speed[ours] / speed[peer]:.2f} x {peer} ({speed[peer]:.1f})" for peer in others if peer in speed]
+    for ours, theirs in PEERS.items():
+        peers = [peer for peer in ("transformers float32", f"llama.cpp {theirs}") if peer in speed]
+        ratios = [f"{speed[ours] / speed[peer]:.2f} x {peer} ({speed[peer]:.1f})" for peer in peers]
         alike = sum(a == b for a, b in zip(found[ours], found["transformers float32"], strict=True))
-        print(f"{size}{cut}, {ours}: {speed[ours]:.1f} ids/s, {', '.join(ratios)}; {alike} of {NEW} ids alike")
+        print(f"{size}{cut}, {ours}: {speed[ours]:.1f} ids/s, {', '.join(ratios)}; {alike} of {new} ids alike")
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or SIZES:
-        measure(chosen)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sizes", nargs="*", metavar="SIZE")
+    parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--new", type=int, default=32)
+    args = parser.parse_args()
+    for chosen in args.sizes or SIZES:
+        measure(chosen, args.prompt, args.new)
