@@ -184,11 +184,6 @@ class LlamaCpp(Generator):
             made.append(self._read(made[-1:]))
         return made
 
-    def logits(self, ids: Ids) -> Any:
-        """The logits after each id of a text, an array (ids, V). They are read one by one, as in generation."""
-        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
-        return self.np.stack([self._logits([id]).copy() for id in ids])
-
     def _read(self, ids: Ids) -> int:
         """Read ids after those read before; returns the likeliest next id."""
         return int(self._logits(ids).argmax())
