@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from minhub_py import torchrun
 from minhub_py.console import note
 from minhub_py.processor import cores
 
@@ -36,7 +37,7 @@ def shareable(command: F) -> F:
 
     @functools.wraps(command)
     def run(*args: Any, tensor_parallel: int | None, **settings: Any) -> None:
-        together = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        together = torchrun.count() > 1
         if (tensor_parallel or together) and settings.get("out"):
             raise click.UsageError("--out is for one process with the whole model: leave out --tensor-parallel, or "
                                    "torchrun; --workers shares the rows.")  # fmt: skip
@@ -53,7 +54,7 @@ def shareable(command: F) -> F:
 
 def connected(device: str) -> "Processes | None":
     """The processes that run this command together; None where it runs in one."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if torchrun.count() == 1:
         return None
     from minhub_py.inference.processes import connect
 
@@ -68,7 +69,7 @@ def told(processes: "Processes | None", read: Callable[[], str]) -> str:
 @contextmanager
 def one_voice() -> Iterator[None]:
     """Let only the first process write. What fails in all of them, or in another one, the first one says."""
-    if os.environ.get("RANK", "0") == "0":
+    if torchrun.rank() == 0:
         yield
         return
     try:

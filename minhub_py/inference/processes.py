@@ -4,7 +4,6 @@ torchrun starts them, on one machine or several, and each reads from its environ
 talk by NCCL, each with a GPU of its own; elsewhere by gloo.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from minhub_py import torchrun
 from minhub_py.device import choose_device
 
 Result = TypeVar("Result")
@@ -25,11 +25,6 @@ LONG = timedelta(days=1)
 
 class OtherProcessError(ConnectionError):
     """Another process has failed, and says itself why."""
-
-
-def expected() -> int:
-    """How many processes torchrun has started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ class Processes:
 
     def in_turn(self, work: Callable[[], Result]) -> Result:
         """What `work` gives in each process: first in one of each machine, so that the others find what it fetches."""
-        first = os.environ.get("LOCAL_RANK", "0") == "0"
+        first = torchrun.local_rank() == 0
         found = self.all_succeed(lambda: work() if first else None)
         return self.all_succeed(lambda: work() if found is None else found)
 
@@ -116,18 +111,17 @@ def connect(device: str = "auto") -> Processes | None:
     ValueError: a device by which they cannot talk, or fewer GPUs than processes on this machine.
     """
     # All processes of a machine come to the same error: one that failed alone would leave the others waiting.
-    count = expected()
-    if count == 1:
+    if torchrun.count() == 1:
         return None
     name = choose_device(device).name
     if device == "auto" and not name.startswith(("cuda", "cpu")):
         name = "cpu"
     if name.startswith("cuda"):
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        here = torchrun.local_count()
         if here > torch.cuda.device_count():
             raise ValueError(f"{here} processes on this machine need as many GPUs, and it has "
                              f'{torch.cuda.device_count()}: start fewer, or choose device "cpu"')  # fmt: skip
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        name = f"cuda:{torchrun.local_rank()}"
         torch.cuda.set_device(name)  # NCCL requires this first
     elif name != "cpu":
         raise ValueError(f'processes can share a model on device "cuda" or "cpu", not "{name}"')

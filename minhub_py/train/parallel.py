@@ -4,7 +4,6 @@ Sources: Li et al. (2020), "PyTorch Distributed" (DDP); Zhao et al. (2023), "PyT
 `fully_shard`; Rajbhandari et al. (2020), "ZeRO", for the idea.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from minhub_py import torchrun
 from minhub_py.device import choose_device
 from minhub_py.train.words import setting
 
@@ -108,10 +108,10 @@ class Processes:
 @contextmanager
 def processes(strategy: str, device: str) -> Iterator[Processes]:
     """The processes that torchrun started, connected by its environment variables; one process without torchrun."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if torchrun.count() == 1:
         yield Processes()
         return
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local = torchrun.local_rank()
     if choose_device(device).name.startswith("cuda"):
         torch.cuda.set_device(local)  # NCCL requires this first
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=LONG)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from minhub_py import torchrun
 from minhub_py.printable import displayed, printable
 from minhub_py.train.checkpoint import LossRow
 from minhub_py.train.loop import Listener, Trainer
@@ -112,7 +113,7 @@ class Screen(Listener):
 
 def talks() -> bool:
     """Whether this process prints: the first of torchrun's processes, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
+    return torchrun.rank() == 0
 
 
 def in_notebook() -> bool:
