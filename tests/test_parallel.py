@@ -27,6 +27,7 @@ import minhub_py
 from minhub_py import from_pretrained, generate, save_pretrained, score
 from minhub_py.cli import main
 from minhub_py.config import read
+from minhub_py.inference.processes import connect
 from minhub_py.registry import family_of
 
 CASES = {name: cases.settings(name) for cases in FAMILIES.values() for name in cases.cases}
@@ -114,15 +115,17 @@ def compare(folder: Path, names: list[str]) -> dict[str, Any]:
 
 
 def fail(folder: Path, names: list[str]) -> dict[str, Any]:
-    """The errors of what users can get wrong."""
+    """The errors of what users can get wrong, and texts that the first process reads."""
     rank = int(os.environ["RANK"])
     load = from_pretrained
-    found = {
+    found: dict[str, Any] = {
         name: message(lambda name=name: load(folder / name, device="cpu", parallel="tensor"))
         for name in (*REFUSED, "gpt2-one-head-one-layer", "nowhere")
     }
     found["quantized"] = message(lambda: load(folder / "gpt2", device="cpu", parallel="tensor", quantize="int8"))
     found["unknown"] = message(lambda: load(folder / "gpt2", parallel="pipeline"))
+    if processes := connect("cpu"):
+        found["told"] = [processes.told(lambda text=text: f"{text}{rank}") for text in ("", "ä\udcff\n")]
     torch.manual_seed(rank)
     model = load(folder / "gpt2", device="cpu", parallel="tensor")
     found["saved"] = message(lambda: save_pretrained(model, folder / "saved"))
@@ -245,6 +248,7 @@ def test_errors_say_what_to_do(folder: Path, tmp_path: Path) -> None:
     assert first["gpt2-one-head-one-layer"].endswith("1 heads cannot be split among 2 processes: start at most 1")
     assert first["nowhere"].startswith("FileNotFoundError")
     assert second["nowhere"].startswith("OtherProcessError: process 0 has failed")
+    assert first["told"] == second["told"] == ["0", "ä\udcff\n0"]
     assert "a quantized model cannot be split among processes" in first["quantized"]
     assert "parallel 'pipeline' is unknown; give None or" in first["unknown"]
     assert "a model that is split among processes cannot be saved" in first["saved"]

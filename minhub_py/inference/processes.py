@@ -4,10 +4,10 @@ torchrun starts them, on one machine or several, and each reads from its environ
 talk by NCCL, each with a GPU of its own; elsewhere by gloo.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,12 +19,23 @@ from minhub_py.device import choose_device
 
 Result = TypeVar("Result")
 
-# How long processes wait for each other: the first one may have to download the model.
-LONG = timedelta(days=1)
-
 
 class OtherProcessError(ConnectionError):
     """Another process has failed, and says itself why."""
+
+
+@contextmanager
+def collective() -> Iterator[None]:
+    """A call that all processes make. OtherProcessError: one has not made it."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # of gloo and NCCL
+        raise OtherProcessError(
+            f"a process that shares the model has ended ({str(error).splitlines()[0]}): its own message says why; "
+            "without one, look for a kill for lack of memory"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -37,14 +48,17 @@ class Processes:
 
     def sum(self, term: Tensor) -> Tensor:
         """The sum of a tensor over the processes, which may take its memory: the same bits in all of them."""
-        return self._together(lambda: dist.all_reduce(term), term)
+        with collective():
+            dist.all_reduce(term)
+        return term
 
     def side_by_side(self, mine: Tensor, size: int) -> Tensor:
         """Of all processes what belongs to them (…, V'), one after the other: (…, size)."""
         most = -(-size // self.count)
         padded = F.pad(mine, (0, most - mine.size(-1)))
         found = [torch.empty_like(padded) for _ in range(self.count)]
-        self._together(lambda: dist.all_gather(found, padded), None)
+        with collective():
+            dist.all_gather(found, padded)
         lengths = [size * (rank + 1) // self.count - size * rank // self.count for rank in range(self.count)]
         return torch.cat([part[..., :length] for part, length in zip(found, lengths, strict=True)], dim=-1)
 
@@ -53,7 +67,8 @@ class Processes:
         factors = torch.arange(1, idx.numel() + 1, device=idx.device)
         own = torch.stack((torch.tensor(idx.numel(), device=idx.device), (idx.flatten() * factors).sum())).cpu()
         found = [torch.empty_like(own) for _ in range(self.count)]
-        self._together(lambda: dist.all_gather(found, own), None)
+        with collective():
+            dist.all_gather(found, own)
         if not all(torch.equal(each, own) for each in found):
             raise ValueError(
                 "the processes that share this model read different ids: give all of them the same prompts, settings "
@@ -62,9 +77,9 @@ class Processes:
 
     def told(self, work: Callable[[], str]) -> str:
         """The text that `work` gives in the first process, in all of them."""
-        found = [self.all_succeed(lambda: work() if self.rank == 0 else "")]
-        self._together(lambda: dist.broadcast_object_list(found), None)
-        return found[0]
+        found = self.all_succeed(lambda: work() if self.rank == 0 else "")
+        with collective():
+            return torchrun.tell(found)
 
     def in_turn(self, work: Callable[[], Result]) -> Result:
         """What `work` gives in each process: first in one of each machine, so that the others find what it fetches."""
@@ -74,34 +89,18 @@ class Processes:
 
     def all_succeed(self, work: Callable[[], Result]) -> Result:
         """What `work` gives, once it has succeeded in all processes. OtherProcessError: it has failed in another."""
-        result: Any = None
         failure: Exception | None = None
         try:
             result = work()
         except Exception as error:
             failure = error
-        found: list[Any] = [None] * self.count
-        self._together(lambda: dist.all_gather_object(found, failure and (str(failure) or repr(failure))), None)
-        if failure is not None:
-            raise failure
-        for rank, message in enumerate(found):
-            if message is not None:
-                raise OtherProcessError(f"process {rank} has failed: {message}")
-        return result
-
-    @staticmethod
-    def _together(call: Callable[[], object], result: Result) -> Result:
-        """Make a call that all processes make. OtherProcessError: one has not."""
-        try:
-            call()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # of gloo and NCCL
-            raise OtherProcessError(
-                f"a process that shares the model has ended ({str(error).splitlines()[0]}): its own message says why; "
-                "without one, look for a kill for lack of memory"
-            ) from error
-        return result
+        first = torch.tensor(self.count if failure is None else self.rank)  # of those that have failed
+        with collective():
+            dist.all_reduce(first, dist.ReduceOp.MIN)
+            if first == self.count:
+                return result
+            message = torchrun.tell(str(failure) or repr(failure), int(first))
+        raise failure or OtherProcessError(f"process {first} has failed: {message}")
 
 
 def connect(device: str = "auto") -> Processes | None:
@@ -110,25 +109,18 @@ def connect(device: str = "auto") -> Processes | None:
     All of them then draw the same random numbers: PyTorch's generator is set to that of the first.
     ValueError: a device by which they cannot talk, or fewer GPUs than processes on this machine.
     """
-    # All processes of a machine come to the same error: one that failed alone would leave the others waiting.
     if torchrun.count() == 1:
         return None
     name = choose_device(device).name
     if device == "auto" and not name.startswith(("cuda", "cpu")):
         name = "cpu"
     if name.startswith("cuda"):
-        here = torchrun.local_count()
-        if here > torch.cuda.device_count():
-            raise ValueError(f"{here} processes on this machine need as many GPUs, and it has "
-                             f'{torch.cuda.device_count()}: start fewer, or choose device "cpu"')  # fmt: skip
         name = f"cuda:{torchrun.local_rank()}"
-        torch.cuda.set_device(name)  # NCCL requires this first
     elif name != "cpu":
         raise ValueError(f'processes can share a model on device "cuda" or "cpu", not "{name}"')
-    if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if name.startswith("cuda") else "gloo", timeout=LONG)
-    processes = Processes(dist.get_rank(), dist.get_world_size(), torch.device(name))
+    torchrun.join_group(cuda=name != "cpu")
     state = torch.get_rng_state()
-    processes._together(lambda: dist.broadcast(state, 0), None)
+    with collective():
+        dist.broadcast(state, 0)
     torch.set_rng_state(state)
-    return processes
+    return Processes(dist.get_rank(), dist.get_world_size(), torch.device(name))

@@ -7,7 +7,6 @@ Sources: Li et al. (2020), "PyTorch Distributed" (DDP); Zhao et al. (2023), "PyT
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,9 +17,6 @@ from minhub_py import torchrun
 from minhub_py.device import choose_device
 from minhub_py.train.words import setting
 
-# How long processes wait for each other: the first one may have to read a long text.
-LONG = timedelta(days=1)
-
 
 @dataclass(frozen=True)
 class Processes:
@@ -29,7 +25,6 @@ class Processes:
     rank: int = 0
     count: int = 1
     strategy: str = "ddp"
-    local: int = 0  # rank on this machine
 
     @property
     def first(self) -> bool:
@@ -93,11 +88,8 @@ class Processes:
         return torch.cat(parts, dim)
 
     def told(self, word: str | None) -> str | None:
-        """What the first process says, in all of them."""
-        words = [word]
-        if self.count > 1:
-            dist.broadcast_object_list(words)
-        return words[0]
+        """What the first process says, in all of them; not the empty text."""
+        return word if self.count == 1 else torchrun.tell(word or "") or None
 
     def wait(self) -> None:
         """Wait until all processes have reached this point."""
@@ -111,13 +103,8 @@ def processes(strategy: str, device: str) -> Iterator[Processes]:
     if torchrun.count() == 1:
         yield Processes()
         return
-    local = torchrun.local_rank()
-    if choose_device(device).name.startswith("cuda"):
-        torch.cuda.set_device(local)  # NCCL requires this first
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=LONG)
-    else:
-        dist.init_process_group("gloo", timeout=LONG)
-    yield Processes(dist.get_rank(), dist.get_world_size(), strategy, local)
+    torchrun.join_group(cuda=choose_device(device).name.startswith("cuda"))
+    yield Processes(dist.get_rank(), dist.get_world_size(), strategy)
     dist.destroy_process_group()  # not after an error: it would wait for the others, which wait for this process
 
 

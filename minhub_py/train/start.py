@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
+from minhub_py import torchrun
 from minhub_py.device import choose_device
 from minhub_py.files import hub
 from minhub_py.files.hub import commit_of
@@ -327,7 +328,7 @@ def device_of(settings: Settings, group: Processes) -> torch.device:
     """The device of this process. Under torchrun each has a GPU of its own."""
     name = choose_device(settings.device).name
     if name.startswith("cuda") and group.count > 1:
-        name = f"cuda:{group.local}"
+        name = f"cuda:{torchrun.local_rank()}"
     return torch.device(name)
 
 
