@@ -447,10 +447,10 @@ def _open(
 
     found: list[Any] = []  # before the weights are downloaded
 
-    def opened() -> "Checkpoint":
-        return open_checkpoint(model, revision, check=lambda files: found.append(read_tokenizer(files.path)))
+    def check(files: "Checkpoint") -> None:
+        found.append(read_tokenizer(files.path))
 
-    checkpoint = processes.in_turn(opened) if processes else opened()
+    checkpoint = open_checkpoint(model, revision, check=check, processes=processes)
     return load(checkpoint, device=device, dtype=dtype, quantize=quantize, processes=processes), found[0]
 
 

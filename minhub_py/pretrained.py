@@ -76,11 +76,8 @@ def _from_pretrained(
     if parallel not in (None, "tensor"):
         raise ValueError(f'parallel {parallel!r} is unknown; give None or "tensor"')
 
-    def opened() -> Checkpoint:
-        return open_checkpoint(identifier, revision, entry=entry, **access)
-
     processes = connect(device) if parallel else None
-    checkpoint = processes.in_turn(opened) if processes else opened()
+    checkpoint = open_checkpoint(identifier, revision, entry=entry, processes=processes, **access)
     return load(checkpoint, device=device, dtype=dtype, quantize=quantize, processes=processes)
 
 
@@ -92,12 +89,14 @@ def open_checkpoint(
     token: str | None = None,
     local_files_only: bool = False,
     check: Callable[[Checkpoint], object] | None = None,
+    processes: Processes | None = None,
 ) -> Checkpoint:
     """The files of a model, all of one commit: the Hub is asked once what `revision` is.
 
     The tokenizer that belongs to it is `read_tokenizer(checkpoint.path)`. Before any weights are downloaded (but for a
     GGUF file, which is one), config.json must be of a family with code, and of `entry` if it is given; and `check` may
     raise.
+    processes: those that open it, if there are several: one on each machine fetches it for the others.
     Errors are those of from_pretrained(), and those of check_family().
     """
     opened: list[Checkpoint] = []
@@ -109,7 +108,10 @@ def open_checkpoint(
             check(checkpoint)
         opened.append(checkpoint)
 
-    hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, check=look)
+    def fetch() -> Path:
+        return hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, check=look)
+
+    processes.in_turn(fetch) if processes else fetch()
     return opened[0]
 
 
