@@ -1,278 +1,51 @@
 """Tensor parallelism: several processes compute as one model, each with its share of every large weight.
 
-A process has some heads of each attention, some of the inner numbers of each MLP, some experts, and some rows of the
-vocabulary. So the layer that comes first in a block is split by its outputs, and the layer that ends it by its inputs:
-what `add` adds is then a sum over the processes. All else (norms, positions, the residual stream) each process has as a
-whole. There is one sum for each block, or for two that read the same, one for the embedding, and the logits, which are
-brought together at the end.
+`Split` (inference/split.py) reads from a model's `steps` which part of each weight belongs to a process. `Run` computes
+the steps with these parts: each process has its heads, inner numbers and experts, and a term of what a block adds to
+the residual stream, which all have as a whole. There is one sum over the processes for each block, or for two that read
+the same, one for the embedding, and the logits, which are brought together at the end.
 
-`Split` reads from a model's `steps` which part of each weight belongs to a process. `Run` computes the steps with these
-parts. No family is named here: inference/compiled.py says what the operations mean. What `Split` has no rule for is
-refused by name.
+No family is named here: inference/compiled.py says what the operations mean. What `Run` lacks is refused by name.
 
-Shares need not be equal: 25 heads go to two processes as 12 and 13. Heads of k and v that are fewer than the processes
-are kept by each process whose heads of q read them.
-
-Sources: Shoeybi et al. (2019), "Megatron-LM", section 3, for the two ways to split and the split vocabulary; Pope et
-al. (2022), "Efficiently Scaling Transformer Inference", for grouped heads.
 Notation: that of the model files; H', G' heads of this process.
 """
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from minhub_py.inference.cache import KeyValues, Layout, Memory, Source, Span, State
+from minhub_py.inference.cache import Layout, Memory, Source, Span
 from minhub_py.inference.processes import Processes
+from minhub_py.inference.split import Heads, Split
 from minhub_py.models.base import ACTIVATIONS, EncoderDecoder, LanguageModel, Step
 from minhub_py.models.delta import delta_rule
 from minhub_py.models.packed import Packed
 from minhub_py.torchscript import rms_norm, rotate, scaled
-from weights_map.engine import Mapped
 
 NOT_WHOLE = "a model that is split among processes cannot be saved or converted: load it without parallel="
-Kept = TypeVar("Kept", KeyValues, State, Source)
-
-# What stands between a `linear` and the operation that says how its outputs belong together.
-PASSED = ("rotate",)
 
 
-@dataclass(frozen=True)
-class Heads:
-    """The heads of an attention that belong to a process: `q` of them, which read the groups `k` of keys and values."""
+def split_of(model: LanguageModel, rank: int, count: int) -> Split:
+    """What of a model belongs to process `rank` of `count`.
 
-    q: range
-    k: range
-    groups: tuple[int, ...]  # for each head of q the group that it reads, counted from the first of this process
-
-    def rows(self, heads: int, groups: int, size: int, gate: bool) -> list[range]:
-        """Their rows in a projection to q, k and v side by side, whose heads have `size` numbers.
-
-        gate: each head of q is followed by its gate.
-        """
-        before = heads * (1 + gate)  # heads before those of k
-        k, v = (span_of(self.k, size, start) for start in (before, before + groups))
-        return [span_of(self.q, size * (1 + gate)), k, v]
-
-
-def span_of(mine: range, size: int, start: int = 0) -> range:
-    """The numbers of things that have `size` numbers each, the first of which is number `start` of them."""
-    return range((start + mine.start) * size, (start + mine.stop) * size)
-
-
-def moved(mine: range, by: int) -> range:
-    """A range that begins so many numbers later."""
-    return range(mine.start + by, mine.stop + by)
-
-
-class Split:
-    """What belongs to process `rank` of `count`: of each parameter, by its identity, a dimension and parts of it.
-
-    ValueError: an operation that cannot be split, or fewer heads than processes.
+    ValueError: an operation that `Run` lacks, or fewer heads than processes.
     """
-
-    def __init__(self, model: LanguageModel, rank: int, count: int) -> None:
-        self.title, self.rank, self.count = model.config.TITLE, rank, count
-        self.cuts: dict[int, tuple[int, list[range]]] = {}
-        self.dropped: set[int] = set()  # biases of sums, which one process adds
-        self.layout: list[KeyValues | State | Source] = []
-        self.inputs: list[range] | None = None  # what of h this process has; None: all
-        self.vocabulary = range(0)
-        self.kept = iter(model.cache_layout())
-        if isinstance(model, EncoderDecoder):
-            self._read(list(model.encoder_steps()))
-        self._read(list(model.steps()))
-
-    def _read(self, steps: Sequence[Step]) -> None:
-        """Split the weights of steps."""
-        for place, (operation, keywords) in enumerate(steps):
-            rule = getattr(self, f"_{operation}", None)
-            known = inspect.signature(getattr(Run, operation)).parameters if hasattr(Run, operation) else keywords
-            given = [name for name, value in keywords.items() if value is not None and value is not False]
-            unknown = [name for name in given if name not in known]
-            if rule is None or unknown:
-                raise ValueError(
-                    f"{self.title}: {' with '.join((operation, *unknown[:1]))} cannot be split among processes; load "
-                    "this model in one, without parallel=, --tensor-parallel or torchrun"
-                )
-            if operation == "linear":
-                following = next(step for step in steps[place + 1 :] if step[0] not in PASSED)
-                self._linear(keywords["layers"], *following)
-            else:
-                rule(**keywords)
-
-    def part(self, number: int) -> range:
-        """The part of this many things that belongs to this process: the same number everywhere, or one more."""
-        return range(number * self.rank // self.count, number * (self.rank + 1) // self.count)
-
-    def heads(self, heads: int, groups: int | None) -> Heads:
-        """The heads of this process. ValueError: there are fewer than processes."""
-        groups = groups or heads
-        if heads < self.count:
-            raise ValueError(f"{self.title}: {heads} heads cannot be split among {self.count} processes: start at most "
-                             f"{heads}")  # fmt: skip
-        each = heads // groups  # heads of q that read one group
-        if groups >= self.count:
-            k = self.part(groups)
-            q = span_of(k, each)
-        else:
-            q = self.part(heads)
-            k = range(q.start // each, (q.stop - 1) // each + 1)
-        return Heads(q, k, tuple(head // each - k.start for head in q))
-
-    def cut(self, parameter: Tensor | None, dim: int, parts: Sequence[range]) -> None:
-        """Say what of a parameter belongs to this process."""
-        if parameter is not None:
-            self.cuts[id(parameter)] = dim, [part for part in parts if part] or [range(0)]
-
-    def _linear(self, layers: Sequence[Any], operation: str, keywords: Mapping[str, Any]) -> None:
-        """Split by its outputs, as the operation that follows needs them; one whose outputs all need stays whole."""
-        outputs = sum(layer.weight.size(0) for layer in layers)
-        if operation == "attend":
-            heads, groups = keywords["heads"], keywords.get("groups") or keywords["heads"]
-            gate = keywords.get("gate", False)
-            size = outputs // (heads * (1 + gate) + 2 * groups)
-            mine = self.heads(heads, groups)
-            parts, self.inputs = mine.rows(heads, groups, size, gate), [span_of(mine.q, size)]
-        elif operation == "cross_attend":
-            heads = keywords["heads"]
-            parts = self.inputs = [span_of(self.heads(heads, heads).q, outputs // heads)]
-        elif operation == "gate":
-            half = self.part(outputs // 2)
-            parts, self.inputs = [half, moved(half, outputs // 2)], [half]
-        elif operation == "delta_rule":
-            heads, size, channels = keywords["heads"], keywords["norm"].weight.numel(), len(keywords["conv"].weight)
-            mine = self.heads(heads, keywords["groups"])
-            z = span_of(mine.q, size)
-            b = moved(mine.q, channels + heads * size)
-            parts = [*self.channels(**keywords), moved(z, channels), b, moved(b, heads)]
-            self.inputs = [z]
-        elif operation == "add":
-            parts = self.inputs = [self.part(outputs)]
-        else:
-            self.inputs = None
-            return
-        start = 0
-        for layer in layers:
-            end = start + layer.weight.size(0)
-            own = [range(max(part.start, start) - start, min(part.stop, end) - start) for part in parts]
-            self.cut(layer.weight, 0, own)
-            self.cut(layer.bias, 0, own)
-            start = end
-
-    def _add(self, layer: Any, **keywords: Any) -> None:
-        """Split by its inputs: what each process makes is a term of the sum."""
-        assert self.inputs is not None
-        self.cut(layer.weight, 1, self.inputs)
-        if layer.bias is not None and self.rank > 0:
-            self.dropped.add(id(layer.bias))
-        self.inputs = None
-
-    def _rotate(
-        self, heads: int, groups: int | None = None, q_norm: Any = None, k_norm: Any = None, whole: bool = False,
-        **keywords: Any,
-    ) -> None:  # fmt: skip
-        if whole:
-            mine = self.heads(heads, groups)
-            self.cut(q_norm.weight, 0, [span_of(mine.q, q_norm.weight.numel() // heads)])
-            self.cut(k_norm.weight, 0, [span_of(mine.k, k_norm.weight.numel() // (groups or heads))])
-
-    def _attend(
-        self, heads: int, groups: int | None = None, sinks: Tensor | None = None, bias: Any = None,
-        both_ways: bool = False, **keywords: Any,
-    ) -> None:  # fmt: skip
-        mine = self.heads(heads, groups)
-        self.cut(sinks, 0, [mine.q])
-        self.cut(bias and bias.weight, 1, [mine.q])
-        if not both_ways:  # an encoder keeps nothing
-            self.layout.append(replace(self.kept_next(KeyValues), heads=len(mine.k)))
-
-    def _cross_attend(self, heads: int, **keywords: Any) -> None:
-        self.layout.append(replace(self.kept_next(Source), heads=len(self.heads(heads, heads).q)))
-
-    def _remember(self, heads: int, layers: Sequence[Any]) -> None:
-        for layer in layers:
-            self.cut(layer.weight, 0, [span_of(self.heads(heads, heads).q, layer.weight.size(0) // heads)])
-
-    def kept_next(self, kind: type[Kept]) -> Kept:
-        """What the next layer of the cache keeps."""
-        found = next(self.kept)
-        assert isinstance(found, kind)
-        return found
-
-    def channels(self, heads: int, groups: int, conv: Any, norm: Any, **keywords: Any) -> list[range]:
-        """The numbers of q, k and v of the delta rule that belong to this process."""
-        mine, values = self.heads(heads, groups), heads * norm.weight.numel()
-        keys = (len(conv.weight) - values) // 2
-        q = span_of(mine.k, keys // groups)
-        return [q, moved(q, keys), moved(span_of(mine.q, values // heads), 2 * keys)]
-
-    def _delta_rule(self, decay: Tensor, bias: Tensor, **keywords: Any) -> None:
-        channels, mine = self.channels(**keywords), self.heads(keywords["heads"], keywords["groups"]).q
-        self.cut(keywords["conv"].weight, 0, channels)
-        self.cut(decay, 0, [mine])
-        self.cut(bias, 0, [mine])
-        kept = self.kept_next(State)
-        (reach, _), (_, *memory) = kept.shapes
-        self.layout.append(replace(kept, shapes=((reach, sum(map(len, channels))), (len(mine), *memory))))
-
-    def _embed(self, tokens: Any, **keywords: Any) -> None:
-        self.vocabulary = self.part(tokens.weight.size(0))
-        self.cut(tokens.weight, 0, [self.vocabulary])
-
-    def _logits(self, layer: Any, bias: Tensor | None = None, **keywords: Any) -> None:
-        for each in (layer.weight, bias, getattr(layer, "bias", None)):
-            self.cut(each, 0, [self.vocabulary])
-
-    def _experts(
-        self, router: Any, gate_up: Tensor | Packed, gate_up_bias: Tensor, down: Tensor | Packed, down_bias: Tensor,
-        **keywords: Any,
-    ) -> None:  # fmt: skip
-        mine = self.part(router.weight.size(0))
-        for weight in (gate_up, gate_up_bias, down, down_bias):
-            for tensor in (weight.blocks, weight.scales) if isinstance(weight, Packed) else (weight,):
-                self.cut(tensor, 0, [mine])
-
-    def _norm(self, **keywords: Any) -> None:
-        """Each process has all of what comes of it."""
-        self.inputs = None
-
-    _rms_norm = _copy = _place = _norm
-
-    def _keep(self) -> None:
-        """Nothing to split."""
-
-    def _gate(self, **keywords: Any) -> None:
-        """Nothing to split: number i of one half is with number i of the other."""
-
-    def fill(self, model: nn.Module, tensors: Mapping[str, Tensor], place: Callable[[Tensor], Tensor]) -> None:
-        """Give the model that was split this process's parts of its weights, in place. Its layers then are smaller.
-
-        tensors: the weights, of which only those parts are read.    place: brings one to its device and dtype.
-        """
-        for name, parameter in model.state_dict(keep_vars=True).items():
-            path, _, leaf = name.rpartition(".")
-            parent = model.get_submodule(path)
-            if id(parameter) in self.dropped:
-                setattr(parent, leaf, None)
-                continue
-            found = place(self.share(tensors, name, parameter))
-            setattr(parent, leaf, nn.Parameter(found, requires_grad=False) if leaf in parent._parameters else found)
-
-    def share(self, tensors: Mapping[str, Tensor], name: str, parameter: Tensor) -> Tensor:
-        """The part of a tensor that belongs to this process, a view of the mapped file where it lies in one piece."""
-        if id(parameter) not in self.cuts:
-            return tensors[name]
-        dim, parts = self.cuts[id(parameter)]
-        if dim == 0 and isinstance(tensors, Mapped):
-            return tensors.rows(name, parts)
-        pieces = [tensors[name].narrow(dim, part.start, len(part)) for part in parts]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+    steps = [*(model.encoder_steps() if isinstance(model, EncoderDecoder) else ()), *model.steps()]
+    for operation, keywords in steps:
+        work = logits_of if operation == "logits" else getattr(Run, operation, None)
+        known = inspect.signature(work).parameters if work else keywords
+        given = [name for name, value in keywords.items() if value is not None and value is not False]
+        unknown = [name for name in given if name not in known]
+        if not work or unknown:
+            raise ValueError(
+                f"{model.config.TITLE}: {' with '.join((operation, *unknown[:1]))} cannot be split among processes; "
+                "load this model in one, without parallel=, --tensor-parallel or torchrun"
+            )
+    return Split(model.config.TITLE, steps, model.cache_layout(), rank, count)
 
 
 class ParallelModel(LanguageModel):
@@ -287,11 +60,11 @@ class ParallelModel(LanguageModel):
     ) -> None:  # fmt: skip
         """model: without weights; it is changed.    tensors, place: see `Split.fill`.
 
-        ValueError: see `Split`.
+        ValueError: see `split_of`.
         """
         super().__init__()
         self.config, self.processes = model.config, processes
-        self.split = Split(model, processes.rank, processes.count)
+        self.split = split_of(model, processes.rank, processes.count)
         self.split.fill(model, tensors, place)
         self.model = model
         *self.program, (_, self.head) = model.steps()
@@ -309,12 +82,7 @@ class ParallelModel(LanguageModel):
         return run
 
     def logits(self, x: Tensor) -> Tensor:
-        layer, softcap = self.head["layer"], self.head.get("softcap")
-        bias = self.head.get("bias")
-        bias = getattr(layer, "bias", None) if bias is None else bias
-        mine = F.linear(x * self.head.get("scale", 1), layer.weight, bias)  # (B, T, V')
-        found = self.processes.side_by_side(mine, self.config.vocab_size)  # (B, T, V)
-        return found if softcap is None else softcap * torch.tanh(found / softcap)
+        return self.processes.side_by_side(logits_of(x, **self.head), self.config.vocab_size)
 
     def cache_layout(self) -> Layout:
         return self.split.layout
@@ -339,7 +107,7 @@ class ParallelEncoderDecoder(ParallelModel, EncoderDecoder):
 class Run:
     """One call of a model: its steps one after the other, with this process's parts of the weights.
 
-    h is the current value, (B, T, …). What `add` adds to x stays a term of a sum over the processes until x is read.
+    h is the current value, (B, T, …). What is added to x stays a term of a sum over the processes until x is read.
     """
 
     def __init__(self, model: ParallelModel, idx: Tensor, span: Span) -> None:
@@ -362,6 +130,10 @@ class Run:
     @x.setter
     def x(self, value: Tensor) -> None:
         self.known, self.term = value, None
+
+    def add_term(self, term: Tensor) -> None:
+        """Add what this process has of a sum over all to x. Two that stand between readings are one sum."""
+        self.term = term if self.term is None else self.term + term
 
     def embed(self, tokens: Any, positions: Any = None, scale: float | None = None, dropout: float = 0.0) -> None:
         mine = self.split.vocabulary
@@ -522,7 +294,7 @@ class Run:
         if norm is not None:
             self.x = self.x + rms_norm(self.processes.sum(term), norm.weight, norm.eps, plus_one)
         else:
-            self.term = term if self.term is None else self.term + term
+            self.add_term(term)
 
     def experts(
         self, router: Any, gate_up: Tensor | Packed, gate_up_bias: Tensor, down: Tensor | Packed, down_bias: Tensor,
@@ -541,8 +313,15 @@ class Run:
                 inner = gate * torch.sigmoid(alpha * gate) * (up + 1)
                 found = inner @ expert_of(down, number, y.dtype) + down_bias[number]
                 y = y.index_add(0, row, found * shares[row, choice].unsqueeze(1))
-        term = y.view_as(self.h)
-        self.term = term if self.term is None else self.term + term
+        self.add_term(y.view_as(self.h))
+
+
+def logits_of(
+    x: Tensor, layer: Any, bias: Tensor | None = None, softcap: float | None = None, scale: float = 1.0
+) -> Tensor:
+    """Logits (B, T, V') of this process's rows of the vocabulary."""
+    mine = F.linear(x * scale, layer.weight, getattr(layer, "bias", None) if bias is None else bias)
+    return mine if softcap is None else softcap * torch.tanh(mine / softcap)
 
 
 def expert_of(weights: Tensor | Packed, number: int, dtype: torch.dtype) -> Tensor:

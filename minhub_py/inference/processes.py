@@ -38,6 +38,11 @@ def collective() -> Iterator[None]:
         ) from error
 
 
+def part_of(number: int, rank: int, count: int) -> range:
+    """The part of this many things that process `rank` of `count` has: the same number everywhere, or one more."""
+    return range(number * rank // count, number * (rank + 1) // count)
+
+
 @dataclass(frozen=True)
 class Processes:
     """The processes, as seen from one of them. device: where it computes."""
@@ -59,7 +64,7 @@ class Processes:
         found = [torch.empty_like(padded) for _ in range(self.count)]
         with collective():
             dist.all_gather(found, padded)
-        lengths = [size * (rank + 1) // self.count - size * rank // self.count for rank in range(self.count)]
+        lengths = [len(part_of(size, rank, self.count)) for rank in range(self.count)]
         return torch.cat([part[..., :length] for part, length in zip(found, lengths, strict=True)], dim=-1)
 
     def agree(self, idx: Tensor) -> None:
