@@ -218,6 +218,14 @@ def split(
     return processes.all_succeed(lambda: kind(model, native, put, processes)).eval()
 
 
+def check_split(identifier: str, revision: str, count: int) -> None:
+    """ValueError: the model cannot be split among `count` processes. Its weights are not read."""
+    from minhub_py.inference.parallel import split_of
+
+    family, config, _ = read_config(identifier, revision)
+    split_of(skeleton(family, config), 0, count)
+
+
 def fit(checkpoint: Checkpoint) -> tuple[Family, LanguageModel, Mapping[str, Tensor]]:
     """The family, the model without weights, and the shapes and dtypes of the checkpoint's tensors under our names.
 

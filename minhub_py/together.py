@@ -45,6 +45,10 @@ def shareable(command: F) -> F:
             with one_voice():
                 command(*args, **settings)
         elif tensor_parallel:
+            if tensor_parallel > cores():  # so many that they may not have memory, only to come to this error
+                from minhub_py.pretrained import check_split
+
+                check_split(settings["model"], settings["revision"], tensor_parallel)
             launch(tensor_parallel)
         else:
             command(*args, **settings)

@@ -28,6 +28,7 @@ from minhub_py import from_pretrained, generate, save_pretrained, score
 from minhub_py.cli import main
 from minhub_py.config import read
 from minhub_py.inference.processes import connect
+from minhub_py.processor import cores
 from minhub_py.registry import family_of
 
 CASES = {name: cases.settings(name) for cases in FAMILIES.values() for name in cases.cases}
@@ -298,3 +299,9 @@ def test_the_first_process_alone_says_what_is_wrong() -> None:
     status, _, errors = run(["minhub_py"], *COMMAND, "--out", "x.csv", "--tensor-parallel", "2")
     assert status == 2
     assert "leave out --tensor-parallel" in errors
+
+
+def test_more_processes_than_cores_are_refused_before_they_start() -> None:
+    refused = CliRunner().invoke(main, [*COMMAND, "--tensor-parallel", str(cores() + 99)])
+    assert isinstance(refused.exception, SystemExit)
+    assert f"5 heads cannot be split among {cores() + 99} processes: start at most 5" in refused.output
