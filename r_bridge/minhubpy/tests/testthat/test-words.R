@@ -200,6 +200,26 @@ test_that("scores have bits where they are asked for", {
   expect_refused(score(model, c("a", "b"), targets = "c"), "1 targets for 2 texts: give one for each")
 })
 
+test_that("a tokenizer's first token comes before a text, and not between it and its target", {
+  model <- a_model()
+  folder <- tempfile()
+  save_pretrained(model, folder)
+  file <- file.path(folder, "tokenizer.json")
+  begin <- paste0(
+    '"post_processor": {"type": "TemplateProcessing", "pair": [{"Sequence": {"id": "A", "type_id": 0}}],',
+    ' "single": [{"SpecialToken": {"id": "!", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],',
+    ' "special_tokens": {"!": {"id": "!", "ids": [', a_tokenizer()$encode("!")$ids, '], "tokens": ["!"]}}}'
+  )
+  writeLines(sub('"post_processor": null', begin, readLines(file, warn = FALSE)), file)
+  tokenizer <- tokenizer_from_pretrained(folder)
+  expect_identical(tokenizer$encode("To")$tokens, c("!", "T", "o"))
+  for (bits in c(FALSE, TRUE)) {
+    found <- score(model, c("To be", "My"), tokenizer, targets = c(", or", " lord"), bits = bits)
+    expect_equal(found, score(model, c("!To be", "!My"), targets = c(", or", " lord"), bits = bits))
+    expect_identical(found$token, strsplit(", or lord", "")[[1L]])
+  }
+})
+
 test_that("mistakes are refused with what to do next", {
   model <- a_model()
   expect_refused(word_logprobs(model, 1:3), "x must be text, not an integer of length 3")
