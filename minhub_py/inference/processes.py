@@ -68,7 +68,10 @@ class Processes:
         return torch.cat([part[..., :length] for part, length in zip(found, lengths, strict=True)], dim=-1)
 
     def agree(self, idx: Tensor) -> None:
-        """ValueError: the processes read different ids."""
+        """ValueError: the processes read different ids.
+
+        To be asked before each reading: texts that differ end at different ids, and sums would be of different shapes.
+        """
         factors = torch.arange(1, idx.numel() + 1, device=idx.device)
         own = torch.stack((torch.tensor(idx.numel(), device=idx.device), (idx.flatten() * factors).sum())).cpu()
         found = [torch.empty_like(own) for _ in range(self.count)]
