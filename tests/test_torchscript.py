@@ -169,8 +169,11 @@ def test_gradients(both, name: str) -> None:
             network.zero_grad()
             cross_entropy(network(ids(B, T)).flatten(0, 1), ids(B, T, seed=2).flatten()).backward()
         found = dict(script.named_parameters())
+        largest = max(parameter.grad.abs().max() for parameter in model.parameters())
         for key, parameter in model.named_parameters():
-            assert_close(found[key].grad, parameter.grad, tolerance=1e-5)
+            # Less is 0 and its rounding: a single id's attention is to itself, whatever q and k are.
+            if max(parameter.grad.abs().max(), found[key].grad.abs().max()) > 1e-5 * largest:
+                assert_close(found[key].grad, parameter.grad, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptneo", "lstm", "lstm-tied"])

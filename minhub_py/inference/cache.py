@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,13 @@ Layout = Sequence[KeyValues | State | Source]
 Memory = Mapping[int, tuple[Tensor, Tensor]]  # a layer of cross attention -> keys and values (B, H, E, D) of the source
 
 
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU NumPy's: they take time and memory only where something is written, and most rows stay short."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)  # as wide: NumPy has no bfloat16
+
+
 class Cache:
     """Buffers for some rows, which may hold different numbers of positions.
 
@@ -67,7 +75,7 @@ class Cache:
         self.max_length = max_length
         self.dtype = like.dtype
         self.layers = [
-            [like.new_zeros(rows, *shape, dtype=kept.dtype if isinstance(kept, State) else None)
+            [zeros((rows, *shape), (kept.dtype if isinstance(kept, State) else None) or like.dtype, like.device)
              for shape in shapes_of(kept, max_length, lookahead)]
             for kept in self.layout
         ]  # fmt: skip
