@@ -51,7 +51,7 @@ Memory = Mapping[int, tuple[Tensor, Tensor]]  # a layer of cross attention -> ke
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU NumPy's: they take time and memory only where something is written, and most rows stay short."""
+    """A tensor of zeros. On a CPU NumPy makes it: memory is taken where something is written, and not before."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)  # as wide: NumPy has no bfloat16

@@ -46,8 +46,9 @@ An encoder-decoder has `encoder_steps` too, which end with the source's keys and
 factor of a norm is 1 + its weight.
 
 `CompiledReader` turns them into pointers for native/decoder.c. Weights stay where PyTorch has them, in float32 or 16
-bits, or quantized (quantize.py). All arithmetic is float32: with 16-bit weights the logits are those of the float32
-model that has the same, rounded weights, and keys and values are rounded to 16 bits.
+bits, or quantized (quantize.py). Arithmetic is float32, but for products with int8 and nf4 weights: with 16-bit weights
+the logits are those of the float32 model that has the same, rounded weights. Keys and values are then rounded to 16
+bits.
 
 What it cannot do (a GPU, a layer that somebody has replaced or hooked, an operation, a keyword or an activation that it
 does not know, no compiler when the package was installed) is left to `EagerReader`. `reader_of` chooses.
@@ -62,11 +63,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import Cache, Source
+from minhub_py.inference.cache import Cache, Source, zeros
 from minhub_py.inference.eager import EagerReader, Reader
 from minhub_py.inference.quantize import Quantized
 from minhub_py.inference.untouched import UnsupportedError, check_untouched
@@ -77,6 +77,7 @@ from minhub_py.models.packed import Packed
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}  # the last: nf4
 MXFP4 = 5
 BLOCKS = {"Q8_0": 6, "Q4_0": 7, "Q4_1": 8, "Q5_0": 9, "Q5_1": 10, "Q4_K": 11, "Q5_K": 12, "Q6_K": 13}
+CPU = torch.device("cpu")
 CACHES = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = {
     "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
@@ -199,7 +200,7 @@ class CompiledReader(EagerReader):
         if model.new_cache(1, 1).dtype not in CACHES:
             raise UnsupportedError("keys and values in float64")
         self.room = self._room(MOST_TOKENS)
-        self.codes = torch.from_numpy(np.zeros(MOST_TOKENS * (1 + self.width // 2), np.float32))
+        self.codes = zeros((MOST_TOKENS * (1 + self.width // 2),), torch.float32, CPU)
         self.scratch = torch.empty(0)
         self.logits = torch.empty(0)
 
@@ -268,8 +269,8 @@ class CompiledReader(EagerReader):
         return self.logits[: len(wanted)]
 
     def _room(self, tokens: int) -> Tensor:
-        """Room for x, h, g and what is kept. NumPy's zeros take memory where it is used only."""
-        return torch.from_numpy(np.zeros((4, tokens, self.width), np.float32))
+        """Room for x, h, g and what is kept."""
+        return zeros((4, tokens, self.width), torch.float32, CPU)
 
     def _new_call(self, layers: Sequence[Sequence[Tensor]], dtype: torch.dtype, room: Tensor) -> Call:
         """A call on these keys and values of each layer, or the two tensors of its state, that has no ids yet."""

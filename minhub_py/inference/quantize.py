@@ -9,8 +9,8 @@ blocks  as they lie in a GGUF file, in one of its types (weights_map/blocks.py).
 
 Biases, norms and positions keep the model's dtype, and weights of experts stay as the file has them, in floats or in
 MXFP4. A layer's own `forward` makes float weights again at each call, which takes time and memory; native/decoder.c
-reads the codes. Its products with such weights are of whole numbers: they round their inputs to 16 bits, with a scale
-for each token.
+reads the codes. Its products with int8 and nf4 weights are of whole numbers: they round their inputs to 16 bits
+(for nf4 to 15), with a scale for each token.
 """
 
 import math
@@ -36,10 +36,9 @@ MOST = 63  # of such a scale
 NF4 = torch.tensor([0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3], dtype=torch.float32)
 # The code of the value nearest to 31 * (-1 + 2 * step / STEPS): a table is ten times as fast as a search.
 STEPS = 2**14
-ASCENDING, ORDER = NF4.sort()
-NEAREST = ORDER[torch.bucketize(torch.linspace(-31, 31, STEPS + 1), (ASCENDING[1:] + ASCENDING[:-1]) / 2)].to(
-    torch.uint8
-)
+VALUES, CODES = NF4.sort()
+MIDDLES = (VALUES[1:] + VALUES[:-1]) / 2
+NEAREST = CODES[torch.bucketize(torch.linspace(-31, 31, STEPS + 1), MIDDLES)].to(torch.uint8)
 
 
 def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:

@@ -702,8 +702,9 @@ static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const floa
 /* --- products of weights in 8 bits and in NF4, in whole numbers ---
  *
  * The inputs of a token are rounded to codes of 16 bits, with a scale for each token: an error of 1/65534 of the largest
- * one, where weights have been rounded to 1/254 of theirs or more. Then all products and sums are whole numbers, and
- * exact: a single id, many of them, and tiles (tiles.h) give the same bits in whatever order each of them adds. */
+ * one, where weights have been rounded to 1/254 of theirs. For NF4 they have 15 bits, so that twice as many products fit
+ * into 32 (BOUND). Then all products and sums are whole numbers, and exact: a single id, many of them, and tiles (tiles.h)
+ * give the same bits in whatever order each of them adds. */
 
 /* To the nearest whole number, of two the even one. */
 INLINE ints NAME(rounded)(vec v) {

@@ -139,6 +139,7 @@ linear_tiles(const matrix *w, int64_t begin, int64_t end, const uint8_t *planes,
     }
     _tile_release();
 }
+
 /* Likewise of NF4, whose rows become planes, too: 16 at a time. room: 32 * padded bytes. */
 __attribute__((target("amx-tile,amx-int8,avx512f"))) static void
 linear_split(const matrix *w, int64_t begin, int64_t end, const uint8_t *planes, int64_t padded, const float *scales,
