@@ -701,10 +701,10 @@ static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const floa
 
 /* --- products of weights in 8 bits and in NF4, in whole numbers ---
  *
- * The inputs of a token are rounded to codes of 16 bits, with a scale for each token: an error of 1/65534 of the largest
- * one, where weights have been rounded to 1/254 of theirs. For NF4 they have 15 bits, so that twice as many products fit
- * into 32 (BOUND). Then all products and sums are whole numbers, and exact: a single id, many of them, and tiles (tiles.h)
- * give the same bits in whatever order each of them adds. */
+ * The inputs of a token are rounded to codes of 16 bits, with a scale for each token: an error of 1/65534 of the
+ * largest one, where weights have been rounded to 1/254 of theirs. For NF4 they have 15 bits, so that twice as many
+ * products fit into 32 (BOUND). Then all products and sums are whole numbers, and exact: a single id, many of them, and
+ * tiles (tiles.h) give the same bits in whatever order each of them adds. */
 
 /* To the nearest whole number, of two the even one. */
 INLINE ints NAME(rounded)(vec v) {
@@ -757,29 +757,40 @@ INLINE shorts NAME(load_shorts)(const int8_t *from) {
 #endif
 }
 
-/* From weight k on of a row of NF4. 128 weights are 68 bytes: a scale for each 32 of them, from 0 to 63, then 32
- * little-endian words, of which the j-th has the codes of weights j, 32 + j, 64 + j and 96 + j, from its lowest bits on. A
- * weight is the value of its code times its scale. */
-INLINE shorts NAME(load_nf4)(const uint8_t *row, int64_t k) {
-    const uint8_t *unit = row + k / 128 * UNIT, *from = unit + 4 + k % 32 * 2;
-    const int part = k % 128 / 32, scale = unit[part] & 63; /* whatever the bytes are */
+/* 128 weights of a row of NF4, which are 68 bytes: a scale for each 32 of them, from 0 to 63, then 32 little-endian words,
+ * of which the j-th has the codes of weights j, 32 + j, 64 + j and 96 + j, from its lowest bits on. */
+typedef struct {
+    shorts words[16 / LANES];
+    uint32_t scales;
+} NAME(nf4_unit);
+
+INLINE NAME(nf4_unit) NAME(load_unit)(const uint8_t *from) {
+    NAME(nf4_unit) unit;
+    memcpy(&unit.scales, from, 4);
+    for (int i = 0; i < 16 / LANES; i++) unit.words[i] = ((const shorts_at *)(from + 4))[i];
+    return unit;
+}
+
+/* The weights from `k` on, which the compiler knows: of each the value of its code times its scale. */
+INLINE shorts NAME(nf4_weights)(const NAME(nf4_unit) *unit, int k) {
+    const int part = k / 32, scale = unit->scales >> 8 * part & 63; /* whatever the bytes are */
+    const shorts codes = unit->words[k % 32 / (2 * LANES)];
 #if LANES == 16
-    const __m512i words = _mm512_srli_epi16(_mm512_loadu_si512(from), 4 * part);
-    return (shorts)_mm512_permutexvar_epi16(words, _mm512_load_si512(nf4_scaled[scale])); /* looks at five bits only */
+    const __m512i places = _mm512_srli_epi16((__m512i)codes, 4 * part); /* of which five bits count */
+    return (shorts)_mm512_permutexvar_epi16(places, _mm512_load_si512(nf4_scaled[scale]));
 #elif LANES == 8
-    __m256i words = _mm256_loadu_si256((const void *)from);
-    words = part < 2 ? _mm256_slli_epi16(words, 8 - 4 * part) : _mm256_srli_epi16(words, 4 * part - 8);
-    const __m256i places = _mm256_and_si256(words, _mm256_set1_epi16(0xf00)); /* in lower bytes 0, the code of 0 */
-    const __m256i values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)nf4)), places);
+    const __m256i words = (__m256i)codes,
+                  moved = part < 2 ? _mm256_slli_epi16(words, 8 - 4 * part) : _mm256_srli_epi16(words, 4 * part - 8),
+                  places = _mm256_and_si256(moved, _mm256_set1_epi16(0xf00)), /* in lower bytes 0, the code of 0 */
+                  values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)nf4)), places);
     return (shorts)_mm256_mulhi_epi16(values, _mm256_set1_epi16(scale << 8));
 #elif NEON
-    const uint16x8_t words = vshlq_u16(vld1q_u16((const uint16_t *)from), vdupq_n_s16(8 - 4 * part));
-    const uint8x16_t places = vreinterpretq_u8_u16(vandq_u16(words, vdupq_n_u16(0xf00)));
+    const uint16x8_t moved = vshlq_u16((uint16x8_t)codes, vdupq_n_s16(8 - 4 * part));
+    const uint8x16_t places = vreinterpretq_u8_u16(vandq_u16(moved, vdupq_n_u16(0xf00)));
     return (shorts)vmulq_n_s16(vshrq_n_s16(vreinterpretq_s16_s8(vqtbl1q_s8(vld1q_s8(nf4), places)), 8), scale);
 #else
     shorts found;
-    for (int lane = 0; lane < 2 * LANES; lane++)
-        found[lane] = nf4[from[2 * lane + part / 2] >> 4 * (part % 2) & 15] * scale;
+    for (int lane = 0; lane < 2 * LANES; lane++) found[lane] = nf4[codes[lane] >> 4 * part & 15] * scale;
     return found;
 #endif
 }
@@ -789,13 +800,15 @@ INLINE shorts NAME(load_nf4)(const uint8_t *row, int64_t k) {
 static void NAME(split_rows)(const uint8_t *data, int64_t stride, int64_t padded, uint8_t *planes) {
     const __m512i bytes = _mm512_set1_epi16(255);
     for (int64_t r = 0; r < 16; r++)
-        for (int64_t k = 0; k < padded; k += 128)
+        for (int64_t k = 0; k < padded; k += 128) {
+            const NAME(nf4_unit) unit = NAME(load_unit)(data + r * stride + k / 128 * UNIT);
             UNROLL for (int part = 0; part < 128; part += 32) {
-                const __m512i weights = (__m512i)NAME(load_nf4)(data + r * stride, k + part);
+                const __m512i weights = (__m512i)NAME(nf4_weights)(&unit, part);
                 uint8_t *to = planes + (k + part / 64 * 64) * 32 + r * 64 + part % 64;
                 _mm256_storeu_si256((void *)to, _mm512_cvtepi16_epi8(_mm512_srai_epi16(weights, 8)));
                 _mm256_storeu_si256((void *)(to + 1024), _mm512_cvtepi16_epi8(_mm512_and_si512(weights, bytes)));
             }
+        }
 }
 #endif
 
@@ -837,38 +850,42 @@ INLINE double NAME(total)(ints v) {
 #endif
 }
 
-/* Inputs after which a lane's 32 bits could be full: 2^31 is more than 512 * 2^15 * 127, and than 64 * 2^14 * 31 * 63. */
-#define BOUND(dtype) ((dtype == INT8 ? 512 : 64) * LANES)
+/* Inputs of a lane after which its 32 bits could be full: 2^31 is more than 512 * 2^15 * 127, and than
+ * 64 * 2^14 * 31 * 63 + 2^16. */
+#define BOUND(dtype) (dtype == INT8 ? 512 : 64)
 #define WORDS BLOCKS /* for the compiler: weights of NF4 that have been unpacked to 16 bits */
-
-/* From weight k on of a row. */
-INLINE shorts NAME(load_codes)(const void *row, int64_t k, int dtype) {
-    if (dtype == INT8) return NAME(load_shorts)((const int8_t *)row + k);
-    if (dtype == NF4) return NAME(load_nf4)(row, k);
-    return *(const shorts_at *)((const int16_t *)row + k);
-}
 
 /* out[t][r] = scale[t] * row_scale[r] * sum over k of weight[r][k] * code[t][k], for R rows and T tokens known to the
  * compiler. data, stride: of the rows. */
 INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *row_scales, int64_t columns,
                             const int16_t *codes, int64_t padded, const float *scales, float *out, int64_t out_stride,
                             int R, int T, int dtype, int vnni) {
-    const int step = dtype == NF4 ? 128 : 2 * LANES;
+    const int step = dtype == NF4 ? 128 : 2 * LANES, width = dtype == NF4 ? UNIT : dtype == INT8 ? step : 2 * step;
     const int64_t whole = dtype == INT8 ? columns : padded; /* the others' rows are padded, too */
+    const uint8_t *at = data;
     double totals[4][TILE] = {{0}};
-    for (int64_t first = 0; first < whole; first += BOUND(dtype)) {
-        const int64_t end = whole - first < BOUND(dtype) ? whole : first + BOUND(dtype);
+    const int64_t bound = BOUND(dtype) * LANES;
+    for (int64_t first = 0; first < whole; first += bound) {
+        const int64_t end = whole - first < bound ? whole : first + bound;
         ints sums[4][TILE];
         for (int r = 0; r < R; r++)
             for (int t = 0; t < T; t++) sums[r][t] = (ints){0};
         int64_t k = first;
-        for (; k + step <= end; k += step) {
-            if (T == 1)
-                for (int r = 0; r < R; r++)
-                    __builtin_prefetch(data + r * stride + (dtype == NF4 ? k / 128 * UNIT : k) + AHEAD);
+        for (; k + step <= end; k += step, at += width) {
+            NAME(nf4_unit) units[4];
+            for (int r = 0; r < R; r++) {
+                if (T == 1) __builtin_prefetch(at + r * stride + AHEAD);
+                if (dtype == NF4) units[r] = NAME(load_unit)(at + r * stride);
+#if LANES == 16 /* as if they changed here: GCC would load them again for each part, and take half as long again */
+                if (dtype == NF4 && T == 1) __asm__("" : "+v"(units[r].words[0]), "+r"(units[r].scales));
+#endif
+            }
             UNROLL for (int part = 0; part < step; part += 2 * LANES) {
                 shorts weights[4];
-                for (int r = 0; r < R; r++) weights[r] = NAME(load_codes)(data + r * stride, k + part, dtype);
+                for (int r = 0; r < R; r++)
+                    if (dtype == NF4) weights[r] = NAME(nf4_weights)(&units[r], part);
+                    else if (dtype == INT8) weights[r] = NAME(load_shorts)((const int8_t *)at + r * stride);
+                    else weights[r] = *(const shorts_at *)(at + r * stride);
                 for (int t = 0; t < T; t++) {
                     const shorts x = *(const shorts_at *)(codes + t * padded + k + part);
                     for (int r = 0; r < R; r++) sums[r][t] = NAME(add_products)(sums[r][t], weights[r], x, vnni);
@@ -909,33 +926,179 @@ INLINE void NAME(rows_of_codes)(const uint8_t *data, int64_t stride, const float
 #undef DO_ROWS
 }
 
+/* --- the same of many ids ---
+ *
+ * The sums of `dot_codes` are spread over lanes, and adding those up is a third of its time when rows are short. For
+ * many ids some rows are unpacked once into a panel: of each pair of inputs the weights of all its rows, one after
+ * another. So a lane has the sum of one row, and no sum is spread. After as many inputs as 32 bits have room for, the
+ * upper 16 bits of each are put aside. */
+
+#define MANY_CODES(vnni) (vnni ? 16 : LANES == 8 ? 8 : 12) /* tokens from which it pays; measured (NOTES.md) */
+#if LANES >= 8
+#define PANEL_ROWS (2 * LANES)
+#define ABREAST (LANES == 16 ? 12 : 4) /* tokens: with two vectors of weights as many sums as there are registers for */
+
+/* The lower or upper halves of two vectors, by turns. */
+INLINE ints NAME(interleave)(ints a, ints b, int upper) {
+#if LANES == 16
+    const __m512i places = upper ? _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+                                 : _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return (ints)_mm512_permutex2var_epi32((__m512i)a, places, (__m512i)b);
+#else
+    const __m256i first = _mm256_unpacklo_epi32((__m256i)a, (__m256i)b), /* of each 128 bits */
+                  second = _mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
+    return (ints)(upper ? _mm256_permute2x128_si256(first, second, 0x31) : _mm256_permute2x128_si256(first, second, 0x20));
+#endif
+}
+
+/* Rows become columns. Interleaving the first half of all numbers with the second moves the highest bit of each one's
+ * place, which is (row, column), to the end; done for all bits of the row, it has moved behind the column. */
+INLINE void NAME(transpose)(ints m[LANES]) {
+    UNROLL for (int done = 1; done < LANES; done *= 2) {
+        ints next[LANES];
+        UNROLL for (int i = 0; i < LANES / 2; i++) {
+            next[2 * i] = NAME(interleave)(m[i], m[i + LANES / 2], 0);
+            next[2 * i + 1] = NAME(interleave)(m[i], m[i + LANES / 2], 1);
+        }
+        UNROLL for (int i = 0; i < LANES; i++) m[i] = next[i];
+    }
+}
+
+/* The panel of PANEL_ROWS rows from `data` on, of their inputs from `begin` to before `end`, both multiples of 128. */
+INLINE void NAME(pack_codes)(const uint8_t *data, int64_t stride, int64_t columns, int64_t begin, int64_t end,
+                             int16_t *panel, int dtype) {
+    for (int64_t k = begin; k < end; k += 128)
+        for (int first = 0; first < PANEL_ROWS; first += LANES) {
+            shorts words[LANES][64 / LANES]; /* of 128 inputs */
+            for (int r = 0; r < LANES; r++) {
+                const uint8_t *row = data + (first + r) * stride;
+                if (dtype == NF4) {
+                    const NAME(nf4_unit) unit = NAME(load_unit)(row + k / 128 * UNIT);
+                    UNROLL for (int i = 0; i < 64 / LANES; i++) words[r][i] = NAME(nf4_weights)(&unit, 2 * LANES * i);
+                } else if (columns - k >= 128) {
+                    UNROLL for (int i = 0; i < 64 / LANES; i++)
+                        words[r][i] = NAME(load_shorts)((const int8_t *)row + k + 2 * LANES * i);
+                } else {
+                    int8_t last[128] = {0};
+                    memcpy(last, row + k, columns - k); /* never beyond the row */
+                    for (int i = 0; i < 64 / LANES; i++) words[r][i] = NAME(load_shorts)(last + 2 * LANES * i);
+                }
+            }
+            for (int i = 0; i < 64 / LANES; i++) {
+                ints pairs[LANES];
+                for (int r = 0; r < LANES; r++) pairs[r] = (ints)words[r][i];
+                NAME(transpose)(pairs);
+                int16_t *to = panel + (k - begin + 2 * LANES * i) * PANEL_ROWS + 2 * first;
+                for (int j = 0; j < LANES; j++) *(shorts_at *)(to + 2 * j * PANEL_ROWS) = (shorts)pairs[j];
+            }
+        }
+}
+
+/* Adds to `totals` (T, PANEL_ROWS) the products of a panel with `count` inputs of T tokens, or begins them. */
+INLINE void NAME(tile_codes)(const int16_t *panel, int64_t count, const int16_t *codes, int64_t padded, int64_t bound,
+                             double *totals, int begins, int T, int vnni) {
+    ints sums[ABREAST][2], upper[ABREAST][2];
+    UNROLL for (int t = 0; t < T; t++)
+        UNROLL for (int half = 0; half < 2; half++) sums[t][half] = upper[t][half] = (ints){0};
+    for (int64_t first = 0; first < count; first += bound) {
+        const int64_t end = count - first < bound ? count : first + bound;
+        for (int64_t k = first; k < end; k += 2) {
+            const shorts_at *weights = (const shorts_at *)(panel + k * PANEL_ROWS);
+            const shorts low = weights[0], high = weights[1];
+            UNROLL for (int t = 0; t < T; t++) {
+                int32_t pair;
+                memcpy(&pair, codes + t * padded + k, 4);
+                const shorts x = (shorts)((ints){0} + pair);
+                sums[t][0] = NAME(add_products)(sums[t][0], low, x, vnni);
+                sums[t][1] = NAME(add_products)(sums[t][1], high, x, vnni);
+            }
+        }
+        UNROLL for (int t = 0; t < T; t++)
+            UNROLL for (int half = 0; half < 2; half++) {
+                upper[t][half] += sums[t][half] >> 16;
+                sums[t][half] &= 0xffff;
+            }
+    }
+    UNROLL for (int t = 0; t < T; t++)
+        UNROLL for (int half = 0; half < 2; half++)
+            for (int lane = 0; lane < LANES; lane++) {
+                double *total = totals + t * PANEL_ROWS + half * LANES + lane;
+                *total = (begins ? 0 : *total) + 65536.0 * upper[t][half][lane] + sums[t][half][lane];
+            }
+}
+
+/* As `rows_of_codes` does, for as many rows as make whole panels; their number. room: PANEL floats, of which the panel
+ * takes a half, and its totals for MOST_TOKENS a quarter. */
+INLINE int64_t NAME(panels_of_codes)(const matrix *w, const uint8_t *data, const float *row_scales, int64_t rows,
+                                     const int16_t *codes, int64_t padded, const float *scales, float *out,
+                                     int64_t out_stride, int64_t tokens, float *room, int vnni) {
+    const int64_t bound = BOUND(w->dtype);
+    int16_t *panel = (int16_t *)(((uintptr_t)room + 63) / 64 * 64);
+    double *totals = (double *)(panel + DEEP * PANEL_ROWS);
+    int64_t n = 0;
+    for (; n + PANEL_ROWS <= rows; n += PANEL_ROWS) {
+        for (int64_t k = 0; k < padded; k += DEEP) {
+            const int64_t end = padded - k < DEEP ? padded : k + DEEP;
+            if (w->dtype == INT8)
+                NAME(pack_codes)(data + n * w->stride, w->stride, w->columns, k, end, panel, INT8);
+            else
+                NAME(pack_codes)(data + n * w->stride, w->stride, w->columns, k, end, panel, NF4);
+#define DO(T)                                                                                                           \
+    for (; t + T <= tokens; t += T)                                                                                     \
+        NAME(tile_codes)(panel, end - k, codes + t * padded + k, padded, bound, totals + t * PANEL_ROWS, k == 0, T, vnni)
+            int64_t t = 0;
+            DO(ABREAST);
+            DO(ABREAST * 2 / 3);
+            DO(ABREAST / 3);
+            DO(1);
+#undef DO
+        }
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t r = 0; r < PANEL_ROWS; r++)
+                out[t * out_stride + n + r] = totals[t * PANEL_ROWS + r] * ((double)scales[t] * row_scales[n + r]);
+    }
+    return n;
+}
+#else
+/* As `rows_of_codes` does, for all rows: those of NF4 are unpacked once for many tokens. room: PANEL floats. */
+INLINE int64_t NAME(panels_of_codes)(const matrix *w, const uint8_t *data, const float *row_scales, int64_t rows,
+                                     const int16_t *codes, int64_t padded, const float *scales, float *out,
+                                     int64_t out_stride, int64_t tokens, float *room, int vnni) {
+    const int64_t most = PANEL * 2 / padded / 4 * 4; /* rows of a panel */
+    if (w->dtype == INT8 || !most) return 0;
+    for (int64_t first = 0; first < rows; first += most) {
+        const int64_t count = rows - first < most ? rows - first : most;
+        int16_t *words = (int16_t *)room;
+        for (int64_t r = 0; r < count; r++)
+            for (int64_t k = 0; k < padded; k += 128) {
+                const NAME(nf4_unit) unit = NAME(load_unit)(data + (first + r) * w->stride + k / 128 * UNIT);
+                UNROLL for (int part = 0; part < 128; part += 2 * LANES)
+                    *(shorts_at *)(words + r * padded + k + part) = NAME(nf4_weights)(&unit, part);
+            }
+        NAME(rows_of_codes)((const uint8_t *)room, padded * sizeof(int16_t), row_scales + first, count, w->columns, codes,
+                            padded, scales, out + first, out_stride, tokens, WORDS, vnni);
+    }
+    return rows;
+}
+#endif
+
 INLINE void NAME(linear_rounded)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
                                  const float *scales, float *out, int64_t out_stride, int64_t tokens, float *room,
                                  int vnni) {
     const uint8_t *data = (const uint8_t *)w->data + begin * w->stride;
     const float *row_scales = (const float *)w->scales + begin;
-    const int64_t most = PANEL * 2 / padded / 4 * 4, rows = end - begin; /* of a panel */
-    if (w->dtype == INT8) {
-        NAME(rows_of_codes)(data, w->stride, row_scales, rows, w->columns, codes, padded, scales, out, out_stride, tokens,
-                            INT8, vnni);
-        return;
-    }
-    if (tokens < 2 * TILE || !most) {
-        NAME(rows_of_codes)(data, w->stride, row_scales, rows, w->columns, codes, padded, scales, out, out_stride, tokens,
-                            NF4, vnni);
-        return;
-    }
-    for (int64_t first = 0; first < rows; first += most) { /* unpacked once for all tokens */
-        const int64_t count = rows - first < most ? rows - first : most;
-        int16_t *words = (int16_t *)room;
-        for (int64_t r = 0; r < count; r++)
-            for (int64_t k = 0; k < padded; k += 128)
-                UNROLL for (int part = 0; part < 128; part += 2 * LANES)
-                    *(shorts_at *)(words + r * padded + k + part) =
-                        NAME(load_nf4)(data + (first + r) * w->stride, k + part);
-        NAME(rows_of_codes)((const uint8_t *)room, padded * sizeof(int16_t), row_scales + first, count, w->columns, codes, padded, scales,
-                            out + first, out_stride, tokens, WORDS, vnni);
-    }
+    int64_t done = 0;
+    if (tokens >= MANY_CODES(vnni))
+        done = NAME(panels_of_codes)(w, data, row_scales, end - begin, codes, padded, scales, out, out_stride, tokens,
+                                     room, vnni);
+    const int64_t rest = end - begin - done;
+    data += done * w->stride;
+    if (w->dtype == INT8)
+        NAME(rows_of_codes)(data, w->stride, row_scales + done, rest, w->columns, codes, padded, scales, out + done,
+                            out_stride, tokens, INT8, vnni);
+    else
+        NAME(rows_of_codes)(data, w->stride, row_scales + done, rest, w->columns, codes, padded, scales, out + done,
+                            out_stride, tokens, NF4, vnni);
 }
 
 /* out[t][n - begin] = weight[n] . in[t] for the outputs n from `begin` to before `end`, of inputs that are codes.
@@ -974,9 +1137,13 @@ static void NAME(row)(const matrix *w, int64_t row, float *out) {
         }
         return;
     }
-    for (int64_t k = 0; w->dtype == NF4 && k < w->columns; k += 2 * LANES) {
-        const shorts codes = NAME(load_nf4)(data, k);
-        for (int64_t i = 0; i < 2 * LANES && k + i < w->columns; i++) out[k + i] = codes[i] * scales[row];
+    for (int64_t k = 0; w->dtype == NF4 && k < w->columns; k += 128) {
+        const NAME(nf4_unit) unit = NAME(load_unit)(data + k / 128 * UNIT);
+        UNROLL for (int part = 0; part < 128; part += 2 * LANES) {
+            const shorts weights = NAME(nf4_weights)(&unit, part);
+            for (int64_t i = 0; i < 2 * LANES && k + part + i < w->columns; i++)
+                out[k + part + i] = weights[i] * scales[row];
+        }
     }
     for (int64_t k = 0; w->dtype != NF4 && k < w->columns; k += LANES) {
         int64_t n = w->columns - k < LANES ? w->columns - k : LANES;
@@ -1304,6 +1471,9 @@ static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(lin
 #undef shorts_at
 #undef BOUND
 #undef WORDS
+#undef MANY_CODES
+#undef PANEL_ROWS
+#undef ABREAST
 #undef PASTE
 #undef EXPAND
 #undef NAME
