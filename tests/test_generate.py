@@ -176,6 +176,19 @@ def test_scores_are_log_probabilities(model) -> None:
         assert torch.allclose(scores, torch.tensor(expected), atol=2e-5)
 
 
+def test_texts_are_scored_together_as_each_alone(model) -> None:
+    """In any order, short ones several at a time; `progress` hears of every id once."""
+    prompts = [[(7 * row + place) % V for place in range(length)] for row, length in enumerate([9, 1, 70, 33, 2] * 9)]
+    heard = []
+    together = score(model, prompts, progress=lambda *counts: heard.append(counts))
+    total = sum(len(prompt) - 1 for prompt in prompts)
+    assert [done for done, _ in heard] == sorted({done for done, _ in heard})
+    assert heard[-1] == (total, total)
+    assert {of for _, of in heard} == {total}
+    for prompt, scores in zip(prompts, together, strict=True):
+        assert torch.equal(scores, score(model, [prompt])[0])
+
+
 def test_a_stream_gives_each_id_as_soon_as_it_is_known(model) -> None:
     calls = []
     handle = model.register_forward_hook(lambda *_: calls.append(1))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from minhub_py.arguments import model_of, whole
 from minhub_py.inference.batch import Batch
+from minhub_py.inference.compiled import MOST_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.models.base import LanguageModel
 
@@ -104,20 +105,33 @@ def score(
     else:
         pairs = [(text[:1], text[1:]) for text in texts]
     done, total = 0, sum(len(target) for _, target in pairs)
-    batch = Batch(model, 1, max((room(model, text, len(target)) for text, target in pairs), default=1))
-    results = []
-    for text, target in pairs:
-        found = []
-        if target:
-            batch.admit(text, 0, given=target)
+    results: list[list[float]] = [[] for _ in pairs]
+    rooms = [room(model, text, len(target)) if target else 0 for text, target in pairs]
+    for group in groups(rooms):
+        batch = Batch(model, len(group), max(rooms[number] for number in group))
+        rows = {batch.admit(pairs[number][0], 0, given=pairs[number][1]): number for number in group}
         while len(batch):
             events = batch.step()
-            found += [event.logprob for event in events]
+            for event in events:
+                assert event.logprob is not None
+                results[rows[event.row]].append(event.logprob)
             done += len(events)
             if progress is not None:
                 progress(done, total)
-        results.append(torch.tensor(found))
-    return results
+    return [torch.tensor(found) for found in results]
+
+
+def groups(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Numbers of the texts of some length, the short ones together: no more ids than the decoder reads at once."""
+    group: list[int] = []
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if group and (len(group) + 1) * lengths[number] > MOST_TOKENS:
+            yield group
+            group = []
+        if lengths[number]:
+            group.append(number)
+    if group:
+        yield group
 
 
 def room(model: LanguageModel, prompt: Sequence[int], new: int) -> int:
