@@ -13,11 +13,16 @@ from typing import Any
 Row = dict[str, Any]
 Result = dict[str, Any]
 
+# Weights, as each library names them -> bits of a number.
+BITS = {
+    "float32": 32, "F32": 32, "bfloat16": 16, "float16": 16, "BF16": 16,
+    "int8": 8, "Q8_0": 8, "nf4": 4, "int4": 4, "Q4_0": 4,
+}  # fmt: skip
 # Name -> what is measured, in the order of the run.
 CASES = {
     "bandwidth": "reading memory",
     "decode": "decoding one text",
-    "llama": "decoding one text with a small Llama, also compared with llama.cpp",
+    "llama": "decoding one text with a small Llama, also of llama.cpp's files",
     "positions": "time per token early and late in a text",
     "gptneo": "GPT-Neo near the end of its context",
     "batch": "several texts at once",
