@@ -23,7 +23,7 @@ from minhub_py.processor import cores
 # Our kinds of weights that peers have, too.
 KINDS = ("float32", "bfloat16", "int8", "nf4")
 # Engines that know the bytes of weights that they read for a token.
-WEIGHED = {"Minhub", "LlamaCpp"}
+WEIGHED = {"Minhub", "LlamaCpp", "OpenVINO"}
 # Key of a step -> the step.
 Steps = dict[Any, Callable[[], Any]]
 

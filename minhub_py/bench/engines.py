@@ -248,6 +248,7 @@ class OpenVINO(Generator):
         if precision == "f32":
             hints["KV_CACHE_PRECISION"] = precision
         compiled = openvino.Core().compile_model(Path(folder) / "model.xml", "CPU", hints)
+        self.size = (Path(folder) / "model.bin").stat().st_size // (2 if precision == "bf16" else 1)  # float32 in the file
         self.inputs = {name for port in compiled.inputs for name in port.names}
         self.request: Any = compiled.create_infer_request()
 
@@ -271,6 +272,10 @@ class OpenVINO(Generator):
             if len(made) == new:
                 return np.concatenate(made, axis=1).tolist()
             mask = np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
+
+    def bytes_per_token(self) -> int:
+        """Bytes of all weights, which are read for one token if the head is tied."""
+        return self.size
 
 
 class Numbers:
@@ -361,9 +366,8 @@ class Converter:
         if weights in ("int8", "int4"):
             import nncf  # type: ignore[import-not-found,unused-ignore]
 
-            mode = nncf.CompressWeightsMode
-            how = {"int8": {"mode": mode.INT8_SYM}, "int4": {"mode": mode.INT4_SYM, "group_size": 32, "ratio": 1.0}}
-            model = nncf.compress_weights(model, **how[weights])
+            four = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 32, "ratio": 1.0}
+            model = nncf.compress_weights(model, **(four if weights == "int4" else {}))  # 8 bits are the default
         openvino.save_model(model, Path(out) / "model.xml", compress_to_fp16=False)
 
     def minhub(self, folder: str, out: str, to: str, dtype: str | None) -> float:
