@@ -248,7 +248,8 @@ class OpenVINO(Generator):
         if precision == "f32":
             hints["KV_CACHE_PRECISION"] = precision
         compiled = openvino.Core().compile_model(Path(folder) / "model.xml", "CPU", hints)
-        self.size = (Path(folder) / "model.bin").stat().st_size // (2 if precision == "bf16" else 1)  # float32 in the file
+        stored = (Path(folder) / "model.bin").stat().st_size
+        self.size = stored // 2 if precision == "bf16" else stored  # rounded when it is loaded
         self.inputs = {name for port in compiled.inputs for name in port.names}
         self.request: Any = compiled.create_infer_request()
 
