@@ -336,11 +336,24 @@ def test_files_that_are_no_result(tmp_path: Path, decoded: tuple[str, Path]) -> 
     )
 
 
-def test_the_readme_quotes_the_saved_run() -> None:
-    root = Path(minhub_py.__file__).parents[1]
-    spec = importlib.util.spec_from_file_location("readme", root / "tests/benchmarks/readme.py")
+def readme() -> Any:
+    """The module tests/benchmarks/readme.py."""
+    file = Path(__file__).with_name("benchmarks") / "readme.py"
+    spec = importlib.util.spec_from_file_location("readme", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert f"{module.BEGIN}\n{module.tables()}\n{module.END}" in (root / "README.md").read_text()
+    return module
+
+
+def test_the_readme_quotes_the_saved_run() -> None:
+    module = readme()
+    assert f"{module.BEGIN}\n{module.tables()}\n{module.END}" in module.README.read_text()
+
+
+def test_parts_of_a_run_are_joined() -> None:
+    parts = [{"date": day, "cases": {day: {}}, "failed": {}, "left_out": ["a line", day]} for day in ("one", "two")]
+    assert readme().join(parts) == {
+        "date": "one", "cases": {"one": {}, "two": {}}, "failed": {}, "left_out": ["a line", "one", "two"],
+    }  # fmt: skip

@@ -65,7 +65,7 @@ def best_peers(rows: Sequence[Row], times: Callable[[Row], Sequence[float]]) -> 
     kinds = [row["runner"].rpartition(" ") for row in rows]
     for row, (library, _, weights) in zip(rows, kinds, strict=True):
         peers = [peer for peer, (other, _, theirs) in zip(rows, kinds, strict=True)
-                 if library == OURS != other and BITS.get(theirs) == BITS.get(weights)]  # fmt: skip
+                 if library == OURS != other and BITS[theirs] == BITS[weights]]  # fmt: skip
         found = []
         for place, time in enumerate(times(row) if peers else ()):
             best = min(peers, key=lambda peer: times(peer)[place])
