@@ -842,7 +842,7 @@ def bench(
 
     \b
       python3 -m venv ov
-      ov/bin/pip install optimum-intel --extra-index-url https://download.pytorch.org/whl/cpu
+      ov/bin/pip install optimum-intel
       export MINHUB_BENCH_OPENVINO=ov/bin/python
     """
     from minhub_py.bench import cli as benchmark
