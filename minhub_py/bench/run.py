@@ -82,10 +82,10 @@ class Peer:
 
     library: str
     engine: str
-    package: str  # on PyPI
-    modules: tuple[str, ...]
+    package: str  # pip's name, for its version
     install: str  # how to get it
     weights: Mapping[str, tuple[str, Mapping[str, str]]]
+    modules: tuple[str, ...] = ()  # what this Python must have
     converter: str | None = None
     families: tuple[str, ...] | None = None
     variable: str | None = None
@@ -113,26 +113,28 @@ class Peer:
 
 PEERS = (
     Peer(
-        "transformers", "Transformers", "transformers", ("transformers",), "pip install transformers",
+        library="transformers", engine="Transformers", package="transformers", modules=("transformers",),
+        install="pip install transformers",
         weights={dtype: (dtype, {"dtype": dtype}) for dtype in ("float32", "bfloat16")},
     ),
     Peer(
-        "CTranslate2", "CTranslate2", "ctranslate2", ("ctranslate2", "transformers"),
-        "pip install ctranslate2 transformers",
+        library="CTranslate2", engine="CTranslate2", package="ctranslate2", modules=("ctranslate2", "transformers"),
+        install="pip install ctranslate2 transformers",
         weights={dtype: (dtype, {"dtype": dtype}) for dtype in ("float32", "int8")},
         converter="ctranslate2", families=("gpt2",),
     ),
     Peer(
-        "llama.cpp", "LlamaCpp", "llama-cpp-python", ("llama_cpp", "gguf"), "pip install 'minhub_py[bench-llamacpp]'",
-        # Float32 throughout, so that F32 gives the same ids as the others.
+        library="llama.cpp", engine="LlamaCpp", package="llama-cpp-python", modules=("llama_cpp", "gguf"),
+        install="pip install 'minhub_py[bench-llamacpp]'",
+        # Keys and values in float32, too, so that F32 gives the same ids as the others.
         weights={"float32": ("F32", {"cache": "float32"}), "bfloat16": ("BF16", {}), "int8": ("Q8_0", {}),
                  "nf4": ("Q4_0", {})},
         converter="gguf", families=("gpt2", "llama"),
     ),
-    # optimum-intel 2.2 needs huggingface_hub before 1.22 and transformers before 5.6; this package, later ones.
+    # In a Python of its own: optimum-intel 2.2 needs huggingface_hub before 1.22, and this package a later one.
     Peer(
-        "OpenVINO", "OpenVINO", "openvino", ("openvino", "optimum", "nncf"),
-        "python3 -m venv ov; ov/bin/pip install optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python",
+        library="OpenVINO", engine="OpenVINO", package="openvino",
+        install="python3 -m venv ov; ov/bin/pip install optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python",
         weights={"float32": ("float32", {"precision": "f32"}), "bfloat16": ("bfloat16", {"precision": "bf16"}),
                  "int8": ("int8", {}), "nf4": ("int4", {})},
         converter="openvino", variable="MINHUB_BENCH_OPENVINO",
