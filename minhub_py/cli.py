@@ -831,11 +831,19 @@ def bench(
     names: tuple[str, ...], text: BinaryIO | None, plot: Path | None, save: Path | None, saved: BinaryIO | None,
     markdown: bool, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
-    """Benchmark this package on the CPU of this machine.
+    r"""Benchmark this package on the CPU of this machine.
 
-    Compares it with transformers, CTranslate2 and llama.cpp where they are installed (pip install
-    transformers ctranslate2 'minhub_py[bench-llamacpp]'). Needs no network. Takes about twenty minutes;
-    a few with --quick.
+    Compares it with transformers, CTranslate2, llama.cpp and OpenVINO where they are installed: pip install
+    transformers ctranslate2 'minhub_py[bench-llamacpp]'. Needs no network. Takes about an hour with all of them;
+    some minutes with --quick.
+
+    OpenVINO's exporter, optimum-intel, needs older packages than this one. Make a Python environment for it, and name
+    that in MINHUB_BENCH_OPENVINO:
+
+    \b
+      python3 -m venv ov
+      ov/bin/pip install optimum-intel
+      export MINHUB_BENCH_OPENVINO=ov/bin/python
     """
     from minhub_py.bench import cli as benchmark
 

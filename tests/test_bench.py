@@ -2,19 +2,27 @@
 
 import importlib.util
 import json
+import os
 import struct
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
+import gguf_files
 import pytest
 import torch
+from random_weights import draw
 from test_cli import done, failed, minhub
+from test_gguf import CASES as SMALL
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import minhub_py
 from minhub_py import llama, save_pretrained
-from minhub_py.bench import CASES, cases
+from minhub_py.bench import CASES, cases, gguf, tables
+from minhub_py.bench.run import Bench, LeftOutError, Settings, look
 from minhub_py.bench.worker import Worker
+from minhub_py.files.gguf import read_header
 
 GPT2 = "minhub/shakespeare-gpt2"
 QUICK = ("bench", "--quick", "--repeats", "1", "--threads", "1")
@@ -105,19 +113,33 @@ def small_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 LLAMACPP = "llama.cpp is left out because it is not installed: pip install 'minhub_py[bench-llamacpp]'"
+OPENVINO = (
+    "OpenVINO is left out because it is not installed: "
+    "python3 -m venv ov; ov/bin/pip install optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python"
+)
+needs_llamacpp = pytest.mark.skipif(
+    not all(importlib.util.find_spec(module) for module in ("llama_cpp", "gguf")),
+    reason="the extra bench-llamacpp is not installed",
+)
+needs_openvino = pytest.mark.skipif(
+    "MINHUB_BENCH_OPENVINO" not in os.environ,
+    reason="MINHUB_BENCH_OPENVINO names no Python with OpenVINO (minhub bench --help)",
+)
 
 
 def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, small_llama: str) -> None:
     """A missing peer, a case of another family, and a model without a tokenizer are each one line."""
     for peer in ("transformers", "llama_cpp"):
         monkeypatch.setitem(sys.modules, peer, None)  # Python's own way to say that there is none
-    monkeypatch.setattr(cases, "SAME_BITS", {"float32": "F32"})  # one process; the next test has the others
+    monkeypatch.delenv("MINHUB_BENCH_OPENVINO", raising=False)
+    monkeypatch.setattr(cases, "KINDS", ("float32",))  # one process; the next test has the others
     result = minhub(*QUICK, "--model", small_llama, "--only", "llama", "--only", "lstm", "--only", "start")
     assert result.exit_code == 0, result.output
     assert "minhub_py float32" in result.stdout
     assert "transformers float32" not in result.stdout
     assert result.stdout.count("transformers is left out because it is not installed: pip install transformers") == 1
     assert result.stdout.count(LLAMACPP) == 1
+    assert result.stdout.count(OPENVINO) == 1
     assert f"lstm is left out: it measures lstm, but {small_llama} is llama" in result.stdout
     assert "start is left out: " in result.stdout
     assert "has no tokenizer" in result.stdout
@@ -126,9 +148,10 @@ def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, small_llama: 
 @pytest.mark.soak  # six processes, two with transformers, which test_decode_against_all_peers has, too
 def test_llama_without_llamacpp(monkeypatch: pytest.MonkeyPatch, small_llama: str) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.delenv("MINHUB_BENCH_OPENVINO", raising=False)
     result = json.loads(done(*QUICK, "--model", small_llama, "--only", "llama", "--json"))
     assert result["failed"] == {}
-    assert result["left_out"] == [LLAMACPP]
+    assert result["left_out"] == [LLAMACPP, OPENVINO]
     rows = {row["runner"]: row for row in result["cases"]["llama"]["rows"]}
     assert list(rows) == ["minhub_py float32", "minhub_py bfloat16", "minhub_py int8", "minhub_py nf4",
                           "transformers float32", "transformers bfloat16"]  # fmt: skip
@@ -136,20 +159,120 @@ def test_llama_without_llamacpp(monkeypatch: pytest.MonkeyPatch, small_llama: st
     assert len(set(rows["minhub_py float32"]["ids"])) > 8
 
 
-@pytest.mark.skipif(
-    not all(importlib.util.find_spec(module) for module in ("llama_cpp", "gguf")),
-    reason="the extra bench-llamacpp is not installed",
-)
-def test_llamacpp_reads_the_same_model(small_llama: str) -> None:
+@needs_llamacpp
+def test_llamacpp_reads_the_same_llama(monkeypatch: pytest.MonkeyPatch, small_llama: str) -> None:
+    monkeypatch.delenv("MINHUB_BENCH_OPENVINO", raising=False)
     result = json.loads(done(*QUICK, "--model", small_llama, "--only", "llama", "--json"))
     assert result["failed"] == {}
-    assert result["left_out"] == []
+    assert result["left_out"] == [OPENVINO]
     rows = {row["runner"]: row for row in result["cases"]["llama"]["rows"]}
     assert rows["llama.cpp F32"]["ids"] == rows["minhub_py float32"]["ids"]
-    for ours, theirs in (("float32", "F32"), ("bfloat16", "BF16"), ("int8", "Q8_0"), ("nf4", "Q4_0"),
-                         ("Q8_0", "Q8_0"), ("Q4_0", "Q4_0")):  # fmt: skip
-        row, peer = rows[f"minhub_py {ours}"], rows[f"llama.cpp {theirs}"]
-        assert row["ratio_to_llamacpp"] == pytest.approx(peer["seconds"][0] / row["seconds"][0])
+    assert {"minhub_py Q8_0", "minhub_py Q4_0", "llama.cpp BF16", "llama.cpp Q8_0", "llama.cpp Q4_0"} <= set(rows)
+
+
+PROMPTS = [[5, 9, 2, 7] * 6, [3], [8, 1, 4, 4, 2, 60, 33]]
+
+
+@pytest.fixture(scope="module", params=["gpt2-untied", "llama-tied"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder, and the model of transformers in it. Heads are grouped, sizes unusual."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SMALL[request.param])).eval()
+    draw(model)
+    folder = tmp_path_factory.mktemp("peer") / request.param
+    model.save_pretrained(folder)
+    return folder, model
+
+
+@pytest.fixture
+def wanted(checkpoint: tuple[Path, Any]) -> list[list[int]]:
+    """The greedy ids of each prompt, alone."""
+    model = minhub_py.from_pretrained(checkpoint[0], device="cpu")
+    return [minhub_py.generate(model, [prompt], 8, temperature=0, eos_id=None)[0] for prompt in PROMPTS]
+
+
+def peer_ids(library: str, folder: Path, scratch: Path, prompts: list[list[int]]) -> Any:
+    """The greedy ids of a peer in float32."""
+    bench = Bench(Settings(threads=1), scratch)
+    subject = look("small", folder)
+    with bench.team(subject, bench.peers(subject, "float32", only=[library])) as team:
+        [worker] = team.values()
+        return worker.ask("generate", prompts=prompts, new=8)
+
+
+@pytest.mark.parametrize(
+    "library", [pytest.param("llama.cpp", marks=needs_llamacpp), pytest.param("OpenVINO", marks=needs_openvino)]
+)
+def test_rows_of_a_peer_are_those_alone(
+    library: str, checkpoint: tuple[Path, Any], wanted: list[list[int]], tmp_path: Path
+) -> None:
+    """Several prompts of different lengths at once, by a file that the benchmark made."""
+    assert peer_ids(library, checkpoint[0], tmp_path, PROMPTS) == wanted
+    assert len({tuple(ids) for ids in wanted}) == len(PROMPTS)
+
+
+def test_a_gguf_file_is_that_of_llamacpps_converter(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, model = checkpoint
+    file = tmp_path / "ours.gguf"
+    gguf.write(folder, file)
+    theirs = gguf_files.write(tmp_path / "theirs.gguf", model)
+    made, expected = read_header(file), read_header(theirs)
+    assert made.metadata == expected.metadata | {
+        "tokenizer.ggml.model": "none", f"{model.config.model_type}.vocab_size": model.config.vocab_size,
+    }  # fmt: skip
+    assert made.tensors.keys() == expected.tensors.keys()
+    ids = torch.tensor([PROMPTS[0]])
+    ours, other = (minhub_py.from_pretrained(path, device="cpu") for path in (file, folder))
+    with torch.no_grad():
+        assert torch.equal(ours(ids), other(ids))
+        reference = model(ids).logits
+        assert (ours(ids) - reference).abs().max() <= 5e-5 * reference.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {**SMALL["gpt2"], "activation_function": "relu"},
+            "with activation_function gelu_new, and this model has relu",
+        ),
+        (SMALL["llama-linear"], "with rope_type default, and this model has linear"),
+        (SMALL["qwen2"], "gpt2 and llama only, and this model is qwen2"),
+    ],
+    ids=["relu", "linear", "qwen2"],
+)
+def test_llamacpp_is_not_measured_with_another_model(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        gguf.write(tmp_path, tmp_path / "model.gguf")
+
+
+def test_a_peer_in_another_python(monkeypatch: pytest.MonkeyPatch, small_llama: str, tmp_path: Path) -> None:
+    """It finds this package there, but none of those beside it; what the environment lacks is the reason given."""
+    venv.create(tmp_path / "ov", with_pip=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("MINHUB_BENCH_OPENVINO", str(tmp_path / "ov/bin/python"))
+    bench = Bench(Settings(threads=1), tmp_path)
+    subject = look("small", Path(small_llama))
+    runners = bench.peers(subject, "float32", "nf4", only=["OpenVINO"])
+    assert [runner.name for runner in runners] == ["OpenVINO float32", "OpenVINO int4"]
+    with pytest.raises(LeftOutError), bench.team(subject, runners):
+        pass
+    assert bench.left_out[0] == (
+        "OpenVINO float32 is left out because it does not load small: ModuleNotFoundError: No module named 'torch'"
+    )
+
+
+def test_the_best_peer_at_equal_bits() -> None:
+    """Losses are shown; a peer that is faster with other weights is not asked."""
+    times = {"minhub_py float32": [4, 1], "minhub_py int8": [2, 2], "minhub_py nf4": [1, 1],
+             "transformers float32": [6, 6], "llama.cpp F32": [2, 8], "llama.cpp Q8_0": [3, 3]}  # fmt: skip
+    rows = [{"runner": name, "values": values} for name, values in times.items()]
+    found = list(tables.best_peers(rows, lambda row: row["values"]))
+    assert found == [[("llama.cpp F32", 0.5), ("transformers float32", 6)],
+                     [("llama.cpp Q8_0", 1.5), ("llama.cpp Q8_0", 1.5)], [], [], [], []]  # fmt: skip
+    _, lines = tables.cells("prefill", {"rows": rows, "values": {"points": [32, 256]}})
+    assert lines[:3] == [["minhub_py float32", "4.0", "1.0"], ["× best peer", "0.50 llama.cpp", "6.00 transformers"],
+                         ["minhub_py int8", "2.0", "2.0"]]  # fmt: skip
 
 
 def test_every_case_has_its_columns() -> None:
@@ -213,11 +336,24 @@ def test_files_that_are_no_result(tmp_path: Path, decoded: tuple[str, Path]) -> 
     )
 
 
-def test_the_readme_quotes_the_saved_run() -> None:
-    root = Path(minhub_py.__file__).parents[1]
-    spec = importlib.util.spec_from_file_location("readme", root / "tests/benchmarks/readme.py")
+def readme() -> Any:
+    """The module tests/benchmarks/readme.py."""
+    file = Path(__file__).with_name("benchmarks") / "readme.py"
+    spec = importlib.util.spec_from_file_location("readme", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert f"{module.BEGIN}\n{module.tables()}\n{module.END}" in (root / "README.md").read_text()
+    return module
+
+
+def test_the_readme_quotes_the_saved_run() -> None:
+    module = readme()
+    assert f"{module.BEGIN}\n{module.tables()}\n{module.END}" in module.README.read_text()
+
+
+def test_parts_of_a_run_are_joined() -> None:
+    parts = [{"date": day, "cases": {day: {}}, "failed": {}, "left_out": ["a line", day]} for day in ("one", "two")]
+    assert readme().join(parts) == {
+        "date": "one", "cases": {"one": {}, "two": {}}, "failed": {}, "left_out": ["a line", "one", "two"],
+    }  # fmt: skip

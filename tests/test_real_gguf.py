@@ -160,20 +160,20 @@ def llama_cpp_of(file: Path) -> Iterator[Any]:
 
     theirs = LlamaCpp(str(file), torch.get_num_threads(), cache="float32")
     yield theirs
-    theirs.api.llama_free(theirs.context)
-    theirs.api.llama_model_free(theirs.model)
+    theirs.close()
 
 
 def last_logits(theirs: Any, ids: list[int]) -> torch.Tensor:
     """llama.cpp's logits after the last ids of a text, read at once."""
-    theirs.api.llama_memory_clear(theirs.api.llama_get_memory(theirs.context), True)
+    context = theirs.context(1, 1024)
+    theirs.api.llama_memory_clear(theirs.api.llama_get_memory(context), True)
     batch = theirs.api.llama_batch_init(len(ids), 0, 1)
     batch.n_tokens = len(ids)
     for place, id in enumerate(ids):
         batch.token[place], batch.pos[place], batch.n_seq_id[place], batch.seq_id[place][0] = id, place, 1, 0
         batch.logits[place] = place >= len(ids) - SHOWN
-    assert theirs.api.llama_decode(theirs.context, batch) == 0
-    rows = [theirs.api.llama_get_logits_ith(theirs.context, place) for place in range(len(ids) - SHOWN, len(ids))]
+    assert theirs.api.llama_decode(context, batch) == 0
+    rows = [theirs.api.llama_get_logits_ith(context, place) for place in range(len(ids) - SHOWN, len(ids))]
     logits = torch.stack([torch.from_numpy(theirs.np.ctypeslib.as_array(row, (theirs.size,)).copy()) for row in rows])
     theirs.api.llama_batch_free(batch)
     return logits

@@ -2,6 +2,7 @@
 
 Read in this order: `cases` (what is measured), `run` (models, and workers that take turns), `worker` (one process per
 library), `engines` (the same tasks for each library), `gguf` (files for llama.cpp), `tables` and `plot` (the output).
+A new peer is a row of `run.PEERS`, its class in `engines`, and a method of `engines.Converter` if it has its own files.
 
 Every ratio is one of medians, with both sides interleaved in one run after an uncounted warm-up round. Everything runs
 on the CPU. This module imports nothing heavy, because --help needs the names of the cases.
@@ -13,11 +14,16 @@ from typing import Any
 Row = dict[str, Any]
 Result = dict[str, Any]
 
+# Weights, as each library names them -> bits of a number.
+BITS = {
+    "float32": 32, "F32": 32, "bfloat16": 16, "float16": 16, "BF16": 16,
+    "int8": 8, "Q8_0": 8, "nf4": 4, "int4": 4, "Q4_0": 4,
+}  # fmt: skip
 # Name -> what is measured, in the order of the run.
 CASES = {
     "bandwidth": "reading memory",
     "decode": "decoding one text",
-    "llama": "decoding one text with a small Llama, also compared with llama.cpp",
+    "llama": "decoding one text with a small Llama, also of llama.cpp's files",
     "positions": "time per token early and late in a text",
     "gptneo": "GPT-Neo near the end of its context",
     "batch": "several texts at once",

@@ -14,14 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minhub_py.bench import Row
-from minhub_py.bench.run import BYTES, TAME, WILD, Bench, Case, Runner, Subject, variants
+from minhub_py.bench import BITS, Row
+from minhub_py.bench.run import TAME, WILD, Bench, Case, Runner, Subject, variants
 from minhub_py.bench.worker import Worker, environment
 from minhub_py.files import hub
 from minhub_py.processor import cores
 
+# Our kinds of weights that peers have, too.
+KINDS = ("float32", "bfloat16", "int8", "nf4")
 # Engines that know the bytes of weights that they read for a token.
-WEIGHED = {"Minhub", "LlamaCpp"}
+WEIGHED = {"Minhub", "LlamaCpp", "OpenVINO"}
 # Key of a step -> the step.
 Steps = dict[Any, Callable[[], Any]]
 
@@ -71,32 +73,15 @@ def decode(bench: Bench) -> Case:
     """Decoding with GPT-2, or --model."""
     subject = bench.text_model()
     runners = [*bench.ours(*bench.pick((), ("float32", "bfloat16", "int8"))),
-               *bench.transformers(subject, *bench.pick(("float32", "bfloat16"), ("float32",))),
-               *bench.ctranslate2(subject, "float32", "int8")]  # fmt: skip
-    case = decoding(bench, subject, runners)
-    compare(case.rows, "ms_per_token", "CTranslate2 int8", "ratio_to_ctranslate2_int8")
-    if (eight := named(case.rows, "minhub_py int8")) and eight["ratio_to_ctranslate2_int8"]:
-        case.notes.append(f"minhub_py int8 is {eight['ratio_to_ctranslate2_int8']:.2f} × CTranslate2 int8.")
-    return case
-
-
-# The weights of this package -> those of llama.cpp with as many bits.
-SAME_BITS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}
-SAME_FILE = {"Q8_0": "Q8_0", "Q4_0": "Q4_0"}
+               *bench.peers(subject, *bench.pick(KINDS, ("float32", "int8")))]  # fmt: skip
+    return decoding(bench, subject, runners)
 
 
 def llama(bench: Bench) -> Case:
-    """Decoding with a Llama of SmolLM2-135M's sizes, or --model; beside llama.cpp, in as many bits and on its files."""
+    """Decoding with a Llama of SmolLM2-135M's sizes, or --model; also with llama.cpp's own files."""
     subject = bench.subject("llama")
-    runners = [*bench.ours(*SAME_BITS), *bench.transformers(subject, "float32", "bfloat16"),
-               *bench.llamacpp(subject, *SAME_BITS.values())]  # fmt: skip
-    case = decoding(bench, subject, runners)
-    for ours, theirs in (SAME_BITS | SAME_FILE).items():
-        row, peer = named(case.rows, f"minhub_py {ours}"), named(case.rows, f"llama.cpp {theirs}")
-        if row and peer:
-            row["ratio_to_llamacpp"] = peer["ms_per_token"] / row["ms_per_token"]
-            row["decode_ratio_to_llamacpp"] = peer["decode_ms_per_token"] / row["decode_ms_per_token"]
-    return case
+    peers = bench.peers(subject, *KINDS)
+    return decoding(bench, subject, [*bench.ours(*KINDS), *bench.ours_on_files(peers), *peers])
 
 
 def decoding(bench: Bench, subject: Subject, runners: Sequence[Runner]) -> Case:
@@ -118,7 +103,7 @@ def decoding(bench: Bench, subject: Subject, runners: Sequence[Runner]) -> Case:
     for runner in team:
         whole, first = ([reply["seconds"] for reply in found[runner, part]] for part in ("whole", "first"))
         each = (median(whole) - median(first)) / (new - 1)
-        read = held[runner] if runner in held else subject.read * BYTES[runner.weights]
+        read = held[runner] if runner in held else subject.read * BITS[runner.weights] / 8
         rows.append({
             "runner": runner.name, "library": runner.library, "weights": runner.weights,
             "tokens_per_second": new / median(whole), "ms_per_token": 1000 * median(whole) / new,
@@ -207,8 +192,8 @@ def batch(bench: Bench) -> Case:
     new, counts = subject.room(60, bench.pick(64, 8)), bench.pick((1, 2, 4, 8, 16), (1, 2, 8))
     lengths = {count: [32] if count == 1 else [5 + 55 * row // (count - 1) for row in range(count)] for count in counts}
     prompts = {count: [subject.prompt(length, row) for row, length in enumerate(lengths[count])] for count in counts}
-    runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32"),
-               *bench.ctranslate2(subject, "float32")]  # fmt: skip
+    kinds = bench.pick(KINDS, ("float32", "int8"))
+    runners = [*bench.ours(*kinds), *bench.peers(subject, *kinds)]
     with bench.team(subject, runners) as team:
         steps = {(runner, count): partial(worker.ask, "timed", prompts=prompts[count], new=new)
                  for runner, worker in team.items() for count in counts}  # fmt: skip
@@ -229,8 +214,8 @@ def prefill(bench: Bench) -> Case:
     """Time from a prompt to its first new token."""
     subject = bench.text_model()
     lengths = subject.fits(bench.pick((32, 256, 1024), (32, 128)))
-    runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32"),
-               *bench.ctranslate2(subject, "float32")]  # fmt: skip
+    kinds = bench.pick(KINDS, ("float32", "int8"))
+    runners = [*bench.ours(*kinds), *bench.peers(subject, *kinds)]
     with bench.team(subject, runners) as team:
         steps = {(runner, length): partial(worker.ask, "timed", prompts=[subject.prompt(length)], new=1)
                  for runner, worker in team.items() for length in lengths}  # fmt: skip
@@ -456,8 +441,7 @@ def busy(bench: Bench) -> Case:
     new = subject.room(32, bench.pick(16, 4))
     others = max(cores() - bench.settings.threads, 0) + 1
     prompts = [subject.prompt(32)]
-    runners = [*bench.ours("float32", "int8"), *bench.transformers(subject, "float32"),
-               *bench.ctranslate2(subject, "float32")]  # fmt: skip
+    runners = [*bench.ours("float32", "int8"), *bench.peers(subject, "float32", "int8")]
     with bench.team(subject, runners) as team:
 
         def disturbed(worker: Worker) -> Any:

@@ -5,6 +5,7 @@ Generation is always greedy and ignores end-of-text tokens, so that all librarie
 
 import math
 import shutil
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -128,7 +129,7 @@ class Transformers(Streamer):
 
 
 class CTranslate2(Generator):
-    """CTranslate2, with a model converted by `Converter`."""
+    """CTranslate2, with a model converted by `Converter`. dtype: float32 or int8."""
 
     def __init__(self, folder: str, threads: int, dtype: str) -> None:
         import ctranslate2  # type: ignore[import-untyped]
@@ -147,7 +148,7 @@ class CTranslate2(Generator):
 
 
 class LlamaCpp(Generator):
-    """llama.cpp with a GGUF file. One id at a time after the prompt, and the likeliest of the logits.
+    """llama.cpp with a GGUF file, and the likeliest of its logits. Several prompts are sequences of one llama_batch.
 
     cache: "float32" for keys and values in float32, without flash attention, which rounds them to float16. Otherwise
     llama.cpp's defaults apply: both.
@@ -158,48 +159,124 @@ class LlamaCpp(Generator):
         import numpy as np
 
         self.api, self.np = llama_cpp, np
+        self.threads, self.cache = threads, cache
         llama_cpp.llama_backend_init()
         self.model: Any = llama_cpp.llama_model_load_from_file(folder.encode(), llama_cpp.llama_model_default_params())
         if not self.model:
             raise RuntimeError(f"llama.cpp does not open {folder}")
-        settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx = 1024
-        settings.n_threads = settings.n_threads_batch = threads
-        if cache == "float32":
-            settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
-            settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        self.context: Any = llama_cpp.llama_init_from_model(self.model, settings)
-        if not self.context:
-            raise RuntimeError("llama.cpp makes no context")
         self.size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.contexts: dict[tuple[int, int], Any] = {}
+
+    def context(self, rows: int, positions: int) -> Any:
+        """A context for `rows` sequences of so many positions; each is made once, in the warm-up round."""
+        if (rows, positions) not in self.contexts:
+            self.contexts[rows, positions] = self._make_context(rows, positions)
+        return self.contexts[rows, positions]
+
+    def close(self) -> None:
+        """Free the contexts and the model."""
+        for context in self.contexts.values():
+            self.api.llama_free(context)
+        self.api.llama_model_free(self.model)
+
+    def _make_context(self, rows: int, positions: int) -> Any:
+        settings = self.api.llama_context_default_params()
+        settings.n_seq_max, settings.n_ctx, settings.n_batch = rows, rows * positions, rows * positions
+        settings.n_threads = settings.n_threads_batch = self.threads
+        if self.cache == "float32":
+            settings.type_k = settings.type_v = self.api.GGML_TYPE_F32
+            settings.flash_attn_type = self.api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        context = self.api.llama_init_from_model(self.model, settings)
+        if not context:
+            raise RuntimeError(f"llama.cpp makes no context of {rows} × {positions} positions")
+        return context
 
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
         """The new ids of each prompt."""
-        return [self._one(prompt, new) for prompt in prompts]
-
-    def _one(self, prompt: Ids, new: int) -> Ids:
-        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
-        made = [self._read(prompt)]
-        while len(made) < new:
-            made.append(self._read(made[-1:]))
+        longest = max(map(len, prompts)) + new
+        context = self.context(len(prompts), 256 * math.ceil(longest / 256))  # llama.cpp rounds to 256 anyway
+        self.api.llama_memory_clear(self.api.llama_get_memory(context), True)
+        made: list[Ids] = [[] for _ in prompts]
+        for step in range(new):
+            rows = [ids[-1:] for ids in made] if step else prompts
+            starts = [len(prompt) + step - 1 if step else 0 for prompt in prompts]
+            for ids, logits in zip(made, self.logits(context, rows, starts), strict=True):
+                ids.append(int(logits.argmax()))
         return made
 
-    def _read(self, ids: Ids) -> int:
-        """Read ids after those read before; returns the likeliest next id."""
-        return int(self._logits(ids).argmax())
-
-    def _logits(self, ids: Ids) -> Any:
-        """Read ids after those read before; returns the logits after the last, an array (V,) until the next call."""
-        tokens = (self.api.llama_token * len(ids))(*ids)
-        status = self.api.llama_decode(self.context, self.api.llama_batch_get_one(tokens, len(ids)))
+    def logits(self, context: Any, rows: list[Ids], starts: list[int]) -> list[Any]:
+        """Read ids of each row, from its position `starts`. Returns the logits after the last, each an array (V,)."""
+        count = sum(map(len, rows))
+        batch = self.api.llama_batch_init(count, 0, 1)
+        batch.n_tokens = count
+        places = iter(range(count))
+        lasts = []
+        for row, (ids, start) in enumerate(zip(rows, starts, strict=True)):
+            for position, id in enumerate(ids, start):
+                place = next(places)
+                batch.token[place], batch.pos[place], batch.logits[place] = id, position, False
+                batch.n_seq_id[place], batch.seq_id[place][0] = 1, row
+            batch.logits[place] = True
+            lasts.append(place)
+        status = self.api.llama_decode(context, batch)
+        self.api.llama_batch_free(batch)
         if status:
             raise RuntimeError(f"llama_decode ended with status {status}")
-        logits = self.api.llama_get_logits_ith(self.context, -1)
-        return self.np.ctypeslib.as_array(logits, shape=(self.size,))
+        found = (self.api.llama_get_logits_ith(context, place) for place in lasts)
+        return [self.np.ctypeslib.as_array(logits, shape=(self.size,)) for logits in found]
 
     def bytes_per_token(self) -> int:
         """Bytes of weights in the file, all of which are read for one token if the head is tied."""
         return int(self.api.llama_model_size(self.model))
+
+
+class OpenVINO(Generator):
+    """OpenVINO with a model exported by `Converter`: one stateful request, which keeps keys and values.
+
+    precision: of products, "f32" or "bf16"; OpenVINO's default if None. "f32" has keys and values in float32, too;
+    otherwise they are rounded to 16 bits or less.
+    """
+
+    def __init__(self, folder: str, threads: int, precision: str | None = None) -> None:
+        import numpy as np
+        import openvino  # type: ignore[import-not-found,unused-ignore]
+
+        self.np = np
+        hints = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
+        if precision:
+            hints["INFERENCE_PRECISION_HINT"] = precision
+        if precision == "f32":
+            hints["KV_CACHE_PRECISION"] = precision
+        compiled = openvino.Core().compile_model(Path(folder) / "model.xml", "CPU", hints)
+        stored = (Path(folder) / "model.bin").stat().st_size
+        self.size = stored // 2 if precision == "bf16" else stored  # rounded when it is loaded
+        self.inputs = {name for port in compiled.inputs for name in port.names}
+        self.request: Any = compiled.create_infer_request()
+
+    def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
+        """The new ids of each prompt; a batch is padded on the left."""
+        np = self.np
+        width = max(map(len, prompts))
+        ids = np.array([[0] * (width - len(prompt)) + prompt for prompt in prompts])  # (B, T), then (B, 1)
+        mask = np.array([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])  # of all positions
+        self.request.reset_state()
+        made = []
+        while True:
+            inputs = {
+                "input_ids": ids, "attention_mask": mask,
+                "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :],
+                "beam_idx": np.arange(len(prompts), dtype=np.int32),  # each row goes on from itself
+            }  # fmt: skip
+            self.request.infer({name: inputs[name] for name in self.inputs}, share_inputs=True)
+            ids = self.request.get_tensor("logits").data[:, -1].argmax(-1)[:, None]
+            made.append(ids)
+            if len(made) == new:
+                return np.concatenate(made, axis=1).tolist()
+            mask = np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
+
+    def bytes_per_token(self) -> int:
+        """Bytes of all weights, which are read for one token if the head is tied."""
+        return self.size
 
 
 class Numbers:
@@ -245,8 +322,8 @@ class Converter:
         if family == "gpt2":
             write_tokenizer(Path(folder), text, model.config.vocab_size)
 
-    def ctranslate2(self, folder: str, out: str) -> None:
-        """Convert the model in `folder` to CTranslate2's format, in float32."""
+    def ctranslate2(self, folder: str, out: str, weights: str) -> None:
+        """Convert the model in `folder` to CTranslate2's format, with these weights."""
         import torch
         from ctranslate2.converters import TransformersConverter  # type: ignore[import-untyped]
         from transformers import AutoConfig
@@ -261,10 +338,10 @@ class Converter:
                 eos = config.eos_token_id
                 return Numbers(config.vocab_size, eos if isinstance(eos, int) else 0)
 
-        Plain(folder).convert(out, force=True)
+        Plain(folder).convert(out, quantization=weights, force=True)
 
     def gguf(self, folder: str, out: str, weights: str) -> None:
-        """Write the Llama in `folder` as a GGUF file with these weights: F32, or a type of `gguf.FILE_TYPES`."""
+        """Write the model in `folder` as a GGUF file with these weights: F32, or a type of `gguf.FILE_TYPES`."""
         from minhub_py.bench import gguf
 
         if weights == "F32":
@@ -274,6 +351,25 @@ class Converter:
             whole = Path(scratch) / "f32.gguf"
             gguf.write(Path(folder), whole)
             gguf.quantize(whole, Path(out), weights, self.threads)
+
+    def openvino(self, folder: str, out: str, weights: str) -> None:
+        """Write the model in `folder` for OpenVINO, as optimum-intel exports it, with int8 or int4 weights by nncf.
+
+        Other weights: float32 in the file. int4 has about as many bytes as nf4 and Q4_0: 32 numbers share a scale, and
+        the embedding, which is also the head, is in int8. The export, which takes longest, is kept beside `out`.
+        """
+        import openvino
+
+        whole = Path(out).with_name(f"{Path(folder).name}.xml")
+        if not whole.exists():
+            openvino.save_model(export(folder), whole, compress_to_fp16=False)
+        model = openvino.Core().read_model(whole)
+        if weights in ("int8", "int4"):
+            import nncf  # type: ignore[import-not-found,unused-ignore]
+
+            four = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 32, "ratio": 1.0}
+            model = nncf.compress_weights(model, **(four if weights == "int4" else {}))  # 8 bits are the default
+        openvino.save_model(model, Path(out) / "model.xml", compress_to_fp16=False)
 
     def minhub(self, folder: str, out: str, to: str, dtype: str | None) -> float:
         """Time of `minhub convert`, in seconds."""
@@ -298,6 +394,25 @@ class Converter:
         model: Any = load(folder, dtype=getattr(torch, dtype))
         model.save_pretrained(out)
         return time.perf_counter() - start
+
+
+def export(folder: str) -> Any:
+    """The checkpoint in `folder` as a stateful model of OpenVINO in float32, exported by optimum-intel.
+
+    It gives the logits of the last position only, as OpenVINO GenAI has it: an exported model gives all of a prompt's.
+    """
+    sys.modules["torchvision"] = None  # type: ignore[assignment]  # not needed, and often made for another PyTorch
+    from openvino import opset13  # type: ignore[import-not-found,unused-ignore]
+    from optimum.intel.openvino.modeling_decoder import (  # type: ignore[import-not-found,unused-ignore]
+        OVModelForCausalLM,
+    )
+
+    model = OVModelForCausalLM.from_pretrained(folder, export=True, compile=False, load_in_8bit=False).model
+    head = model.output("logits").get_node().input_value(0).get_node()
+    last = opset13.slice(head.input_value(0), [-1], [2**31 - 1], [1], [1])  # (B, T, C) -> (B, 1, C)
+    head.input(0).replace_source_output(last.output(0))
+    model.validate_nodes_and_infer_types()
+    return model
 
 
 def write_tokenizer(folder: Path, text: str, size: int) -> None:

@@ -1,61 +1,67 @@
-"""GGUF files for llama.cpp, from Llama checkpoints.
+"""GGUF files for llama.cpp, from checkpoints of GPT-2 and Llama.
 
-Keys and names are those of the package gguf, which is llama.cpp's own. The files have no tokenizer: ids
-are enough here.
+The tables by which `minhub_py.files.gguf` reads such files (`weights_map.gguf`) are used from right to left. The files
+have no tokenizer: ids are enough here.
 """
 
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 # Weights -> llama.cpp's name of the file type.
 FILE_TYPES = {"BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
+# Model type -> settings for which llama.cpp has one value only.
+ONLY_VALUE: dict[str, dict[str, object]] = {
+    "gpt2": {"activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    "llama": {"hidden_act": "silu"},
+}
 
 
 def write(folder: Path, out: Path) -> None:
-    """Write the checkpoint in `folder` as a GGUF file in float32. ValueError: it is not a plain Llama."""
+    """Write the checkpoint in `folder` as a GGUF file in float32. ValueError: llama.cpp computes another model."""
     import gguf  # type: ignore[import-not-found,unused-ignore]
 
-    from minhub_py.files.storage import Checkpoint
-    from minhub_py.pretrained import describe
+    import weights_map
+    from minhub_py import from_pretrained
+    from weights_map.engine import Mapped
 
-    checkpoint = Checkpoint(folder)
-    config: Any = describe(checkpoint)[1]
-    if (config.model_type, config.hidden_act, config.rope["rope_type"]) != ("llama", "silu", "default"):
-        raise ValueError("llama.cpp is measured only with model_type llama, silu, and rope_type default")
-    writer = gguf.GGUFWriter(out, "llama")
+    model: Any = from_pretrained(folder, device="cpu", dtype="float32")
+    settings = model.config.to_hub()
+    form = weights_map.gguf_forms[check(settings)]
+    writer = gguf.GGUFWriter(out, form.architecture)
     writer.add_tokenizer_model("none")
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.kv_heads)
-    writer.add_key_length(config.head_size)
-    writer.add_value_length(config.head_size)
-    writer.add_rope_dimension_count(config.head_size)
-    writer.add_rope_freq_base(config.rope["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, stored in checkpoint.items():
-        tensor = stored.float()
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            tensor = neighbours(tensor, config.head_size)
-        known = names.get_name(name, try_suffixes=(".weight",))
-        if known is None:
-            raise ValueError(f"GGUF has no name for {name}")
-        writer.add_tensor(known, tensor.contiguous().numpy())
+    writer.add_vocab_size(model.config.vocab_size)
+    known = {key: settings[name] for key, name in form.settings.items()}
+    known["feed_forward_length"] = known["feed_forward_length"] or 4 * known["embedding_length"]  # GPT-2's null
+    if "rope_parameters" in settings:
+        known |= {"rope.freq_base": float(settings["rope_parameters"]["rope_theta"]),
+                  "rope.dimension_count": settings["head_dim"],
+                  "attention.value_length": settings["head_dim"]}  # fmt: skip
+    for key, value in known.items():
+        if value is not None:
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(f"{form.architecture}.{key}", value)
+    on_hub = weights_map.to_hub(form.model_type, model.state_dict(), model.config)
+    for name, tensor in Mapped(form.table, on_hub, "native", model.config).items():
+        writer.add_tensor(name, tensor.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def neighbours(weight: Tensor, size: int) -> Tensor:
-    """The rows of q or k as llama.cpp wants them: of each head, i and i + D/2 side by side, since it rotates pairs."""
-    return weight.view(-1, 2, size // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+def check(settings: dict[str, Any]) -> str:
+    """The model type, if llama.cpp computes what these settings of config.json say. ValueError: it does not."""
+    kind = settings["model_type"]
+    if kind not in ONLY_VALUE:
+        raise ValueError(f"llama.cpp is measured with {' and '.join(ONLY_VALUE)} only, and this model is {kind}")
+    wanted = dict(ONLY_VALUE[kind])
+    found = {name: settings[name] for name in wanted}
+    if rope := settings.get("rope_parameters"):
+        wanted["rope_type"], found["rope_type"] = "default", rope["rope_type"]
+    for name, value in wanted.items():
+        if found[name] != value:
+            raise ValueError(f"llama.cpp is measured only with {name} {value}, and this model has {found[name]}")
+    return str(kind)
 
 
 def quantize(file: Path, out: Path, weights: str, threads: int) -> None:

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, cast
 
-from minhub_py.bench import Result, Row
+from minhub_py.bench import BITS, Result, Row
+from minhub_py.bench.tables import OURS, best_peers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {"minhub_py": "#1f6f8b", "transformers": "#e0a030", "CTranslate2": "#8c8c94"}
-SHADES = {"float32": 1.0, "bfloat16": 0.8, "float16": 0.65, "int8": 0.5, "nf4": 0.35}
+COLOURS = {"minhub_py": "#1f6f8b", "transformers": "#e0a030", "CTranslate2": "#8c8c94", "llama.cpp": "#7a9a3c",
+           "OpenVINO": "#8a5fa8"}  # fmt: skip
+SHADES = {32: 1.0, 16: 0.75, 8: 0.5, 4: 0.35}  # by bits
 PANELS = ("decode", "positions", "batch")
 INK, GREY = "#30343b", "#70757d"
 
@@ -47,7 +50,7 @@ def draw(result: Result, path: Path, caption: str) -> None:
             places = lower.subplots(1, len(small), squeeze=False)[0]
             for axes, name in zip(places, small, strict=True):
                 lines(axes, name, result["cases"][name])
-        figure.supxlabel(caption, fontsize=7.5, color=GREY, x=0.5)
+        figure.supxlabel(fill(caption, 150), fontsize=7.5, color=GREY, x=0.5)
 
         figure.savefig(path, dpi=160, facecolor="white")
 
@@ -57,7 +60,7 @@ def colour(runner: str) -> tuple[float, ...]:
     from matplotlib.colors import to_rgb
 
     library, _, weights = runner.rpartition(" ")
-    shade = SHADES.get(weights, 1.0)
+    shade = SHADES.get(BITS.get(weights, 32), 1.0)
     return tuple(1 - shade * (1 - part) for part in to_rgb(COLOURS.get(library, "#b05a6a")))
 
 
@@ -92,17 +95,19 @@ def bars(axes: "Axes", case: Row) -> None:
 
 
 def lines(axes: "Axes", name: str, case: Row) -> None:
-    """Plot a line for each runner over the points of the case."""
+    """Plot a line over the points of the case for each of our runners, and for peers that are the best somewhere."""
     points = case["values"]["points"]
+    best = {peer for found in best_peers(case["rows"], lambda row: row["values"]) for peer, _ in found}
+    rows = [row for row in case["rows"] if row["runner"].startswith(f"{OURS} ") or row["runner"] in best]
     key = {"positions": "values", "batch": "tokens_per_second"}[name]
-    for row in case["rows"]:
+    for row in rows:
         axes.plot(points, row[key], marker="o", markersize=4, linewidth=1.8, color=colour(row["runner"]),
                   label=row["runner"])  # fmt: skip
     if name == "batch":
         axes.set_xscale("log", base=2)
     axes.set_xticks(points, [f"{point:,}" for point in points])
     axes.minorticks_off()
-    axes.set_ylim(0, 1.06 * max(max(row[key]) for row in case["rows"]))
+    axes.set_ylim(0, 1.06 * max(max(row[key]) for row in rows))
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
     axes.set_axisbelow(True)

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,16 +29,9 @@ from minhub_py.registry import FAMILIES
 
 # From The Taming of the Shrew, act 2 scene 1: the built-in models have not been trained on it.
 TEXT = Path(__file__).with_name("text.txt")
-# Name -> the modules that it needs, and what pip installs.
-PEERS = {
-    "transformers": (("transformers",), "transformers"),
-    "CTranslate2": (("ctranslate2",), "ctranslate2"),
-    "llama.cpp": (("llama_cpp", "gguf"), "'minhub_py[bench-llamacpp]'"),
-}
 # Scale of random matrices, relative to initialization. A newly initialized GPT-2 repeats one id for ever in any dtype;
 # with large matrices the text never repeats, and any difference between two libraries shows at once.
 TAME, WILD = 1, 5
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 SIZES: dict[str, Mapping[str, object]] = {
     "gpt2": {},
     "gptneo": {"num_layers": 12, "num_heads": 12, "hidden_size": 768},
@@ -61,16 +55,91 @@ class Settings:
 
 @dataclass(frozen=True)
 class Runner:
-    """One side of a comparison: an engine from `engines.py` with its options for loading a model."""
+    """One side of a comparison: an engine from `engines.py` with its options for loading a model.
+
+    converter: method of `engines.Converter` that makes the library's own file.    python: one that has the library.
+    """
 
     library: str
     weights: str
     engine: str
     options: Mapping[str, str] = field(default_factory=dict, compare=False)
+    converter: str | None = None
+    python: str = sys.executable
 
     @property
     def name(self) -> str:
         return f"{self.library} {self.weights}"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library that is measured beside this package.
+
+    weights: ours -> the peer's with as many bits, and the options of its engine.    families: None for all.
+    variable: environment variable that names a Python with the library, if that does not fit into ours.
+    """
+
+    library: str
+    engine: str
+    package: str  # pip's name, for its version
+    install: str  # how to get it
+    weights: Mapping[str, tuple[str, Mapping[str, str]]]
+    modules: tuple[str, ...] = ()  # what this Python must have
+    converter: str | None = None
+    families: tuple[str, ...] | None = None
+    variable: str | None = None
+
+    @property
+    def python(self) -> str | None:
+        """The Python that has the library, or None."""
+        if self.variable:
+            return shutil.which(os.environ.get(self.variable, ""))
+        return sys.executable if all(util.find_spec(module) for module in self.modules) else None
+
+    def version(self) -> str | None:
+        """The installed version, or None."""
+        if self.python is None:
+            return None
+        code = "import sys; from importlib import metadata; print(metadata.version(sys.argv[1]))"
+        found = subprocess.run([self.python, "-c", code, self.package], capture_output=True, text=True, check=False)
+        return found.stdout.strip() or None
+
+    def runner(self, kind: str) -> Runner:
+        """The runner with as many bits as our `kind` of weights."""
+        name, options = self.weights[kind]
+        return Runner(self.library, name, self.engine, options, self.converter, self.python or sys.executable)
+
+
+PEERS = (
+    Peer(
+        library="transformers", engine="Transformers", package="transformers", modules=("transformers",),
+        install="pip install transformers",
+        weights={dtype: (dtype, {"dtype": dtype}) for dtype in ("float32", "bfloat16")},
+    ),
+    Peer(
+        library="CTranslate2", engine="CTranslate2", package="ctranslate2", modules=("ctranslate2", "transformers"),
+        install="pip install ctranslate2 transformers",
+        weights={dtype: (dtype, {"dtype": dtype}) for dtype in ("float32", "int8")},
+        converter="ctranslate2", families=("gpt2",),
+    ),
+    Peer(
+        library="llama.cpp", engine="LlamaCpp", package="llama-cpp-python", modules=("llama_cpp", "gguf"),
+        install="pip install 'minhub_py[bench-llamacpp]'",
+        # Keys and values in float32, too, so that F32 gives the same ids as the others.
+        weights={"float32": ("F32", {"cache": "float32"}), "bfloat16": ("BF16", {}), "int8": ("Q8_0", {}),
+                 "nf4": ("Q4_0", {})},
+        converter="gguf", families=("gpt2", "llama"),
+    ),
+    # In a Python of its own: optimum-intel 2.2 needs huggingface_hub before 1.22, and this package a later one.
+    Peer(
+        library="OpenVINO", engine="OpenVINO", package="openvino",
+        install="python3 -m venv ov; ov/bin/pip install optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python",
+        weights={"float32": ("float32", {"precision": "f32"}), "bfloat16": ("bfloat16", {"precision": "bf16"}),
+                 "int8": ("int8", {}), "nf4": ("int4", {})},
+        converter="openvino", variable="MINHUB_BENCH_OPENVINO",
+    ),
+)  # fmt: skip
 
 
 @dataclass
@@ -149,14 +218,6 @@ class Bench:
             self.left_out.append(line)
             note(f"Note: {line}")
 
-    def has(self, library: str) -> bool:
-        """Whether a peer is installed; if not, say so."""
-        modules, install = PEERS[library]
-        if all(util.find_spec(module) is not None for module in modules):
-            return True
-        self.leave_out(f"{library} is left out because it is not installed: pip install {install}")
-        return False
-
     def subject(self, family: str, scale: float = WILD) -> Subject:
         """The model for a case about `family`: --model, or random weights. LeftOutError: --model has another family."""
         given = self.settings.model
@@ -179,34 +240,20 @@ class Bench:
             writer.ask("random", family=family, config=SIZES[family], scale=scale, folder=str(folder), text=self.text)
         return folder
 
-    def _for_ctranslate2(self, subject: Subject) -> Path:
-        folder = self.scratch / "ctranslate2" / subject.folder.name
-        if not folder.exists():
-            folder.parent.mkdir(exist_ok=True)
-            with self.worker("Converter") as writer:
-                writer.ask("ctranslate2", folder=str(subject.folder), out=str(folder))
-        return folder
-
-    def _for_llamacpp(self, subject: Subject, weights: str) -> Path:
-        file = self.scratch / "gguf" / f"{subject.folder.name}-{weights}.gguf"
-        if not file.exists():
-            file.parent.mkdir(exist_ok=True)
-            with self.worker("Converter") as writer:
-                writer.ask("gguf", folder=str(subject.folder), out=str(file), weights=weights)
-        return file
-
     def _place(self, subject: Subject, runner: Runner) -> Path:
-        """The model in the format of the runner's library."""
-        if runner.engine == "CTranslate2":
-            return self._for_ctranslate2(subject)
-        if runner.engine == "LlamaCpp" or runner.options.get("quantize") == "auto":
-            return self._for_llamacpp(subject, runner.weights)
-        return subject.folder
+        """The model in the format of the runner's library, converted once."""
+        if runner.converter is None:
+            return subject.folder
+        place = self.scratch / f"{subject.folder.name}-{runner.weights}.{runner.converter}"
+        if not place.exists():
+            with self.worker("Converter", runner.python) as writer:
+                writer.ask(runner.converter, folder=str(subject.folder), out=str(place), weights=runner.weights)
+        return place
 
     @contextmanager
-    def worker(self, engine: str, **options: object) -> Iterator[Worker]:
+    def worker(self, engine: str, python: str = sys.executable, **options: object) -> Iterator[Worker]:
         """Start a worker and wait until it is ready. RuntimeError: it does not start."""
-        worker = Worker(engine, options, self.settings.threads)
+        worker = Worker(engine, options, self.settings.threads, python)
         try:
             worker.ready()
             yield worker
@@ -221,7 +268,7 @@ class Bench:
             for runner in runners:  # start all, then wait for each
                 with self._unless_broken(subject, runner):
                     options = {"folder": str(self._place(subject, runner)), **runner.options}
-                    worker = Worker(runner.engine, options, self.settings.threads)
+                    worker = Worker(runner.engine, options, self.settings.threads, runner.python)
                     workers[runner] = worker
                     started.callback(worker.close)
             team: dict[Runner, Worker] = {}
@@ -245,28 +292,32 @@ class Bench:
         found = variants()
         return [Runner("minhub_py", name, "Minhub", found[name]) for name in found if not weights or name in weights]
 
+    def peers(self, subject: Subject, *weights: str, only: Sequence[str] = ()) -> list[Runner]:
+        """Runners of the peers, or of `only` these, with as many bits as these kinds of our weights.
+
+        What is not installed is left out, with a line that says how to get it. A peer without the family, or without
+        weights of as many bits, is left out silently.
+        """
+        runners = []
+        for peer in PEERS:
+            if only and peer.library not in only:
+                continue
+            if subject.family == "lstm" or (peer.families and subject.family not in peer.families):
+                continue
+            if peer.python is None:
+                self.leave_out(f"{peer.library} is left out because it is not installed: {peer.install}")
+                continue
+            runners += [peer.runner(kind) for kind in weights if kind in peer.weights]
+        return runners
+
     def transformers(self, subject: Subject, *weights: str) -> list[Runner]:
         """Runners of transformers for these dtypes, if it is installed and supports the family."""
-        if subject.family == "lstm" or not self.has("transformers"):
-            return []
-        return [Runner("transformers", dtype, "Transformers", {"dtype": dtype}) for dtype in weights]
+        return self.peers(subject, *weights, only=["transformers"])
 
-    def ctranslate2(self, subject: Subject, *weights: str) -> list[Runner]:
-        """Runners of CTranslate2 for these dtypes, if it is installed with transformers, which its converter needs."""
-        if subject.family != "gpt2" or not (self.has("CTranslate2") and self.has("transformers")):
-            return []
-        return [Runner("CTranslate2", dtype, "CTranslate2", {"dtype": dtype}) for dtype in weights]
-
-    def llamacpp(self, subject: Subject, *weights: str) -> list[Runner]:
-        """Runners of llama.cpp for these kinds of weights, if it is installed and the model is a Llama.
-
-        Of the files in 8 and 4 bits there is a runner of this package, too.
-        """
-        if subject.family != "llama" or not self.has("llama.cpp"):
-            return []
-        exact = {"cache": "float32"}  # so that F32 gives the same ids as the others
-        same_file = [Runner("minhub_py", kind, "Minhub", {"quantize": "auto"}) for kind in weights if kind[0] == "Q"]
-        return same_file + [Runner("llama.cpp", kind, "LlamaCpp", exact if kind == "F32" else {}) for kind in weights]
+    def ours_on_files(self, peers: Sequence[Runner]) -> list[Runner]:
+        """Runners of this package on the files of llama.cpp in 8 and 4 bits, as they lie there."""
+        found = [peer for peer in peers if peer.converter == "gguf" and peer.weights.startswith("Q")]
+        return [Runner("minhub_py", peer.weights, "Minhub", {"quantize": "auto"}, "gguf") for peer in found]
 
     def interleave(self, what: str, steps: Mapping[Any, Callable[[], Any]]) -> dict[Any, list[Any]]:
         """Run all steps in turn, for several rounds. Returns the results of each, without the warm-up round."""
@@ -353,12 +404,8 @@ def measure(
 
 def machine(threads: int) -> Row:
     """The machine: processor, cores, threads, system and versions."""
-    versions: dict[str, str | None] = {}
-    for name in ("torch", "transformers", "ctranslate2", "llama-cpp-python", "tokenizers"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
+    versions: dict[str, str | None] = {name: metadata.version(name) for name in ("torch", "tokenizers")}
+    versions |= {peer.package: peer.version() for peer in PEERS}
     return {
         "processor": processor.name(), "cores": processor.cores(), "threads": threads,
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # before the first case

@@ -4,27 +4,24 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from minhub_py.bench import Result, Row
+from minhub_py.bench import BITS, Result, Row
 from minhub_py.console import table
 
 # Heading, key of the row or a function of the row, and format.
 Column = tuple[str, str | Callable[[Row], object], str]
+BEST = "× best peer"  # at equal bits
+OURS = "minhub_py"
 
+DECODING: tuple[Column, ...] = (
+    ("runner", "runner", ""), ("tokens/s", "tokens_per_second", ".1f"), ("ms/token", "ms_per_token", ".2f"),
+    ("decode only", "decode_ms_per_token", ".2f"), ("× transformers", "ratio", ".2f"), (BEST, "best", ""),
+    ("MB read", lambda row: row["bytes_per_token"] / 1e6, ",.1f"),
+    ("% of bandwidth", "bandwidth_percent", ".0f"), ("same ids", "same_ids", ""),
+)  # fmt: skip
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "bandwidth": (("reader", "reader", ""), ("GB/s", "gigabytes_per_second", ".1f"), ("best", "best", ".1f")),
-    "decode": (
-        ("runner", "runner", ""), ("tokens/s", "tokens_per_second", ".1f"), ("ms/token", "ms_per_token", ".2f"),
-        ("decode only", "decode_ms_per_token", ".2f"), ("× transformers", "ratio", ".2f"),
-        ("MB read", lambda row: row["bytes_per_token"] / 1e6, ",.1f"),
-        ("% of bandwidth", "bandwidth_percent", ".0f"), ("same ids", "same_ids", ""),
-    ),
-    "llama": (
-        ("runner", "runner", ""), ("tokens/s", "tokens_per_second", ".1f"), ("ms/token", "ms_per_token", ".2f"),
-        ("decode only", "decode_ms_per_token", ".2f"), ("× transformers", "ratio", ".2f"),
-        ("× llama.cpp", "ratio_to_llamacpp", ".2f"), ("decode only ×", "decode_ratio_to_llamacpp", ".2f"),
-        ("MB read", lambda row: row["bytes_per_token"] / 1e6, ",.1f"),
-        ("% of bandwidth", "bandwidth_percent", ".0f"), ("same ids", "same_ids", ""),
-    ),
+    "decode": DECODING,
+    "llama": DECODING,
     "speculation": (
         ("text", "text", ""), ("runner", "runner", ""), ("tokens/s", "tokens_per_second", ".1f"),
         ("speculating", "speculating", ".1f"), ("× without", "ratio", ".2f"), ("same ids", "same_ids", ""),
@@ -59,10 +56,44 @@ CURVES: dict[str, tuple[str, str, str, Column | None]] = {
 }
 
 
+def best_peers(rows: Sequence[Row], times: Callable[[Row], Sequence[float]]) -> Iterator[list[tuple[str, float]]]:
+    """For each row: at each point the fastest peer with weights of as many bits, and the row's speed relative to it.
+
+    times: those of a row, one for each point, lower is better. The list is empty for a peer, and where no peer has as
+    many bits.
+    """
+    kinds = [row["runner"].rpartition(" ") for row in rows]
+    for row, (library, _, weights) in zip(rows, kinds, strict=True):
+        peers = [peer for peer, (other, _, theirs) in zip(rows, kinds, strict=True)
+                 if library == OURS != other and BITS[theirs] == BITS[weights]]  # fmt: skip
+        found = []
+        for place, time in enumerate(times(row) if peers else ()):
+            best = min(peers, key=lambda peer: times(peer)[place])
+            found.append((best["runner"], times(best)[place] / time))
+        yield found
+
+
+def best_cells(found: Sequence[tuple[str, float]]) -> list[str]:
+    """Ratios and libraries. Their weights are not named: they have as many bits as the row's."""
+    return [f"{ratio:.2f} {runner.rpartition(' ')[0]}" for runner, ratio in found]
+
+
 def cells(name: str, case: Row) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the table of a case."""
-    columns = COLUMNS.get(name) or curve_columns(name, case["values"]["points"])
-    return [column[0] for column in columns], [[cell(row, column) for column in columns] for row in case["rows"]]
+    """Headings and rows of the table of a case. A curve has the ratios to the best peers in a row of their own."""
+    if columns := COLUMNS.get(name):
+        rows = case["rows"]
+        if columns is DECODING:
+            best = best_peers(rows, lambda row: [row["ms_per_token"]])
+            rows = [row | {"best": next(iter(best_cells(found)), None)} for row, found in zip(rows, best, strict=True)]
+        return [column[0] for column in columns], [[cell(row, column) for column in columns] for row in rows]
+    columns = curve_columns(name, case["values"]["points"])
+    lines = []
+    for row, found in zip(case["rows"], best_peers(case["rows"], lambda row: row["values"]), strict=True):
+        lines.append([cell(row, column) for column in columns])
+        if found:
+            ratios = [BEST, *best_cells(found)]
+            lines.append(ratios + ["-"] * (len(columns) - len(ratios)))
+    return [column[0] for column in columns], lines
 
 
 def curve_columns(name: str, points: Sequence[int]) -> tuple[Column, ...]:
@@ -86,7 +117,7 @@ def cell(row: Row, column: Column) -> str:
 def headline(result: Result) -> str:
     """One line about the machine, the versions, the date and the repeats."""
     about = result["machine"]
-    shown = ("minhub_py", "torch", "transformers", "ctranslate2", "llama-cpp-python")
+    shown = ("minhub_py", "torch", "transformers", "ctranslate2", "llama-cpp-python", "openvino")
     versions = [f"{name} {about[name]}" for name in shown if about.get(name)]  # a saved result may be older than a name
     count, threads = about["cores"], about["threads"]
     where = f"{about['processor']}, {count} core{'s' * (count > 1)}, {threads} thread{'s' * (threads > 1)}"

@@ -13,16 +13,26 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+# Starts a worker in any Python: it finds this package, but not what is installed beside it.
+START = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from minhub_py.bench import worker
+del sys.path[0]
+worker.main()
+"""
 
 
 class Worker:
-    """An engine from `engines.py` in its own process."""
+    """An engine from `engines.py` in its own process.    python: the one that runs it, which has the library."""
 
-    def __init__(self, engine: str, options: Mapping[str, object], threads: int) -> None:
+    def __init__(self, engine: str, options: Mapping[str, object], threads: int, python: str = sys.executable) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         settings = json.dumps({**options, "threads": threads})
-        command = [sys.executable, "-m", "minhub_py.bench.worker", engine, settings]
+        command = [python, "-c", START, str(Path(__file__).parents[2]), engine, settings]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment(threads)
         )
@@ -106,5 +116,6 @@ def serve(engine: str, options: dict[str, Any]) -> None:
         answer(lambda: getattr(made[0], method)(**arguments))  # noqa: B023  # called at once
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run a worker. Arguments: the engine, and its options as JSON."""
     serve(sys.argv[1], json.loads(sys.argv[2]))

@@ -2,30 +2,51 @@
 
 .venv/bin/minhub bench --save tests/benchmarks/results.json --plot tests/benchmarks/results.png
 .venv/bin/python tests/benchmarks/readme.py
+
+A run may also be measured in parts, which then make a new results.json:
+
+.venv/bin/minhub bench --only decode --save decode.json
+.venv/bin/minhub bench --only batch --save batch.json
+.venv/bin/python tests/benchmarks/readme.py decode.json batch.json
 """
 
 import json
+import sys
 from pathlib import Path
 
+from minhub_py.bench import Result
 from minhub_py.bench.tables import markdown
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
 README = HERE.parents[1] / "README.md"
-CASES = ("decode", "batch", "load", "start")
+CASES = ("decode", "llama", "prefill", "batch", "load", "start")
 BEGIN, END = "<!-- made by tests/benchmarks/readme.py -->", "<!-- until here -->"
 
 
+def join(parts: list[Result]) -> Result:
+    """One result of several: all cases, with the machine and the settings of the first."""
+    joined = dict(parts[0])
+    for name in ("cases", "failed"):
+        joined[name] = {case: value for part in parts for case, value in part[name].items()}
+    joined["left_out"] = list(dict.fromkeys(line for part in parts for line in part["left_out"]))
+    return joined
+
+
 def tables() -> str:
-    result = json.loads((HERE / "results.json").read_text())
-    cases = {name: result["cases"][name] for name in CASES}
+    result = json.loads(RESULTS.read_text())
+    cases = {name: result["cases"][name] for name in CASES if name in result["cases"]}
     return "\n".join(markdown({**result, "cases": cases}))
 
 
-def main() -> None:
+def main(paths: list[str]) -> None:
+    if paths:
+        joined = join([json.loads(Path(path).read_text()) for path in paths])
+        RESULTS.write_text(json.dumps(joined, indent=1) + "\n")
     text = README.read_text()
     before, after = text[: text.index(BEGIN)], text[text.index(END) :]
     README.write_text(f"{before}{BEGIN}\n{tables()}\n{after}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
