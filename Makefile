@@ -12,6 +12,9 @@ R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-r
 HAS_R := command -v R && command -v pandoc && \
 	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2", "httr2")) loadNamespace(p)'
 
+# The tests start some two hundred Pythons: without bytecode on disk each would compile our sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test suite soak test-real test-rtorch gpu lint style types bench wheels r vignette clean
 
 demo: .venv/.installed
