@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import json
 import os
 import signal
@@ -25,6 +26,12 @@ FIRST = ["test_r_package.py", "test_train.py", "test_r_processes.py", "test_rses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first; pytest-xdist hands them out in this order."""
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported and collected out of Python's searches for garbage: it stays until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
