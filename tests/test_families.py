@@ -88,8 +88,9 @@ def read(model: Any, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.
 def test_logits(load, name: str) -> None:
     """Of one row and of three; at once, and by a cache in pieces of several sizes: id by id beyond any window."""
     reference, model, _ = load(name)
-    forgets = any(isinstance(kept, State) or kept.window for kept in model.cache_layout())
-    for rows, several in ((1, ([*[1] * (24 if forgets else 4), 46], [41, 1, 1, 27])), (3, ([3, 1, 11, 1, 30],))):
+    reach = max(8 if isinstance(kept, State) else kept.window or 0 for kept in model.cache_layout())
+    single = min(reach, 20) + 4
+    for rows, several in ((1, ([*[1] * single, LENGTH - single], [41, 1, 1, 27])), (3, ([3, 1, 11, 1, 30],))):
         ids = ids_of(rows)
         wanted = reference(ids).logits
         assert wanted.abs().max() > 3
