@@ -296,9 +296,12 @@ def test_the_first_process_alone_says_what_is_wrong() -> None:
     assert (status, shown) == (1, "")
     assert errors.count("Error:") == 1
     assert "minhub/nothing" in errors
-    status, _, errors = run(["minhub_py"], *COMMAND, "--out", "x.csv", "--tensor-parallel", "2")
-    assert status == 2
-    assert "leave out --tensor-parallel" in errors
+
+
+def test_out_is_refused_before_processes_start() -> None:
+    refused = CliRunner().invoke(main, [*COMMAND, "--out", "x.csv", "--tensor-parallel", "2"])
+    assert refused.exit_code == 2
+    assert "leave out --tensor-parallel" in refused.output
 
 
 def test_more_processes_than_cores_are_refused_before_they_start() -> None:
