@@ -29,6 +29,7 @@ PROCESSORS = {
     "macosx_11_0_arm64": "ARM64", "win_amd64": "AMD64", "win_arm64": "ARM64",
 }  # fmt: skip
 TARGETS = dict(re.findall(r'"(\w+)": "([\w.-]+)"', (ROOT / "setup.py").read_text(encoding="utf-8")))
+ARM_LIBRARIES = "/usr/aarch64-linux-gnu"  # Debian's libc6-arm64-cross
 
 
 def main() -> None:
@@ -90,7 +91,7 @@ def run(library: Path, name: str, record: Path) -> str:
     """What the recorded calls gave, or why they were not repeated."""
     if name.startswith("manylinux"):
         same = platform.machine() == name.removeprefix("manylinux_2_17_")
-        emulator = None if same else shutil.which("qemu-aarch64-static")
+        emulator = None if same or not Path(ARM_LIBRARIES).is_dir() else shutil.which("qemu-aarch64-static")
     else:
         same, emulator = False, shutil.which("wine") if name == "win_amd64" else None
     if not (same or emulator):
@@ -100,8 +101,8 @@ def run(library: Path, name: str, record: Path) -> str:
     compiler = [sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[name]]
     subprocess.run([*compiler, "-O1", ROOT / "tests/programs/replay.c", *libraries, "-o", program], check=True)
     command = [emulator, program, library, record] if emulator else [program, library, record]
-    # Debian's libc6-arm64-cross; wine is not to show windows or messages.
-    environment = {"QEMU_LD_PREFIX": "/usr/aarch64-linux-gnu", "WINEDEBUG": "-all", **os.environ}
+    # wine is not to show windows or messages.
+    environment = {"QEMU_LD_PREFIX": ARM_LIBRARIES, "WINEDEBUG": "-all", **os.environ}
     said = []
     # Of ARM's processors one that has all instructions, and one without dot products.
     for processor in ("max", "cortex-a72") if emulator and name.startswith("manylinux") else ("",):
