@@ -874,7 +874,7 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
         for (; k + step <= end; k += step, at += width) {
             NAME(nf4_unit) units[4];
             for (int r = 0; r < R; r++) {
-                if (T == 1) __builtin_prefetch(at + r * stride + AHEAD);
+                __builtin_prefetch(at + r * stride + AHEAD);
                 if (dtype == NF4) units[r] = NAME(load_unit)(at + r * stride);
 #if LANES == 16 /* as if they changed here: GCC would load them again for each part, and take half as long again */
                 if (dtype == NF4 && T == 1) __asm__("" : "+v"(units[r].words[0]), "+r"(units[r].scales));
@@ -933,7 +933,7 @@ INLINE void NAME(rows_of_codes)(const uint8_t *data, int64_t stride, const float
  * another. So a lane has the sum of one row, and no sum is spread. After as many inputs as 32 bits have room for, the
  * upper 16 bits of each are put aside. */
 
-#define MANY_CODES(vnni) (vnni ? 16 : LANES == 8 ? 8 : 12) /* tokens from which it pays; measured (NOTES.md) */
+#define MANY_CODES(dtype, vnni) (dtype == INT8 ? 32 : vnni ? 24 : 10) /* tokens; measured (NOTES.md) */
 #if LANES >= 8
 #define PANEL_ROWS (2 * LANES)
 #define ABREAST (LANES == 16 ? 12 : 4) /* tokens: with two vectors of weights as many sums as there are registers for */
@@ -972,6 +972,9 @@ INLINE void NAME(pack_codes)(const uint8_t *data, int64_t stride, int64_t column
             shorts words[LANES][64 / LANES]; /* of 128 inputs */
             for (int r = 0; r < LANES; r++) {
                 const uint8_t *row = data + (first + r) * stride;
+                const uint8_t *next = row + PANEL_ROWS * stride + (dtype == NF4 ? k / 128 * UNIT : k); /* panel */
+                __builtin_prefetch(next, 0, 2);
+                if (dtype == INT8) __builtin_prefetch(next + 64, 0, 2);
                 if (dtype == NF4) {
                     const NAME(nf4_unit) unit = NAME(load_unit)(row + k / 128 * UNIT);
                     UNROLL for (int i = 0; i < 64 / LANES; i++) words[r][i] = NAME(nf4_weights)(&unit, 2 * LANES * i);
@@ -1088,7 +1091,7 @@ INLINE void NAME(linear_rounded)(const matrix *w, int64_t begin, int64_t end, co
     const uint8_t *data = (const uint8_t *)w->data + begin * w->stride;
     const float *row_scales = (const float *)w->scales + begin;
     int64_t done = 0;
-    if (tokens >= MANY_CODES(vnni))
+    if (tokens >= MANY_CODES(w->dtype, vnni))
         done = NAME(panels_of_codes)(w, data, row_scales, end - begin, codes, padded, scales, out, out_stride, tokens,
                                      room, vnni);
     const int64_t rest = end - begin - done;
