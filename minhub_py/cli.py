@@ -650,8 +650,11 @@ def words(
 
     See `minhub score` for what FILEs may be, and for what happens when the work is interrupted.
     """
+    from minhub_py.analysis.words import regex
+
     if sep is not None and not by:
         raise click.UsageError("--sep is for rows that are words: give --by, too.")
+    regex(ignore_regex)  # before the model is loaded
     settings = {"ignore_regex": ignore_regex, "bos": bos}
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
     rows = tables.take(options) or {}

@@ -229,6 +229,7 @@ def test_texts_of_words_lie_together(tmp_path: Path, model: str) -> None:
     assert "has no column text: give --column" in failed(*command)
     assert "has no column id: give --by one of its own, which are item, word" in failed(*command, "--by", "id")
     assert "--sep is for rows that are words" in failed(*command, "--sep", "", status=2)
+    assert "is no regular expression" in failed("words", "no/such-model", file, "--out", out, "--ignore-regex", "(")
     assert not Parts(out).folder.exists()
     (tmp_path / "in2.jsonl").write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
     (tmp_path / "in3.jsonl").write_text((tmp_path / "in2.jsonl").read_text())

@@ -321,18 +321,23 @@ def owners_of(
 
 def matching(tokenizer: Any, pattern: str) -> Collection[int]:
     """The ids of all tokens whose text a regular expression finds. ValueError: it is none of Python's."""
+    found = regex(pattern)
     if not pattern:
         return ()
+    ids = sorted(tokenizer.get_vocab().values())
+    return [id for id, text in zip(ids, texts_of_ids(tokenizer, ids), strict=True) if found.search(text or "")]
+
+
+def regex(pattern: str) -> re.Pattern[str]:
+    """The regular expression of `ignore_regex`. ValueError: it is none of Python's."""
     if "[[:" in pattern:
         raise ValueError(
             rf"ignore_regex is Python's: it has no [[:punct:]] and the like, but [^\w\s] is, not {pattern!r}"
         )
     try:
-        found = re.compile(pattern)
+        return re.compile(pattern)
     except re.error as error:
         raise ValueError(f"ignore_regex {pattern!r} is no regular expression: {error}") from error
-    ids = sorted(tokenizer.get_vocab().values())
-    return [id for id, text in zip(ids, texts_of_ids(tokenizer, ids), strict=True) if found.search(text or "")]
 
 
 def refuse_encoder_decoder(model: LanguageModel) -> None:
