@@ -567,13 +567,14 @@ INLINE vec NAME(unpack)(const matrix *w, int64_t row, int64_t k, int dtype) {
 
 /* Weights of `rows` outputs, 4 at a time: LANES of the first, of the second, ... */
 INLINE void NAME(pack_rows)(const matrix *w, int64_t row, int64_t rows, int64_t k, int64_t end, float *panel, int dtype) {
-    const int step = dtype >= Q8_0 ? 32 : LANES;
+    const int step = dtype >= Q8_0 ? 32 : LANES, size = dtype == FLOAT32 ? 4 : 2;
     for (int64_t first = row; first < row + rows; first += 4)
         for (int64_t i = k; i < end; i += step, panel += 4 * step)
             for (int r = 0; r < 4; r++) {
+                const uint8_t *data = (const uint8_t *)w->data + (first + r) * w->stride;
                 vec weights[32 / LANES];
-                if (dtype >= Q8_0)
-                    NAME(unblock)((const uint8_t *)w->data + (first + r) * w->stride, i, w->dtype, weights);
+                if (dtype <= FLOAT16) __builtin_prefetch(data + rows * w->stride + i * size, 0, 2); /* the next panel */
+                if (dtype >= Q8_0) NAME(unblock)(data, i, w->dtype, weights);
                 else weights[0] = NAME(unpack)(w, first + r, i, dtype);
                 for (int v = 0; v < step / LANES; v++) *(vec_at *)(panel + (4 * v + r) * LANES) = weights[v];
             }
@@ -582,10 +583,14 @@ INLINE void NAME(pack_rows)(const matrix *w, int64_t row, int64_t rows, int64_t 
 /* Of `width` outputs the weights of an input, 4 * LANES outputs at a time: all inputs of the first of them come first. */
 INLINE void NAME(pack_columns)(const matrix *w, int64_t column, int64_t width, int64_t k, int64_t end, float *panel,
                                int dtype) {
+    const int size = dtype == FLOAT32 ? 4 : 2;
     for (int64_t i = k; i < end; i++)
-        for (int64_t n = 0; n < width; n += LANES)
+        for (int64_t n = 0; n < width; n += LANES) {
+            const uint8_t *row = (const uint8_t *)w->data + i * w->stride;
+            __builtin_prefetch(row + SHALLOW * w->stride + (column + n) * size, 0, 2); /* the next panel */
             *(vec_at *)(panel + (n / (4 * LANES) * (end - k) + i - k) * 4 * LANES + n % (4 * LANES)) =
-                NAME(load)((const uint8_t *)w->data + i * w->stride, column + n, dtype);
+                NAME(load)(row, column + n, dtype);
+        }
 }
 
 INLINE vec NAME(begun)(const float *sums, int begins) {
