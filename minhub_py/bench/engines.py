@@ -195,7 +195,7 @@ class LlamaCpp(Generator):
         """The new ids of each prompt."""
         longest = max(map(len, prompts)) + new
         context = self.context(len(prompts), 256 * math.ceil(longest / 256))  # llama.cpp rounds to 256 anyway
-        self.api.llama_memory_clear(self.api.llama_get_memory(context), True)
+        self.api.llama_memory_clear(self.api.llama_get_memory(context), False)  # without zeros, which take time
         made: list[Ids] = [[] for _ in prompts]
         for step in range(new):
             rows = [ids[-1:] for ids in made] if step else prompts
@@ -267,7 +267,7 @@ class OpenVINO(Generator):
                 "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :],
                 "beam_idx": np.arange(len(prompts), dtype=np.int32),  # each row goes on from itself
             }  # fmt: skip
-            self.request.infer({name: inputs[name] for name in self.inputs}, share_inputs=True)
+            self.request.infer({name: inputs[name] for name in self.inputs}, share_inputs=True, share_outputs=True)
             ids = self.request.get_tensor("logits").data[:, -1].argmax(-1)[:, None]
             made.append(ids)
             if len(made) == new:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from minhub_py.inference.cache import Cache
 from minhub_py.inference.compiled import MOST_TOKENS, reader_of
-from minhub_py.inference.eager import CHUNK
+from minhub_py.inference.eager import CHUNK, Reader
 from minhub_py.inference.grammar import Matcher
 from minhub_py.inference.sampling import Sampling, StopCriteria, check_finite, one_thread
 from minhub_py.inference.speculate import Guesser
@@ -112,15 +112,23 @@ class Batch:
     keep: bytes for texts that have left. A prompt that begins like one of them, or like a text in the making, copies
     what it has in common with it instead of reading it. The text that was not used for longest goes first.
     piece: ids of prompts that one step reads at most, so that a long prompt does not hold up the other rows.
+    reader: one of this model that has been made already.
     """
 
     def __init__(
-        self, model: LanguageModel, rows: int, max_length: int, *, keep: int = 0, piece: int | None = None
+        self,
+        model: LanguageModel,
+        rows: int,
+        max_length: int,
+        *,
+        keep: int = 0,
+        piece: int | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
         self.max_length = min(max_length, self.context or max_length)
         self.start = model.decoder_start
-        self.reader = reader_of(model)
+        self.reader = reader or reader_of(model)
         with torch.inference_mode():
             self.cache = self.reader.new_cache(rows, self.max_length)
         self.cache.empty()

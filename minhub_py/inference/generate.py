@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minhub_py.arguments import model_of, whole
 from minhub_py.inference.batch import Batch
-from minhub_py.inference.compiled import MOST_TOKENS
+from minhub_py.inference.compiled import MOST_TOKENS, reader_of
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.models.base import LanguageModel
 
@@ -105,24 +105,27 @@ def score(
     else:
         pairs = [(text[:1], text[1:]) for text in texts]
     done, total = 0, sum(len(target) for _, target in pairs)
-    results: list[list[float]] = [[] for _ in pairs]
+
+    def hear(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    reader = reader_of(model)
+    results = [torch.tensor([])] * len(pairs)
     rooms = [room(model, text, len(target)) if target else 0 for text, target in pairs]
     for group in groups(rooms):
-        batch = Batch(model, len(group), max(rooms[number] for number in group))
-        rows = {batch.admit(pairs[number][0], 0, given=pairs[number][1]): number for number in group}
-        while len(batch):
-            events = batch.step()
-            for event in events:
-                assert event.logprob is not None
-                results[rows[event.row]].append(event.logprob)
-            done += len(events)
-            if progress is not None:
-                progress(done, total)
-    return [torch.tensor(found) for found in results]
+        batch = Batch(model, len(group), max(rooms[number] for number in group), reader=reader)
+        scores = score_together(batch, [pairs[number] for number in group], hear)
+        for number, found in zip(group, scores, strict=True):
+            results[number] = found
+        del batch  # before the next one takes memory for keys and values
+    return results
 
 
 def groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Numbers of the texts of some length, the short ones together: no more ids than the decoder reads at once."""
+    """Indices of the texts that are not empty, shortest first; no more ids together than the decoder reads at once."""
     group: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
         if group and (len(group) + 1) * lengths[number] > MOST_TOKENS:
@@ -132,6 +135,19 @@ def groups(lengths: Sequence[int]) -> Iterator[list[int]]:
             group.append(number)
     if group:
         yield group
+
+
+def score_together(
+    batch: Batch, pairs: Sequence[tuple[list[int], list[int]]], hear: Callable[[int], object]
+) -> list[Tensor]:
+    """The log-probabilities of the target of each pair, after its text; `hear` is told of ids as they come."""
+    found: dict[int, list[float | None]] = {batch.admit(text, 0, given=target): [] for text, target in pairs}
+    while len(batch):
+        events = batch.step()
+        for event in events:
+            found[event.row].append(event.logprob)
+        hear(len(events))
+    return [torch.tensor(logprobs) for logprobs in found.values()]
 
 
 def room(model: LanguageModel, prompt: Sequence[int], new: int) -> int:

@@ -79,7 +79,7 @@ static inline __attribute__((always_inline)) void dot_planes(const matrix *w, in
             out[t * out_stride + r] = (double)totals[r][t] * ((double)scales[t] * row_scales[r]);
 }
 
-/* As `linear_int8` of kernels.h, with the same bits. */
+/* As `linear_codes` of kernels.h, with the same bits. */
 static void linear_dots(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
                         const float *scales, float *out, int64_t out_stride, int64_t tokens) {
     for (int64_t first = 0; first < tokens; first += 16) { /* so few inputs stay in the nearest cache */

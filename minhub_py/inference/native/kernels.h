@@ -573,7 +573,7 @@ INLINE void NAME(pack_rows)(const matrix *w, int64_t row, int64_t rows, int64_t 
             for (int r = 0; r < 4; r++) {
                 const uint8_t *data = (const uint8_t *)w->data + (first + r) * w->stride;
                 vec weights[32 / LANES];
-                if (dtype <= FLOAT16) __builtin_prefetch(data + rows * w->stride + i * size, 0, 2); /* the next panel */
+                if (dtype <= FLOAT16) __builtin_prefetch(data + rows * w->stride + i * size, 0, 2); /* next rows */
                 if (dtype >= Q8_0) NAME(unblock)(data, i, w->dtype, weights);
                 else weights[0] = NAME(unpack)(w, first + r, i, dtype);
                 for (int v = 0; v < step / LANES; v++) *(vec_at *)(panel + (4 * v + r) * LANES) = weights[v];
@@ -855,8 +855,8 @@ INLINE double NAME(total)(ints v) {
 #endif
 }
 
-/* Inputs of a lane after which its 32 bits could be full: 2^31 is more than 512 * 2^15 * 127, and than
- * 64 * 2^14 * 31 * 63 + 2^16. */
+/* Inputs of a lane after which its 32 bits could be full: 2^31 is more than 512 * 2^15 * 127 + 2^16, and than
+ * 64 * 2^14 * 31 * 63 + 2^16, where 2^16 is what `tile_codes` keeps of the inputs before. */
 #define BOUND(dtype) (dtype == INT8 ? 512 : 64)
 #define WORDS BLOCKS /* for the compiler: weights of NF4 that have been unpacked to 16 bits */
 
@@ -938,7 +938,8 @@ INLINE void NAME(rows_of_codes)(const uint8_t *data, int64_t stride, const float
  * another. So a lane has the sum of one row, and no sum is spread. After as many inputs as 32 bits have room for, the
  * upper 16 bits of each are put aside. */
 
-#define MANY_CODES(dtype, vnni) (dtype == INT8 ? 32 : vnni ? 24 : 10) /* tokens; measured (NOTES.md) */
+/* Tokens from which it pays; measured (NOTES.md) where there are as many lanes. */
+#define MANY_CODES(dtype, vnni) (dtype == INT8 ? 32 : vnni ? 24 : 12)
 #if LANES >= 8
 #define PANEL_ROWS (2 * LANES)
 #define ABREAST (LANES == 16 ? 12 : 4) /* tokens: with two vectors of weights as many sums as there are registers for */
@@ -956,8 +957,8 @@ INLINE ints NAME(interleave)(ints a, ints b, int upper) {
 #endif
 }
 
-/* Rows become columns. Interleaving the first half of all numbers with the second moves the highest bit of each one's
- * place, which is (row, column), to the end; done for all bits of the row, it has moved behind the column. */
+/* Rows become columns. Each round interleaves the first half of all numbers with the second, which rotates the bits of
+ * a number's place, (row, column), by one. After as many rounds as a row has bits the two are exchanged. */
 INLINE void NAME(transpose)(ints m[LANES]) {
     UNROLL for (int done = 1; done < LANES; done *= 2) {
         ints next[LANES];
@@ -977,9 +978,10 @@ INLINE void NAME(pack_codes)(const uint8_t *data, int64_t stride, int64_t column
             shorts words[LANES][64 / LANES]; /* of 128 inputs */
             for (int r = 0; r < LANES; r++) {
                 const uint8_t *row = data + (first + r) * stride;
-                const uint8_t *next = row + PANEL_ROWS * stride + (dtype == NF4 ? k / 128 * UNIT : k); /* panel */
-                __builtin_prefetch(next, 0, 2);
-                if (dtype == INT8) __builtin_prefetch(next + 64, 0, 2);
+                /* The same inputs of the next rows, which the next panel has unless a row takes several. */
+                const uint8_t *ahead = row + PANEL_ROWS * stride + (dtype == NF4 ? k / 128 * UNIT : k);
+                __builtin_prefetch(ahead, 0, 2);
+                if (dtype == INT8) __builtin_prefetch(ahead + 64, 0, 2);
                 if (dtype == NF4) {
                     const NAME(nf4_unit) unit = NAME(load_unit)(row + k / 128 * UNIT);
                     UNROLL for (int i = 0; i < 64 / LANES; i++) words[r][i] = NAME(nf4_weights)(&unit, 2 * LANES * i);
@@ -1036,7 +1038,7 @@ INLINE void NAME(tile_codes)(const int16_t *panel, int64_t count, const int16_t 
 }
 
 /* As `rows_of_codes` does, for as many rows as make whole panels; their number. room: PANEL floats, of which the panel
- * takes a half, and its totals for MOST_TOKENS a quarter. */
+ * takes a half at most, and its totals for MOST_TOKENS a quarter. */
 INLINE int64_t NAME(panels_of_codes)(const matrix *w, const uint8_t *data, const float *row_scales, int64_t rows,
                                      const int16_t *codes, int64_t padded, const float *scales, float *out,
                                      int64_t out_stride, int64_t tokens, float *room, int vnni) {
