@@ -583,14 +583,10 @@ INLINE void NAME(pack_rows)(const matrix *w, int64_t row, int64_t rows, int64_t 
 /* Of `width` outputs the weights of an input, 4 * LANES outputs at a time: all inputs of the first of them come first. */
 INLINE void NAME(pack_columns)(const matrix *w, int64_t column, int64_t width, int64_t k, int64_t end, float *panel,
                                int dtype) {
-    const int size = dtype == FLOAT32 ? 4 : 2;
     for (int64_t i = k; i < end; i++)
-        for (int64_t n = 0; n < width; n += LANES) {
-            const uint8_t *row = (const uint8_t *)w->data + i * w->stride;
-            __builtin_prefetch(row + SHALLOW * w->stride + (column + n) * size, 0, 2); /* the next panel */
+        for (int64_t n = 0; n < width; n += LANES)
             *(vec_at *)(panel + (n / (4 * LANES) * (end - k) + i - k) * 4 * LANES + n % (4 * LANES)) =
-                NAME(load)(row, column + n, dtype);
-        }
+                NAME(load)((const uint8_t *)w->data + i * w->stride, column + n, dtype);
 }
 
 INLINE vec NAME(begun)(const float *sums, int begins) {
