@@ -57,7 +57,7 @@ does not know, no compiler when the package was installed) is left to `EagerRead
 import ctypes
 import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -166,6 +166,12 @@ def interface_of(library: Any) -> int:
 def library() -> Any:
     """The opened native/decoder.c, or None."""
     return opened()[0]
+
+
+@cache
+def keywords_of(function: Callable[..., object]) -> frozenset[str]:
+    """The names of a function's parameters: to find them takes longer than most of what an operation needs."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 class CompiledReader(EagerReader):
@@ -302,7 +308,7 @@ class CompiledReader(EagerReader):
         method = getattr(self, f"_{operation}", None)
         if method is None or operation not in OPERATIONS:
             raise UnsupportedError(f"an operation {operation}")
-        known = inspect.signature(method).parameters
+        known = keywords_of(method.__func__)
         if unknown := [name for name, value in keywords.items() if name not in known and value not in (None, False)]:
             raise UnsupportedError(f"{operation} with {', '.join(unknown)}")
         operations: list[Operation] = method(**{name: value for name, value in keywords.items() if name in known})
