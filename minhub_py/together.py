@@ -44,6 +44,7 @@ def shareable(command: F) -> F:
         if together:
             with one_voice():
                 command(*args, **settings)
+                torchrun.leave_group()
         elif tensor_parallel:
             if tensor_parallel > cores():  # so many that they may not have memory, only to come to this error
                 from minhub_py.pretrained import check_split

@@ -3,6 +3,7 @@
 Importing this module does not import PyTorch.
 """
 
+import atexit
 import os
 from datetime import timedelta
 
@@ -41,6 +42,19 @@ def join_group(cuda: bool) -> None:
         torch.cuda.set_device(local_rank())  # NCCL requires this first
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=LONG)
+        if not cuda:
+            atexit.register(leave_group)  # for scripts; gloo does not wait for the others
+
+
+def leave_group() -> None:
+    """Part from the others, where all have come to their end: a process that ends in a group may be aborted.
+
+    Not after an error on CUDA: NCCL would wait for the others, which wait for this process.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def tell(text: str, source: int = 0) -> str:

@@ -105,7 +105,7 @@ def processes(strategy: str, device: str) -> Iterator[Processes]:
         return
     torchrun.join_group(cuda=choose_device(device).name.startswith("cuda"))
     yield Processes(dist.get_rank(), dist.get_world_size(), strategy)
-    dist.destroy_process_group()  # not after an error: it would wait for the others, which wait for this process
+    torchrun.leave_group()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
