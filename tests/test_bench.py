@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import minhub_py
 from minhub_py import llama, save_pretrained
 from minhub_py.bench import CASES, cases, gguf, tables
-from minhub_py.bench.run import Bench, LeftOutError, Settings, look
+from minhub_py.bench.run import Bench, LeftOutError, Runner, Settings, look
 from minhub_py.bench.worker import Worker
 from minhub_py.files.gguf import read_header
 
@@ -246,6 +246,25 @@ def test_llamacpp_is_not_measured_with_another_model(settings: dict[str, Any], m
         gguf.write(tmp_path, tmp_path / "model.gguf")
 
 
+def test_a_python_that_is_not_there(monkeypatch: pytest.MonkeyPatch, small_llama: str, tmp_path: Path) -> None:
+    monkeypatch.setenv("MINHUB_BENCH_OPENVINO", "/nowhere/python")
+    bench = Bench(Settings(threads=1), tmp_path)
+    assert bench.peers(look("small", Path(small_llama)), "float32", only=["OpenVINO"]) == []
+    assert bench.left_out == ["OpenVINO is left out because MINHUB_BENCH_OPENVINO names no program: /nowhere/python"]
+
+
+def test_a_conversion_that_fails_leaves_no_file(small_llama: str, tmp_path: Path) -> None:
+    """The next case that needs it hears the true reason, too."""
+    bench = Bench(Settings(threads=1), tmp_path)
+    subject = look("small", Path(small_llama))
+    [runner] = bench.ours_on_files([Runner("llama.cpp", "Q9_9", "LlamaCpp", {}, "gguf")])
+    for _ in range(2):
+        with pytest.raises(LeftOutError), bench.team(subject, [runner]):
+            pass
+    assert not list(tmp_path.glob("*Q9_9.gguf"))
+    assert "does not load small: " in bench.left_out[0]
+
+
 def test_a_peer_in_another_python(monkeypatch: pytest.MonkeyPatch, small_llama: str, tmp_path: Path) -> None:
     """It finds this package there, but none of those beside it; what the environment lacks is the reason given."""
     venv.create(tmp_path / "ov", with_pip=False)
@@ -353,7 +372,9 @@ def test_the_readme_quotes_the_saved_run() -> None:
 
 
 def test_parts_of_a_run_are_joined() -> None:
-    parts = [{"date": day, "cases": {day: {}}, "failed": {}, "left_out": ["a line", day]} for day in ("one", "two")]
+    parts = [{"date": day, "settings": {"threads": 2, "repeats": repeats}, "cases": {day: {}}, "failed": {},
+              "left_out": ["a line", day]} for day, repeats in (("one", 3), ("two", 2))]  # fmt: skip
     assert readme().join(parts) == {
-        "date": "one", "cases": {"one": {}, "two": {}}, "failed": {}, "left_out": ["a line", "one", "two"],
+        "date": "one", "settings": {"threads": 2, "repeats": 2}, "cases": {"one": {}, "two": {}}, "failed": {},
+        "left_out": ["a line", "one", "two"],
     }  # fmt: skip

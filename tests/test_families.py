@@ -122,7 +122,8 @@ def test_attention(load, name: str) -> None:
     attentions = reference(torch.tensor([ids]), output_attentions=True).attentions
     reference.set_attn_implementation(before)
     wanted = [each for each in attentions if each is not None]
-    torch.testing.assert_close(found.weights, torch.cat(wanted), rtol=0, atol=TOLERANCE)
+    tolerance = TOLERANCE if name.startswith("gpt_neo-") else 2e-5  # its scores are not divided, so they are large
+    torch.testing.assert_close(found.weights, torch.cat(wanted), rtol=0, atol=tolerance)
     assert found.weights.dtype == torch.float32
     assert found.ids == ids
     sums = found.weights.sum(dim=3)
@@ -173,10 +174,12 @@ def test_saved_again_transformers_loads_it(load, name: str, tmp_path: Path) -> N
         for key, tensor in reference.state_dict().items():
             assert torch.equal(theirs.state_dict()[key], tensor), key
         with torch.no_grad():
-            assert_close(theirs(ids).logits, reference(ids).logits)
+            assert_close(theirs(ids).logits, reference(ids).logits, 2e-6)
     again = minhub_py.from_pretrained(tmp_path, device="cpu")
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[key], tensor), key
     # Not to the last bit: MKL's product with a vector depends on where in memory a weight begins.
-    assert_close(again(ids), model(ids))
+    assert_close(again(ids), model(ids), 2e-6)
 
 
 def settings_in(folder: Path) -> dict[str, Any]:

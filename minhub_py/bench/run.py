@@ -246,8 +246,10 @@ class Bench:
             return subject.folder
         place = self.scratch / f"{subject.folder.name}-{runner.weights}.{runner.converter}"
         if not place.exists():
+            part = place.with_name(f"part-{place.name}")  # what fails halfway is not taken for the whole
             with self.worker("Converter", runner.python) as writer:
-                writer.ask(runner.converter, folder=str(subject.folder), out=str(place), weights=runner.weights)
+                writer.ask(runner.converter, folder=str(subject.folder), out=str(part), weights=runner.weights)
+            part.rename(place)
         return place
 
     @contextmanager
@@ -305,7 +307,11 @@ class Bench:
             if subject.family == "lstm" or (peer.families and subject.family not in peer.families):
                 continue
             if peer.python is None:
-                self.leave_out(f"{peer.library} is left out because it is not installed: {peer.install}")
+                given = os.environ.get(peer.variable) if peer.variable else None
+                reason = (
+                    f"{peer.variable} names no program: {given}" if given else f"it is not installed: {peer.install}"
+                )
+                self.leave_out(f"{peer.library} is left out because {reason}")
                 continue
             runners += [peer.runner(kind) for kind in weights if kind in peer.weights]
         return runners

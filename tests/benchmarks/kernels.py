@@ -2,19 +2,19 @@
 
     .venv/bin/python tests/benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,vnni,avx2] [--ids 1,32,256]
 
-GPT-2 124M with random weights. All take turns, and the shortest of the rounds counts. Kernels that the processor lacks
-are left out.
+GPT-2 124M with random weights, mapped from a file as users have them. All take turns, and the shortest of the rounds
+counts. Kernels that the processor lacks are left out.
 """
 
 import argparse
 import itertools
+import tempfile
 import time
 
 import torch
 
-from minhub_py import gpt2
+from minhub_py import from_pretrained, gpt2, save_pretrained
 from minhub_py.inference.compiled import CompiledReader, library
-from minhub_py.inference.quantize import quantize
 
 
 def main() -> None:
@@ -26,7 +26,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    readers = {kind: reader(kind) for kind in args.kinds.split(",")}
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(gpt2(), folder)
+        readers = {kind: reader(folder, kind) for kind in args.kinds.split(",")}
     kernels = [name for name in args.kernels.split(",") if library().choose(name.encode())]
     counts = [int(count) for count in args.ids.split(",")]
     cases = list(itertools.product(readers, kernels, counts))
@@ -41,12 +44,9 @@ def main() -> None:
         print(f"{kind:10}{kernel:8}{times}")
 
 
-def reader(kind: str) -> CompiledReader:
-    torch.manual_seed(0)
-    model = gpt2().eval()
-    if kind != "float32":
-        quantize(model, kind)
-    return CompiledReader(model)
+def reader(folder: str, kind: str) -> CompiledReader:
+    options = {"dtype": kind} if "float" in kind else {"quantize": kind}
+    return CompiledReader(from_pretrained(folder, device="cpu", **options))
 
 
 def milliseconds(reader: CompiledReader, count: int) -> float:

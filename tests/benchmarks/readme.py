@@ -25,8 +25,9 @@ BEGIN, END = "<!-- made by tests/benchmarks/readme.py -->", "<!-- until here -->
 
 
 def join(parts: list[Result]) -> Result:
-    """One result of several: all cases, with the machine and the settings of the first."""
+    """One result of several: all cases, the machine and settings of the first, and the fewest repeats of all."""
     joined = dict(parts[0])
+    joined["settings"] = parts[0]["settings"] | {"repeats": min(part["settings"]["repeats"] for part in parts)}
     for name in ("cases", "failed"):
         joined[name] = {case: value for part in parts for case, value in part[name].items()}
     joined["left_out"] = list(dict.fromkeys(line for part in parts for line in part["left_out"]))

@@ -1054,8 +1054,7 @@ INLINE int64_t NAME(panels_of_codes)(const matrix *w, const uint8_t *data, const
         NAME(tile_codes)(panel, end - k, codes + t * padded + k, padded, bound, totals + t * PANEL_ROWS, k == 0, T, vnni)
             int64_t t = 0;
             DO(ABREAST);
-            DO(ABREAST * 2 / 3);
-            DO(ABREAST / 3);
+            if (ABREAST > 4) DO(4);
             DO(1);
 #undef DO
         }
