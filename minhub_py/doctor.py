@@ -38,7 +38,8 @@ LIBR = ("lib/libR.so", "lib/libR.dylib", "bin/x64/R.dll")
 # Why the decoder in C has chosen its kernels.
 KERNELS = {
     "amx": "the processor has AVX-512 and AMX",
-    "vnni": "the processor has AVX-512 with VNNI, and not AMX, or may not use it",
+    "bf16": "the processor has AVX-512 with VNNI and BF16, and not AMX, or may not use it",
+    "vnni": "the processor has AVX-512 with VNNI, and not BF16",
     "avx512": "the processor has AVX-512",
     "avx2": "the processor has AVX2, and not all of AVX-512",
     "dotprod": "a 64-bit ARM processor with dot products of 8-bit numbers",

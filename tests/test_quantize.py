@@ -1,17 +1,27 @@
 """Weights in 8 and 4 bits: what the codes stand for, the layers that hold them, and models made of those."""
 
 import copy
-import ctypes
 
 import pytest
 import torch
-from test_decoder import CASES, assert_close, forward, kernel, new, new_cache, plain, read, some_ids  # noqa: F401
+from test_decoder import (  # noqa: F401
+    CASES,
+    assert_close,
+    forward,
+    kernel,
+    new,
+    new_cache,
+    plain,
+    product,
+    read,
+    some_ids,
+)
 from torch import nn
 
 import minhub_py
 from minhub_py import generate, score
 from minhub_py.inference import compiled
-from minhub_py.inference.compiled import CompiledReader, Operation, reader_of
+from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.inference.eager import EagerReader
 from minhub_py.inference.quantize import (
     GROUP,
@@ -200,20 +210,11 @@ def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens, kind
     layer = QuantizedLinear(nn.Linear(columns, rows, bias=False), kind)
     layer.codes, layer.scales = pack(weight, kind)
     wholes = unpack(layer.codes, torch.ones(rows), columns).long()
-    reader = CompiledReader(new("gpt2"))
-    reader.width = -(-max(columns, rows) // 128) * 128
-    room = reader._room(tokens)
-    reader.codes = torch.zeros(128 * (1 + reader.width // 2))
-    call = reader._new_call([[torch.zeros(1, 1, 1, 1)] * 2], torch.float32, room)
-    call.tokens = tokens
-    room[1, :, :columns] = x
-    operations = (Operation * 1)(*reader._translate("linear", {"layers": [layer]}))
-    compiled.library().decode(operations, 1, ctypes.byref(call))
     most = x.abs().amax(dim=1, keepdim=True)
     steps = torch.tensor([[32767.0 if kind == "int8" else 16383.0]])  # a number / most would be a reciprocal
     codes = (x * (steps / most)).round().long()
     scales = (most / steps).double() * layer.scales.double()
-    assert torch.equal(room[2, :, :rows], ((codes @ wholes.t()).double() * scales).float())
+    assert torch.equal(product(layer, x), ((codes @ wholes.t()).double() * scales).float())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

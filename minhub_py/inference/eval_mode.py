@@ -13,6 +13,7 @@ interrupt between the two would leave it in eval mode, or a half of it. There ar
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -40,7 +41,14 @@ def has_hooks(module: nn.Module) -> bool:
     everywhere = nn.modules.module
     hooks = [module._forward_hooks, module._forward_pre_hooks]
     hooks += [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
-    return any(hooks) or any(callable(getattr(type(module), name, None)) for name in vars(module))
+    kind: type = type(module)
+    return any(hooks) or not methods_of(kind).isdisjoint(vars(module))
+
+
+@lru_cache(maxsize=256)
+def methods_of(kind: type) -> frozenset[str]:
+    """The names of a class's methods."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 def is_compiled(module: nn.Module) -> bool:

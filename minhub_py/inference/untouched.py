@@ -1,5 +1,8 @@
 """Whether a model is still what its file makes, so that its `steps` say what it computes."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -19,7 +22,16 @@ def is_of_this_package(model: nn.Module) -> bool:
     return type(model).__module__.startswith("minhub_py.") and hasattr(model, "steps")
 
 
-_made: dict[tuple[type, str], dict[str, nn.Module]] = {}  # the modules of models without weights, by class and config
+@dataclass(frozen=True)
+class Made:
+    """A module of a model without weights, and what another one must have to compute the same."""
+
+    module: nn.Module
+    shapes: dict[str, torch.Size | None]
+    settings: dict[str, Any]
+
+
+_made: dict[tuple[type, str], dict[str, Made]] = {}  # by class and config: this takes place at every `generate`
 
 
 def check_untouched(model: LanguageModel) -> None:
@@ -31,7 +43,8 @@ def check_untouched(model: LanguageModel) -> None:
         raise UnsupportedError("autocast is on")
     key = (kind, repr(model.config))
     if key not in _made:
-        _made[key] = dict(skeleton(family_of(model.config.to_hub()["model_type"]), model.config).named_modules())
+        bare = skeleton(family_of(model.config.to_hub()["model_type"]), model.config)
+        _made[key] = {name: Made(module, shapes(module), settings(module)) for name, module in bare.named_modules()}
     made = _made[key]
     found = {name: module for name, module in model.named_modules() if type(module) is not Quantized}
     if found.keys() != made.keys():
@@ -41,14 +54,21 @@ def check_untouched(model: LanguageModel) -> None:
             raise UnsupportedError(f"{name or 'the model'} is not what its file makes")
 
 
-def is_like(module: nn.Module, made: nn.Module) -> bool:
+def shapes(module: nn.Module) -> dict[str, torch.Size | None]:
+    """Of a module's own parameters and buffers."""
+    tensors = module._parameters | module._buffers
+    return {name: None if tensor is None else tensor.shape for name, tensor in tensors.items()}
+
+
+def settings(module: nn.Module) -> dict[str, Any]:
+    """What a module's maker has stored in it."""
+    return {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
+
+
+def is_like(module: nn.Module, made: Made) -> bool:
     """Whether a module computes what the one `made` at its place does, with weights of its own."""
     if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedLSTM):
-        return module.replaces(made)
-    shapes = [
-        {name: None if tensor is None else tensor.shape for name, tensor in (each._parameters | each._buffers).items()}
-        for each in (module, made)
-    ]
-    settings = {name: value for name, value in vars(made).items() if name[0] != "_" and name != "training"}
-    same = all(name in vars(module) and vars(module)[name] == value for name, value in settings.items())
-    return type(module) is type(made) and shapes[0] == shapes[1] and same
+        return module.replaces(made.module)
+    own = vars(module)
+    same = all(name in own and own[name] == value for name, value in made.settings.items())
+    return type(module) is type(made.module) and shapes(module) == made.shapes and same

@@ -1,6 +1,6 @@
 """Milliseconds that the decoder in C takes to read ids, by the weights' kind, its kernels and the number of ids.
 
-    .venv/bin/python tests/benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,vnni,avx2] [--ids 1,32,256]
+    .venv/bin/python tests/benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,bf16,avx2] [--ids 1,32,256]
 
 GPT-2 124M with random weights, mapped from a file as users have them. All take turns, and the shortest of the rounds
 counts. Kernels that the processor lacks are left out.
@@ -20,7 +20,7 @@ from minhub_py.inference.compiled import CompiledReader, library
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default="float32,int8,nf4")
-    parser.add_argument("--kernels", default="amx,vnni,avx512,avx2,dotprod,neon")
+    parser.add_argument("--kernels", default="amx,bf16,vnni,avx512,avx2,dotprod,neon")
     parser.add_argument("--ids", default="1,8,32,256")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)

@@ -22,8 +22,9 @@ static void *open_library(const char *path) { return dlopen(path, RTLD_NOW); }
 static void *find(void *library, const char *name) { return dlsym(library, name); }
 #endif
 
-/* Of the largest logit of a case. Keys of 16 bits and the inputs of int8 may be rounded to the other side. */
-#define TOLERANCE 5e-4
+/* Of the largest logit of a case. Keys of 16 bits and the inputs of int8 may be rounded to the other side; what goes into
+ * products in bfloat16 is rounded to it by some processors only. */
+#define TOLERANCE(name) (strstr(name, "bfloat16") ? 1e-2 : 5e-4)
 
 typedef struct {
     char name[64];
@@ -94,7 +95,7 @@ int main(int count, char **arguments) {
         int64_t unequal = 0;
         for (int64_t i = 0; i < h.equals; i++)
             unequal += memcmp(found + equals[i].a, found + equals[i].b, equals[i].count * 4) != 0;
-        const int good = error <= TOLERANCE && !unequal;
+        const int good = error <= TOLERANCE(h.name) && !unequal;
         if (!good) printf("%s: off by %.1e of the largest logit, other bits in %d places\n", h.name, error, (int)unequal);
         failed += !good;
         worst = error <= worst ? worst : error;

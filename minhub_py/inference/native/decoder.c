@@ -3,8 +3,8 @@
  * Writing text one id after another reads every weight once for each id, and does little else: what counts is how fast
  * weights come from memory, and that nothing else takes time. compiled.py hands over the model as a list of operations
  * (a model's own `steps`), with pointers to the weights that PyTorch holds; decode() runs the list. Arithmetic is
- * float32 whatever the weights' dtype is, but for products of int8 and nf4 weights, which are of whole numbers. Plain C,
- * no Python: the library is opened by ctypes.
+ * float32 whatever the weights' dtype is, but for products of int8 and nf4 weights, which are of whole numbers, and of
+ * bfloat16 where the processor multiplies it. Plain C, no Python: the library is opened by ctypes.
  */
 
 #define _GNU_SOURCE
@@ -116,7 +116,7 @@ enum { SCORES, OUTPUTS }; /* of attention */
 
 typedef struct {
     void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t, float *);
-    void (*round_inputs)(const float *, int64_t, int64_t, float, int16_t *, float *);
+    void (*round_inputs)(const float *, int64_t, int64_t, int, int16_t *, float *);
     void (*linear_codes)(const matrix *, int64_t, int64_t, const int16_t *, int64_t, const float *, float *, int64_t, int64_t,
                          float *);
     void (*finish)(float *, const float *, int64_t, int);
@@ -185,6 +185,7 @@ static uint16_t float_to_bfloat16(float value) {
 }
 
 static int vnni, tiles, dots; /* whether products of whole numbers use these instructions: of x86, and of ARM */
+static int pairs;             /* whether products in bfloat16 do: of x86 */
 
 #if defined(__aarch64__)
 #define NEON 1 /* which every such processor has */
@@ -239,28 +240,31 @@ static const kernels *chosen;
 /* Takes the best kernels that the processor runs, or those of a name; gives their name, or NULL: it has no such. */
 API const char *choose(const char *name) {
     /* Each has what follows it, too. */
-    static const char *const names[] = {"amx", "vnni", "avx512", "avx2", "dotprod", NEON ? "neon" : "plain"};
-    int has[] = {0, 0, 0, 0, has_dots(), 1};
+    static const char *const names[] = {"amx", "bf16", "vnni", "avx512", "avx2", "dotprod", NEON ? "neon" : "plain"};
+    enum { AMX, BF16, VNNI, AVX512, AVX2, DOTPROD, PLAIN };
+    int has[] = {0, 0, 0, 0, 0, has_dots(), 1};
 #if defined(__x86_64__)
     /* Asked of the processor itself: what compilers have for it is not in all of their libraries. */
-    unsigned a, b, c = 0, d, first = 0, second = 0, third = 0, states = 0;
+    unsigned a, b, c = 0, d, first = 0, second = 0, third = 0, fourth = 0, states = 0;
     if (__get_cpuid(1, &a, &b, &first, &d) && first >> 27 & 1) /* the registers that the system keeps */
         __asm__("xgetbv" : "=a"(states), "=d"(d) : "c"(0));
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) second = b, third = c;
-    has[3] = (states & 6) == 6 && first >> 12 & 1 && first >> 29 & 1 && second >> 5 & 1;     /* fma, f16c, avx2 */
-    has[2] = has[3] && (states & 0xe6) == 0xe6 && (second & 0xc0030000u) == 0xc0030000u; /* avx512 f, dq, bw, vl */
-    has[1] = has[2] && third >> 11 & 1;
-    has[0] = has[1] && allow_tiles();
+    if (a && __get_cpuid_count(7, 1, &a, &b, &c, &d)) fourth = a;
+    has[AVX2] = (states & 6) == 6 && first >> 12 & 1 && first >> 29 & 1 && second >> 5 & 1; /* fma, f16c, avx2 */
+    has[AVX512] = has[AVX2] && (states & 0xe6) == 0xe6 && (second & 0xc0030000u) == 0xc0030000u; /* f, dq, bw, vl */
+    has[VNNI] = has[AVX512] && third >> 11 & 1;
+    has[BF16] = has[VNNI] && fourth >> 5 & 1;
+    has[AMX] = has[BF16] && allow_tiles();
 #endif
-    for (int i = 0; i < 6; i++) {
+    for (int i = AMX; i <= PLAIN; i++) {
         if (!has[i] || (name && strcmp(name, names[i]))) continue;
         chosen = &kernels_plain;
         for (int scale = 0; scale < 64; scale++)
             for (int code = 0; code < 32; code++) nf4_scaled[scale][code] = nf4[code % 16] * scale;
 #if defined(__x86_64__)
-        if (i < 4) chosen = i < 3 ? &kernels_avx512 : &kernels_avx2;
+        if (i <= AVX2) chosen = i <= AVX512 ? &kernels_avx512 : &kernels_avx2;
 #endif
-        tiles = i == 0, vnni = i <= 1, dots = i == 4;
+        tiles = i == AMX, pairs = i <= BF16, vnni = i <= VNNI, dots = i == DOTPROD;
         return names[i];
     }
     return NULL;
@@ -427,7 +431,7 @@ typedef struct { /* what the chunks of one operation share */
     const call *c;
     float *in, *out;
     int64_t tokens, unit, chunks;
-    int64_t padded; /* codes of a token; 0: the inputs are floats */
+    int64_t padded; /* codes of a token, which may be bfloat16; 0: the inputs are floats */
     int tiled;      /* whether the codes are planes for tiles */
 } task;
 
@@ -462,8 +466,8 @@ static void round_chunk(void *context, int64_t chunk, int thread) {
     const int64_t count = t->tokens - first < 16 ? t->tokens - first : 16;
     int16_t *rows = t->tiled ? (int16_t *)scratch(t->c, thread) : codes(t->c) + first * padded;
     for (int64_t m = 0; m < count; m++)
-        chosen->round_inputs(t->in + (first + m) * t->c->width, columns, padded, t->op->weight.dtype == INT8 ? 32767 : 16383,
-                             rows + m * padded, t->c->codes + first + m);
+        chosen->round_inputs(t->in + (first + m) * t->c->width, columns, padded, t->op->weight.dtype, rows + m * padded,
+                             t->c->codes + first + m);
     for (int64_t k = 0; t->tiled && k < padded; k += 64)
         for (int64_t m = 0; m < count; m++)
             split_codes(rows + m * padded + k, m, (uint8_t *)codes(t->c) + 2 * (first * padded + 16 * k));
@@ -523,9 +527,9 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     const int64_t share = (w->rows + c->threads - 1) / c->threads;
     const int64_t chunks = c->threads * ((share + most - 1) / most);
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks};
-    if (w->dtype == INT8 || w->dtype == NF4) {
+    if (w->dtype == INT8 || w->dtype == NF4 || (w->dtype == BFLOAT16 && pairs)) {
         t.padded = (w->columns + 127) / 128 * 128;
-        t.tiled = tiles && suits_tiles(w, tokens);
+        t.tiled = tiles && w->dtype != BFLOAT16 && suits_tiles(w, tokens);
         parallel((tokens + 15) / 16, round_chunk, &t, alone);
     }
     parallel(chunks, linear_chunk, &t, alone);

@@ -700,6 +700,77 @@ static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const floa
         NAME(linear_few)(w, begin + done, end, in, in_stride, out + done, out_stride, tokens);
 }
 
+#if LANES == 16
+/* --- products of weights in bfloat16, where the processor multiplies it ---
+ *
+ * One instruction adds two products of bfloat16 to each lane's sum in float32. So the inputs are rounded to bfloat16, too,
+ * as PyTorch does it. Instructions are text, since the rest of the file is for processors without them, too. */
+
+/* A token's inputs as bfloat16, zeros up to `padded`. */
+INLINE void NAME(round_to_pairs)(const float *in, int64_t count, int64_t padded, int16_t *codes) {
+    for (int64_t i = 0; i < padded; i += LANES) {
+        const vec x = i < count ? NAME(load_some)(in, i, count - i, FLOAT32) : (vec){0};
+        NAME(few_shorts) rounded;
+        __asm__("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(x));
+        *(NAME(few_shorts) *)(codes + i) = rounded;
+    }
+}
+
+INLINE vec NAME(add_pairs)(vec sums, shorts a, shorts b) {
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
+    return sums;
+}
+
+/* The sums of `dot_pairs` go on with inputs k to k + 31, of which the weights have those in `mask`. */
+INLINE void NAME(step_pairs)(const uint8_t *data, int64_t stride, __mmask32 mask, const int16_t *codes, int64_t padded,
+                             vec sums[4][TILE], int R, int T) {
+    shorts x[TILE];
+    UNROLL for (int t = 0; t < T; t++) x[t] = *(const shorts_at *)(codes + t * padded);
+    UNROLL for (int r = 0; r < R; r++) {
+        const shorts weights = (shorts)_mm512_maskz_loadu_epi16(mask, data + r * stride);
+        __builtin_prefetch(data + r * stride + AHEAD);
+        UNROLL for (int t = 0; t < T; t++) sums[r][t] = NAME(add_pairs)(sums[r][t], weights, x[t]);
+    }
+}
+
+/* As `dot` does. */
+INLINE void NAME(dot_pairs)(const matrix *w, int64_t row, const int16_t *codes, int64_t padded, float *out,
+                            int64_t out_stride, int R, int T) {
+    const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
+    const int64_t stride = w->stride, whole = w->columns / (2 * LANES) * (2 * LANES);
+    vec sums[4][TILE];
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < T; t++) sums[r][t] = (vec){0};
+    for (int64_t k = 0; k < whole; k += 2 * LANES)
+        NAME(step_pairs)(data + 2 * k, stride, ~0u, codes + k, padded, sums, R, T);
+    if (whole < w->columns) { /* never beyond the row */
+        const __mmask32 mask = (1u << (w->columns - whole)) - 1;
+        NAME(step_pairs)(data + 2 * whole, stride, mask, codes + whole, padded, sums, R, T);
+    }
+    for (int t = 0; t < T; t++)
+        if (R == 4) NAME(sum_each)(sums[0][t], sums[1][t], sums[2][t], sums[3][t], out + t * out_stride);
+        else out[t * out_stride] = NAME(sum)(sums[0][t]);
+}
+
+static void NAME(linear_pairs)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
+                               float *out, int64_t out_stride, int64_t tokens) {
+#define DO_ROWS(R, T)                                                                                                   \
+    NAME(dot_pairs)(w, n, codes + t * padded, padded, out + t * out_stride + n - begin, out_stride, R, T)
+#define DO(T) DO_ROWS(4, T)
+    const int64_t few = padded < 4096 ? 4096 / padded * TILE : TILE; /* their inputs stay in the nearest cache */
+    for (int64_t first = 0; first < tokens; first += few) {
+        const int64_t last = first + few < tokens ? first + few : tokens;
+        int64_t n = begin;
+        for (; n + 4 <= end; n += 4)
+            for (int64_t t = first; t < last; t += TILE) FOR_TILE(last - t < TILE ? last - t : TILE, DO)
+        for (; n < end; n++)
+            for (int64_t t = first; t < last; t++) DO_ROWS(1, 1);
+    }
+#undef DO
+#undef DO_ROWS
+}
+#endif
+
 /* --- products of weights in 8 bits and in NF4, in whole numbers ---
  *
  * The inputs of a token are rounded to codes of 16 bits, with a scale for each token: an error of 1/65534 of the
@@ -722,10 +793,16 @@ INLINE ints NAME(rounded)(vec v) {
 #endif
 }
 
-/* Codes of a token's inputs, zeros up to `padded`, a multiple of 128; input = scale * code, code from -limit to limit.
- * One that is not finite makes the scale NaN, and with it all outputs. */
-static void NAME(round_inputs)(const float *in, int64_t count, int64_t padded, float limit, int16_t *codes,
-                               float *scale) {
+/* Codes of a token's inputs for weights of `dtype`, zeros up to `padded`, a multiple of 128; input = scale * code, code
+ * from -limit to limit. One that is not finite makes the scale NaN, and with it all outputs. */
+static void NAME(round_inputs)(const float *in, int64_t count, int64_t padded, int dtype, int16_t *codes, float *scale) {
+#if LANES == 16
+    if (dtype == BFLOAT16) {
+        NAME(round_to_pairs)(in, count, padded, codes);
+        return;
+    }
+#endif
+    const float limit = dtype == INT8 ? 32767 : 16383;
     vec largest = (vec){0}, odd = (vec){0};
     for (int64_t i = 0; i < count; i += LANES) {
         const vec x = NAME(load_some)(in, i, count - i, FLOAT32), size = NAME(select)(x < 0, -x, x);
@@ -1111,6 +1188,10 @@ INLINE void NAME(linear_rounded)(const matrix *w, int64_t begin, int64_t end, co
 static void NAME(linear_codes)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
                                const float *scales, float *out, int64_t out_stride, int64_t tokens, float *room) {
 #if LANES == 16
+    if (w->dtype == BFLOAT16) {
+        NAME(linear_pairs)(w, begin, end, codes, padded, out, out_stride, tokens);
+        return;
+    }
     if (vnni) {
         NAME(linear_rounded)(w, begin, end, codes, padded, scales, out, out_stride, tokens, room, 1);
         return;
