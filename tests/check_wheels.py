@@ -22,7 +22,7 @@ import lief
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # setup.py's table
-FUNCTIONS = {"choose", "decode", "interface", "has_bfloat16_tiles"}
+FUNCTIONS = {"choose", "decode", "interface", "has_bfloat16_tiles", "pack_nf4"}
 # Each platform's processor, as the header of a library says it.
 PROCESSORS = {
     "manylinux_2_17_x86_64": "X86_64", "manylinux_2_17_aarch64": "AARCH64", "macosx_11_0_x86_64": "X86_64",

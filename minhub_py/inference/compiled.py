@@ -136,7 +136,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 13 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 14 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -154,6 +154,9 @@ def opened() -> tuple[Any, str]:
     library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
     library.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
     library.decode.restype = None
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.pack_nf4.argtypes = [pointer, number, number, pointer, number, pointer, pointer, pointer]
+    library.pack_nf4.restype = None
     return library, library.choose(None).decode()
 
 

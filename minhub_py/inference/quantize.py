@@ -3,7 +3,8 @@
 int8    a scale for each output: weight = scale * code, code from -127 to 127. 8 bits a weight.
 nf4     matrices of the blocks as NormalFloat4 has them (Dettmers et al., 2023, QLoRA): one of 16 values, close to the
         quantiles of a normal distribution, times a scale of 32 inputs. Here both are whole numbers, to 31 and to 63,
-        and each output has a scale in float32: 4.25 bits a weight. Embeddings and head in int8: all that a model reads
+        and each output has a scale in float32: 4.25 bits a weight. Of eight scales for 32 inputs that with the
+        smallest squared error is taken. Embeddings and head in int8: all that a model reads
         or says goes through them.
 blocks  as they lie in a GGUF file, in one of its types (weights_map/blocks.py).
 
@@ -16,6 +17,7 @@ reads the codes. Its products with int8 and nf4 weights are of whole numbers: th
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
@@ -31,14 +33,16 @@ KINDS = ("int8", "nf4")
 
 GROUP = 32  # inputs that share a scale in nf4
 UNIT = 4 * GROUP  # inputs of 68 bytes
+ROWS = 32  # that a thread packs at a time
 MOST = 63  # of such a scale
 # By code: the whole numbers to 31 that leave the smallest squared error of trained weights (tests/benchmarks/NOTES.md).
 NF4 = torch.tensor([0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3], dtype=torch.float32)
-# The code of the value nearest to 31 * (-1 + 2 * step / STEPS): a table is ten times as fast as a search.
-STEPS = 2**14
+# The code of the value nearest to n, at 2 * n + 62: halfway between two values is always a half or a whole number.
 VALUES, CODES = NF4.sort()
-MIDDLES = (VALUES[1:] + VALUES[:-1]) / 2
-NEAREST = CODES[torch.bucketize(torch.linspace(-31, 31, STEPS + 1), MIDDLES)].to(torch.uint8)
+BETWEEN = (VALUES[1:] + VALUES[:-1]) / 2
+NEAREST = CODES[torch.bucketize(torch.arange(-31, 31.5, 0.5), BETWEEN, right=True)].to(torch.uint8)
+# Of the scale with which the largest of 32 weights is the largest value: which to try, for the smallest squared error.
+FACTORS = torch.tensor([1, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.3])
 
 
 def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -49,17 +53,49 @@ def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     lowest bits on.
     """
     weight = weight.detach().float().contiguous()
-    largest = weight.abs().amax(dim=1)
     if kind == "int8":
-        scales = largest / 127
+        scales = weight.abs().amax(dim=1) / 127
         return (weight / scales.clamp_min(1e-30).unsqueeze(1)).round().to(torch.int8), scales
-    rows, scales = len(weight), largest / (MOST * 31)
+    from minhub_py.inference.compiled import library  # which knows the layers of this file
+
+    compiled = library() if weight.device.type == "cpu" else None
+    if compiled is None:
+        return pack_nf4(weight)
+    codes = torch.empty(len(weight), -(-weight.size(1) // UNIT) * (4 + 2 * GROUP), dtype=torch.uint8)
+    scales = torch.empty(len(weight))
+    parts = list(zip(*(each.split(ROWS) for each in (weight, codes, scales)), strict=True))
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(lambda part: pack_rows(compiled, *part), parts))
+    return codes, scales
+
+
+def pack_rows(compiled: Any, weight: Tensor, codes: Tensor, scales: Tensor) -> None:
+    """As `pack_nf4`, by the compiled code, into `codes` and `scales`."""
+    compiled.pack_nf4(weight.data_ptr(), *weight.shape, FACTORS.data_ptr(), len(FACTORS), NEAREST.data_ptr(),
+                      codes.data_ptr(), scales.data_ptr())  # fmt: skip
+
+
+def pack_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and scales of a float32 weight, wherever it is."""
+    rows, scales = len(weight), weight.abs().amax(dim=1) / (MOST * 31)
     groups = F.pad(weight, (0, -weight.size(1) % UNIT)).view(rows, -1, GROUP)
-    wholes = (groups.abs().amax(dim=2) / (31 * scales.clamp_min(1e-30)).unsqueeze(1)).round_().clamp_(1, MOST)
-    steps = groups / (wholes * scales.clamp_min(1e-30).unsqueeze(1)).unsqueeze(2)
-    steps = steps.nan_to_num_(0).mul_(STEPS / 62).add_((STEPS + 1) / 2).clamp_(0, STEPS).to(torch.int32)
-    found = NEAREST.to(weight.device)[steps].view(rows, -1, 4, GROUP)
-    words = torch.stack((found[:, :, 0] | found[:, :, 1] << 4, found[:, :, 2] | found[:, :, 3] << 4), dim=3).flatten(2)
+    scale = scales.clamp_min(1e-30).unsqueeze(1)
+    largest = groups.abs().amax(dim=2) / (31 * scale)
+    wholes = least = codes = torch.empty(0)
+    for factor in FACTORS.tolist():
+        tried = (largest * factor).round_().clamp_(1, MOST)
+        steps = groups * (1 / (tried * scale)).unsqueeze(2)
+        places = (2 * steps + 62).nan_to_num_(0).clamp_(0, 124).to(torch.int32)
+        found = NEAREST.to(weight.device)[places]
+        errors = (steps - NF4.to(weight.device)[found.to(torch.int32)]).square_().sum(dim=2) * tried.square()
+        if factor == 1:
+            wholes, least, codes = tried, errors, found
+        else:
+            better = errors < least
+            wholes, least = torch.where(better, tried, wholes), torch.where(better, errors, least)
+            codes = torch.where(better.unsqueeze(2), found, codes)
+    parts = codes.view(rows, -1, 4, GROUP)
+    words = torch.stack((parts[:, :, 0] | parts[:, :, 1] << 4, parts[:, :, 2] | parts[:, :, 3] << 4), dim=3).flatten(2)
     return torch.cat((wholes.to(torch.uint8).view(rows, -1, 4), words), dim=2).view(rows, -1), scales
 
 

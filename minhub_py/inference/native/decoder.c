@@ -236,6 +236,7 @@ static const kernels *chosen;
 
 #include "tiles.h"
 #include "dot.h"
+#include "pack.h"
 
 /* Takes the best kernels that the processor runs, or those of a name; gives their name, or NULL: it has no such. */
 API const char *choose(const char *name) {
@@ -282,7 +283,7 @@ API int has_bfloat16_tiles(void) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 13 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 13: the count of changes of meaning */
+    return 14 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 14: the count of changes of meaning */
 }
 
 /* --- threads ---
