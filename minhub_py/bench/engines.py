@@ -233,8 +233,8 @@ class LlamaCpp(Generator):
 class OpenVINO(Generator):
     """OpenVINO with a model exported by `Converter`: one stateful request, which keeps keys and values.
 
-    precision: of products, "f32" or "bf16"; OpenVINO's default if None. "f32" has keys and values in float32, too;
-    otherwise they are rounded to 16 bits or less.
+    precision: of products, "f32" or "bf16"; OpenVINO's default if None. "f32" has keys and values in float32, too, and
+    does not round what meets weights in 8 and 4 bits; otherwise they are rounded to 16 bits or less.
     """
 
     def __init__(self, folder: str, threads: int, precision: str | None = None) -> None:
@@ -246,7 +246,7 @@ class OpenVINO(Generator):
         if precision:
             hints["INFERENCE_PRECISION_HINT"] = precision
         if precision == "f32":
-            hints["KV_CACHE_PRECISION"] = precision
+            hints |= {"KV_CACHE_PRECISION": precision, "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
         compiled = openvino.Core().compile_model(Path(folder) / "model.xml", "CPU", hints)
         stored = (Path(folder) / "model.bin").stat().st_size
         self.size = stored // 2 if precision == "bf16" else stored  # rounded when it is loaded
@@ -353,7 +353,7 @@ class Converter:
             gguf.quantize(whole, Path(out), weights, self.threads)
 
     def openvino(self, folder: str, out: str, weights: str) -> None:
-        """Write the model in `folder` for OpenVINO, as optimum-intel exports it, with int8 or int4 weights by nncf.
+        """Write the model in `folder` for OpenVINO, as optimum-intel exports it, with int8… or int4… weights by nncf.
 
         Other weights: float32 in the file. int4 has about as many bytes as nf4 and Q4_0: 32 numbers share a scale, and
         the embedding, which is also the head, is in int8. The export, which takes longest, is kept beside `out`.
@@ -364,11 +364,11 @@ class Converter:
         if not whole.exists():
             openvino.save_model(export(folder), whole, compress_to_fp16=False)
         model = openvino.Core().read_model(whole)
-        if weights in ("int8", "int4"):
+        if weights.startswith("int"):
             import nncf  # type: ignore[import-not-found,unused-ignore]
 
             four = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 32, "ratio": 1.0}
-            model = nncf.compress_weights(model, **(four if weights == "int4" else {}))  # 8 bits are the default
+            model = nncf.compress_weights(model, **(four if weights.startswith("int4") else {}))  # 8 bits are the default
         openvino.save_model(model, Path(out) / "model.xml", compress_to_fp16=False)
 
     def minhub(self, folder: str, out: str, to: str, dtype: str | None) -> float:

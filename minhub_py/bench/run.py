@@ -76,7 +76,8 @@ class Runner:
 class Peer:
     """A library that is measured beside this package.
 
-    weights: ours -> the peer's with as many bits, and the options of its engine.    families: None for all.
+    weights: ours -> the peer's with as many bits, and the options of its engine; a second way to compute with them has a
+    key that goes on after a hyphen.    families: None for all.
     variable: environment variable that names a Python with the library, if that does not fit into ours.
     """
 
@@ -136,7 +137,9 @@ PEERS = (
         library="OpenVINO", engine="OpenVINO", package="openvino",
         install="python3 -m venv ov; ov/bin/pip install optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python",
         weights={"float32": ("float32", {"precision": "f32"}), "bfloat16": ("bfloat16", {"precision": "bf16"}),
-                 "int8": ("int8", {}), "nf4": ("int4", {})},
+                 # It rounds what goes into products to 8 bits or bfloat16, unless it is told not to.
+                 "int8": ("int8", {}), "int8-f32": ("int8-f32", {"precision": "f32"}),
+                 "nf4": ("int4", {}), "nf4-f32": ("int4-f32", {"precision": "f32"})},
         converter="openvino", variable="MINHUB_BENCH_OPENVINO",
     ),
 )  # fmt: skip
@@ -313,7 +316,7 @@ class Bench:
                 )
                 self.leave_out(f"{peer.library} is left out because {reason}")
                 continue
-            runners += [peer.runner(kind) for kind in weights if kind in peer.weights]
+            runners += [peer.runner(kind) for kind in peer.weights if kind.partition("-")[0] in weights]
         return runners
 
     def transformers(self, subject: Subject, *weights: str) -> list[Runner]:

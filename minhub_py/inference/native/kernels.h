@@ -757,7 +757,8 @@ static void NAME(linear_pairs)(const matrix *w, int64_t begin, int64_t end, cons
 #define DO_ROWS(R, T)                                                                                                   \
     NAME(dot_pairs)(w, n, codes + t * padded, padded, out + t * out_stride + n - begin, out_stride, R, T)
 #define DO(T) DO_ROWS(4, T)
-    const int64_t few = padded < 4096 ? 4096 / padded * TILE : TILE; /* their inputs stay in the nearest cache */
+    /* So many that what they and 4 rows have stays in the nearest cache: 40 KB. */
+    const int64_t few = 20480 / padded > 4 + TILE ? (20480 / padded - 4) / TILE * TILE : TILE;
     for (int64_t first = 0; first < tokens; first += few) {
         const int64_t last = first + few < tokens ? first + few : tokens;
         int64_t n = begin;
