@@ -112,6 +112,8 @@ typedef struct { /* a token's question to a head */
     const float *sink; /* one more score, without a value; or NULL */
 } query;
 
+typedef float four_at __attribute__((vector_size(16), aligned(4), may_alias));
+
 enum { SCORES, OUTPUTS }; /* of attention */
 
 typedef struct {
@@ -580,35 +582,85 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     }
 }
 
-/* Keeps the tokens' heads, (tokens, G * D), as keys or values at their places. */
-static void keep_heads(const operation *op, const call *c, void *to, const float *in) {
+/* Turns the pairs (i, i + R/2), or (2i, 2i + 1), of each head of q and k of token m by its position, after the norms where
+ * it has them: of each head, or of all heads of q and all of k at once. */
+static void rotate(const operation *op, const call *c, float *in, int64_t m) {
+    const int64_t H = op->heads, G = op->groups, D = op->size, R = op->rotated, half = R / 2;
+    const int whole = op->more & WHOLE;
+    for (int64_t head = 0; head < H + G; head++) {
+        float *v = in + m * c->width + head * D + (head < H ? head : H) * op->gate;
+        const float *norm = head < H ? op->weight.data : op->second.data;
+        if (norm && !whole) chosen->rms_norm(v, norm, op->number, D, v);
+        if (norm && whole && head == 0) chosen->rms_norm(v, norm, op->number, H * D, v);
+        if (norm && whole && head == H) chosen->rms_norm(v, norm, op->number, G * D, v);
+        const float *cos = op->bias + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
+        if (op->more & INTERLEAVED)
+            for (int64_t i = 0; i < half; i++) {
+                const float first = v[2 * i], second = v[2 * i + 1];
+                v[2 * i] = first * cos[i] - second * sin[i];
+                v[2 * i + 1] = second * cos[i] + first * sin[i];
+            }
+        else
+            for (int64_t i = 0; i < half; i++) {
+                const float first = v[i], second = v[i + half];
+                v[i] = first * cos[i] - second * sin[i];
+                v[i + half] = second * cos[i] + first * sin[i];
+            }
+    }
+}
+
+/* Keeps the heads, (tokens, G * D), of token m as keys or values at its place. */
+static void keep_heads(const operation *op, const call *c, void *to, const float *in, int64_t m) {
     const int64_t G = op->groups, D = op->size, size = c->sizes[op->layer];
-    for (int64_t m = 0; m < c->tokens; m++)
-        for (int64_t head = 0; head < G; head++)
-            store(to, ((c->rows[m] * G + head) * size + c->positions[m] % size) * D, in + m * c->width + head * D, D,
-                  c->cache_dtype);
+    for (int64_t head = 0; head < G; head++)
+        store(to, ((c->rows[m] * G + head) * size + c->positions[m] % size) * D, in + m * c->width + head * D, D,
+              c->cache_dtype);
+}
+
+/* What an operation does with each token by itself; out: x, which norms read. */
+static void token_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t last = 16 * chunk + 16 < c->tokens ? 16 * chunk + 16 : c->tokens, columns = op->weight.columns;
+    for (int64_t m = 16 * chunk; m < last; m++) {
+        float *in = t->in + m * c->width, *x = t->out + m * c->width;
+        const float *from = op->more & KEPT ? c->kept + m * c->width : x;
+        switch (op->kind) {
+        case NORM:
+            chosen->norm(from, op->weight.data, op->bias, op->number, columns, in);
+            if (op->more & STREAM) memcpy(x, in, columns * sizeof(float));
+            break;
+        case RMS_NORM: chosen->rms_norm(from, op->weight.data, op->number, columns, in); break;
+        case ROTATE: rotate(op, c, t->in, m); break;
+        case GATE: chosen->gate(in, in + op->heads, in, op->heads, op->activation); break;
+        default: /* ATTEND */
+            keep_heads(op, c, c->keys[op->layer], t->in + op->heads * (op->size + op->gate), m);
+            keep_heads(op, c, c->values[op->layer], t->in + op->heads * (op->size + op->gate) + op->groups * op->size, m);
+        }
+    }
+}
+
+static void each_token(task *t, int alone) {
+    parallel((t->c->tokens + 15) / 16, token_chunk, t, alone);
 }
 
 /* in: q, k and v side by side, or q alone if the source's keys and values are there already. New ones are all stored
  * first: a later token sees the earlier ones. */
 static void attend(const operation *op, const call *c, float *in, float *out, int alone) {
-    const int64_t H = op->heads, G = op->groups, D = op->size, queries = H * (D + op->gate);
-    if (op->kind == ATTEND) {
-        keep_heads(op, c, c->keys[op->layer], in + queries);
-        keep_heads(op, c, c->values[op->layer], in + queries + G * D);
-    }
     task t = {.op = op, .c = c, .in = in, .out = out};
-    parallel((c->tokens + QUERIES - 1) / QUERIES * H, attend_chunk, &t, alone);
+    if (op->kind == ATTEND) each_token(&t, alone);
+    parallel((c->tokens + QUERIES - 1) / QUERIES * op->heads, attend_chunk, &t, alone);
 }
 
 /* Makes and keeps the source's keys and values for a layer of cross attention; `in` stays. */
 static void remember(const operation *op, const call *c, float *in, float *out, int alone) {
     operation part = {.kind = LINEAR, .weight = op->weight};
     linear(&part, c, in, out, c->tokens, alone);
-    keep_heads(op, c, c->keys[op->layer], out);
+    for (int64_t m = 0; m < c->tokens; m++) keep_heads(op, c, c->keys[op->layer], out, m);
     part.weight = op->second;
     linear(&part, c, in, out, c->tokens, alone);
-    keep_heads(op, c, c->values[op->layer], out);
+    for (int64_t m = 0; m < c->tokens; m++) keep_heads(op, c, c->values[op->layer], out, m);
 }
 
 /* An LSTM layer. Tokens of one row come one after another, as each needs the state that the one before it leaves; so
@@ -644,34 +696,6 @@ static void add_normed(const operation *op, const call *c, float *in, float *x, 
         chosen->rms_norm(y, op->second.data, op->number, op->weight.rows, y);
         for (int64_t i = 0; i < op->weight.rows; i++) x[m * c->width + i] += y[i];
     }
-}
-
-/* Turns the pairs (i, i + R/2), or (2i, 2i + 1), of each head of q and k by its position, after the norms where it has
- * them: of each head, or of all heads of q and all of k at once. */
-static void rotate(const operation *op, const call *c, float *in) {
-    const int64_t H = op->heads, G = op->groups, D = op->size, R = op->rotated, half = R / 2;
-    const int whole = op->more & WHOLE;
-    for (int64_t m = 0; m < c->tokens; m++)
-        for (int64_t head = 0; head < H + G; head++) {
-            float *v = in + m * c->width + head * D + (head < H ? head : H) * op->gate;
-            const float *norm = head < H ? op->weight.data : op->second.data;
-            if (norm && !whole) chosen->rms_norm(v, norm, op->number, D, v);
-            if (norm && whole && head == 0) chosen->rms_norm(v, norm, op->number, H * D, v);
-            if (norm && whole && head == H) chosen->rms_norm(v, norm, op->number, G * D, v);
-            const float *cos = op->bias + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
-            if (op->more & INTERLEAVED)
-                for (int64_t i = 0; i < half; i++) {
-                    const float first = v[2 * i], second = v[2 * i + 1];
-                    v[2 * i] = first * cos[i] - second * sin[i];
-                    v[2 * i + 1] = second * cos[i] + first * sin[i];
-                }
-            else
-                for (int64_t i = 0; i < half; i++) {
-                    const float first = v[i], second = v[i + half];
-                    v[i] = first * cos[i] - second * sin[i];
-                    v[i + half] = second * cos[i] + first * sin[i];
-                }
-        }
 }
 
 /* --- experts ---
@@ -839,22 +863,13 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case KEEP: memcpy(c->kept, x, c->tokens * width * sizeof(float)); break;
         case COPY: memcpy(in, x, c->tokens * width * sizeof(float)); break;
         case NORM:
-            for (int64_t m = 0; m < c->tokens; m++) {
-                const float *from = (op->more & KEPT ? c->kept : x) + m * width;
-                chosen->norm(from, op->weight.data, op->bias, op->number, op->weight.columns, in + m * width);
-                if (op->more & STREAM) memcpy(x + m * width, in + m * width, op->weight.columns * sizeof(float));
-            }
-            break;
         case RMS_NORM:
-            for (int64_t m = 0; m < c->tokens; m++)
-                chosen->rms_norm((op->more ? c->kept : x) + m * width, op->weight.data, op->number, op->weight.columns,
-                                 in + m * width);
+        case ROTATE:
+        case GATE: {
+            task t = {.op = op, .c = c, .in = in, .out = x};
+            each_token(&t, alone);
             break;
-        case ROTATE: rotate(op, c, in); break;
-        case GATE:
-            for (int64_t m = 0; m < c->tokens; m++)
-                chosen->gate(in + m * width, in + m * width + op->heads, in + m * width, op->heads, op->activation);
-            break;
+        }
         case LINEAR:
             linear(op, c, in, out + offset, c->tokens, alone);
             offset = op->more ? offset + op->weight.rows : 0;

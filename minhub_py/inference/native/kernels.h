@@ -1260,6 +1260,7 @@ static void NAME(cap)(float *v, int64_t count, float cap) {
 INLINE void NAME(scores)(const memory *kept, const query *queries, int64_t begin, int64_t end, int T, int dtype) {
     const int width = dtype == FLOAT32 ? 4 : 2;
     const int64_t D = kept->D, whole = D / LANES * LANES;
+    const float scale = kept->scale;
     int64_t slot = begin % kept->size; /* the slots go around, one after another: no division for each */
     for (int64_t i = begin; i < end;) {
         const int64_t count = end - i < 4 ? end - i : 4;
@@ -1282,14 +1283,13 @@ INLINE void NAME(scores)(const memory *kept, const query *queries, int64_t begin
                 for (int t = 0; t < T; t++)
                     sums[t][j] += key * NAME(load_last)(queries[t].q, whole, D - whole, FLOAT32);
             }
-        for (int t = 0; t < T; t++) {
-            float four[4];
-            NAME(sum_each)(sums[t][0], sums[t][1], sums[t][2], sums[t][3], four);
+        UNROLL for (int t = 0; t < T; t++) { /* unrolled, sums stay in registers */
+            float found[4];
+            NAME(sum_each)(sums[t][0], sums[t][1], sums[t][2], sums[t][3], found);
             float *to = queries[t].scores + i - queries[t].first;
-            if (count == 4)
-                for (int j = 0; j < 4; j++) to[j] = four[j] * kept->scale; /* one instruction each */
+            if (count == 4) *(four_at *)to = *(const four_at *)found * scale;
             else
-                for (int64_t j = 0; j < count; j++) to[j] = four[j] * kept->scale;
+                for (int64_t j = 0; j < count; j++) to[j] = found[j] * scale;
         }
         i += count;
     }
