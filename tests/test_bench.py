@@ -273,7 +273,7 @@ def test_a_peer_in_another_python(monkeypatch: pytest.MonkeyPatch, small_llama: 
     bench = Bench(Settings(threads=1), tmp_path)
     subject = look("small", Path(small_llama))
     runners = bench.peers(subject, "float32", "nf4", only=["OpenVINO"])
-    assert [runner.name for runner in runners] == ["OpenVINO float32", "OpenVINO int4"]
+    assert [runner.name for runner in runners] == ["OpenVINO float32", "OpenVINO int4", "OpenVINO int4-f32"]
     with pytest.raises(LeftOutError), bench.team(subject, runners):
         pass
     assert bench.left_out[0] == (

@@ -367,8 +367,8 @@ class Converter:
         if weights.startswith("int"):
             import nncf  # type: ignore[import-not-found,unused-ignore]
 
-            four = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 32, "ratio": 1.0}
-            model = nncf.compress_weights(model, **(four if weights.startswith("int4") else {}))  # 8 bits are the default
+            four = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 32, "ratio": 1.0}  # 8 bits are the default
+            model = nncf.compress_weights(model, **(four if weights.startswith("int4") else {}))
         openvino.save_model(model, Path(out) / "model.xml", compress_to_fp16=False)
 
     def minhub(self, folder: str, out: str, to: str, dtype: str | None) -> float:

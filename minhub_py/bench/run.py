@@ -76,8 +76,8 @@ class Runner:
 class Peer:
     """A library that is measured beside this package.
 
-    weights: ours -> the peer's with as many bits, and the options of its engine; a second way to compute with them has a
-    key that goes on after a hyphen.    families: None for all.
+    weights: ours -> the peer's with as many bits, and the options of its engine; for another way to compute with them
+    the key goes on after a hyphen.    families: None for all.
     variable: environment variable that names a Python with the library, if that does not fit into ours.
     """
 
