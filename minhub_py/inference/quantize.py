@@ -40,9 +40,9 @@ NF4 = torch.tensor([0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, 
 # The code of the value nearest to n, at 2 * n + 62: halfway between two values is always a half or a whole number.
 VALUES, CODES = NF4.sort()
 BETWEEN = (VALUES[1:] + VALUES[:-1]) / 2
-NEAREST = CODES[torch.bucketize(torch.arange(-31, 31.5, 0.5), BETWEEN, right=True)].to(torch.uint8)
+NEAREST = CODES[torch.bucketize(torch.arange(-31, 31.5, 0.5, dtype=torch.float32), BETWEEN, right=True)].to(torch.uint8)
 # Of the scale with which the largest of 32 weights is the largest value: which to try, for the smallest squared error.
-FACTORS = torch.tensor([1, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.3])
+FACTORS = torch.tensor([1, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.3], dtype=torch.float32)
 
 
 def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -61,8 +61,8 @@ def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     compiled = library() if weight.device.type == "cpu" else None
     if compiled is None:
         return pack_nf4(weight)
-    codes = torch.empty(len(weight), -(-weight.size(1) // UNIT) * (4 + 2 * GROUP), dtype=torch.uint8)
-    scales = torch.empty(len(weight))
+    codes = weight.new_empty(len(weight), -(-weight.size(1) // UNIT) * (4 + 2 * GROUP), dtype=torch.uint8)
+    scales = weight.new_empty(len(weight))
     parts = list(zip(*(each.split(ROWS) for each in (weight, codes, scales)), strict=True))
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         list(threads.map(lambda part: pack_rows(compiled, *part), parts))

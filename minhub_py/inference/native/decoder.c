@@ -188,6 +188,11 @@ static uint16_t float_to_bfloat16(float value) {
 
 static int vnni, tiles, dots; /* whether products of whole numbers use these instructions: of x86, and of ARM */
 static int pairs;             /* whether products in bfloat16 do: of x86 */
+#if defined(__clang__) || __GNUC__ >= 10 /* assemblers of older systems do not know them */
+#define PAIRS 1
+#else
+#define PAIRS 0
+#endif
 
 #if defined(__aarch64__)
 #define NEON 1 /* which every such processor has */
@@ -256,7 +261,7 @@ API const char *choose(const char *name) {
     has[AVX2] = (states & 6) == 6 && first >> 12 & 1 && first >> 29 & 1 && second >> 5 & 1; /* fma, f16c, avx2 */
     has[AVX512] = has[AVX2] && (states & 0xe6) == 0xe6 && (second & 0xc0030000u) == 0xc0030000u; /* f, dq, bw, vl */
     has[VNNI] = has[AVX512] && third >> 11 & 1;
-    has[BF16] = has[VNNI] && fourth >> 5 & 1;
+    has[BF16] = has[VNNI] && fourth >> 5 & 1 && PAIRS;
     has[AMX] = has[BF16] && allow_tiles();
 #endif
     for (int i = AMX; i <= PLAIN; i++) {

@@ -700,7 +700,7 @@ static void NAME(linear)(const matrix *w, int64_t begin, int64_t end, const floa
         NAME(linear_few)(w, begin + done, end, in, in_stride, out + done, out_stride, tokens);
 }
 
-#if LANES == 16
+#if LANES == 16 && PAIRS
 /* --- products of weights in bfloat16, where the processor multiplies it ---
  *
  * One instruction adds two products of bfloat16 to each lane's sum in float32. So the inputs are rounded to bfloat16, too,
@@ -797,7 +797,7 @@ INLINE ints NAME(rounded)(vec v) {
 /* Codes of a token's inputs for weights of `dtype`, zeros up to `padded`, a multiple of 128; input = scale * code, code
  * from -limit to limit. One that is not finite makes the scale NaN, and with it all outputs. */
 static void NAME(round_inputs)(const float *in, int64_t count, int64_t padded, int dtype, int16_t *codes, float *scale) {
-#if LANES == 16
+#if LANES == 16 && PAIRS
     if (dtype == BFLOAT16) {
         NAME(round_to_pairs)(in, count, padded, codes);
         return;
@@ -1188,11 +1188,13 @@ INLINE void NAME(linear_rounded)(const matrix *w, int64_t begin, int64_t end, co
  * room: PANEL floats. */
 static void NAME(linear_codes)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
                                const float *scales, float *out, int64_t out_stride, int64_t tokens, float *room) {
-#if LANES == 16
+#if LANES == 16 && PAIRS
     if (w->dtype == BFLOAT16) {
         NAME(linear_pairs)(w, begin, end, codes, padded, out, out_stride, tokens);
         return;
     }
+#endif
+#if LANES == 16
     if (vnni) {
         NAME(linear_rounded)(w, begin, end, codes, padded, scales, out, out_stride, tokens, room, 1);
         return;
