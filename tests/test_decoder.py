@@ -23,7 +23,7 @@ from pairs import in_pairs
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from minhub_py import generate, gpt2, gptneo, lstm, score, stream
+from minhub_py import generate, gpt2, gptneo, llama, lstm, score, stream
 from minhub_py.inference import compiled
 from minhub_py.inference.compiled import MOST_TOKENS, CompiledReader, Operation, reader_of
 from minhub_py.inference.eager import CHUNK, EagerReader
@@ -848,6 +848,21 @@ def test_nan_is_named_whatever_the_sampling(settings) -> None:
         model.ln_f.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="NaN or infinite"):
         generate(model, [[1, 2]], 5, **settings)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm", "llama"])
+def test_other_defaults_of_pytorch(family) -> None:
+    """The compiled code's memory is float32 on the CPU, whatever tensors are by default."""
+    model = new(family) if family != "llama" else llama(vocab_size=61, hidden_size=24, num_attention_heads=4,
+                                                        intermediate_size=40, num_hidden_layers=2).eval()  # fmt: skip
+    wanted = generate(model, [[1, 2, 3]], 20, temperature=0)
+    for dtype in (torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            found = generate(model, [[1, 2, 3]], 20, temperature=0)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert found == wanted
 
 
 def test_autocast_is_pytorchs() -> None:

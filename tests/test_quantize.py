@@ -90,12 +90,13 @@ def test_nf4_is_the_nearest_of_16_values(columns) -> None:
     best = (groups.unsqueeze(-1) - NF4 * steps.unsqueeze(-1)).abs().amin(dim=-1)
     assert ((groups - rounded).abs() <= best + 1e-5 * steps).all()
     # No scale of those that are tried does better, the one that makes the largest weight the largest value among them.
+    found = (groups - rounded).square().sum(dim=2)
     for factor in FACTORS.tolist():
         tried = (groups.abs().amax(dim=2) * factor / 31 / scales[:, None]).round().clamp(1, 63) * scales[:, None]
-        other = (groups.unsqueeze(-1) - NF4 * tried[:, :, None, None]).abs().amin(dim=-1)
-        assert ((groups - rounded).square().sum(dim=2) <= 1.0001 * other.square().sum(dim=2)).all()
-    if columns >= 200:
-        assert (wholes < 50).any()
+        other = (groups.unsqueeze(-1) - NF4 * tried[:, :, None, None]).abs().amin(dim=-1).square().sum(dim=2)
+        assert (found <= 1.0001 * other).all()
+        if factor == 1 and columns >= 200:
+            assert (found.sum(dim=1) / other.sum(dim=1)).mean() < 0.92
 
 
 @pytest.mark.parametrize("columns", COLUMNS)

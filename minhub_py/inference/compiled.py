@@ -46,9 +46,9 @@ An encoder-decoder has `encoder_steps` too, which end with the source's keys and
 factor of a norm is 1 + its weight.
 
 `CompiledReader` turns them into pointers for native/decoder.c. Weights stay where PyTorch has them, in float32 or 16
-bits, or quantized (quantize.py). Arithmetic is float32, but for products with int8 and nf4 weights: with 16-bit weights
-the logits are those of the float32 model that has the same, rounded weights. Keys and values are then rounded to 16
-bits.
+bits, or quantized (quantize.py). Arithmetic is float32, but products with int8 and nf4 weights, and with bfloat16 where
+the processor multiplies it (AVX-512 with BF16; but for experts), round their inputs. So with other 16-bit weights the
+logits are those of the float32 model that has the same, rounded weights. Keys and values are then rounded to 16 bits.
 
 What it cannot do (a GPU, a layer that somebody has replaced or hooked, an operation, a keyword or an activation that it
 does not know, no compiler when the package was installed) is left to `EagerReader`. `reader_of` chooses.
@@ -199,7 +199,7 @@ class CompiledReader(EagerReader):
         kinds = {operation.kind for operation in operations}
         self.guesses = kinds.isdisjoint({KINDS["recur"], KINDS["delta_rule"]})  # a state cannot take ids back
         # From how many ids on `forward` is the faster one: its products in bfloat16 use AMX where the processor has it,
-        # though they round activations to it, and their sums differ between numbers of threads. An LSTM takes its ids
+        # and their sums differ between numbers of threads. An LSTM takes its ids
         # one by one either way. MXFP4 and GGUF's blocks it would have to unpack at every call.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16] and self.library.has_bfloat16_tiles()
         unpacks = any(operation.weight.dtype >= MXFP4 for operation in operations)
@@ -210,8 +210,9 @@ class CompiledReader(EagerReader):
             raise UnsupportedError("keys and values in float64")
         self.room = self._room(MOST_TOKENS)
         self.codes = zeros((MOST_TOKENS * (1 + self.width // 2),), torch.float32, CPU)
-        self.scratch = torch.empty(0)
-        self.logits = torch.empty(0)
+        # For compiled code, whatever PyTorch's default dtype and device are.
+        self.scratch = torch.empty(0, dtype=torch.float32, device=CPU)
+        self.logits = torch.empty(0, dtype=torch.float32, device=CPU)
 
     def new_cache(self, rows: int, size: int) -> Cache:
         """See `Reader`."""
@@ -263,7 +264,7 @@ class CompiledReader(EagerReader):
         if self.rotated and positions:
             self._rotations(max(positions) + 1)
         if self.logits.size(0) < len(wanted):
-            self.logits = torch.empty(len(wanted), self.vocab_size)
+            self.logits = self.logits.new_empty(len(wanted), self.vocab_size)
         call = self._new_call(cache.layers, cache.dtype, self.room)
         for first in range(0, len(ids), MOST_TOKENS):
             part = slice(first, first + MOST_TOKENS)
@@ -290,7 +291,7 @@ class CompiledReader(EagerReader):
         panel = max(PANEL + MOST_TOKENS * 32 * 16, self.width * 8)
         need = max(MOST_TOKENS * (256 + 64) + panel, QUERIES * (max(sizes) + 16))
         if self.scratch.numel() < self.threads * need:
-            self.scratch = torch.empty(self.threads * need)
+            self.scratch = self.scratch.new_empty(self.threads * need)
         return Call(
             keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[dtype],
             threads=self.threads, x=room[0].data_ptr(), h=room[1].data_ptr(), g=room[2].data_ptr(),
@@ -340,8 +341,9 @@ class CompiledReader(EagerReader):
         return [Operation()]
 
     def _norm(self, layer: Any, kept: bool = False, stream: bool = False) -> list[Operation]:
-        weight = torch.ones(layer.normalized_shape) if layer.weight is None else layer.weight
-        bias = torch.zeros(layer.normalized_shape) if layer.bias is None else layer.bias
+        shape = layer.normalized_shape
+        weight = torch.ones(shape, device=CPU) if layer.weight is None else layer.weight
+        bias = torch.zeros(shape, device=CPU) if layer.bias is None else layer.bias
         weights = {"weight": self._vector(weight), "bias": self._floats(bias)}
         return [Operation(**weights, number=layer.eps, more=kept + 2 * stream)]
 
@@ -364,7 +366,7 @@ class CompiledReader(EagerReader):
         plus_one: bool = False, whole: bool = False, interleaved: bool = False, gate: bool = False,
     ) -> list[Operation]:  # fmt: skip
         groups = groups or heads
-        self.rotated.setdefault(rope, torch.empty(0))
+        self.rotated.setdefault(rope, torch.empty(0, device=CPU))
         size = self.outputs // (heads * (1 + gate) + 2 * groups)
         operation = Operation(heads=heads, groups=groups, size=size, gate=gate * size, more=whole + 2 * interleaved,
                               rotated=2 * len(rope.frequencies), layer=list(self.rotated).index(rope))  # fmt: skip
@@ -379,7 +381,7 @@ class CompiledReader(EagerReader):
         if count <= known:
             return
         for rope in self.rotated:
-            cos, sin, growth = rope(torch.arange(max(count, 2 * known)))  # (positions, R/2)
+            cos, sin, growth = rope(torch.arange(max(count, 2 * known), device=CPU))  # (positions, R/2)
             grown = 1.0 if growth is None else growth.unsqueeze(1)
             self.rotated[rope] = torch.cat((cos * grown, sin * grown, cos, sin), dim=1).contiguous()
         places = [rotated.data_ptr() for rotated in self.rotated.values()]
@@ -400,7 +402,7 @@ class CompiledReader(EagerReader):
                               layer=0 if both_ways else self.layers)  # fmt: skip
         if bias is not None:
             check_memory(bias.weight)
-            distances = torch.arange(-bias.far, bias.far + 1)  # what is farther is as the farthest
+            distances = torch.arange(-bias.far, bias.far + 1, device=CPU)  # what is farther is as the farthest
             operation.second = self._vector(bias.weight[bias.buckets(distances)].t())
             operation.rotated = bias.far
         self.layers = 1 if both_ways else self.layers + 1  # an encoder's layers keep nothing

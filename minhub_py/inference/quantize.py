@@ -36,13 +36,15 @@ UNIT = 4 * GROUP  # inputs of 68 bytes
 ROWS = 32  # that a thread packs at a time
 MOST = 63  # of such a scale
 # By code: the whole numbers to 31 that leave the smallest squared error of trained weights (tests/benchmarks/NOTES.md).
-NF4 = torch.tensor([0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3], dtype=torch.float32)
+NF4 = torch.tensor([0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3], dtype=torch.float32,
+                   device="cpu")  # fmt: skip
 # The code of the value nearest to n, at 2 * n + 62: halfway between two values is always a half or a whole number.
 VALUES, CODES = NF4.sort()
 BETWEEN = (VALUES[1:] + VALUES[:-1]) / 2
-NEAREST = CODES[torch.bucketize(torch.arange(-31, 31.5, 0.5, dtype=torch.float32), BETWEEN, right=True)].to(torch.uint8)
+PLACES = torch.arange(-62, 63, dtype=torch.float32, device="cpu") / 2
+NEAREST = CODES[torch.bucketize(PLACES, BETWEEN, right=True)].to(torch.uint8)
 # Of the scale with which the largest of 32 weights is the largest value: which to try, for the smallest squared error.
-FACTORS = torch.tensor([1, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.3], dtype=torch.float32)
+FACTORS = torch.tensor([1, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.3], dtype=torch.float32, device="cpu")
 
 
 def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -77,7 +79,7 @@ def pack_rows(compiled: Any, weight: Tensor, codes: Tensor, scales: Tensor) -> N
 
 def pack_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and scales of a float32 weight, wherever it is."""
-    rows, scales = len(weight), weight.abs().amax(dim=1) / (MOST * 31)
+    rows, scales = len(weight), weight.abs().amax(dim=1) / (MOST * 31) + (weight * 0).sum(dim=1)  # NaN beside infinity
     groups = F.pad(weight, (0, -weight.size(1) % UNIT)).view(rows, -1, GROUP)
     scale = scales.clamp_min(1e-30).unsqueeze(1)
     largest = groups.abs().amax(dim=2) / (31 * scale)

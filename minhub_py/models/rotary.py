@@ -47,7 +47,8 @@ class Rope:
 
         float32 whatever the weights are: in 16 bits, far positions would all be the same.
         """
-        angles = positions.float().unsqueeze(-1) * torch.tensor(self.frequencies, device=positions.device)
+        frequencies = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
+        angles = positions.float().unsqueeze(-1) * frequencies
         growth = 1 + self.growth * torch.log(1 + torch.floor(positions / self.original)) if self.growth else None
         return angles.cos() * self.amplitude, angles.sin() * self.amplitude, growth
 

@@ -4,7 +4,7 @@
  * weights come from memory, and that nothing else takes time. compiled.py hands over the model as a list of operations
  * (a model's own `steps`), with pointers to the weights that PyTorch holds; decode() runs the list. Arithmetic is
  * float32 whatever the weights' dtype is, but for products of int8 and nf4 weights, which are of whole numbers, and of
- * bfloat16 where the processor multiplies it. Plain C, no Python: the library is opened by ctypes.
+ * bfloat16 where the processor multiplies it (but for experts). Plain C, no Python: the library is opened by ctypes.
  */
 
 #define _GNU_SOURCE
@@ -188,7 +188,7 @@ static uint16_t float_to_bfloat16(float value) {
 
 static int vnni, tiles, dots; /* whether products of whole numbers use these instructions: of x86, and of ARM */
 static int pairs;             /* whether products in bfloat16 do: of x86 */
-#if defined(__clang__) || __GNUC__ >= 10 /* assemblers of older systems do not know them */
+#if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10 /* assemblers of older systems do not know them */
 #define PAIRS 1
 #else
 #define PAIRS 0
