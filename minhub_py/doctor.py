@@ -39,7 +39,7 @@ LIBR = ("lib/libR.so", "lib/libR.dylib", "bin/x64/R.dll")
 KERNELS = {
     "amx": "the processor has AVX-512 and AMX",
     "bf16": "the processor has AVX-512 with VNNI and BF16, and not AMX, or may not use it",
-    "vnni": "the processor has AVX-512 with VNNI, and not BF16",
+    "vnni": "the processor has AVX-512 with VNNI, and not BF16, or the compiler did not know that",
     "avx512": "the processor has AVX-512",
     "avx2": "the processor has AVX2, and not all of AVX-512",
     "dotprod": "a 64-bit ARM processor with dot products of 8-bit numbers",

@@ -72,8 +72,10 @@ def test_the_compiled_reader_rounds_it_too() -> None:
     assert type(reader) is CompiledReader
     ids = list(range(10))
     library().choose(b"avx2")  # where the chosen kernels round what goes into products, too, these do not
-    logits = reader.read({0: ids}, reader.new_cache(1, 20), every=True)
-    library().choose(None)
+    try:
+        logits = reader.read({0: ids}, reader.new_cache(1, 20), every=True)
+    finally:
+        library().choose(None)
     weight = model.embed_tokens.weight.float()
     x = weight[:10] * 6.9375 + 4
     wanted = x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6) @ weight.T

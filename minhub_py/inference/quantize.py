@@ -4,8 +4,7 @@ int8    a scale for each output: weight = scale * code, code from -127 to 127. 8
 nf4     matrices of the blocks as NormalFloat4 has them (Dettmers et al., 2023, QLoRA): one of 16 values, close to the
         quantiles of a normal distribution, times a scale of 32 inputs. Here both are whole numbers, to 31 and to 63,
         and each output has a scale in float32: 4.25 bits a weight. Of eight scales for 32 inputs that with the
-        smallest squared error is taken. Embeddings and head in int8: all that a model reads
-        or says goes through them.
+        smallest squared error is taken. Embeddings and head in int8: all that a model reads or says goes through them.
 blocks  as they lie in a GGUF file, in one of its types (weights_map/blocks.py).
 
 Biases, norms and positions keep the model's dtype, and weights of experts stay as the file has them, in floats or in
@@ -33,8 +32,8 @@ KINDS = ("int8", "nf4")
 
 GROUP = 32  # inputs that share a scale in nf4
 UNIT = 4 * GROUP  # inputs of 68 bytes
-ROWS = 32  # that a thread packs at a time
 MOST = 63  # of such a scale
+ROWS = 32  # that a thread packs at a time
 # By code: the whole numbers to 31 that leave the smallest squared error of trained weights (tests/benchmarks/NOTES.md).
 NF4 = torch.tensor([0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3], dtype=torch.float32,
                    device="cpu")  # fmt: skip

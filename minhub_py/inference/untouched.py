@@ -31,7 +31,7 @@ class Made:
     settings: dict[str, Any]
 
 
-_made: dict[tuple[type, str], dict[str, Made]] = {}  # by class and config: this takes place at every `generate`
+_made: dict[tuple[type, str], dict[str, Made]] = {}  # by class and config; kept, as every `generate` asks
 
 
 def check_untouched(model: LanguageModel) -> None:
