@@ -257,7 +257,7 @@ def test_16_bits_give_the_logits_of_the_rounded_weights_in_float32(kernel, name,
     sizes = [1, 5, 64]
     exact = read(model, ids, sizes, new_cache(twin))  # keys and values in float32: to the last bit
     if dtype == "bfloat16" and kernel in ROUNDING:
-        assert_close(exact, read(twin, ids, sizes), 0.1)
+        assert_close(exact, read(twin, ids, sizes), 0.05)  # GPT-Neo's scores are not divided: 0.03; others to 0.01
     else:
         assert torch.equal(exact, read(twin, ids, sizes))
         assert_close(exact, forward(twin, ids))

@@ -537,7 +537,7 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks};
     if (w->dtype == INT8 || w->dtype == NF4 || (w->dtype == BFLOAT16 && pairs)) {
         t.padded = (w->columns + 127) / 128 * 128;
-        t.tiled = tiles && w->dtype != BFLOAT16 && suits_tiles(w, tokens);
+        t.tiled = tiles && suits_tiles(w, tokens);
         parallel((tokens + 15) / 16, round_chunk, &t, alone);
     }
     parallel(chunks, linear_chunk, &t, alone);

@@ -527,6 +527,19 @@ static void NAME(linear_few)(const matrix *w, int64_t begin, int64_t end, const 
 #define DEEP 1024   /* inputs of a panel of weights stored (out, in); whole blocks of any dtype */
 #define SHALLOW 128 /* stored (in, out): so wide panels that memory gives long stretches of each row */
 
+/* Rows from `begin` to before `end`, 4 at a time, for all tokens: DO_ROWS(4, T) for up to TILE of them, and what is left by
+ * DO_ROWS(1, 1). The inputs of a `few` tokens stay in the nearest cache meanwhile. */
+#define FOR_ROWS(begin, end, tokens, few)                                                                               \
+    for (int64_t first = 0, last; first < (tokens); first = last) {                                                     \
+        int64_t n = begin;                                                                                              \
+        last = first + (few) < (tokens) ? first + (few) : (tokens);                                                     \
+        for (; n + 4 <= (end); n += 4)                                                                                  \
+            for (int64_t t = first; t < last; t += TILE) FOR_TILE(last - t < TILE ? last - t : TILE, DO_FOUR)           \
+        for (; n < (end); n++)                                                                                          \
+            for (int64_t t = first; t < last; t++) DO_ROWS(1, 1);                                                       \
+    }
+#define DO_FOUR(T) DO_ROWS(4, T)
+
 /* do_tile for 1 to TILE tokens, each number its own code. */
 #if LANES == 16 || NEON
 #define TILE 6 /* tokens: with 4 vectors of weights as many sums as there are registers for */
@@ -756,18 +769,9 @@ static void NAME(linear_pairs)(const matrix *w, int64_t begin, int64_t end, cons
                                float *out, int64_t out_stride, int64_t tokens) {
 #define DO_ROWS(R, T)                                                                                                   \
     NAME(dot_pairs)(w, n, codes + t * padded, padded, out + t * out_stride + n - begin, out_stride, R, T)
-#define DO(T) DO_ROWS(4, T)
     /* So many that what they and 4 rows have stays in the nearest cache: 40 KB. */
     const int64_t few = 20480 / padded > 4 + TILE ? (20480 / padded - 4) / TILE * TILE : TILE;
-    for (int64_t first = 0; first < tokens; first += few) {
-        const int64_t last = first + few < tokens ? first + few : tokens;
-        int64_t n = begin;
-        for (; n + 4 <= end; n += 4)
-            for (int64_t t = first; t < last; t += TILE) FOR_TILE(last - t < TILE ? last - t : TILE, DO)
-        for (; n < end; n++)
-            for (int64_t t = first; t < last; t++) DO_ROWS(1, 1);
-    }
-#undef DO
+    FOR_ROWS(begin, end, tokens, few)
 #undef DO_ROWS
 }
 #endif
@@ -992,16 +996,7 @@ INLINE void NAME(rows_of_codes)(const uint8_t *data, int64_t stride, const float
 #define DO_ROWS(R, T)                                                                                                   \
     NAME(dot_codes)(data + n * stride, stride, row_scales + n, columns, codes + t * padded, padded, scales + t,         \
                     out + t * out_stride + n, out_stride, R, T, dtype, vnni)
-#define DO(T) DO_ROWS(4, T)
-    for (int64_t first = 0; first < tokens; first += 4 * TILE) { /* so few inputs stay in the nearest cache */
-        const int64_t last = first + 4 * TILE < tokens ? first + 4 * TILE : tokens;
-        int64_t n = 0;
-        for (; n + 4 <= rows; n += 4)
-            for (int64_t t = first; t < last; t += TILE) FOR_TILE(last - t < TILE ? last - t : TILE, DO)
-        for (; n < rows; n++)
-            for (int64_t t = first; t < last; t++) DO_ROWS(1, 1);
-    }
-#undef DO
+    FOR_ROWS(0, rows, tokens, 4 * TILE)
 #undef DO_ROWS
 }
 
@@ -1571,3 +1566,5 @@ static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(lin
 #undef DEEP
 #undef SHALLOW
 #undef FOR_TILE
+#undef FOR_ROWS
+#undef DO_FOUR

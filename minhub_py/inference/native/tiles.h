@@ -24,7 +24,7 @@ static int allow_tiles(void) {
 
 /* What a product has to be for them; else vectors, with the same bits. */
 static int suits_tiles(const matrix *w, int64_t tokens) {
-    if (w->rows < TILES || w->columns > 1 << 15) return 0; /* so that 32 bits hold the sums of 255 * 255 */
+    if (w->dtype == BFLOAT16 || w->rows < TILES || w->columns > 1 << 15) return 0; /* so that 32 bits hold the sums of 255 * 255 */
     return w->dtype == NF4 ? tokens > 6 : tokens > 2 && w->columns % 64 == 0;
 }
 
