@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,bf16,avx2] [--ids 1,32,256]
 
-GPT-2 124M with random weights, mapped from a file as users have them. All take turns, and the shortest of the rounds
-counts. Kernels that the processor lacks are left out.
+A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M), mapped from a file as users have
+them. All take turns, and the shortest of the rounds counts. Kernels that the processor lacks are left out.
 """
 
 import argparse
@@ -13,12 +13,14 @@ import time
 
 import torch
 
-from minhub_py import from_pretrained, gpt2, save_pretrained
+from minhub_py import from_pretrained, save_pretrained
 from minhub_py.inference.compiled import CompiledReader, library
+from minhub_py.registry import preset
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="gpt2")
     parser.add_argument("--kinds", default="float32,int8,nf4")
     parser.add_argument("--kernels", default="amx,bf16,vnni,avx512,avx2,dotprod,neon")
     parser.add_argument("--ids", default="1,8,32,256")
@@ -26,9 +28,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    found = preset(args.size)
+    if found is None:
+        parser.error(f"{args.size} is no published size")
+    family, config = found
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(gpt2(), folder)
+        save_pretrained(family.Model(config), folder)
         readers = {kind: reader(folder, kind) for kind in args.kinds.split(",")}
     kernels = [name for name in args.kernels.split(",") if library().choose(name.encode())]
     counts = [int(count) for count in args.ids.split(",")]
