@@ -45,9 +45,10 @@ def from_pretrained(
     file, local or of a repository ("owner/name:file.gguf").
     revision: a branch, tag or commit of the repository.    device, dtype: see `devices()`; "auto" decides.
     quantize: "int8" or "nf4" (4 bits) makes the weights smaller, text on a CPU faster (by the native decoder; elsewhere
-    slower), and changes results a little; such a model is for inference, and is not saved. "auto" computes with the
-    weights of a GGUF file as they lie in it, without loss (those in a rare type, such as Q3_K, in int8); without it
-    they become float32, or `dtype`.
+    slower), and changes results a little; such a model is for inference, and is not saved. In bfloat16 what meets
+    the weights is rounded to 8 bits, in other dtypes to 16: prompts are read faster, and less exactly. "auto"
+    computes with the weights of a GGUF file as they lie in it, without loss (those in a rare type, such as Q3_K, in
+    int8); without it they become float32, or `dtype`.
     parallel: "tensor" splits the weights among the processes that torchrun has started, each of which makes this call
     and those of `generate`, `stream` and `score`, with the same arguments; on CUDA each has a GPU of its own. In one
     process it changes nothing.

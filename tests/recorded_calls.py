@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from families import FAMILIES
 from test_blocks import new as new_of_blocks
-from test_decoder import new, some_ids
+from test_decoder import DTYPES, new, some_ids
 from torch import Tensor
 
 import minhub_py
@@ -25,7 +25,6 @@ from minhub_py.inference.compiled import BLOCKS, INTERFACE, Call, CompiledReader
 from minhub_py.models.base import EncoderDecoder
 from minhub_py.registry import entry_of
 
-DTYPES = ("float32", "transposed", "bfloat16", "float16", "int8", "nf4")
 T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44,
       "num_layers": 2, "num_heads": 4}  # fmt: skip
 LENGTH = 45  # of a text; of so many ids, products are those of many

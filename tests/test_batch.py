@@ -9,13 +9,12 @@ from itertools import count
 
 import pytest
 import torch
-from test_decoder import plain  # noqa: F401
+from test_decoder import in_dtype, plain  # noqa: F401
 
 from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
 from minhub_py.files.tokenizer import characters
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.compiled import LONG, CompiledReader, library
-from minhub_py.inference.quantize import quantize
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
 V, CONTEXT = 61, 48
@@ -33,16 +32,13 @@ NOTHING = StopCriteria(frozenset(), (), None)
 
 
 def new(name: str, dtype: str = "float32"):
-    """A model in eval mode; dtype: int8 and nf4 too."""
+    """A model in eval mode; dtype: as `in_dtype` has it."""
     torch.manual_seed(0)
     model = MAKE[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else parameter.shape[1] ** -0.5))
-    if dtype in ("int8", "nf4"):
-        quantize(model, dtype)
-        return model
-    return model.to(getattr(torch, dtype))
+    return in_dtype(model, dtype)
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -100,7 +96,7 @@ def alone():
     return alone
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4", "int8+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
 def test_rows_that_join_and_leave_at_any_time(alone, name: str, dtype: str) -> None:
     """Rows come while others are under way, more than there are slots, and some are taken away."""
@@ -202,7 +198,7 @@ def test_a_state_is_shared_where_it_is_that_of_the_whole_prefix() -> None:
     assert event.row == other
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "nf4", "nf4+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
 def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
     """Prompts come in pieces, begin like texts that have left, and like each other; some rows are taken away."""

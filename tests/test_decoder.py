@@ -27,7 +27,7 @@ from minhub_py import generate, gpt2, gptneo, llama, lstm, score, stream
 from minhub_py.inference import compiled
 from minhub_py.inference.compiled import MOST_TOKENS, CompiledReader, Operation, reader_of
 from minhub_py.inference.eager import CHUNK, EagerReader
-from minhub_py.inference.quantize import quantize
+from minhub_py.inference.quantize import KINDS, quantize
 
 TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order differ by some 1e-6
 
@@ -82,7 +82,7 @@ def kernels():
 
 KERNELS = kernels()
 LAYOUTS = ["float32", "transposed"]
-DTYPES = [*LAYOUTS, "bfloat16", "float16", "int8", "nf4"]
+DTYPES = [*LAYOUTS, "bfloat16", "float16", "int8", "nf4", "int8+bfloat16", "nf4+bfloat16"]
 
 
 ROUNDING = ("amx", "bf16")  # those whose products in bfloat16 round their inputs, too
@@ -115,7 +115,7 @@ def plain(monkeypatch):
 
 
 def new(name, dtype="float32", **changes):
-    """A model in eval mode. dtype: PyTorch's, or "transposed" float32, or a quantization."""
+    """A model in eval mode. dtype: PyTorch's, or "transposed" float32, or a quantization, with "+" a dtype after it."""
     family, standard = {"gpt2": (gpt2, GPT2), "gptneo": (gptneo, GPTNEO), "lstm": (lstm, LSTM)}[name.split("-")[0]]
     model = family(**{**standard, **CASES.get(name, {}), **changes}).eval()
     generator = torch.Generator().manual_seed(0)
@@ -129,10 +129,16 @@ def new(name, dtype="float32", **changes):
             parameter.data = 1.3 * parameter.size(1) ** -0.5 * noise
             if dtype == "transposed":
                 parameter.data = parameter.data.t().contiguous().t()
-    if dtype in ("int8", "nf4"):
-        quantize(model, dtype)
-    elif dtype != "transposed":
-        model.to(getattr(torch, dtype))
+    return model if dtype == "transposed" else in_dtype(model, dtype)
+
+
+def in_dtype(model, dtype):
+    """The same model in PyTorch's dtype, quantized, or both: "int8+bfloat16"."""
+    for wanted in dtype.split("+"):
+        if wanted in KINDS:
+            quantize(model, wanted)
+        else:
+            model.to(getattr(torch, wanted))
     return model
 
 

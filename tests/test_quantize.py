@@ -232,6 +232,30 @@ def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens, kind
     assert torch.equal(product(layer, x), ((codes @ wholes.t()).double() * scales).float())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", [1, 11, 12, 20, 41, 128])
+@pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34)])
+def test_products_of_a_model_in_bfloat16(kernel, columns, rows, tokens, kind) -> None:  # noqa: F811
+    """Each 32 inputs have a scale, a whole number of times the token's: sums are those of whole numbers again."""
+    generator = torch.Generator().manual_seed(columns + tokens)
+    x = torch.randn(tokens, columns, generator=generator) * torch.randn(columns, generator=generator).exp()
+    weight = torch.randn(rows, columns, generator=generator)
+    x[0], weight[0], weight[1] = 1, -1, 1  # the largest codes, all of one sign
+    x[-1, : min(columns, 32)] = 0
+    layer = QuantizedLinear(nn.Linear(columns, rows, bias=False), kind).bfloat16()
+    layer.codes, layer.scales = pack(weight, kind)
+    wholes = unpack(layer.codes, torch.ones(rows), columns).long()
+    groups, most = groups_of(x), x.abs().amax(dim=1, keepdim=True)
+    share = torch.tensor([[31.0]]) / most
+    times = (groups.abs().amax(dim=2) * share).ceil().clamp(1, 31)
+    codes = ((groups * (127 * share / times).unsqueeze(2)).round() * times.unsqueeze(2)).flatten(1)[:, :columns].long()
+    scales = (most / (31 * 127)).double() * layer.scales.double()
+    found = product(layer, x)
+    assert torch.equal(found, ((codes @ wholes.t()).double() * scales).float())
+    exact = x.double() @ unpack(layer.codes, layer.scales, columns).double().t()
+    assert (found - exact).norm() < 0.02 * exact.norm()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_inputs_that_are_not_finite_are_seen(kernel, bad) -> None:  # noqa: F811
     model = new("gpt2", "int8")

@@ -17,7 +17,8 @@ Result = dict[str, Any]
 # Weights, as each library names them -> bits of a number.
 BITS = {
     "float32": 32, "F32": 32, "bfloat16": 16, "float16": 16, "BF16": 16,
-    "int8": 8, "int8-f32": 8, "Q8_0": 8, "nf4": 4, "int4": 4, "int4-f32": 4, "Q4_0": 4,
+    "int8": 8, "int8-bfloat16": 8, "int8-f32": 8, "Q8_0": 8,
+    "nf4": 4, "nf4-bfloat16": 4, "int4": 4, "int4-f32": 4, "Q4_0": 4,
 }  # fmt: skip
 # Name -> what is measured, in the order of the run.
 CASES = {

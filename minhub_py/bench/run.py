@@ -293,9 +293,10 @@ class Bench:
             self.leave_out(f"{runner.name} is left out because it does not load {subject.name}: {error}")
 
     def ours(self, *weights: str) -> list[Runner]:
-        """Runners of this package for these kinds of weights, or for all kinds."""
-        found = variants()
-        return [Runner("minhub_py", name, "Minhub", found[name]) for name in found if not weights or name in weights]
+        """Runners of this package for these kinds of weights, in each way to compute with them, or for all kinds."""
+        found = {name: options for name, options in variants().items()
+                 if not weights or name.partition("-")[0] in weights}  # fmt: skip
+        return [Runner("minhub_py", name, "Minhub", options) for name, options in found.items()]
 
     def peers(self, subject: Subject, *weights: str, only: Sequence[str] = ()) -> list[Runner]:
         """Runners of the peers, or of `only` these, with as many bits as these kinds of our weights.
@@ -352,11 +353,17 @@ class Bench:
 
 
 def variants() -> dict[str, dict[str, str]]:
-    """The kinds of weights of this package, with the options of from_pretrained for each."""
+    """The kinds of weights of this package, with the options of from_pretrained for each.
+
+    A hyphen, as in `Peer`: inputs in fewer bits.
+    """
     from minhub_py.inference.quantize import KINDS
 
-    dtypes = {name: {"dtype": name} for name in ("float32", "bfloat16", "float16")}
-    return dtypes | {kind: {"dtype": "float32", "quantize": kind} for kind in KINDS}
+    found = {name: {"dtype": name} for name in ("float32", "bfloat16", "float16")}
+    for kind in KINDS:
+        found[kind] = {"dtype": "float32", "quantize": kind}
+        found[f"{kind}-bfloat16"] = {"dtype": "bfloat16", "quantize": kind}
+    return found
 
 
 def look(name: str | None, folder: Path) -> Subject:

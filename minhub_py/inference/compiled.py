@@ -47,8 +47,9 @@ factor of a norm is 1 + its weight.
 
 `CompiledReader` turns them into pointers for native/decoder.c. Weights stay where PyTorch has them, in float32 or 16
 bits, or quantized (quantize.py). Arithmetic is float32, but products with int8 and nf4 weights, and with bfloat16 where
-the processor multiplies it (AVX-512 with BF16; but for experts), round their inputs. So with other 16-bit weights the
-logits are those of the float32 model that has the same, rounded weights. Keys and values are then rounded to 16 bits.
+the processor multiplies it (AVX-512 with BF16; but for experts), round their inputs (quantize.py). So with other 16-bit
+weights the logits are those of the float32 model that has the same, rounded weights. Keys and values are then rounded
+to 16 bits.
 
 What it cannot do (a GPU, a layer that somebody has replaced or hooked, an operation, a keyword or an activation that it
 does not know, no compiler when the package was installed) is left to `EagerReader`. `reader_of` chooses.
@@ -111,6 +112,7 @@ class Matrix(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64),
         ("stride", ctypes.c_int64), ("dtype", ctypes.c_int32), ("transposed", ctypes.c_int32),
+        ("coarse", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -136,7 +138,7 @@ class Call(ctypes.Structure):
 
 
 # What the compiled code must say of itself.
-INTERFACE = 14 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 15 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache
@@ -497,6 +499,7 @@ class CompiledReader(EagerReader):
     ) -> list[Operation]:
         operation = self._product(layer, bias)
         operation.cap, operation.number = softcap or 0, scale
+        operation.weight.coarse = 0  # the last rounding would count most (tests/benchmarks/rounding.py)
         return [operation]
 
     def _vector(self, weight: Tensor) -> Matrix:
@@ -531,6 +534,7 @@ class CompiledReader(EagerReader):
             raise UnsupportedError(f"a weight with strides {weight.stride()}")
         if codes:
             found.scales = self._floats(source.scales)
+            found.coarse = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
         self.kept.append(weight.detach())  # its memory, whatever becomes of the module
         return found
 

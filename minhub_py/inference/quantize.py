@@ -9,8 +9,10 @@ blocks  as they lie in a GGUF file, in one of its types (weights_map/blocks.py).
 
 Biases, norms and positions keep the model's dtype, and weights of experts stay as the file has them, in floats or in
 MXFP4. A layer's own `forward` makes float weights again at each call, which takes time and memory; native/decoder.c
-reads the codes. Its products with int8 and nf4 weights are of whole numbers: they round their inputs to 16 bits
-(for nf4 to 15), with a scale for each token.
+reads the codes. Its products with int8 and nf4 weights are of whole numbers: they round their inputs to 16 bits (for
+nf4 to 15), with a scale for each token. Those of layers whose dtype is bfloat16 are rounded to 8 bits, with a scale for
+each 32 of them (1 to 31 times the token's), but for the head: prompts and batches take less time, where the processor
+adds products of bytes, and results change half as much again as by 8-bit weights (tests/benchmarks/rounding.py).
 """
 
 import math

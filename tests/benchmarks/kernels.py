@@ -3,7 +3,8 @@
     .venv/bin/python tests/benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,bf16,avx2] [--ids 1,32,256]
 
 A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M), mapped from a file as users have
-them. All take turns, and the shortest of the rounds counts. Kernels that the processor lacks are left out.
+them. int8+bfloat16: inputs in 8 bits, too. All take turns, and the shortest of the rounds counts. Kernels that the
+processor lacks are left out.
 """
 
 import argparse
@@ -44,14 +45,14 @@ def main() -> None:
         for kind, kernel, count in cases:
             library().choose(kernel.encode())
             best[kind, kernel, count] = min(best[kind, kernel, count], milliseconds(readers[kind], count))
-    print(f"{'':18}" + "".join(f"{count:>10}" for count in counts))
+    print(f"{'':24}" + "".join(f"{count:>10}" for count in counts))
     for kind, kernel in itertools.product(readers, kernels):
         times = "".join(f"{best[kind, kernel, count]:10.1f}" for count in counts)
-        print(f"{kind:10}{kernel:8}{times}")
+        print(f"{kind:16}{kernel:8}{times}")
 
 
 def reader(folder: str, kind: str) -> CompiledReader:
-    options = {"dtype": kind} if "float" in kind else {"quantize": kind}
+    options = {"dtype" if "float" in word else "quantize": word for word in kind.split("+")}
     return CompiledReader(from_pretrained(folder, device="cpu", **options))
 
 

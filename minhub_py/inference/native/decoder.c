@@ -51,6 +51,7 @@ typedef struct {
     int64_t rows, columns;
     int64_t stride;       /* bytes from a row of the store to the next */
     int32_t dtype, transposed;
+    int32_t coarse;       /* INT8, NF4: whether inputs are rounded to 8 bits, not 16 */
 } matrix;
 
 typedef struct {
@@ -119,7 +120,10 @@ enum { SCORES, OUTPUTS }; /* of attention */
 typedef struct {
     void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t, float *);
     void (*round_inputs)(const float *, int64_t, int64_t, int, int16_t *, float *);
+    void (*round_groups)(const float *, int64_t, int64_t, int, int16_t *, float *);
     void (*linear_codes)(const matrix *, int64_t, int64_t, const int16_t *, int64_t, const float *, float *, int64_t, int64_t,
+                         float *);
+    void (*linear_bytes)(const matrix *, int64_t, int64_t, const int16_t *, int64_t, const float *, float *, int64_t, int64_t,
                          float *);
     void (*finish)(float *, const float *, int64_t, int);
     void (*row)(const matrix *, int64_t, float *);
@@ -290,7 +294,7 @@ API int has_bfloat16_tiles(void) {
 
 /* What compiled.py has to agree with: a checkout may have moved on since it was compiled. */
 API int64_t interface(void) {
-    return 14 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 14: the count of changes of meaning */
+    return 15 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 15: the count of changes of meaning */
 }
 
 /* --- threads ---
@@ -441,6 +445,7 @@ typedef struct { /* what the chunks of one operation share */
     int64_t tokens, unit, chunks;
     int64_t padded; /* codes of a token, which may be bfloat16; 0: the inputs are floats */
     int tiled;      /* whether the codes are planes for tiles */
+    int bytes;      /* or bytes (kernels.h) */
 } task;
 
 static const int dtype_size[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
@@ -473,9 +478,12 @@ static void round_chunk(void *context, int64_t chunk, int thread) {
     const int64_t columns = t->op->weight.columns, padded = t->padded, first = 16 * chunk;
     const int64_t count = t->tokens - first < 16 ? t->tokens - first : 16;
     int16_t *rows = t->tiled ? (int16_t *)scratch(t->c, thread) : codes(t->c) + first * padded;
-    for (int64_t m = 0; m < count; m++)
-        chosen->round_inputs(t->in + (first + m) * t->c->width, columns, padded, t->op->weight.dtype, rows + m * padded,
-                             t->c->codes + first + m);
+    for (int64_t m = first; m < first + count; m++) {
+        const float *in = t->in + m * t->c->width;
+        int16_t *to = rows + (m - first) * padded;
+        if (t->op->weight.coarse) chosen->round_groups(in, columns, padded, t->bytes, to, t->c->codes + m);
+        else chosen->round_inputs(in, columns, padded, t->op->weight.dtype, to, t->c->codes + m);
+    }
     for (int64_t k = 0; t->tiled && k < padded; k += 64)
         for (int64_t m = 0; m < count; m++)
             split_codes(rows + m * padded + k, m, (uint8_t *)codes(t->c) + 2 * (first * padded + 16 * k));
@@ -490,6 +498,8 @@ static void multiply(const task *t, int64_t begin, int64_t end, float *out, int6
                      (uint8_t *)room(c, thread));
     else if (t->tiled)
         linear_tiles(w, begin, end, (const uint8_t *)codes(c), t->padded, c->codes, out, stride, t->tokens);
+    else if (t->bytes)
+        chosen->linear_bytes(w, begin, end, codes(c), t->padded, c->codes, out, stride, t->tokens, room(c, thread));
     else if (t->padded && dots && w->dtype == INT8)
         linear_dots(w, begin, end, codes(c), t->padded, c->codes, out, stride, t->tokens);
     else if (t->padded)
@@ -521,6 +531,11 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     }
 }
 
+/* Whether products are of bytes: else codes of 16 bits give the same bits. From how many tokens on it pays is measured. */
+static int suits_bytes(const matrix *w, int64_t tokens) {
+    return w->coarse && w->rows >= 32 && tokens >= (w->dtype == INT8 ? 20 : 12);
+}
+
 /* A layer's outputs, as many chunks for each thread; small ones, so that none waits long for the last. */
 static void linear(const operation *op, const call *c, float *in, float *out, int64_t tokens, int alone) {
     const matrix *w = &op->weight;
@@ -538,6 +553,7 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     if (w->dtype == INT8 || w->dtype == NF4 || (w->dtype == BFLOAT16 && pairs)) {
         t.padded = (w->columns + 127) / 128 * 128;
         t.tiled = tiles && suits_tiles(w, tokens);
+        t.bytes = vnni && !t.tiled && suits_bytes(w, tokens);
         parallel((tokens + 15) / 16, round_chunk, &t, alone);
     }
     parallel(chunks, linear_chunk, &t, alone);

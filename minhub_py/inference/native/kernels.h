@@ -280,17 +280,23 @@ INLINE float NAME(sum)(vec v) {
 #endif
 }
 
+#if LANES == 16
+/* Of 4 vectors what `join` makes of all lanes of each. */
+#define OF_EACH(join, a, b, c, d, out)                                                                                  \
+    const __m512 w = (__m512)a, x = (__m512)b, y = (__m512)c, z = (__m512)d;                                            \
+    const __m512 first = join(_mm512_shuffle_f32x4(w, x, 0x44), _mm512_shuffle_f32x4(w, x, 0xee)); /* halves */         \
+    const __m512 second = join(_mm512_shuffle_f32x4(y, z, 0x44), _mm512_shuffle_f32x4(y, z, 0xee));                     \
+    __m512 v = join(_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xdd));              \
+    v = join(v, _mm512_permute_ps(v, 0x4e)); /* a quarter each */                                                       \
+    v = join(v, _mm512_permute_ps(v, 0xb1));                                                                            \
+    const __m512i lanes = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);                            \
+    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(lanes, v)));
+#endif
+
 /* The sums of 4 vectors, each as above, in a third of the instructions. */
 INLINE void NAME(sum_each)(vec a, vec b, vec c, vec d, float *out) {
 #if LANES == 16
-    const __m512 w = (__m512)a, x = (__m512)b, y = (__m512)c, z = (__m512)d;
-    const __m512 first = _mm512_shuffle_f32x4(w, x, 0x44) + _mm512_shuffle_f32x4(w, x, 0xee); /* halves */
-    const __m512 second = _mm512_shuffle_f32x4(y, z, 0x44) + _mm512_shuffle_f32x4(y, z, 0xee);
-    __m512 v = _mm512_shuffle_f32x4(first, second, 0x88) + _mm512_shuffle_f32x4(first, second, 0xdd); /* a quarter each */
-    v += _mm512_permute_ps(v, 0x4e);
-    v += _mm512_permute_ps(v, 0xb1);
-    const __m512i lanes = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
-    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(lanes, v)));
+    OF_EACH(_mm512_add_ps, a, b, c, d, out)
 #elif LANES == 8
     const __m256 w = (__m256)a, x = (__m256)b, y = (__m256)c, z = (__m256)d;
     const __m256 first = _mm256_permute2f128_ps(w, x, 0x20) + _mm256_permute2f128_ps(w, x, 0x31); /* halves */
@@ -798,6 +804,48 @@ INLINE ints NAME(rounded)(vec v) {
 #endif
 }
 
+INLINE vec NAME(size)(vec v) {
+    return (vec)((bits)v & 0x7fffffff);
+}
+
+INLINE vec NAME(greater)(vec a, vec b) {
+#if LANES == 16
+    return (vec)_mm512_max_ps((__m512)b, (__m512)a);
+#else
+    return NAME(select)(b > a, b, a);
+#endif
+}
+
+INLINE float NAME(greatest)(vec v) {
+#if LANES == 16
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float most = v[0];
+    for (int lane = 1; lane < LANES; lane++) most = v[lane] > most ? v[lane] : most;
+    return most;
+#endif
+}
+
+INLINE void NAME(greatest_each)(vec a, vec b, vec c, vec d, float *out) {
+#if LANES == 16
+    OF_EACH(_mm512_max_ps, a, b, c, d, out)
+#else
+    out[0] = NAME(greatest)(a), out[1] = NAME(greatest)(b), out[2] = NAME(greatest)(c), out[3] = NAME(greatest)(d);
+#endif
+}
+
+/* Of all sizes; odd: 0, or NaN if an input is not finite. */
+INLINE float NAME(largest)(const float *in, int64_t count, float *odd) {
+    vec largest = {0}, odds = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        const vec x = NAME(load_some)(in, i, count - i, FLOAT32);
+        largest = NAME(greater)(largest, NAME(size)(x));
+        odds += x * 0;
+    }
+    *odd = NAME(sum)(odds);
+    return NAME(greatest)(largest);
+}
+
 /* Codes of a token's inputs for weights of `dtype`, zeros up to `padded`, a multiple of 128; input = scale * code, code
  * from -limit to limit. One that is not finite makes the scale NaN, and with it all outputs. */
 static void NAME(round_inputs)(const float *in, int64_t count, int64_t padded, int dtype, int16_t *codes, float *scale) {
@@ -808,20 +856,71 @@ static void NAME(round_inputs)(const float *in, int64_t count, int64_t padded, i
     }
 #endif
     const float limit = dtype == INT8 ? 32767 : 16383;
-    vec largest = (vec){0}, odd = (vec){0};
-    for (int64_t i = 0; i < count; i += LANES) {
-        const vec x = NAME(load_some)(in, i, count - i, FLOAT32), size = NAME(select)(x < 0, -x, x);
-        largest = NAME(select)(size > largest, size, largest);
-        odd += x * 0;
-    }
-    float most = 0;
-    for (int lane = 0; lane < LANES; lane++) most = largest[lane] > most ? largest[lane] : most;
+    float odd;
+    const float most = NAME(largest)(in, count, &odd);
     const vec factor = NAME(all)(most >= 1e-30f ? limit / most : 0);
     *scale = most >= 1e-30f ? most / limit : 0;
-    if (NAME(sum)(odd) != 0) *scale = NAN;
+    if (odd != 0) *scale = NAN;
     for (int64_t i = 0; i < padded; i += LANES) {
         const vec x = i < count ? NAME(load_some)(in, i, count - i, FLOAT32) : (vec){0};
         *(NAME(few_shorts) *)(codes + i) = __builtin_convertvector(NAME(rounded)(x * factor), NAME(few_shorts));
+    }
+}
+
+/* Numbers that fit into 8 bits. */
+INLINE void NAME(store_bytes)(int8_t *to, ints v) {
+#if LANES == 16
+    _mm_storeu_si128((void *)to, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    for (int lane = 0; lane < LANES; lane++) to[lane] = v[lane];
+#endif
+}
+
+/* Likewise with 8 bits for the inputs, and a scale for each 32 of them that is a whole number of times the token's:
+ * input = scale * times * code, code from -127 to 127, times from 1 to 31. So times * code are codes of 16 bits, for whatever
+ * multiplies those. If `apart`, what `tile_bytes` wants: the codes as bytes, `times` of each group, and what a group's sum
+ * begins with. */
+static void NAME(round_groups)(const float *in, int64_t count, int64_t padded, int apart, int16_t *codes, float *scale) {
+    int8_t *bytes = (int8_t *)codes;
+    int32_t *times = (int32_t *)(bytes + padded), *begun = times + padded / 32;
+    float odd;
+    const float most = NAME(largest)(in, count, &odd), inverse = most >= 1e-30f ? 31 / most : 0;
+    *scale = odd != 0 ? NAN : inverse ? most / (31 * 127) : 0;
+    for (int64_t i = 0; i < padded; i += 128) {
+        vec x[4][32 / LANES], found[4];
+        float shares[4], sums[4], factors[4];
+        UNROLL for (int g = 0; g < 4; g++) {
+            found[g] = (vec){0};
+            UNROLL for (int part = 0; part < 32 / LANES; part++) {
+                const int64_t at = i + g * 32 + part * LANES;
+                x[g][part] = at < count ? NAME(load_some)(in, at, count - at, FLOAT32) : (vec){0};
+                found[g] = NAME(greater)(found[g], NAME(size)(x[g][part]));
+            }
+        }
+        NAME(greatest_each)(found[0], found[1], found[2], found[3], shares);
+        UNROLL for (int g = 0; g < 4; g++) { /* the times: the share of 31, rounded up */
+            const float share = shares[g] * inverse, down = share < 31 ? (float)(int)share : 31; /* also if it is no number */
+            const float up = down < share && down < 31 ? down + 1 : down;
+            shares[g] = up > 0 ? up : 1;
+            factors[g] = 127 * inverse / shares[g];
+        }
+        UNROLL for (int g = 0; g < 4; g++) {
+            const vec factor = NAME(all)(factors[g]);
+            found[g] = (vec){0};
+            UNROLL for (int part = 0; part < 32 / LANES; part++) {
+                const int64_t at = i + g * 32 + part * LANES;
+                const ints code = NAME(rounded)(x[g][part] * factor);
+                if (apart) NAME(store_bytes)(bytes + at, code);
+                else *(NAME(few_shorts) *)(codes + at) = __builtin_convertvector(code, NAME(few_shorts)) * (int16_t)shares[g];
+                if (apart) found[g] += NAME(numbers)((bits)code);
+            }
+        }
+        if (!apart) continue;
+        NAME(sum_each)(found[0], found[1], found[2], found[3], sums);
+        UNROLL for (int g = 0; g < 4; g++) {
+            times[i / 32 + g] = (int)shares[g];
+            begun[i / 32 + g] = -128 * (int)sums[g];
+        }
     }
 }
 
@@ -1198,6 +1297,150 @@ static void NAME(linear_codes)(const matrix *w, int64_t begin, int64_t end, cons
     NAME(linear_rounded)(w, begin, end, codes, padded, scales, out, out_stride, tokens, room, 0);
 }
 
+#if LANES == 16
+/* --- the same of inputs in 8 bits ---
+ *
+ * With `times` apart (`round_groups`) a group's inputs are bytes, and so are weights: one instruction adds four products to
+ * each 32 bits, where 16-bit codes have two. It wants one of the factors without a sign: weight + 128, and 128 times the sum
+ * of the codes less. A group's sum is then multiplied by `times`, and by the group's scale in NF4. */
+
+#define PANEL_GROUPS (DEEP / 32)
+
+/* As `pack_codes`, but of each four inputs the weights of all rows; of NF4 without the scales, which are in `scales`
+ * (groups, PANEL_ROWS). */
+INLINE void NAME(pack_bytes)(const uint8_t *data, int64_t stride, int64_t columns, int64_t begin, int64_t end,
+                             uint8_t *panel, uint8_t *scales, int dtype) {
+    const __m512i signs = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
+    const __m512i values = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)nf4));
+    for (int64_t k = begin; k < end; k += 128)
+        for (int first = 0; first < PANEL_ROWS; first += LANES) {
+            ints words[2][LANES]; /* of 64 inputs */
+            for (int r = 0; r < LANES; r++) {
+                const uint8_t *row = data + (first + r) * stride;
+                const uint8_t *ahead = row + PANEL_ROWS * stride + (dtype == NF4 ? k / 128 * UNIT : k);
+                __m512i weights[2];
+                __builtin_prefetch(ahead, 0, 2);
+                if (dtype == INT8) __builtin_prefetch(ahead + 64, 0, 2);
+                if (dtype == NF4) {
+                    const uint8_t *unit = row + k / 128 * UNIT;
+                    const __m512i codes = _mm512_loadu_si512((const void *)(unit + 4));
+                    const __m256i firsts = _mm512_cvtepi16_epi8(codes), lasts = _mm512_cvtepi16_epi8(_mm512_srli_epi16(codes, 8));
+                    for (int i = 0; i < 4; i++) scales[((k - begin) / 32 + i) * PANEL_ROWS + first + r] = unit[i] & 63;
+                    weights[0] = _mm512_inserti64x4(_mm512_castsi256_si512(firsts), _mm256_srli_epi16(firsts, 4), 1);
+                    weights[1] = _mm512_inserti64x4(_mm512_castsi256_si512(lasts), _mm256_srli_epi16(lasts, 4), 1);
+                    for (int i = 0; i < 2; i++) weights[i] = _mm512_shuffle_epi8(values, _mm512_and_si512(weights[i], low));
+                } else
+                    for (int i = 0; i < 2; i++) { /* never beyond the row */
+                        const int64_t rest = columns - k - 64 * i;
+                        const __mmask64 mask = rest >= 64 ? ~0ull : rest > 0 ? (1ull << rest) - 1 : 0;
+                        weights[i] = _mm512_maskz_loadu_epi8(mask, row + k + 64 * i);
+                    }
+                for (int i = 0; i < 2; i++) words[i][r] = (ints)_mm512_xor_si512(weights[i], signs);
+            }
+            for (int i = 0; i < 2; i++) {
+                NAME(transpose)(words[i]);
+                uint8_t *to = panel + (k - begin + 64 * i) * PANEL_ROWS + 4 * first;
+                for (int j = 0; j < LANES; j++) *(bits_at *)(to + 4 * j * PANEL_ROWS) = (bits)words[i][j];
+            }
+        }
+}
+
+/* Adds to `totals` (T, PANEL_ROWS) the products of a panel with `groups` groups of T tokens, or begins them. bytes, times,
+ * begun: of the first group; stride: bytes of a token. */
+INLINE void NAME(tile_bytes)(const uint8_t *panel, const uint8_t *scales, int64_t groups, const int8_t *bytes,
+                             const int32_t *times, const int32_t *begun, int64_t stride, double *totals, int begins, int T,
+                             int dtype) {
+    /* 2^31 is more than 128 * 32 * 127 * 31 * 127, and than 8 * 32 * 127 * 31 * 31 * 63 + 2^16. */
+    const int64_t bound = dtype == NF4 ? 8 : PANEL_GROUPS;
+    ints sums[TILE][2], upper[TILE][2];
+    UNROLL for (int t = 0; t < T; t++)
+        UNROLL for (int half = 0; half < 2; half++) sums[t][half] = upper[t][half] = (ints){0};
+    for (int64_t first = 0; first < groups; first += bound) {
+        const int64_t end = groups - first < bound ? groups : first + bound;
+        for (int64_t g = first; g < end; g++) {
+            ints products[TILE][2];
+            UNROLL for (int t = 0; t < T; t++) {
+                const int32_t start = *(const int32_t *)((const uint8_t *)(begun + g) + t * stride);
+                products[t][0] = products[t][1] = (ints)_mm512_set1_epi32(start);
+            }
+            UNROLL for (int four = 0; four < 8; four++) {
+                const ints *weights = (const ints *)(panel + (g * 8 + four) * 4 * PANEL_ROWS);
+                const ints low = weights[0], high = weights[1];
+                UNROLL for (int t = 0; t < T; t++) {
+                    int32_t word;
+                    memcpy(&word, bytes + t * stride + g * 32 + four * 4, 4);
+                    const ints x = (ints)_mm512_set1_epi32(word);
+                    __asm__("vpdpbusd %2, %1, %0" : "+v"(products[t][0]) : "v"(low), "v"(x));
+                    __asm__("vpdpbusd %2, %1, %0" : "+v"(products[t][1]) : "v"(high), "v"(x));
+                }
+            }
+            UNROLL for (int half = 0; half < 2; half++) {
+                const ints scale = (ints)NAME(load_bytes)(scales + g * PANEL_ROWS + half * LANES);
+                UNROLL for (int t = 0; t < T; t++) {
+                    const int32_t factor = *(const int32_t *)((const uint8_t *)(times + g) + t * stride);
+                    if (dtype == NF4) products[t][half] *= scale;
+                    sums[t][half] += products[t][half] * (ints)_mm512_set1_epi32(factor);
+                }
+            }
+        }
+        if (dtype == INT8) continue;
+        UNROLL for (int t = 0; t < T; t++)
+            UNROLL for (int half = 0; half < 2; half++) {
+                upper[t][half] += sums[t][half] >> 16;
+                sums[t][half] &= 0xffff;
+            }
+    }
+    UNROLL for (int t = 0; t < T; t++)
+        UNROLL for (int half = 0; half < 2; half++)
+            for (int lane = 0; lane < LANES; lane++) {
+                double *total = totals + t * PANEL_ROWS + half * LANES + lane;
+                *total = (begins ? 0 : *total) + 65536.0 * upper[t][half][lane] + sums[t][half][lane];
+            }
+}
+
+/* As `linear_codes` does, from bytes: 32 outputs or more. */
+static void NAME(linear_bytes)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
+                               const float *scales, float *out, int64_t out_stride, int64_t tokens, float *room) {
+    uint8_t *panel = (uint8_t *)(((uintptr_t)room + 63) / 64 * 64), *group_scales = panel + DEEP * PANEL_ROWS;
+    double *totals = (double *)(group_scales + PANEL_GROUPS * PANEL_ROWS);
+    for (int64_t n = begin; n < end; n += PANEL_ROWS) {
+        /* Moved back into the weights where it would end behind them. */
+        const int64_t from = n < w->rows - PANEL_ROWS ? n : w->rows - PANEL_ROWS;
+        const uint8_t *data = (const uint8_t *)w->data + from * w->stride;
+        for (int64_t k = 0; k < padded; k += DEEP) {
+            const int64_t last = padded - k < DEEP ? padded : k + DEEP;
+            if (w->dtype == INT8) NAME(pack_bytes)(data, w->stride, w->columns, k, last, panel, group_scales, INT8);
+            else NAME(pack_bytes)(data, w->stride, w->columns, k, last, panel, group_scales, NF4);
+#define DO(T)                                                                                                           \
+    {                                                                                                                   \
+        const int8_t *bytes = (const int8_t *)(codes + t * padded) + k;                                                 \
+        const int32_t *times = (const int32_t *)((const int8_t *)(codes + t * padded) + padded) + k / 32;               \
+        if (w->dtype == INT8)                                                                                           \
+            NAME(tile_bytes)(panel, group_scales, (last - k) / 32, bytes, times, times + padded / 32, 2 * padded,       \
+                             totals + t * PANEL_ROWS, k == 0, T, INT8);                                                 \
+        else                                                                                                            \
+            NAME(tile_bytes)(panel, group_scales, (last - k) / 32, bytes, times, times + padded / 32, 2 * padded,       \
+                             totals + t * PANEL_ROWS, k == 0, T, NF4);                                                  \
+    }
+            /* Tiles of as many tokens each: one of a few takes almost as long as a whole one. */
+            for (int64_t t = 0, left = (tokens + TILE - 1) / TILE, count; left > 0; t += count, left--) {
+                count = (tokens - t + left - 1) / left;
+                FOR_TILE(count, DO)
+            }
+#undef DO
+        }
+        const int64_t stop = end < n + PANEL_ROWS ? end : n + PANEL_ROWS;
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t r = n; r < stop; r++)
+                out[t * out_stride + r - begin] =
+                    totals[t * PANEL_ROWS + r - from] * ((double)scales[t] * ((const float *)w->scales)[r]);
+    }
+}
+#else
+static void NAME(linear_bytes)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
+                               const float *scales, float *out, int64_t out_stride, int64_t tokens, float *room) {}
+#endif
+
 /* v = activation(v + bias), in place; bias may be NULL. */
 static void NAME(finish)(float *v, const float *bias, int64_t count, int activation) {
     for (int64_t i = 0; i < count; i += LANES) {
@@ -1542,7 +1785,7 @@ static void NAME(delta_rule)(float *state, const float *q, const float *k, const
         NAME(delta_columns)(state + at, q, k, v + at, decay, beta, K, V, out + at, 1, V - at < LANES ? V - at : LANES);
 }
 
-static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(linear_codes), NAME(finish), NAME(row),
+static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(round_groups), NAME(linear_codes), NAME(linear_bytes), NAME(finish), NAME(row),
                                       NAME(attend), NAME(recur), NAME(norm), NAME(rms_norm), NAME(gate), NAME(cap),
                                       NAME(gate_in_turn), NAME(convolve), NAME(unit), NAME(delta_rule)};
 
@@ -1557,6 +1800,7 @@ static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(lin
 #undef WORDS
 #undef MANY_CODES
 #undef PANEL_ROWS
+#undef PANEL_GROUPS
 #undef ABREAST
 #undef PASTE
 #undef EXPAND
@@ -1568,3 +1812,4 @@ static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(lin
 #undef FOR_TILE
 #undef FOR_ROWS
 #undef DO_FOUR
+#undef OF_EACH
