@@ -287,7 +287,7 @@ def product(layer, x):
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 7, 45, 128])
-@pytest.mark.parametrize(("columns", "rows"), [(1, 3), (31, 52), (64, 16), (700, 77), (5000, 9)])
+@pytest.mark.parametrize(("columns", "rows"), [(1, 3), (31, 52), (64, 16), (700, 77), (5000, 9), (2100, 6)])
 def test_products_in_bfloat16(kernel, columns, rows, tokens) -> None:
     """Inputs are rounded where the processor multiplies bfloat16; sums are in float32."""
     generator = torch.Generator().manual_seed(columns + tokens)
@@ -297,6 +297,21 @@ def test_products_in_bfloat16(kernel, columns, rows, tokens) -> None:
     weight, inputs = layer.weight.double(), (x.bfloat16() if kernel in ROUNDING else x).double()
     off = (product(layer, x) - inputs @ weight.t()).abs()
     assert (off <= 1e-6 * (inputs.abs() @ weight.abs().t())).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8+bfloat16"])
+@pytest.mark.parametrize("name", ["gpt2", "gptneo-window-2"])
+def test_an_id_without_numbers_harms_none_before_it(kernel, name, dtype) -> None:
+    """Keys and values that come later are in memory already when those before them are read."""
+    model = new(name)
+    bad = model.config.vocab_size - 1
+    model.wte.weight.data[bad] = math.nan
+    in_dtype(model, dtype)
+    for count in (3, 6, 13, 40):
+        ids = [id % bad for id in some_ids(model, count)]
+        found = CompiledReader(model).read({0: [*ids, bad]}, new_cache(model), every=True).clone()
+        assert torch.equal(found[:-1, :bad], read(model, ids, [1])[:, :bad])
+        assert not found[-1].isfinite().all()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -44,6 +44,7 @@ enum { KEPT = 1, STREAM = 2 };       /* of NORM */
 #define QUERIES 6 /* tokens that attend together */
 #define PANEL (1 << 15) /* floats that are unpacked at a time */
 #define AHEAD 8192 /* bytes that weights are asked for in advance; measured (NOTES.md) */
+#define AHEAD_OF_HEADS 4096 /* keys and values likewise */
 
 typedef struct {
     const void *data;     /* (rows, columns): a linear layer's outputs and inputs; transposed: stored (columns, rows) */
@@ -111,23 +112,25 @@ typedef struct { /* a token's question to a head */
     int64_t position, first, end; /* its own; those that it looks at: from `first` to before `end` */
     const float *bias; /* bias[d] is added to the score of a key at distance d, d from -reach to reach; or NULL */
     const float *sink; /* one more score, without a value; or NULL */
+    const int16_t *rounded; /* q in bfloat16, with zeros to a multiple of 32, where products are; else NULL */
+    float *sums;            /* then: outputs on the way, as many */
 } query;
 
 typedef float four_at __attribute__((vector_size(16), aligned(4), may_alias));
 
 enum { SCORES, OUTPUTS }; /* of attention */
 
+typedef void of_codes(const matrix *, int64_t, int64_t, const int16_t *, int64_t, const float *, float *, int64_t, int64_t,
+                      float *);
+
 typedef struct {
     void (*linear)(const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t, int64_t, float *);
     void (*round_inputs)(const float *, int64_t, int64_t, int, int16_t *, float *);
     void (*round_groups)(const float *, int64_t, int64_t, int, int16_t *, float *);
-    void (*linear_codes)(const matrix *, int64_t, int64_t, const int16_t *, int64_t, const float *, float *, int64_t, int64_t,
-                         float *);
-    void (*linear_bytes)(const matrix *, int64_t, int64_t, const int16_t *, int64_t, const float *, float *, int64_t, int64_t,
-                         float *);
+    of_codes *linear_codes, *linear_bytes;
     void (*finish)(float *, const float *, int64_t, int);
     void (*row)(const matrix *, int64_t, float *);
-    void (*attend)(const memory *, const query *, int64_t);
+    void (*attend)(const memory *, query *, int64_t);
     void (*recur)(float *, float *, float *, int64_t);
     void (*norm)(const float *, const float *, const float *, float, int64_t, float *);
     void (*rms_norm)(const float *, const float *, float, int64_t, float *);

@@ -741,44 +741,57 @@ INLINE vec NAME(add_pairs)(vec sums, shorts a, shorts b) {
 }
 
 /* The sums of `dot_pairs` go on with inputs k to k + 31, of which the weights have those in `mask`. */
-INLINE void NAME(step_pairs)(const uint8_t *data, int64_t stride, __mmask32 mask, const int16_t *codes, int64_t padded,
-                             vec sums[4][TILE], int R, int T) {
+INLINE void NAME(step_pairs)(const uint8_t *data, int64_t stride, __mmask32 mask, int64_t ahead, const int16_t *codes,
+                             int64_t padded, vec sums[4][TILE], int R, int T) {
     shorts x[TILE];
     UNROLL for (int t = 0; t < T; t++) x[t] = *(const shorts_at *)(codes + t * padded);
     UNROLL for (int r = 0; r < R; r++) {
         const shorts weights = (shorts)_mm512_maskz_loadu_epi16(mask, data + r * stride);
-        __builtin_prefetch(data + r * stride + AHEAD);
+        __builtin_prefetch(data + r * stride + ahead);
         UNROLL for (int t = 0; t < T; t++) sums[r][t] = NAME(add_pairs)(sums[r][t], weights, x[t]);
     }
 }
 
-/* As `dot` does. */
-INLINE void NAME(dot_pairs)(const matrix *w, int64_t row, const int16_t *codes, int64_t padded, float *out,
-                            int64_t out_stride, int R, int T) {
+/* As `dot` does, with the inputs from `begin` to before `end`: whole vectors, but for the last ones. The sums begin with
+ * zero, or go on with those in `held`, where they are left if there are more inputs. */
+INLINE void NAME(dot_pairs)(const matrix *w, int64_t row, const int16_t *codes, int64_t padded, int64_t begin, int64_t end,
+                            int64_t ahead, float *held, float *out, int64_t out_stride, int R, int T) {
     const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
-    const int64_t stride = w->stride, whole = w->columns / (2 * LANES) * (2 * LANES);
+    const int64_t stride = w->stride, whole = begin + (end - begin) / (2 * LANES) * (2 * LANES);
     vec sums[4][TILE];
     for (int r = 0; r < R; r++)
-        for (int t = 0; t < T; t++) sums[r][t] = (vec){0};
-    for (int64_t k = 0; k < whole; k += 2 * LANES)
-        NAME(step_pairs)(data + 2 * k, stride, ~0u, codes + k, padded, sums, R, T);
-    if (whole < w->columns) { /* never beyond the row */
-        const __mmask32 mask = (1u << (w->columns - whole)) - 1;
-        NAME(step_pairs)(data + 2 * whole, stride, mask, codes + whole, padded, sums, R, T);
+        for (int t = 0; t < T; t++) sums[r][t] = NAME(begun)(held + (r * TILE + t) * LANES, begin == 0);
+    for (int64_t k = begin; k < whole; k += 2 * LANES)
+        NAME(step_pairs)(data + 2 * k, stride, ~0u, ahead, codes + k, padded, sums, R, T);
+    if (whole < end) { /* never beyond the row */
+        const __mmask32 mask = (1u << (end - whole)) - 1;
+        NAME(step_pairs)(data + 2 * whole, stride, mask, ahead, codes + whole, padded, sums, R, T);
     }
     for (int t = 0; t < T; t++)
-        if (R == 4) NAME(sum_each)(sums[0][t], sums[1][t], sums[2][t], sums[3][t], out + t * out_stride);
+        if (end < w->columns)
+            for (int r = 0; r < R; r++) *(vec_at *)(held + (r * TILE + t) * LANES) = sums[r][t];
+        else if (R == 4) NAME(sum_each)(sums[0][t], sums[1][t], sums[2][t], sums[3][t], out + t * out_stride);
         else out[t * out_stride] = NAME(sum)(sums[0][t]);
 }
 
+/* room: TILE * LANES floats for each output, of few outputs where rows are long. */
 static void NAME(linear_pairs)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
-                               float *out, int64_t out_stride, int64_t tokens) {
+                               float *out, int64_t out_stride, int64_t tokens, float *room) {
+    /* What some tokens and 4 rows have stays in the nearest cache: 40 KB. Of long rows that are parts. */
+    const int64_t depth = tokens > TILE && padded > 2 * DEEP ? DEEP : padded;
+    const int64_t few = depth < padded ? TILE : 20480 / padded > 4 + TILE ? (20480 / padded - 4) / TILE * TILE : TILE;
+    const int64_t ahead = depth < padded ? 4 * w->stride : AHEAD; /* of a part: the next rows' */
+    for (int64_t start = 0; start < tokens; start += few) {
+        const int64_t count = tokens - start < few ? tokens - start : few;
+        for (int64_t k = 0; k < w->columns; k += depth) {
+            const int64_t stop = w->columns - k < depth ? w->columns : k + depth;
 #define DO_ROWS(R, T)                                                                                                   \
-    NAME(dot_pairs)(w, n, codes + t * padded, padded, out + t * out_stride + n - begin, out_stride, R, T)
-    /* So many that what they and 4 rows have stays in the nearest cache: 40 KB. */
-    const int64_t few = 20480 / padded > 4 + TILE ? (20480 / padded - 4) / TILE * TILE : TILE;
-    FOR_ROWS(begin, end, tokens, few)
+    NAME(dot_pairs)(w, n, codes + (start + t) * padded, padded, k, stop, ahead,                                         \
+                    room + ((n - begin) * TILE + t) * LANES, out + (start + t) * out_stride + n - begin, out_stride, R, T)
+            FOR_ROWS(begin, end, count, count)
 #undef DO_ROWS
+        }
+    }
 }
 #endif
 
@@ -877,9 +890,9 @@ INLINE void NAME(store_bytes)(int8_t *to, ints v) {
 }
 
 /* Likewise with 8 bits for the inputs, and a scale for each 32 of them that is a whole number of times the token's:
- * input = scale * times * code, code from -127 to 127, times from 1 to 31. So times * code are codes of 16 bits, for whatever
- * multiplies those. If `apart`, what `tile_bytes` wants: the codes as bytes, `times` of each group, and what a group's sum
- * begins with. */
+ * input = scale * times * code, code from -127 to 127, times from 1 to 31. So times * code are codes of 16 bits, for
+ * whatever multiplies those. If `apart`, what `tile_bytes` wants: the codes as bytes, `times` of each group, and what a
+ * group's sum begins with. */
 static void NAME(round_groups)(const float *in, int64_t count, int64_t padded, int apart, int16_t *codes, float *scale) {
     int8_t *bytes = (int8_t *)codes;
     int32_t *times = (int32_t *)(bytes + padded), *begun = times + padded / 32;
@@ -899,7 +912,8 @@ static void NAME(round_groups)(const float *in, int64_t count, int64_t padded, i
         }
         NAME(greatest_each)(found[0], found[1], found[2], found[3], shares);
         UNROLL for (int g = 0; g < 4; g++) { /* the times: the share of 31, rounded up */
-            const float share = shares[g] * inverse, down = share < 31 ? (float)(int)share : 31; /* also if it is no number */
+            const float share = shares[g] * inverse;
+            const float down = share < 31 ? (float)(int)share : 31; /* also if it is no number */
             const float up = down < share && down < 31 ? down + 1 : down;
             shares[g] = up > 0 ? up : 1;
             factors[g] = 127 * inverse / shares[g];
@@ -910,9 +924,13 @@ static void NAME(round_groups)(const float *in, int64_t count, int64_t padded, i
             UNROLL for (int part = 0; part < 32 / LANES; part++) {
                 const int64_t at = i + g * 32 + part * LANES;
                 const ints code = NAME(rounded)(x[g][part] * factor);
-                if (apart) NAME(store_bytes)(bytes + at, code);
-                else *(NAME(few_shorts) *)(codes + at) = __builtin_convertvector(code, NAME(few_shorts)) * (int16_t)shares[g];
-                if (apart) found[g] += NAME(numbers)((bits)code);
+                if (apart) {
+                    NAME(store_bytes)(bytes + at, code);
+                    found[g] += NAME(numbers)((bits)code);
+                } else {
+                    const NAME(few_shorts) few = __builtin_convertvector(code, NAME(few_shorts));
+                    *(NAME(few_shorts) *)(codes + at) = few * (int16_t)shares[g];
+                }
             }
         }
         if (!apart) continue;
@@ -1284,7 +1302,7 @@ static void NAME(linear_codes)(const matrix *w, int64_t begin, int64_t end, cons
                                const float *scales, float *out, int64_t out_stride, int64_t tokens, float *room) {
 #if LANES == 16 && PAIRS
     if (w->dtype == BFLOAT16) {
-        NAME(linear_pairs)(w, begin, end, codes, padded, out, out_stride, tokens);
+        NAME(linear_pairs)(w, begin, end, codes, padded, out, out_stride, tokens, room);
         return;
     }
 #endif
@@ -1324,7 +1342,8 @@ INLINE void NAME(pack_bytes)(const uint8_t *data, int64_t stride, int64_t column
                 if (dtype == NF4) {
                     const uint8_t *unit = row + k / 128 * UNIT;
                     const __m512i codes = _mm512_loadu_si512((const void *)(unit + 4));
-                    const __m256i firsts = _mm512_cvtepi16_epi8(codes), lasts = _mm512_cvtepi16_epi8(_mm512_srli_epi16(codes, 8));
+                    const __m256i firsts = _mm512_cvtepi16_epi8(codes);
+                    const __m256i lasts = _mm512_cvtepi16_epi8(_mm512_srli_epi16(codes, 8));
                     for (int i = 0; i < 4; i++) scales[((k - begin) / 32 + i) * PANEL_ROWS + first + r] = unit[i] & 63;
                     weights[0] = _mm512_inserti64x4(_mm512_castsi256_si512(firsts), _mm256_srli_epi16(firsts, 4), 1);
                     weights[1] = _mm512_inserti64x4(_mm512_castsi256_si512(lasts), _mm256_srli_epi16(lasts, 4), 1);
@@ -1515,6 +1534,7 @@ INLINE void NAME(scores)(const memory *kept, const query *queries, int64_t begin
         for (int64_t d = 0; d < whole; d += LANES)
             for (int j = 0; j < 4; j++) {
                 const vec key = NAME(load)(keys[j], d, dtype);
+                __builtin_prefetch(keys[j] + d * width + AHEAD_OF_HEADS);
                 for (int t = 0; t < T; t++) sums[t][j] += key * *(const vec_at *)(queries[t].q + d);
             }
         if (whole < D)
@@ -1547,7 +1567,10 @@ INLINE void NAME(outputs)(const memory *kept, const query *queries, int64_t begi
         for (int64_t i = begin, slot = start; i < end; i++, slot = slot + 1 < kept->size ? slot + 1 : 0) {
             const uint8_t *from = kept->values + (slot * D + d) * width;
             vec values[4];
-            for (int v = 0; v < 4; v++) values[v] = NAME(load)(from, v * LANES, dtype);
+            for (int v = 0; v < 4; v++) {
+                values[v] = NAME(load)(from, v * LANES, dtype);
+                __builtin_prefetch(from + v * LANES * width + AHEAD_OF_HEADS);
+            }
             for (int t = 0; t < T; t++) {
                 const vec weight = NAME(all)(queries[t].scores[i - queries[t].first]);
                 for (int v = 0; v < 4; v++) sums[t][v] += values[v] * weight;
@@ -1567,6 +1590,139 @@ INLINE void NAME(outputs)(const memory *kept, const query *queries, int64_t begi
         for (int t = 0; t < T; t++) NAME(store_some)(queries[t].out + d, sums[t], n);
     }
 }
+
+#if LANES == 16 && PAIRS
+/* --- the same for keys and values in bfloat16, where the processor multiplies it ---
+ *
+ * Queries are rounded to bfloat16, too, and so is what scores become. A lane has the score of one key: 16 keys are turned
+ * around for all queries that are there. Outputs take two positions at a time, an even one and the next, in an order of
+ * numbers that unpacking makes; what is beyond the ends of a query counts as zero, whatever it is. */
+
+#define WIDEST 256 /* numbers of a head */
+
+INLINE shorts NAME(all_pairs)(const int16_t *from) {
+    int32_t pair;
+    memcpy(&pair, from, 4);
+    return (shorts)_mm512_set1_epi32(pair);
+}
+
+/* Of 32 numbers from d on those that a head of D has. */
+INLINE __mmask32 NAME(those_of)(int64_t d, int64_t D) {
+    return D - d >= 32 ? ~0u : D > d ? (1u << (D - d)) - 1 : 0;
+}
+
+INLINE void NAME(scores_of_pairs)(const memory *kept, const query *queries, int64_t begin, int64_t end, int T) {
+    const int16_t *rounded = queries->rounded;
+    int64_t slot = begin % kept->size;
+    for (int64_t i = begin; i < end; i += LANES) {
+        const int64_t count = end - i < LANES ? end - i : LANES;
+        const uint8_t *keys[LANES];
+        vec sums[TILE][2];
+        for (int64_t j = 0; j < LANES; j++) { /* what is beyond the end stands in, and is not stored */
+            keys[j] = kept->keys + 2 * slot * kept->D;
+            if (j < count) slot = slot + 1 < kept->size ? slot + 1 : 0;
+        }
+        UNROLL for (int t = 0; t < T; t++) sums[t][0] = sums[t][1] = (vec){0};
+        for (int64_t d = 0; d < kept->D; d += 32) {
+            const __mmask32 mask = NAME(those_of)(d, kept->D);
+            ints turned[LANES];
+            UNROLL for (int j = 0; j < LANES; j++) {
+                turned[j] = (ints)_mm512_maskz_loadu_epi16(mask, keys[j] + 2 * d);
+                __builtin_prefetch(keys[j] + 2 * d + AHEAD_OF_HEADS);
+            }
+            NAME(transpose)(turned);
+            UNROLL for (int j = 0; j < LANES; j++)
+                UNROLL for (int t = 0; t < T; t++)
+                    sums[t][j % 2] = NAME(add_pairs)(sums[t][j % 2], (shorts)turned[j],
+                                                     NAME(all_pairs)(rounded + t * WIDEST + d + 2 * j));
+        }
+        UNROLL for (int t = 0; t < T; t++)
+            _mm512_mask_storeu_ps(queries[t].scores + i - queries[t].first, (1u << count) - 1,
+                                  (__m512)((sums[t][0] + sums[t][1]) * kept->scale));
+    }
+}
+
+/* What two positions, i and the next, add to V times 32 numbers of each output. weights: of each query, of position 0. */
+INLINE void NAME(add_values)(const __m512i *first, const __m512i *second, const int16_t *const *weights, int64_t i,
+                             vec sums[TILE][4], int T, int V) {
+    UNROLL for (int v = 0; v < V; v++) {
+        const shorts low = (shorts)_mm512_unpacklo_epi16(first[v], second[v]);
+        const shorts high = (shorts)_mm512_unpackhi_epi16(first[v], second[v]);
+        UNROLL for (int t = 0; t < T; t++) {
+            const shorts weight = NAME(all_pairs)(weights[t] + i);
+            sums[t][2 * v] = NAME(add_pairs)(sums[t][2 * v], low, weight);
+            sums[t][2 * v + 1] = NAME(add_pairs)(sums[t][2 * v + 1], high, weight);
+        }
+    }
+}
+
+/* For V times 32 numbers from d on. */
+INLINE void NAME(outputs_of_pairs)(const memory *kept, const query *queries, int64_t begin, int64_t end, int64_t d, int T,
+                                   int V) {
+    const int64_t bytes = 2 * kept->D;
+    const uint8_t *values = kept->values + 2 * d, *last = values + (kept->size - 1) * bytes;
+    const uint8_t *at = values + begin % kept->size * bytes;
+    const __mmask32 masks[2] = {NAME(those_of)(d, kept->D), NAME(those_of)(d + 32, kept->D)};
+    const int16_t *weights[TILE];
+    vec sums[TILE][4];
+    UNROLL for (int t = 0; t < T; t++) {
+        weights[t] = (const int16_t *)queries[t].scores - (queries[t].first & ~1ll);
+        UNROLL for (int v = 0; v < 2 * V; v++) sums[t][v] = *(const vec_at *)(queries->sums + t * WIDEST + d + v * LANES);
+    }
+    for (int64_t i = begin & ~1ll; i < end; i += 2) {
+        __m512i pair[2][2];
+        UNROLL for (int which = 0; which < 2; which++) { /* where a query begins or ends within a pair, it is alone */
+            if (T == 1 && (i + which < begin || i + which >= end)) {
+                pair[which][0] = pair[which][1] = _mm512_setzero_si512();
+                continue;
+            }
+            UNROLL for (int v = 0; v < V; v++) {
+                pair[which][v] = _mm512_maskz_loadu_epi16(masks[v], at + 64 * v);
+                __builtin_prefetch(at + 64 * v + AHEAD_OF_HEADS);
+            }
+            at = at == last ? values : at + bytes;
+        }
+        NAME(add_values)(pair[0], pair[1], weights, i, sums, T, V);
+    }
+    UNROLL for (int t = 0; t < T; t++)
+        UNROLL for (int v = 0; v < 2 * V; v++) *(vec_at *)(queries->sums + t * WIDEST + d + v * LANES) = sums[t][v];
+}
+
+INLINE void NAME(attend_pairs)(const memory *kept, const query *queries, int64_t begin, int64_t end, int T, int stage) {
+    int64_t d = 0;
+    if (stage == SCORES) {
+        NAME(scores_of_pairs)(kept, queries, begin, end, T);
+        return;
+    }
+    for (; d + 32 < kept->D; d += 64) NAME(outputs_of_pairs)(kept, queries, begin, end, d, T, 2);
+    if (d < kept->D) NAME(outputs_of_pairs)(kept, queries, begin, end, d, T, 1);
+}
+
+/* A query's weights in bfloat16, where its scores are, from the even position at or before its first on. */
+static void NAME(round_weights)(const query *q) {
+    const int64_t count = q->end - q->first, odd = q->first & 1;
+    int16_t *to = (int16_t *)q->scores;
+    for (int64_t i = 0; i < count; i += LANES) { /* what is written lies before what is still to be read */
+        NAME(few_shorts) rounded;
+        const vec weights = NAME(load_some)(q->scores, i, count - i, FLOAT32);
+        __asm__("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(weights));
+        *(NAME(few_shorts) *)(to + odd + i) = rounded;
+    }
+    if (odd) to[0] = 0;
+    to[odd + count] = 0;
+}
+
+/* The outputs from their sums, in the usual order again. */
+static void NAME(finish_pairs)(const query *q, int64_t D, float total) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    for (int64_t d = 0; d < D; d += LANES) {
+        const __m512 first = _mm512_loadu_ps(q->sums + d / 32 * 32), second = _mm512_loadu_ps(q->sums + d / 32 * 32 + LANES);
+        const vec found = (vec)_mm512_permutex2var_ps(first, d % 32 ? high : low, second);
+        NAME(store_some)(q->out + d, found / total, D - d);
+    }
+}
+#endif
 
 /* Scores become e to the score less the largest; their sum. */
 static float NAME(weights)(const memory *kept, const query *q) {
@@ -1607,6 +1763,13 @@ INLINE void NAME(attend_typed)(const memory *kept, const query *queries, int64_t
 
 /* A stage for 1 or TILE queries and some positions. */
 static void NAME(attend_part)(const memory *kept, const query *queries, int64_t begin, int64_t end, int T, int stage) {
+#if LANES == 16 && PAIRS
+    if (queries->rounded) {
+        if (T == 1) NAME(attend_pairs)(kept, queries, begin, end, 1, stage);
+        else NAME(attend_pairs)(kept, queries, begin, end, TILE, stage);
+        return;
+    }
+#endif
     switch (kept->dtype) { /* each case its own code */
     case FLOAT32: NAME(attend_typed)(kept, queries, begin, end, T, stage, FLOAT32); break;
     case BFLOAT16: NAME(attend_typed)(kept, queries, begin, end, T, stage, BFLOAT16); break;
@@ -1621,6 +1784,7 @@ static void NAME(attend_stage)(const memory *kept, const query *queries, int64_t
         begin = begin > queries[t].first ? begin : queries[t].first;
         end = end < queries[t].end ? end : queries[t].end;
     }
+    if (queries->rounded) begin += begin & 1, end -= end & 1; /* whole pairs */
     const int together = count == TILE && begin < end;
     for (int64_t t = 0; t < count; t++)
         NAME(attend_part)(kept, queries + t, queries[t].first, together ? begin : queries[t].end, 1, stage);
@@ -1630,7 +1794,27 @@ static void NAME(attend_stage)(const memory *kept, const query *queries, int64_t
 }
 
 /* out (D,) = softmax(q . keys * scale) . values for queries of one text and head. */
-static void NAME(attend)(const memory *kept, const query *queries, int64_t count) {
+static void NAME(attend)(const memory *kept, query *queries, int64_t count) {
+#if LANES == 16 && PAIRS
+    _Alignas(64) int16_t rounded[TILE][WIDEST];
+    _Alignas(64) float sums[TILE][WIDEST];
+    for (; pairs && kept->dtype == BFLOAT16 && kept->D <= WIDEST && count > 0; queries += TILE, count -= TILE) {
+        const int64_t part = count < TILE ? count : TILE, padded = (kept->D + 31) / 32 * 32;
+        float totals[TILE];
+        for (int64_t t = 0; t < part; t++) {
+            NAME(round_to_pairs)(queries[t].q, kept->D, padded, rounded[t]);
+            memset(sums[t], 0, padded * sizeof(float));
+            queries[t].rounded = rounded[t], queries[t].sums = sums[t];
+        }
+        NAME(attend_stage)(kept, queries, part, SCORES);
+        for (int64_t t = 0; t < part; t++) {
+            totals[t] = NAME(weights)(kept, queries + t);
+            NAME(round_weights)(queries + t);
+        }
+        NAME(attend_stage)(kept, queries, part, OUTPUTS);
+        for (int64_t t = 0; t < part; t++) NAME(finish_pairs)(queries + t, kept->D, totals[t]);
+    }
+#endif
     for (; count > 0; queries += TILE, count -= TILE) {
         const int64_t part = count < TILE ? count : TILE;
         float totals[TILE];
@@ -1785,9 +1969,10 @@ static void NAME(delta_rule)(float *state, const float *q, const float *k, const
         NAME(delta_columns)(state + at, q, k, v + at, decay, beta, K, V, out + at, 1, V - at < LANES ? V - at : LANES);
 }
 
-static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(round_groups), NAME(linear_codes), NAME(linear_bytes), NAME(finish), NAME(row),
-                                      NAME(attend), NAME(recur), NAME(norm), NAME(rms_norm), NAME(gate), NAME(cap),
-                                      NAME(gate_in_turn), NAME(convolve), NAME(unit), NAME(delta_rule)};
+static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(round_groups), NAME(linear_codes),
+                                      NAME(linear_bytes), NAME(finish), NAME(row), NAME(attend), NAME(recur), NAME(norm),
+                                      NAME(rms_norm), NAME(gate), NAME(cap), NAME(gate_in_turn), NAME(convolve),
+                                      NAME(unit), NAME(delta_rule)};
 
 #undef vec
 #undef vec_at
@@ -1812,4 +1997,5 @@ static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(rou
 #undef FOR_TILE
 #undef FOR_ROWS
 #undef DO_FOUR
+#undef WIDEST
 #undef OF_EACH
