@@ -536,7 +536,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
 
 /* Whether products are of bytes: else codes of 16 bits give the same bits. From how many tokens on it pays is measured. */
 static int suits_bytes(const matrix *w, int64_t tokens) {
-    return w->coarse && w->rows >= 32 && tokens >= (w->dtype == INT8 ? 20 : 12);
+    return w->coarse && w->rows >= 32 && tokens >= (w->dtype == INT8 ? 12 : 9);
 }
 
 /* A layer's outputs, as many chunks for each thread; small ones, so that none waits long for the last. */

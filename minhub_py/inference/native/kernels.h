@@ -586,13 +586,14 @@ INLINE vec NAME(unpack)(const matrix *w, int64_t row, int64_t k, int dtype) {
 
 /* Weights of `rows` outputs, 4 at a time: LANES of the first, of the second, ... */
 INLINE void NAME(pack_rows)(const matrix *w, int64_t row, int64_t rows, int64_t k, int64_t end, float *panel, int dtype) {
-    const int step = dtype >= Q8_0 ? 32 : LANES, size = dtype == FLOAT32 ? 4 : 2;
+    const int step = dtype >= Q8_0 ? 32 : LANES;
+    const int asks = dtype == BFLOAT16 || dtype == FLOAT16; /* for the next rows; for those in float32 tiles do it */
     for (int64_t first = row; first < row + rows; first += 4)
         for (int64_t i = k; i < end; i += step, panel += 4 * step)
             for (int r = 0; r < 4; r++) {
                 const uint8_t *data = (const uint8_t *)w->data + (first + r) * w->stride;
                 vec weights[32 / LANES];
-                if (dtype <= FLOAT16) __builtin_prefetch(data + rows * w->stride + i * size, 0, 2); /* next rows */
+                if (asks) __builtin_prefetch(data + rows * w->stride + i * 2, 0, 2);
                 if (dtype >= Q8_0) NAME(unblock)(data, i, w->dtype, weights);
                 else weights[0] = NAME(unpack)(w, first + r, i, dtype);
                 for (int v = 0; v < step / LANES; v++) *(vec_at *)(panel + (4 * v + r) * LANES) = weights[v];
@@ -614,15 +615,17 @@ INLINE vec NAME(begun)(const float *sums, int begins) {
 }
 
 /* The sums of 4 outputs for T tokens go on with `count` inputs. They begin with zero (`begins`); at the end (`ends`)
- * each vector is added up, else it goes back to `sums`. */
+ * each vector is added up, else it goes back to `sums`. ahead: memory to ask for, as
+ * many floats, or NULL. */
 INLINE void NAME(tile_rows)(const float *panel, const float *in, int64_t in_stride, int64_t count, float *sums, int begins,
-                            int ends, float *out, int64_t out_stride, int T) {
+                            int ends, float *out, int64_t out_stride, const uint8_t *ahead, int T) {
     vec s[4][TILE];
     for (int r = 0; r < 4; r++)
         for (int t = 0; t < T; t++) s[r][t] = NAME(begun)(sums + (t * 4 + r) * LANES, begins);
     int64_t k = 0;
     for (; k + LANES <= count; k += LANES, panel += 4 * LANES) {
         vec x[TILE];
+        if (ahead) __builtin_prefetch(ahead + k * 4, 0, 2);
         for (int t = 0; t < T; t++) x[t] = *(const vec_at *)(in + t * in_stride + k);
         for (int r = 0; r < 4; r++) {
             const vec weight = *(const vec_at *)(panel + r * LANES);
@@ -639,14 +642,16 @@ INLINE void NAME(tile_rows)(const float *panel, const float *in, int64_t in_stri
             for (int r = 0; r < 4; r++) *(vec_at *)(sums + (t * 4 + r) * LANES) = s[r][t];
 }
 
-/* The sums of 4 * LANES outputs for T tokens, in `out`, go on with `count` inputs. */
+/* The sums of 4 * LANES outputs for T tokens, in `out`, go on with `count` inputs. ahead: memory to ask for, rows of 16
+ * lines of the cache, `stride` apart, or NULL. */
 INLINE void NAME(tile_columns)(const float *panel, const float *in, int64_t in_stride, int64_t count, int begins,
-                               float *out, int64_t out_stride, int T) {
+                               float *out, int64_t out_stride, const uint8_t *ahead, int64_t stride, int T) {
     vec s[4][TILE];
     for (int v = 0; v < 4; v++)
         for (int t = 0; t < T; t++) s[v][t] = NAME(begun)(out + t * out_stride + v * LANES, begins);
     for (int64_t k = 0; k < count; k++, panel += 4 * LANES) {
         vec weights[4];
+        if (ahead) __builtin_prefetch(ahead + k / 16 * stride + k % 16 * 64, 0, 2);
         for (int v = 0; v < 4; v++) weights[v] = *(const vec_at *)(panel + v * LANES);
         for (int t = 0; t < T; t++) {
             const vec x = NAME(all)(in[t * in_stride + k]);
@@ -658,26 +663,34 @@ INLINE void NAME(tile_columns)(const float *panel, const float *in, int64_t in_s
 }
 
 static void NAME(tiles_of_rows)(const float *panel, int64_t rows, const float *in, int64_t in_stride, int64_t count,
-                                float *sums, int begins, int ends, float *out, int64_t out_stride, int64_t tokens) {
+                                float *sums, int begins, int ends, float *out, int64_t out_stride, int64_t tokens,
+                                const uint8_t *next, int64_t stride) {
     const int64_t whole = (count + LANES - 1) / LANES * LANES;
+    int64_t row = 0; /* of the next panel, if there is one: each tile asks for one */
     for (int64_t t = 0; t < tokens; t += TILE)
-        for (int64_t r = 0; r < rows; r += 4)
+        for (int64_t r = 0; r < rows; r += 4, row++) {
+            const uint8_t *ahead = next && row < rows ? next + row * stride : NULL;
 #define DO(T)                                                                                                           \
-    NAME(tile_rows)(panel + r * whole, in + t * in_stride, in_stride, count, sums + (r * tokens + t * 4) * LANES, begins, ends,   \
-                    out + t * out_stride + r, out_stride, T)
+    NAME(tile_rows)(panel + r * whole, in + t * in_stride, in_stride, count, sums + (r * tokens + t * 4) * LANES,       \
+                    begins, ends, out + t * out_stride + r, out_stride, ahead, T)
             FOR_TILE(tokens - t < TILE ? tokens - t : TILE, DO)
 #undef DO
+        }
 }
 
 static void NAME(tiles_of_columns)(const float *panel, int64_t width, const float *in, int64_t in_stride, int64_t count,
-                                   int begins, float *out, int64_t out_stride, int64_t tokens) {
+                                   int begins, float *out, int64_t out_stride, int64_t tokens, const uint8_t *next,
+                                   int64_t stride) {
+    int64_t row = 0; /* of the next panel: each tile asks for some, one after another, since each is in another page */
     for (int64_t t = 0; t < tokens; t += TILE)
-        for (int64_t n = 0; n < width; n += 4 * LANES)
+        for (int64_t n = 0; n < width; n += 4 * LANES, row += count / 16) {
+            const uint8_t *ahead = next && row < count ? next + row * stride : NULL;
 #define DO(T)                                                                                                           \
     NAME(tile_columns)(panel + n * count, in + t * in_stride, in_stride, count, begins, out + t * out_stride + n,       \
-                       out_stride, T)
+                       out_stride, ahead, stride, T)
             FOR_TILE(tokens - t < TILE ? tokens - t : TILE, DO)
 #undef DO
+        }
 }
 
 /* As `linear_few` does, for as many outputs as make whole tiles; their number. room: PANEL floats, and for each token
@@ -690,13 +703,18 @@ INLINE int64_t NAME(linear_many)(const matrix *w, int64_t begin, int64_t end, co
         const int64_t width = whole - n < most ? whole - n : most;
         for (int64_t k = 0; k < w->columns; k += depth) {
             const int64_t last = w->columns - k < depth ? w->columns : k + depth;
+            /* What the next panel has: further inputs of the same outputs, or the first ones of the next outputs. */
+            const int64_t row = begin + n + (last < w->columns ? 0 : most), input = last < w->columns ? last : 0;
+            const int64_t at = w->transposed ? input * w->stride + row * 4 : row * w->stride + input * 4;
+            const uint8_t *next = dtype == FLOAT32 ? (const uint8_t *)w->data + at : NULL;
             if (w->transposed) {
                 NAME(pack_columns)(w, begin + n, width, k, last, room, dtype);
-                NAME(tiles_of_columns)(room, width, in + k, in_stride, last - k, k == 0, out + n, out_stride, tokens);
+                NAME(tiles_of_columns)(room, width, in + k, in_stride, last - k, k == 0, out + n, out_stride, tokens,
+                                       next, w->stride);
             } else {
                 NAME(pack_rows)(w, begin + n, width, k, last, room, dtype);
                 NAME(tiles_of_rows)(room, width, in + k, in_stride, last - k, room + PANEL, k == 0,
-                                    last == w->columns, out + n, out_stride, tokens);
+                                    last == w->columns, out + n, out_stride, tokens, next, w->stride);
             }
         }
     }
@@ -1125,7 +1143,7 @@ INLINE void NAME(rows_of_codes)(const uint8_t *data, int64_t stride, const float
  * upper 16 bits of each are put aside. */
 
 /* Tokens from which it pays; measured (NOTES.md) where there are as many lanes. */
-#define MANY_CODES(dtype, vnni) (dtype == INT8 ? 32 : vnni ? 24 : 12)
+#define MANY_CODES(dtype, vnni) (dtype == INT8 || vnni ? 24 : 12)
 #if LANES >= 8
 #define PANEL_ROWS (2 * LANES)
 #define ABREAST (LANES == 16 ? 12 : 4) /* tokens: with two vectors of weights as many sums as there are registers for */
@@ -1164,10 +1182,6 @@ INLINE void NAME(pack_codes)(const uint8_t *data, int64_t stride, int64_t column
             shorts words[LANES][64 / LANES]; /* of 128 inputs */
             for (int r = 0; r < LANES; r++) {
                 const uint8_t *row = data + (first + r) * stride;
-                /* The same inputs of the next rows, which the next panel has unless a row takes several. */
-                const uint8_t *ahead = row + PANEL_ROWS * stride + (dtype == NF4 ? k / 128 * UNIT : k);
-                __builtin_prefetch(ahead, 0, 2);
-                if (dtype == INT8) __builtin_prefetch(ahead + 64, 0, 2);
                 if (dtype == NF4) {
                     const NAME(nf4_unit) unit = NAME(load_unit)(row + k / 128 * UNIT);
                     UNROLL for (int i = 0; i < 64 / LANES; i++) words[r][i] = NAME(nf4_weights)(&unit, 2 * LANES * i);
@@ -1192,21 +1206,24 @@ INLINE void NAME(pack_codes)(const uint8_t *data, int64_t stride, int64_t column
 
 /* Adds to `totals` (T, PANEL_ROWS) the products of a panel with `count` inputs of T tokens, or begins them. */
 INLINE void NAME(tile_codes)(const int16_t *panel, int64_t count, const int16_t *codes, int64_t padded, int64_t bound,
-                             double *totals, int begins, int T, int vnni) {
+                             double *totals, int begins, const uint8_t *ahead, int64_t lines, int T, int vnni) {
     ints sums[ABREAST][2], upper[ABREAST][2];
     UNROLL for (int t = 0; t < T; t++)
         UNROLL for (int half = 0; half < 2; half++) sums[t][half] = upper[t][half] = (ints){0};
     for (int64_t first = 0; first < count; first += bound) {
         const int64_t end = count - first < bound ? count : first + bound;
-        for (int64_t k = first; k < end; k += 2) {
-            const shorts_at *weights = (const shorts_at *)(panel + k * PANEL_ROWS);
-            const shorts low = weights[0], high = weights[1];
-            UNROLL for (int t = 0; t < T; t++) {
-                int32_t pair;
-                memcpy(&pair, codes + t * padded + k, 4);
-                const shorts x = (shorts)((ints){0} + pair);
-                sums[t][0] = NAME(add_products)(sums[t][0], low, x, vnni);
-                sums[t][1] = NAME(add_products)(sums[t][1], high, x, vnni);
+        for (int64_t block = first; block < end; block += 32, ahead += 64 * lines) {
+            for (int64_t line = 0; line < lines; line++) __builtin_prefetch(ahead + 64 * line, 0, 2);
+            for (int64_t k = block; k < block + 32; k += 2) {
+                const shorts_at *weights = (const shorts_at *)(panel + k * PANEL_ROWS);
+                const shorts low = weights[0], high = weights[1];
+                UNROLL for (int t = 0; t < T; t++) {
+                    int32_t pair;
+                    memcpy(&pair, codes + t * padded + k, 4);
+                    const shorts x = (shorts)((ints){0} + pair);
+                    sums[t][0] = NAME(add_products)(sums[t][0], low, x, vnni);
+                    sums[t][1] = NAME(add_products)(sums[t][1], high, x, vnni);
+                }
             }
         }
         UNROLL for (int t = 0; t < T; t++)
@@ -1231,8 +1248,12 @@ INLINE int64_t NAME(panels_of_codes)(const matrix *w, const uint8_t *data, const
     const int64_t bound = BOUND(w->dtype);
     int16_t *panel = (int16_t *)(((uintptr_t)room + 63) / 64 * 64);
     double *totals = (double *)(panel + DEEP * PANEL_ROWS);
+    /* Lines of the cache that a tile asks for with each 32 inputs, so that tiles ask for all of the next rows. */
+    const int64_t steps = tokens / ABREAST * (padded / 32);
+    const int64_t each = (PANEL_ROWS * w->stride / 64 + steps - 1) / steps;
     int64_t n = 0;
     for (; n + PANEL_ROWS <= rows; n += PANEL_ROWS) {
+        const uint8_t *ahead = data + (n + PANEL_ROWS) * w->stride, *asked = ahead + PANEL_ROWS * w->stride;
         for (int64_t k = 0; k < padded; k += DEEP) {
             const int64_t end = padded - k < DEEP ? padded : k + DEEP;
             if (w->dtype == INT8)
@@ -1240,12 +1261,13 @@ INLINE int64_t NAME(panels_of_codes)(const matrix *w, const uint8_t *data, const
             else
                 NAME(pack_codes)(data + n * w->stride, w->stride, w->columns, k, end, panel, NF4);
 #define DO(T)                                                                                                           \
-    for (; t + T <= tokens; t += T)                                                                                     \
-        NAME(tile_codes)(panel, end - k, codes + t * padded + k, padded, bound, totals + t * PANEL_ROWS, k == 0, T, vnni)
-            int64_t t = 0;
-            DO(ABREAST);
-            if (ABREAST > 4) DO(4);
-            DO(1);
+    NAME(tile_codes)(panel, end - k, codes + t * padded + k, padded, bound, totals + t * PANEL_ROWS, k == 0, ahead,     \
+                     ahead < asked ? each : 0, T, vnni)
+            for (int64_t t = 0, count; t < tokens; t += count, ahead += (end - k) / 32 * each * 64) {
+                count = tokens - t >= ABREAST ? ABREAST : tokens - t < TILE ? tokens - t : TILE;
+                if (count == ABREAST) DO(ABREAST);
+                else FOR_TILE(count, DO)
+            }
 #undef DO
         }
         for (int64_t t = 0; t < tokens; t++)
@@ -1335,10 +1357,7 @@ INLINE void NAME(pack_bytes)(const uint8_t *data, int64_t stride, int64_t column
             ints words[2][LANES]; /* of 64 inputs */
             for (int r = 0; r < LANES; r++) {
                 const uint8_t *row = data + (first + r) * stride;
-                const uint8_t *ahead = row + PANEL_ROWS * stride + (dtype == NF4 ? k / 128 * UNIT : k);
                 __m512i weights[2];
-                __builtin_prefetch(ahead, 0, 2);
-                if (dtype == INT8) __builtin_prefetch(ahead + 64, 0, 2);
                 if (dtype == NF4) {
                     const uint8_t *unit = row + k / 128 * UNIT;
                     const __m512i codes = _mm512_loadu_si512((const void *)(unit + 4));
@@ -1367,8 +1386,8 @@ INLINE void NAME(pack_bytes)(const uint8_t *data, int64_t stride, int64_t column
 /* Adds to `totals` (T, PANEL_ROWS) the products of a panel with `groups` groups of T tokens, or begins them. bytes, times,
  * begun: of the first group; stride: bytes of a token. */
 INLINE void NAME(tile_bytes)(const uint8_t *panel, const uint8_t *scales, int64_t groups, const int8_t *bytes,
-                             const int32_t *times, const int32_t *begun, int64_t stride, double *totals, int begins, int T,
-                             int dtype) {
+                             const int32_t *times, const int32_t *begun, int64_t stride, double *totals, int begins,
+                             const uint8_t *ahead, int64_t lines, int T, int dtype) {
     /* 2^31 is more than 128 * 32 * 127 * 31 * 127, and than 8 * 32 * 127 * 31 * 31 * 63 + 2^16. */
     const int64_t bound = dtype == NF4 ? 8 : PANEL_GROUPS;
     ints sums[TILE][2], upper[TILE][2];
@@ -1378,6 +1397,7 @@ INLINE void NAME(tile_bytes)(const uint8_t *panel, const uint8_t *scales, int64_
         const int64_t end = groups - first < bound ? groups : first + bound;
         for (int64_t g = first; g < end; g++) {
             ints products[TILE][2];
+            for (int64_t line = g * lines; line < (g + 1) * lines; line++) __builtin_prefetch(ahead + 64 * line, 0, 2);
             UNROLL for (int t = 0; t < T; t++) {
                 const int32_t start = *(const int32_t *)((const uint8_t *)(begun + g) + t * stride);
                 products[t][0] = products[t][1] = (ints)_mm512_set1_epi32(start);
@@ -1422,10 +1442,14 @@ static void NAME(linear_bytes)(const matrix *w, int64_t begin, int64_t end, cons
                                const float *scales, float *out, int64_t out_stride, int64_t tokens, float *room) {
     uint8_t *panel = (uint8_t *)(((uintptr_t)room + 63) / 64 * 64), *group_scales = panel + DEEP * PANEL_ROWS;
     double *totals = (double *)(group_scales + PANEL_GROUPS * PANEL_ROWS);
+    /* Lines of the cache that a tile asks for with each group, so that tiles ask for all of the next rows. */
+    const int64_t steps = (tokens + TILE - 1) / TILE * (padded / 32);
+    const int64_t each = (PANEL_ROWS * w->stride / 64 + steps - 1) / steps;
     for (int64_t n = begin; n < end; n += PANEL_ROWS) {
         /* Moved back into the weights where it would end behind them. */
         const int64_t from = n < w->rows - PANEL_ROWS ? n : w->rows - PANEL_ROWS;
         const uint8_t *data = (const uint8_t *)w->data + from * w->stride;
+        const uint8_t *ahead = data + PANEL_ROWS * w->stride, *asked = ahead + PANEL_ROWS * w->stride;
         for (int64_t k = 0; k < padded; k += DEEP) {
             const int64_t last = padded - k < DEEP ? padded : k + DEEP;
             if (w->dtype == INT8) NAME(pack_bytes)(data, w->stride, w->columns, k, last, panel, group_scales, INT8);
@@ -1436,15 +1460,17 @@ static void NAME(linear_bytes)(const matrix *w, int64_t begin, int64_t end, cons
         const int32_t *times = (const int32_t *)((const int8_t *)(codes + t * padded) + padded) + k / 32;               \
         if (w->dtype == INT8)                                                                                           \
             NAME(tile_bytes)(panel, group_scales, (last - k) / 32, bytes, times, times + padded / 32, 2 * padded,       \
-                             totals + t * PANEL_ROWS, k == 0, T, INT8);                                                 \
+                             totals + t * PANEL_ROWS, k == 0, ahead, lines, T, INT8);                                   \
         else                                                                                                            \
             NAME(tile_bytes)(panel, group_scales, (last - k) / 32, bytes, times, times + padded / 32, 2 * padded,       \
-                             totals + t * PANEL_ROWS, k == 0, T, NF4);                                                  \
+                             totals + t * PANEL_ROWS, k == 0, ahead, lines, T, NF4);                                    \
     }
             /* Tiles of as many tokens each: one of a few takes almost as long as a whole one. */
             for (int64_t t = 0, left = (tokens + TILE - 1) / TILE, count; left > 0; t += count, left--) {
+                const int64_t lines = ahead < asked ? each : 0;
                 count = (tokens - t + left - 1) / left;
                 FOR_TILE(count, DO)
+                ahead += (last - k) / 32 * lines * 64;
             }
 #undef DO
         }
