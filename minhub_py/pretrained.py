@@ -20,7 +20,7 @@ from minhub_py.files import hub
 from minhub_py.files.gguf import checkpoint_at
 from minhub_py.files.storage import Checkpoint, write_checkpoint
 from minhub_py.inference.processes import Processes, connect
-from minhub_py.inference.quantize import check_kind, layers_of, refuse_quantized, replace_layers
+from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.registry import FAMILIES, Entry, Family, entry_of, family_of, preset
 from minhub_py.skeleton import skeleton
@@ -45,10 +45,10 @@ def from_pretrained(
     file, local or of a repository ("owner/name:file.gguf").
     revision: a branch, tag or commit of the repository.    device, dtype: see `devices()`; "auto" decides.
     quantize: "int8" or "nf4" (4 bits) makes the weights smaller, text on a CPU faster (by the native decoder; elsewhere
-    slower), and changes results a little; such a model is for inference, and is not saved. In bfloat16 what meets
-    the weights is rounded to 8 bits, in other dtypes to 16: prompts are read faster, and less exactly. "auto"
-    computes with the weights of a GGUF file as they lie in it, without loss (those in a rare type, such as Q3_K, in
-    int8); without it they become float32, or `dtype`.
+    slower), and changes results a little; such a model is for inference, and is not saved. With dtype "bfloat16"
+    what meets the weights is rounded to 8 bits, else to 16: prompts are read faster, and less exactly; "auto" is
+    float32 here, on a CPU. "auto" computes with the weights of a GGUF file as they lie in it, without loss (those
+    in a rare type, such as Q3_K, in int8); without it they become float32, or `dtype`.
     parallel: "tensor" splits the weights among the processes that torchrun has started, each of which makes this call
     and those of `generate`, `stream` and `score`, with the same arguments; on CUDA each has a GPU of its own. In one
     process it changes nothing.
@@ -167,6 +167,8 @@ def load(
     check_kind(quantize, "auto")
     _, model, meta = fit(checkpoint)
     probe = choose_device(str(processes.device) if processes else device)
+    if dtype == "auto" and quantize in KINDS and probe.name == "cpu":
+        dtype = "float32"  # in bfloat16 the decoder rounds more than the weights: only where that is asked for
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
     native = with_values(meta, checkpoint)
     if processes is not None:

@@ -153,8 +153,8 @@ def test_llama_without_llamacpp(monkeypatch: pytest.MonkeyPatch, small_llama: st
     assert result["failed"] == {}
     assert result["left_out"] == [LLAMACPP, OPENVINO]
     rows = {row["runner"]: row for row in result["cases"]["llama"]["rows"]}
-    assert list(rows) == ["minhub_py float32", "minhub_py bfloat16", "minhub_py int8", "minhub_py nf4",
-                          "transformers float32", "transformers bfloat16"]  # fmt: skip
+    kinds = ("float32", "bfloat16", "int8", "int8-bfloat16", "nf4", "nf4-bfloat16")
+    assert list(rows) == [*(f"minhub_py {kind}" for kind in kinds), "transformers float32", "transformers bfloat16"]
     assert rows["minhub_py float32"]["ids"] == rows["transformers float32"]["ids"]
     assert len(set(rows["minhub_py float32"]["ids"])) > 8
 

@@ -256,13 +256,19 @@ def test_products_of_a_model_in_bfloat16(kernel, columns, rows, tokens, kind) ->
     assert (found - exact).norm() < 0.02 * exact.norm()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int8+bfloat16", "nf4+bfloat16"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_inputs_that_are_not_finite_are_seen(kernel, bad) -> None:  # noqa: F811
-    model = new("gpt2", "int8")
+def test_inputs_that_are_not_finite_are_seen(kernel, bad, dtype) -> None:  # noqa: F811
+    model = new("gpt2", dtype)
     with torch.no_grad():
         model.h[0].ln_1.bias[3] = bad
     found = read(model, some_ids(model, 20), [1, 19])
     assert not found.isfinite().any()
+    layer = model.h[0].attn.c_attn
+    for tokens in (1, 19):
+        x = torch.ones(tokens, layer.shape[1])
+        x[-1, 5] = bad
+        assert product(layer, x).isfinite().all(dim=1).tolist() == [True] * (tokens - 1) + [False]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -341,6 +347,18 @@ def test_an_lstm_against_the_one_of_pytorch(kind, layers) -> None:
             for found, wanted in ((y, other_y), (h, other_h), (c, other_c)):
                 assert found.shape == wanted.shape
                 assert torch.allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_have_8_bits_only_where_bfloat16_is_asked_for(tmp_path, kind) -> None:
+    minhub_py.save_pretrained(new("gpt2", "bfloat16"), tmp_path)
+    for options, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
+        model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind, **options)
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        _, *products, head = [each for each in CompiledReader(model).operations if each.weight.scales]
+        assert len(products) == 8
+        assert {each.weight.coarse for each in products} == {int(dtype == torch.bfloat16)}
+        assert not head.weight.coarse
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])

@@ -396,7 +396,7 @@ class CompiledReader(EagerReader):
         upcast: bool = True, softcap: float | None = None, sinks: Tensor | None = None, gate: bool = False,
         bias: Any = None, both_ways: bool = False,
     ) -> list[Operation]:  # fmt: skip
-        """All arithmetic is float32 here, so `upcast` changes nothing."""
+        """Scores and their softmax are float32 here, so `upcast` changes nothing."""
         groups = groups or heads
         size = self.outputs // (heads * (1 + gate) + 2 * groups)
         operation = Operation(heads=heads, groups=groups, size=size, gate=gate * size, number=scale,

@@ -4,7 +4,7 @@
  * weights come from memory, and that nothing else takes time. compiled.py hands over the model as a list of operations
  * (a model's own `steps`), with pointers to the weights that PyTorch holds; decode() runs the list. Arithmetic is
  * float32 whatever the weights' dtype is, but for products of int8 and nf4 weights, which are of whole numbers, and of
- * bfloat16 where the processor multiplies it (but for experts). Plain C, no Python: the library is opened by ctypes.
+ * bfloat16 where the processor multiplies it: with weights (but for experts), and with keys and values. Plain C, no Python: the library is opened by ctypes.
  */
 
 #define _GNU_SOURCE
@@ -547,16 +547,16 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
         in += MOST_TOKENS * c->width;
         out += MOST_TOKENS * c->width;
     }
-    const int64_t unit = w->transposed ? 64 : tokens >= 12 ? 32 : 8; /* whole panels of many tokens */
+    const int rounds = w->dtype == INT8 || w->dtype == NF4 || (w->dtype == BFLOAT16 && pairs);
+    const int tiled = rounds && tiles && suits_tiles(w, tokens), bytes = vnni && !tiled && suits_bytes(w, tokens);
+    const int64_t unit = w->transposed ? 64 : tokens >= 12 || bytes ? 32 : 8; /* whole panels of many tokens */
     int64_t most = at_least((1 << 17) / w->stride, unit); /* outputs of a chunk */
     most = w->transposed || most > MOST_OUTPUTS ? MOST_OUTPUTS : most;
     const int64_t share = (w->rows + c->threads - 1) / c->threads;
     const int64_t chunks = c->threads * ((share + most - 1) / most);
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks};
-    if (w->dtype == INT8 || w->dtype == NF4 || (w->dtype == BFLOAT16 && pairs)) {
-        t.padded = (w->columns + 127) / 128 * 128;
-        t.tiled = tiles && suits_tiles(w, tokens);
-        t.bytes = vnni && !t.tiled && suits_bytes(w, tokens);
+    if (rounds) {
+        t.padded = (w->columns + 127) / 128 * 128, t.tiled = tiled, t.bytes = bytes;
         parallel((tokens + 15) / 16, round_chunk, &t, alone);
     }
     parallel(chunks, linear_chunk, &t, alone);

@@ -615,8 +615,7 @@ INLINE vec NAME(begun)(const float *sums, int begins) {
 }
 
 /* The sums of 4 outputs for T tokens go on with `count` inputs. They begin with zero (`begins`); at the end (`ends`)
- * each vector is added up, else it goes back to `sums`. ahead: memory to ask for, as
- * many floats, or NULL. */
+ * each vector is added up, else it goes back to `sums`. ahead: memory to ask for, as many floats, or NULL. */
 INLINE void NAME(tile_rows)(const float *panel, const float *in, int64_t in_stride, int64_t count, float *sums, int begins,
                             int ends, float *out, int64_t out_stride, const uint8_t *ahead, int T) {
     vec s[4][TILE];
@@ -955,7 +954,7 @@ static void NAME(round_groups)(const float *in, int64_t count, int64_t padded, i
         NAME(sum_each)(found[0], found[1], found[2], found[3], sums);
         UNROLL for (int g = 0; g < 4; g++) {
             times[i / 32 + g] = (int)shares[g];
-            begun[i / 32 + g] = -128 * (int)sums[g];
+            begun[i / 32 + g] = odd != 0 ? 0 : -128 * (int)sums[g];
         }
     }
 }
@@ -1388,7 +1387,7 @@ INLINE void NAME(pack_bytes)(const uint8_t *data, int64_t stride, int64_t column
 INLINE void NAME(tile_bytes)(const uint8_t *panel, const uint8_t *scales, int64_t groups, const int8_t *bytes,
                              const int32_t *times, const int32_t *begun, int64_t stride, double *totals, int begins,
                              const uint8_t *ahead, int64_t lines, int T, int dtype) {
-    /* 2^31 is more than 128 * 32 * 127 * 31 * 127, and than 8 * 32 * 127 * 31 * 31 * 63 + 2^16. */
+    /* 2^31 is more than 32 * 32 * 127 * 31 * 127, and than 8 * 32 * 127 * 31 * 31 * 63 + 2^16. */
     const int64_t bound = dtype == NF4 ? 8 : PANEL_GROUPS;
     ints sums[TILE][2], upper[TILE][2];
     UNROLL for (int t = 0; t < T; t++)
