@@ -102,6 +102,7 @@ def lines(axes: "Axes", name: str, case: Row) -> None:
     key = {"positions": "values", "batch": "tokens_per_second"}[name]
     for row in rows:
         axes.plot(points, row[key], marker="o", markersize=4, linewidth=1.8, color=colour(row["runner"]),
+                  linestyle="--" if "-" in row["runner"] else "-",  # the same weights, computed with in another way
                   label=row["runner"])  # fmt: skip
     if name == "batch":
         axes.set_xscale("log", base=2)
