@@ -1203,6 +1203,16 @@ INLINE void NAME(pack_codes)(const uint8_t *data, int64_t stride, int64_t column
         }
 }
 
+/* Adds sums, whose upper 16 bits are in `upper`, to `totals` (T, PANEL_ROWS), or begins them. */
+INLINE void NAME(add_totals)(const ints (*sums)[2], const ints (*upper)[2], double *totals, int begins, int T) {
+    UNROLL for (int t = 0; t < T; t++)
+        UNROLL for (int half = 0; half < 2; half++)
+            for (int lane = 0; lane < LANES; lane++) {
+                double *total = totals + t * PANEL_ROWS + half * LANES + lane;
+                *total = (begins ? 0 : *total) + 65536.0 * upper[t][half][lane] + sums[t][half][lane];
+            }
+}
+
 /* Adds to `totals` (T, PANEL_ROWS) the products of a panel with `count` inputs of T tokens, or begins them. */
 INLINE void NAME(tile_codes)(const int16_t *panel, int64_t count, const int16_t *codes, int64_t padded, int64_t bound,
                              double *totals, int begins, const uint8_t *ahead, int64_t lines, int T, int vnni) {
@@ -1231,12 +1241,7 @@ INLINE void NAME(tile_codes)(const int16_t *panel, int64_t count, const int16_t 
                 sums[t][half] &= 0xffff;
             }
     }
-    UNROLL for (int t = 0; t < T; t++)
-        UNROLL for (int half = 0; half < 2; half++)
-            for (int lane = 0; lane < LANES; lane++) {
-                double *total = totals + t * PANEL_ROWS + half * LANES + lane;
-                *total = (begins ? 0 : *total) + 65536.0 * upper[t][half][lane] + sums[t][half][lane];
-            }
+    NAME(add_totals)(sums, upper, totals, begins, T);
 }
 
 /* As `rows_of_codes` does, for as many rows as make whole panels; their number. room: PANEL floats, of which the panel
@@ -1428,12 +1433,7 @@ INLINE void NAME(tile_bytes)(const uint8_t *panel, const uint8_t *scales, int64_
                 sums[t][half] &= 0xffff;
             }
     }
-    UNROLL for (int t = 0; t < T; t++)
-        UNROLL for (int half = 0; half < 2; half++)
-            for (int lane = 0; lane < LANES; lane++) {
-                double *total = totals + t * PANEL_ROWS + half * LANES + lane;
-                *total = (begins ? 0 : *total) + 65536.0 * upper[t][half][lane] + sums[t][half][lane];
-            }
+    NAME(add_totals)(sums, upper, totals, begins, T);
 }
 
 /* As `linear_codes` does, from bytes: 32 outputs or more. */
