@@ -77,7 +77,8 @@ dtype_option = click.option(
     type=click.Choice(["auto", *dtype_choice.choices]),
     default="auto",
     show_default=True,
-    help="Dtype of the weights; auto keeps that of the checkpoint if the device supports it.",
+    help="Dtype of the weights; auto keeps that of the checkpoint if the device supports it, and is float32 beside "
+    "--quantize int8 or nf4 on a CPU.",
 )
 
 

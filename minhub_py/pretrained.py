@@ -45,10 +45,11 @@ def from_pretrained(
     file, local or of a repository ("owner/name:file.gguf").
     revision: a branch, tag or commit of the repository.    device, dtype: see `devices()`; "auto" decides.
     quantize: "int8" or "nf4" (4 bits) makes the weights smaller, text on a CPU faster (by the native decoder; elsewhere
-    slower), and changes results a little; such a model is for inference, and is not saved. With dtype "bfloat16"
-    what meets the weights is rounded to 8 bits, else to 16: prompts are read faster, and less exactly; "auto" is
-    float32 here, on a CPU. "auto" computes with the weights of a GGUF file as they lie in it, without loss (those
-    in a rare type, such as Q3_K, in int8); without it they become float32, or `dtype`.
+    slower), and changes results a little; such a model is for inference, and is not saved. The inputs of its
+    products are rounded to 16 bits, or to 8 if dtype is "bfloat16": then prompts are read faster, and results
+    change more. dtype "auto" is float32 beside them, on a CPU. quantize="auto" computes with the weights of a GGUF
+    file as they lie in it, without loss (those in a rare type, such as Q3_K, in int8); without it they become
+    float32, or `dtype`.
     parallel: "tensor" splits the weights among the processes that torchrun has started, each of which makes this call
     and those of `generate`, `stream` and `score`, with the same arguments; on CUDA each has a GPU of its own. In one
     process it changes nothing.

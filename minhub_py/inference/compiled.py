@@ -46,10 +46,10 @@ An encoder-decoder has `encoder_steps` too, which end with the source's keys and
 factor of a norm is 1 + its weight.
 
 `CompiledReader` turns them into pointers for native/decoder.c. Weights stay where PyTorch has them, in float32 or 16
-bits, or quantized (quantize.py). Arithmetic is float32, but products with int8 and nf4 weights, and with bfloat16 where
-the processor multiplies it (AVX-512 with BF16; but for experts), round their inputs (quantize.py). So with other 16-bit
-weights the logits are those of the float32 model that has the same, rounded weights. Keys and values are then rounded
-to 16 bits.
+bits, or quantized (quantize.py). Arithmetic is float32, but products with int8 and nf4 weights round their inputs
+(quantize.py), and so do those with weights, keys and values in bfloat16 where the processor multiplies it (AVX-512 with
+BF16; experts' weights excepted). So with other 16-bit weights the logits are those of the float32 model that has the
+same, rounded weights. Keys and values are then rounded to 16 bits.
 
 What it cannot do (a GPU, a layer that somebody has replaced or hooked, an operation, a keyword or an activation that it
 does not know, no compiler when the package was installed) is left to `EagerReader`. `reader_of` chooses.
@@ -201,8 +201,8 @@ class CompiledReader(EagerReader):
         kinds = {operation.kind for operation in operations}
         self.guesses = kinds.isdisjoint({KINDS["recur"], KINDS["delta_rule"]})  # a state cannot take ids back
         # From how many ids on `forward` is the faster one: its products in bfloat16 use AMX where the processor has it,
-        # and their sums differ between numbers of threads. An LSTM takes its ids
-        # one by one either way. MXFP4 and GGUF's blocks it would have to unpack at every call.
+        # and their sums differ between numbers of threads. An LSTM takes its ids one by one either way. MXFP4 and
+        # GGUF's blocks it would have to unpack at every call.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16] and self.library.has_bfloat16_tiles()
         unpacks = any(operation.weight.dtype >= MXFP4 for operation in operations)
         self.long = LONG if is_bfloat16 and not (unpacks or KINDS["recur"] in kinds) else None

@@ -1667,21 +1667,7 @@ INLINE void NAME(scores_of_pairs)(const memory *kept, const query *queries, int6
     }
 }
 
-/* What two positions, i and the next, add to V times 32 numbers of each output. weights: of each query, of position 0. */
-INLINE void NAME(add_values)(const __m512i *first, const __m512i *second, const int16_t *const *weights, int64_t i,
-                             vec sums[TILE][4], int T, int V) {
-    UNROLL for (int v = 0; v < V; v++) {
-        const shorts low = (shorts)_mm512_unpacklo_epi16(first[v], second[v]);
-        const shorts high = (shorts)_mm512_unpackhi_epi16(first[v], second[v]);
-        UNROLL for (int t = 0; t < T; t++) {
-            const shorts weight = NAME(all_pairs)(weights[t] + i);
-            sums[t][2 * v] = NAME(add_pairs)(sums[t][2 * v], low, weight);
-            sums[t][2 * v + 1] = NAME(add_pairs)(sums[t][2 * v + 1], high, weight);
-        }
-    }
-}
-
-/* For V times 32 numbers from d on. */
+/* For V times 32 numbers from d on. weights: of each query, as if from position 0 on. */
 INLINE void NAME(outputs_of_pairs)(const memory *kept, const query *queries, int64_t begin, int64_t end, int64_t d, int T,
                                    int V) {
     const int64_t bytes = 2 * kept->D;
@@ -1707,7 +1693,15 @@ INLINE void NAME(outputs_of_pairs)(const memory *kept, const query *queries, int
             }
             at = at == last ? values : at + bytes;
         }
-        NAME(add_values)(pair[0], pair[1], weights, i, sums, T, V);
+        UNROLL for (int v = 0; v < V; v++) {
+            const shorts low = (shorts)_mm512_unpacklo_epi16(pair[0][v], pair[1][v]);
+            const shorts high = (shorts)_mm512_unpackhi_epi16(pair[0][v], pair[1][v]);
+            UNROLL for (int t = 0; t < T; t++) {
+                const shorts weight = NAME(all_pairs)(weights[t] + i);
+                sums[t][2 * v] = NAME(add_pairs)(sums[t][2 * v], low, weight);
+                sums[t][2 * v + 1] = NAME(add_pairs)(sums[t][2 * v + 1], high, weight);
+            }
+        }
     }
     UNROLL for (int t = 0; t < T; t++)
         UNROLL for (int v = 0; v < 2 * V; v++) *(vec_at *)(queries->sums + t * WIDEST + d + v * LANES) = sums[t][v];
@@ -1818,13 +1812,14 @@ static void NAME(attend_stage)(const memory *kept, const query *queries, int64_t
     for (int64_t t = 0; t < count; t++) NAME(attend_part)(kept, queries + t, end, queries[t].end, 1, stage);
 }
 
-/* out (D,) = softmax(q . keys * scale) . values for queries of one text and head. */
-static void NAME(attend)(const memory *kept, query *queries, int64_t count) {
 #if LANES == 16 && PAIRS
+/* As `attend` does, for heads of WIDEST numbers at most. */
+static void NAME(attend_in_pairs)(const memory *kept, query *queries, int64_t count) {
+    const int64_t padded = (kept->D + 31) / 32 * 32;
     _Alignas(64) int16_t rounded[TILE][WIDEST];
     _Alignas(64) float sums[TILE][WIDEST];
-    for (; pairs && kept->dtype == BFLOAT16 && kept->D <= WIDEST && count > 0; queries += TILE, count -= TILE) {
-        const int64_t part = count < TILE ? count : TILE, padded = (kept->D + 31) / 32 * 32;
+    for (; count > 0; queries += TILE, count -= TILE) {
+        const int64_t part = count < TILE ? count : TILE;
         float totals[TILE];
         for (int64_t t = 0; t < part; t++) {
             NAME(round_to_pairs)(queries[t].q, kept->D, padded, rounded[t]);
@@ -1838,6 +1833,16 @@ static void NAME(attend)(const memory *kept, query *queries, int64_t count) {
         }
         NAME(attend_stage)(kept, queries, part, OUTPUTS);
         for (int64_t t = 0; t < part; t++) NAME(finish_pairs)(queries + t, kept->D, totals[t]);
+    }
+}
+#endif
+
+/* out (D,) = softmax(q . keys * scale) . values for queries of one text and head. */
+static void NAME(attend)(const memory *kept, query *queries, int64_t count) {
+#if LANES == 16 && PAIRS
+    if (pairs && kept->dtype == BFLOAT16 && kept->D <= WIDEST) {
+        NAME(attend_in_pairs)(kept, queries, count);
+        return;
     }
 #endif
     for (; count > 0; queries += TILE, count -= TILE) {

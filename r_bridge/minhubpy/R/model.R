@@ -20,9 +20,9 @@
 #'   environment variable `HF_TOKEN` or what `hf auth login` stored.
 #' @param local_files_only `TRUE`: use the cache alone, open no connection.
 #' @param quantize `"int8"` or `"nf4"` (4 bits): smaller weights and, on a CPU,
-#'   faster text, from results that differ a little. With `"bfloat16"` it reads
-#'   prompts faster still, and less exactly. Such a model has no float
-#'   weights to look at, and cannot be made an R torch module, or saved.
+#'   faster text, from results that differ a little. With `dtype = "bfloat16"`
+#'   prompts are read faster still, and results differ more; `"auto"` is float32
+#'   then, on a CPU. Such a model has no float weights to look at, and cannot be made an R torch module, or saved.
 #'   `"auto"`: the weights of a GGUF file as they lie in it, without loss.
 #' @returns A model, see [minhub_model].
 #' @seealso [generate()], [next_tokens()], [score()], [as_torch_module()]
