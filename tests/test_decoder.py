@@ -13,7 +13,9 @@ import mmap
 import os
 import select
 import signal
+import sys
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -720,6 +722,25 @@ def test_a_forked_process_reads_on() -> None:
     beside.join()
     os.close(opened)
     os.close(write)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads stay where the system has them")
+def test_helpers_may_use_all_processors_again() -> None:
+    """A sleeping helper is kept off the processor of who wakes it, until it has woken."""
+    model = new("gpt2-heads-of-72")
+    ids, reader, cache = some_ids(model, 40), CompiledReader(model), new_cache(model)
+    reader.threads = 4
+
+    def allowed():
+        return {frozenset(os.sched_getaffinity(int(thread))) for thread in os.listdir("/proc/self/task")}
+
+    for id in ids:
+        extend(reader, [[id]], cache)
+        time.sleep(0.004)  # they sleep after one
+    own, deadline = {frozenset(os.sched_getaffinity(0))}, time.monotonic() + 30
+    while allowed() != own and time.monotonic() < deadline:  # the last of them may not have woken yet
+        time.sleep(0.01)
+    assert allowed() == own
 
 
 def test_texts_that_nobody_reads_to_their_end() -> None:

@@ -4,7 +4,8 @@
  * weights come from memory, and that nothing else takes time. compiled.py hands over the model as a list of operations
  * (a model's own `steps`), with pointers to the weights that PyTorch holds; decode() runs the list. Arithmetic is
  * float32 whatever the weights' dtype is, but for products of int8 and nf4 weights, which are of whole numbers, and of
- * bfloat16 where the processor multiplies it: with weights (but for experts), and with keys and values. Plain C, no Python: the library is opened by ctypes.
+ * bfloat16 where the processor multiplies it: with weights (but for experts), and with keys and values. Plain C, no
+ * Python: the library is opened by ctypes.
  */
 
 #define _GNU_SOURCE
@@ -322,6 +323,11 @@ static struct {
     uint64_t jobs;          /* so far */
     atomic_int threads;     /* that take part */
     atomic_int asleep;
+    struct {
+        sleeper thread;
+        int sleeps;
+        int off; /* the processor that it is kept off until it has woken, or -1 */
+    } sleepers[MOST_THREADS]; /* guarded */
     atomic_int_fast64_t left; /* chunks not finished */
     work *run;
     void *context;
@@ -386,9 +392,17 @@ static THREAD help(void *number) {
         } else {
             lock(&pool.guard);
             while (thread >= atomic_load(&pool.threads)) wait_for(&pool.more, &pool.guard);
+            pool.sleepers[thread].thread = myself();
+            pool.sleepers[thread].sleeps = 1;
+            pool.sleepers[thread].off = -1;
             atomic_fetch_add(&pool.asleep, 1); /* before looking again: who makes a job now sees it, and wakes us */
-            while (thread < atomic_load(&pool.threads) && !any_open()) wait_for(&pool.wake, &pool.guard);
+            while (thread < atomic_load(&pool.threads) && !any_open()) {
+                wait_for(&pool.wake, &pool.guard);
+                if (pool.sleepers[thread].off >= 0) let_back(pool.sleepers[thread].off);
+                pool.sleepers[thread].off = -1;
+            }
             atomic_fetch_sub(&pool.asleep, 1);
+            pool.sleepers[thread].sleeps = 0;
             unlock(&pool.guard);
             idle_since = now();
         }
@@ -402,7 +416,7 @@ static void after_fork(void) { /* the child has none of the threads, and locks a
     pool.helpers = 0;
     atomic_store(&pool.asleep, 0);
     atomic_store(&pool.threads, 0);
-    for (int i = 0; i < MOST_THREADS; i++) atomic_store(&pool.stretches[i].ticket, 0);
+    for (int i = 0; i < MOST_THREADS; i++) atomic_store(&pool.stretches[i].ticket, 0), pool.sleepers[i].sleeps = 0;
 }
 
 static void start_helpers(int wanted) {
@@ -426,6 +440,9 @@ static void parallel(int64_t chunks, work *run, void *context, int alone) {
     }
     if (atomic_load(&pool.asleep)) {
         lock(&pool.guard);
+        for (int i = 1; i < threads; i++)
+            if (pool.sleepers[i].sleeps && pool.sleepers[i].off < 0)
+                pool.sleepers[i].off = keep_off(pool.sleepers[i].thread);
         wake_all(&pool.wake);
         unlock(&pool.guard);
     }

@@ -35,6 +35,8 @@ static int start(DWORD WINAPI (*run)(void *), intptr_t number) {
 }
 
 #define THREAD DWORD WINAPI
+typedef int sleeper;
+#define myself() 0
 #define in_each_child(renew) ((void)(renew)) /* there is no fork */
 
 #else
@@ -77,9 +79,36 @@ static int start(void *(*run)(void *), intptr_t number) {
 
 #define THREAD void *
 
+typedef pthread_t sleeper;
+#define myself pthread_self
+
 /* Has the function called in every process that is forked from this one. */
 static void in_each_child(void (*renew)(void)) {
     static int registered;
     if (!registered) registered = !pthread_atfork(NULL, NULL, renew);
 }
+#endif
+
+#if defined(__linux__)
+/* Linux may wake a thread on the processor of who wakes it, and there it waits for milliseconds: in a virtual machine, as
+ * its Linux takes processors that the host has halted for busy ones. So a sleeper is forbidden the caller's processor.
+ * Gives the processor, or -1: it has no other, or the system does not allow it. */
+static int keep_off(sleeper thread) {
+    const int here = sched_getcpu();
+    cpu_set_t may;
+    if (here < 0 || pthread_getaffinity_np(thread, sizeof may, &may) || !CPU_ISSET(here, &may)) return -1;
+    CPU_CLR(here, &may);
+    return CPU_COUNT(&may) && !pthread_setaffinity_np(thread, sizeof may, &may) ? here : -1;
+}
+
+/* Allows the caller a processor again. */
+static void let_back(int processor) {
+    cpu_set_t may;
+    if (pthread_getaffinity_np(pthread_self(), sizeof may, &may)) return;
+    CPU_SET(processor, &may);
+    pthread_setaffinity_np(pthread_self(), sizeof may, &may);
+}
+#else
+#define keep_off(thread) ((void)(thread), -1)
+#define let_back(processor) ((void)(processor))
 #endif
