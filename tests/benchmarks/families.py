@@ -1,6 +1,6 @@
 """Decoding of each family at a published small size beside transformers, and llama.cpp where it has the family.
 
-    python tests/benchmarks/families.py [--prompt 256 --new 1] [SIZE...]
+    python tests/benchmarks/families.py [--prompt 256 --new 1] [--kinds float32,int8] [SIZE...]
 
 Random weights, two threads: they take as long as trained ones. A size of more than two billion weights is cut to a few
 layers, as wide as published. Greedy: 32 new ids after a prompt of 16, by sides in turn, each in a process of its own.
@@ -25,7 +25,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from gguf_files import write
 
 ROUNDS, THREADS = 6, 2
-PEERS = {"float32": "F32", "int8": "Q8_0", "nf4": "Q4_0"}
+# What we are measured with -> how it is loaded, and llama.cpp's type of as many bits.
+KINDS: dict[str, tuple[dict[str, str], str]] = {
+    "float32": ({}, "F32"),
+    "bfloat16": ({"dtype": "bfloat16"}, "BF16"),
+    "int8": ({"quantize": "int8"}, "Q8_0"),
+    "int8-bfloat16": ({"quantize": "int8", "dtype": "bfloat16"}, "Q8_0"),
+    "nf4": ({"quantize": "nf4"}, "Q4_0"),
+    "nf4-bfloat16": ({"quantize": "nf4", "dtype": "bfloat16"}, "Q4_0"),
+}
 # A published size of each family -> what is cut; model types that gguf_files.py writes and llama.cpp has.
 SIZES: dict[str, dict[str, int]] = {
     "gpt2": {},
@@ -36,6 +44,7 @@ SIZES: dict[str, dict[str, int]] = {
     "phi-1": {"num_hidden_layers": 6},
     "opt-125m": {},
     "SmolLM2-135M": {},
+    "TinyLlama-1.1B-Chat-v1.0": {},
     "Mistral-7B-v0.1": {"num_hidden_layers": 2},
     "Qwen2.5-0.5B": {},
     "Qwen3-0.6B-Base": {},
@@ -55,7 +64,7 @@ def header(writer: gguf.GGUFWriter, kind: str, vocabulary: int) -> None:
         writer.add_vocab_size(vocabulary)
 
 
-def sides(size: str, scratch: Path) -> dict[str, Worker]:
+def sides(size: str, kinds: list[str], scratch: Path) -> dict[str, Worker]:
     """The workers of a size, with its files in `scratch`."""
     found = preset(size)
     assert found is not None, f"{size} is no published size"
@@ -66,16 +75,12 @@ def sides(size: str, scratch: Path) -> dict[str, Worker]:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32).eval()
     folder = str(scratch / "model")
     model.save_pretrained(folder)
-    made = {
-        "float32": Worker("Minhub", {"folder": folder}, THREADS),
-        "int8": Worker("Minhub", {"folder": folder, "quantize": "int8"}, THREADS),
-        "nf4": Worker("Minhub", {"folder": folder, "quantize": "nf4"}, THREADS),
-        "transformers float32": Worker("Transformers", {"folder": folder, "dtype": "float32"}, THREADS),
-    }
-    if (kind := settings["model_type"]) in GGUF:
-        for weights in PEERS.values():
+    made = {kind: Worker("Minhub", {"folder": folder, **KINDS[kind][0]}, THREADS) for kind in kinds}
+    made["transformers float32"] = Worker("Transformers", {"folder": folder, "dtype": "float32"}, THREADS)
+    if (model_type := settings["model_type"]) in GGUF:
+        for weights in dict.fromkeys(KINDS[kind][1] for kind in kinds):
             file = write(scratch / f"{weights}.gguf", model, weights,
-                         tokenizer=lambda writer: header(writer, kind, model.config.vocab_size))  # fmt: skip
+                         tokenizer=lambda writer: header(writer, model_type, model.config.vocab_size))  # fmt: skip
             options = {"folder": str(file)} | ({"cache": "float32"} if weights == "F32" else {})
             made[f"llama.cpp {weights}"] = Worker("LlamaCpp", options, THREADS)
     return made
@@ -95,10 +100,10 @@ def race(workers: dict[str, Worker], prompt: int, new: int) -> tuple[dict[str, f
     return {name: count / min(seconds) for name, seconds in times.items()}, found
 
 
-def measure(size: str, prompt: int, new: int) -> None:
+def measure(size: str, kinds: list[str], prompt: int, new: int) -> None:
     """Print the lines of a size."""
     with tempfile.TemporaryDirectory() as scratch:
-        workers = sides(size, Path(scratch))
+        workers = sides(size, kinds, Path(scratch))
         try:
             for name, worker in list(workers.items()):
                 try:
@@ -112,8 +117,8 @@ def measure(size: str, prompt: int, new: int) -> None:
             for worker in workers.values():
                 worker.close()
     cut = "".join(f", {count} layers" for count in SIZES.get(size, {}).values())
-    for ours, theirs in PEERS.items():
-        peers = [peer for peer in ("transformers float32", f"llama.cpp {theirs}") if peer in speed]
+    for ours in kinds:
+        peers = [peer for peer in ("transformers float32", f"llama.cpp {KINDS[ours][1]}") if peer in speed]
         ratios = [f"{speed[ours] / speed[peer]:.2f} x {peer} ({speed[peer]:.1f})" for peer in peers]
         alike = sum(a == b for a, b in zip(found[ours], found["transformers float32"], strict=True))
         print(f"{size}{cut}, {ours}: {speed[ours]:.1f} ids/s, {', '.join(ratios)}; {alike} of {new} ids alike")
@@ -124,6 +129,7 @@ if __name__ == "__main__":
     parser.add_argument("sizes", nargs="*", metavar="SIZE")
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--kinds", default="float32,int8,nf4", help=f"of {', '.join(KINDS)}")
     args = parser.parse_args()
     for chosen in args.sizes or SIZES:
-        measure(chosen, args.prompt, args.new)
+        measure(chosen, args.kinds.split(","), args.prompt, args.new)

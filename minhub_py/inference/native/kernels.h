@@ -407,10 +407,12 @@ INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_
 /* Weights stored (out, in): the outputs from `begin` to before `end`. */
 INLINE void NAME(linear_out_in)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
                                 float *out, int64_t out_stride, int64_t tokens, int dtype) {
+    /* A single token: as FOR_ROWS does it. But a sum waits for its last one, so a step of it must not be too few bytes. */
+    const int singly = tokens == 1 && dtype <= FLOAT16 && LANES * (dtype == FLOAT32 ? 4 : 2) >= 32;
     for (int64_t first = 0; first < tokens; first += 16) { /* so few inputs stay in the nearest cache */
         const int64_t last = first + 16 < tokens ? first + 16 : tokens;
         int64_t n = begin;
-        for (; n + 4 <= end; n += 4) {
+        for (; !singly && n + 4 <= end; n += 4) {
             int64_t t = first;
             float *to = out + n - begin;
             for (; t + 4 <= last && t + 5 != last; t += 4)
@@ -534,15 +536,19 @@ static void NAME(linear_few)(const matrix *w, int64_t begin, int64_t end, const 
 #define SHALLOW 128 /* stored (in, out): so wide panels that memory gives long stretches of each row */
 
 /* Rows from `begin` to before `end`, 4 at a time, for all tokens: DO_ROWS(4, T) for up to TILE of them, and what is left by
- * DO_ROWS(1, 1). The inputs of a `few` tokens stay in the nearest cache meanwhile. */
-#define FOR_ROWS(begin, end, tokens, few)                                                                               \
+ * DO_ROWS(1, 1). The inputs of a `few` tokens stay in the nearest cache meanwhile. singly: all rows one after another, two
+ * tokens by DO_ROWS(1, 2), where tokens are so few that memory counts, which is read fastest in one direction. */
+#define FOR_ROWS(begin, end, tokens, few, singly)                                                                       \
     for (int64_t first = 0, last; first < (tokens); first = last) {                                                     \
         int64_t n = begin;                                                                                              \
         last = first + (few) < (tokens) ? first + (few) : (tokens);                                                     \
-        for (; n + 4 <= (end); n += 4)                                                                                  \
+        for (; !(singly) && n + 4 <= (end); n += 4)                                                                     \
             for (int64_t t = first; t < last; t += TILE) FOR_TILE(last - t < TILE ? last - t : TILE, DO_FOUR)           \
-        for (; n < (end); n++)                                                                                          \
-            for (int64_t t = first; t < last; t++) DO_ROWS(1, 1);                                                       \
+        for (; n < (end); n++) {                                                                                        \
+            int64_t t = first;                                                                                          \
+            for (; (singly) && t + 2 <= last; t += 2) DO_ROWS(1, 2);                                                    \
+            for (; t < last; t++) DO_ROWS(1, 1);                                                                        \
+        }                                                                                                               \
     }
 #define DO_FOUR(T) DO_ROWS(4, T)
 
@@ -805,7 +811,7 @@ static void NAME(linear_pairs)(const matrix *w, int64_t begin, int64_t end, cons
 #define DO_ROWS(R, T)                                                                                                   \
     NAME(dot_pairs)(w, n, codes + (start + t) * padded, padded, k, stop, ahead,                                         \
                     room + ((n - begin) * TILE + t) * LANES, out + (start + t) * out_stride + n - begin, out_stride, R, T)
-            FOR_ROWS(begin, end, count, count)
+            FOR_ROWS(begin, end, count, count, tokens <= 2)
 #undef DO_ROWS
         }
     }
@@ -1077,37 +1083,47 @@ INLINE double NAME(total)(ints v) {
 INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *row_scales, int64_t columns,
                             const int16_t *codes, int64_t padded, const float *scales, float *out, int64_t out_stride,
                             int R, int T, int dtype, int vnni) {
-    const int step = dtype == NF4 ? 128 : 2 * LANES, width = dtype == NF4 ? UNIT : dtype == INT8 ? step : 2 * step;
+    const int vector = 2 * LANES, step = dtype == NF4 || R == 1 ? 128 : vector; /* inputs */
+    const int width = dtype == NF4 ? UNIT : dtype == INT8 ? step : 2 * step;    /* bytes of a step */
     const int64_t whole = dtype == INT8 ? columns : padded; /* the others' rows are padded, too */
     const uint8_t *at = data;
     double totals[4][TILE] = {{0}};
     const int64_t bound = BOUND(dtype) * LANES;
     for (int64_t first = 0; first < whole; first += bound) {
         const int64_t end = whole - first < bound ? whole : first + bound;
-        ints sums[4][TILE];
-        for (int r = 0; r < R; r++)
+        ints sums[4][TILE]; /* of R rows; of a single one 4 sums by turns, as each waits for its last */
+        for (int r = 0; r < 4; r++)
             for (int t = 0; t < T; t++) sums[r][t] = (ints){0};
         int64_t k = first;
         for (; k + step <= end; k += step, at += width) {
             NAME(nf4_unit) units[4];
             for (int r = 0; r < R; r++) {
-                __builtin_prefetch(at + r * stride + AHEAD);
+                for (int line = 0; line == 0 || line + 64 <= width; line += 64)
+                    __builtin_prefetch(at + r * stride + line + AHEAD);
                 if (dtype == NF4) units[r] = NAME(load_unit)(at + r * stride);
 #if LANES == 16 /* as if they changed here: GCC would load them again for each part, and take half as long again */
                 if (dtype == NF4 && T == 1) __asm__("" : "+v"(units[r].words[0]), "+r"(units[r].scales));
 #endif
             }
-            UNROLL for (int part = 0; part < step; part += 2 * LANES) {
+            UNROLL for (int part = 0; part < step; part += vector) {
                 shorts weights[4];
                 for (int r = 0; r < R; r++)
                     if (dtype == NF4) weights[r] = NAME(nf4_weights)(&units[r], part);
-                    else if (dtype == INT8) weights[r] = NAME(load_shorts)((const int8_t *)at + r * stride);
-                    else weights[r] = *(const shorts_at *)(at + r * stride);
+                    else if (dtype == INT8) weights[r] = NAME(load_shorts)((const int8_t *)at + r * stride + part);
+                    else weights[r] = *(const shorts_at *)(at + r * stride + 2 * part);
                 for (int t = 0; t < T; t++) {
                     const shorts x = *(const shorts_at *)(codes + t * padded + k + part);
-                    for (int r = 0; r < R; r++) sums[r][t] = NAME(add_products)(sums[r][t], weights[r], x, vnni);
+                    for (int r = 0; r < R; r++) {
+                        const int turn = R == 1 ? part / vector % 4 : r;
+                        sums[turn][t] = NAME(add_products)(sums[turn][t], weights[r], x, vnni);
+                    }
                 }
             }
+        }
+        for (; R == 1 && k + vector <= end; k += vector) {
+            const shorts weights = NAME(load_shorts)((const int8_t *)data + k);
+            for (int t = 0; t < T; t++)
+                sums[0][t] = NAME(add_products)(sums[0][t], weights, *(const shorts_at *)(codes + t * padded + k), vnni);
         }
         for (int r = 0; k < end && r < R; r++) {
             int8_t last[2 * LANES] = {0};
@@ -1116,6 +1132,7 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
             for (int t = 0; t < T; t++)
                 sums[r][t] = NAME(add_products)(sums[r][t], weights, *(const shorts_at *)(codes + t * padded + k), vnni);
         }
+        for (int t = 0; R == 1 && t < T; t++) sums[0][t] += sums[1][t] + sums[2][t] + sums[3][t];
         for (int r = 0; r < R; r++)
             for (int t = 0; t < T; t++) totals[r][t] += NAME(total)(sums[r][t]);
     }
@@ -1130,7 +1147,7 @@ INLINE void NAME(rows_of_codes)(const uint8_t *data, int64_t stride, const float
 #define DO_ROWS(R, T)                                                                                                   \
     NAME(dot_codes)(data + n * stride, stride, row_scales + n, columns, codes + t * padded, padded, scales + t,         \
                     out + t * out_stride + n, out_stride, R, T, dtype, vnni)
-    FOR_ROWS(0, rows, tokens, 4 * TILE)
+    FOR_ROWS(0, rows, tokens, 4 * TILE, LANES >= 8 && tokens <= (dtype == INT8 ? 2 : 1))
 #undef DO_ROWS
 }
 
