@@ -164,7 +164,9 @@ def choose_dtype(dtype: str | torch.dtype, device: Probe, stored: Iterable[torch
         dtype = str(dtype).removeprefix("torch.")
     if dtype != "auto":
         if dtype not in DTYPES:
-            raise ValueError(f"dtype {dtype!r} is unknown; give auto, {', '.join(DTYPES)}")
+            raise ValueError(
+                f"dtype {dtype!r} is unknown; give auto, {', '.join(DTYPES)}, or for fewer bits quantize: int8 or nf4"
+            )
         return DTYPES[dtype]
     widest = torch.float32
     for place, found in enumerate(stored):
