@@ -148,18 +148,27 @@ def opened() -> tuple[Any, str]:
     if not found.exists():
         return None, "not compiled when the package was installed"
     try:
-        library = ctypes.CDLL(str(found))
+        library = load(found)
+    except UnsupportedError as error:
+        return None, str(error)
+    return library, library.choose(None).decode()
+
+
+def load(path: Path) -> Any:
+    """A compiled native/decoder.c, before it chooses its kernels. UnsupportedError: it does not fit here."""
+    try:
+        library = ctypes.CDLL(str(path))
     except OSError as error:  # compiled on another system
-        return None, f"does not load: {error}"
+        raise UnsupportedError(f"does not load: {error}") from error
     if not hasattr(library, "interface") or interface_of(library) != INTERFACE:
-        return None, "of another version of the package: install it again"
+        raise UnsupportedError("of another version of the package: install it again")
     library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
     library.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
     library.decode.restype = None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.pack_nf4.argtypes = [pointer, number, number, pointer, number, pointer, pointer, pointer]
     library.pack_nf4.restype = None
-    return library, library.choose(None).decode()
+    return library
 
 
 def interface_of(library: Any) -> int:

@@ -2,20 +2,25 @@
 
     .venv/bin/python tests/benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,bf16,avx2] [--ids 1,32,256]
 
-A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M), mapped from a file as users have
-them. int8+bfloat16: inputs in 8 bits, too. All take turns, and the shortest of the rounds counts. Kernels that the
-processor lacks are left out.
+A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M, cut to --layers), mapped from a file
+as users have them. int8+bfloat16: inputs in 8 bits, too. All take turns, and the shortest of the rounds counts. Kernels
+that the processor lacks are left out. --before takes the compiled decoder of another commit, a copy of its
+minhub_py/inference/_decoder.so: it takes turns, too, and a line has the ratio of the medians.
 """
 
 import argparse
+import dataclasses
 import itertools
+import statistics
 import tempfile
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from minhub_py import from_pretrained, save_pretrained
-from minhub_py.inference.compiled import CompiledReader, library
+from minhub_py.inference.compiled import CompiledReader, library, load
 from minhub_py.registry import preset
 
 
@@ -27,28 +32,41 @@ def main() -> None:
     parser.add_argument("--ids", default="1,8,32,256")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--before", type=Path, metavar="DECODER")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     found = preset(args.size)
     if found is None:
         parser.error(f"{args.size} is no published size")
     family, config = found
+    if args.layers:
+        config = dataclasses.replace(config, **dict.fromkeys(family.training.names["layers"], args.layers))
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(family.Model(config), folder)
         readers = {kind: reader(folder, kind) for kind in args.kinds.split(",")}
-    kernels = [name for name in args.kernels.split(",") if library().choose(name.encode())]
+    libraries = {"now": library()} if args.before is None else {"before": load(args.before), "now": library()}
+    kernels = [
+        name for name in args.kernels.split(",") if all(each.choose(name.encode()) for each in libraries.values())
+    ]
     counts = [int(count) for count in args.ids.split(",")]
     cases = list(itertools.product(readers, kernels, counts))
-    best = dict.fromkeys(cases, float("inf"))
-    for _ in range(args.rounds):
+    times: dict[Any, list[float]] = {(*case, name): [] for case in cases for name in libraries}
+    for turn in range(args.rounds):
         for kind, kernel, count in cases:
-            library().choose(kernel.encode())
-            best[kind, kernel, count] = min(best[kind, kernel, count], milliseconds(readers[kind], count))
+            for name in list(libraries) if turn % 2 else reversed(libraries):  # the second finds the page tables warm
+                libraries[name].choose(kernel.encode())
+                readers[kind].library = libraries[name]
+                times[kind, kernel, count, name].append(milliseconds(readers[kind], count))
     print(f"{'':24}" + "".join(f"{count:>10}" for count in counts))
     for kind, kernel in itertools.product(readers, kernels):
-        times = "".join(f"{best[kind, kernel, count]:10.1f}" for count in counts)
-        print(f"{kind:16}{kernel:8}{times}")
+        for name in libraries:
+            best = "".join(f"{min(times[kind, kernel, count, name]):10.1f}" for count in counts)
+            print(f"{kind:16}{kernel:8}{best}" + ("" if args.before is None else f"  {name}"))
+        if args.before is not None:
+            medians = [[statistics.median(times[kind, kernel, count, name]) for name in libraries] for count in counts]
+            print(f"{'':24}" + "".join(f"{before / now:9.2f}x" for before, now in medians))
 
 
 def reader(folder: str, kind: str) -> CompiledReader:
