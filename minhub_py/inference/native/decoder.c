@@ -316,7 +316,7 @@ static const uint64_t CHUNK_MASK = (1u << CHUNK_BITS) - 1;
 
 static struct {
     mutex caller;           /* held by the thread whose jobs these are */
-    mutex guard;            /* of `wake` and `more` */
+    mutex guard;            /* of `wake`, `more` and `sleepers` */
     condition wake;         /* there is a job */
     condition more;         /* more threads take part */
     int helpers;            /* started */
@@ -327,7 +327,7 @@ static struct {
         sleeper thread;
         int sleeps;
         int off; /* the processor that it is kept off until it has woken, or -1 */
-    } sleepers[MOST_THREADS]; /* guarded */
+    } sleepers[MOST_THREADS];
     atomic_int_fast64_t left; /* chunks not finished */
     work *run;
     void *context;

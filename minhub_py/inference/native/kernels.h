@@ -407,7 +407,7 @@ INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_
 /* Weights stored (out, in): the outputs from `begin` to before `end`. */
 INLINE void NAME(linear_out_in)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
                                 float *out, int64_t out_stride, int64_t tokens, int dtype) {
-    /* A single token: as FOR_ROWS does it. But a sum waits for its last one, so a step of it must not be too few bytes. */
+    /* A single token: as FOR_ROWS does it. But each addition waits for the one before, so it must not be too few bytes. */
     const int singly = tokens == 1 && dtype <= FLOAT16 && LANES * (dtype == FLOAT32 ? 4 : 2) >= 32;
     for (int64_t first = 0; first < tokens; first += 16) { /* so few inputs stay in the nearest cache */
         const int64_t last = first + 16 < tokens ? first + 16 : tokens;
@@ -1091,7 +1091,7 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
     const int64_t bound = BOUND(dtype) * LANES;
     for (int64_t first = 0; first < whole; first += bound) {
         const int64_t end = whole - first < bound ? whole : first + bound;
-        ints sums[4][TILE]; /* of R rows; of a single one 4 sums by turns, as each waits for its last */
+        ints sums[4][TILE]; /* of R rows; of one row 4 by turns, as each addition waits for the one before */
         for (int r = 0; r < 4; r++)
             for (int t = 0; t < T; t++) sums[r][t] = (ints){0};
         int64_t k = first;

@@ -89,10 +89,11 @@ static void in_each_child(void (*renew)(void)) {
 }
 #endif
 
-#if defined(__linux__)
-/* Linux may wake a thread on the processor of who wakes it, and there it waits for milliseconds: in a virtual machine, as
- * its Linux takes processors that the host has halted for busy ones. So a sleeper is forbidden the caller's processor.
- * Gives the processor, or -1: it has no other, or the system does not allow it. */
+#if defined(__linux__) && !defined(__ANDROID__) /* whose older versions lack these functions */
+/* Linux may wake a thread on the processor of who wakes it, and there it waits for milliseconds: in a virtual machine,
+ * whose Linux takes idle processors, which the host has meanwhile taken away, for busy ones. So a sleeper is forbidden
+ * the processor of the thread that calls. Gives that, or -1: it is none of the sleeper's, or its only one, or the
+ * system does not allow it. */
 static int keep_off(sleeper thread) {
     const int here = sched_getcpu();
     cpu_set_t may;
@@ -101,7 +102,7 @@ static int keep_off(sleeper thread) {
     return CPU_COUNT(&may) && !pthread_setaffinity_np(thread, sizeof may, &may) ? here : -1;
 }
 
-/* Allows the caller a processor again. */
+/* Allows the thread that calls a processor again. */
 static void let_back(int processor) {
     cpu_set_t may;
     if (pthread_getaffinity_np(pthread_self(), sizeof may, &may)) return;
