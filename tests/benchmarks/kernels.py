@@ -5,7 +5,8 @@
 A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M, cut to --layers), mapped from a file
 as users have them. int8+bfloat16: inputs in 8 bits, too. All take turns, and the shortest of the rounds counts. Kernels
 that the processor lacks are left out. --before takes the compiled decoder of another commit, a copy of its
-minhub_py/inference/_decoder.so: it takes turns, too, and a line has the ratio of the medians.
+minhub_py/inference/_decoder.so: it takes turns, too, and a line has the ratio of the medians. --pause: seconds before
+each reading, in which the decoder's threads fall asleep.
 """
 
 import argparse
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--before", type=Path, metavar="DECODER")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -41,6 +43,8 @@ def main() -> None:
         parser.error(f"{args.size} is no published size")
     family, config = found
     if args.layers:
+        if not family.trainable:
+            parser.error(f"the layers of {args.size} cannot be cut here")
         config = dataclasses.replace(config, **dict.fromkeys(family.training.names["layers"], args.layers))
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -58,6 +62,7 @@ def main() -> None:
             for name in list(libraries) if turn % 2 else reversed(libraries):  # the second finds the page tables warm
                 libraries[name].choose(kernel.encode())
                 readers[kind].library = libraries[name]
+                time.sleep(args.pause)
                 times[kind, kernel, count, name].append(milliseconds(readers[kind], count))
     print(f"{'':24}" + "".join(f"{count:>10}" for count in counts))
     for kind, kernel in itertools.product(readers, kernels):

@@ -416,7 +416,10 @@ static void after_fork(void) { /* the child has none of the threads, and locks a
     pool.helpers = 0;
     atomic_store(&pool.asleep, 0);
     atomic_store(&pool.threads, 0);
-    for (int i = 0; i < MOST_THREADS; i++) atomic_store(&pool.stretches[i].ticket, 0), pool.sleepers[i].sleeps = 0;
+    for (int i = 0; i < MOST_THREADS; i++) {
+        atomic_store(&pool.stretches[i].ticket, 0);
+        pool.sleepers[i].sleeps = 0;
+    }
 }
 
 static void start_helpers(int wanted) {

@@ -407,7 +407,7 @@ INLINE void NAME(dot)(const matrix *w, int64_t row, const float *in, int64_t in_
 /* Weights stored (out, in): the outputs from `begin` to before `end`. */
 INLINE void NAME(linear_out_in)(const matrix *w, int64_t begin, int64_t end, const float *in, int64_t in_stride,
                                 float *out, int64_t out_stride, int64_t tokens, int dtype) {
-    /* A single token: as FOR_ROWS does it. But each addition waits for the one before, so it must not be too few bytes. */
+    /* A single token: as FOR_ROWS does it. But each addition waits for the one before, so few bytes at a time are slow. */
     const int singly = tokens == 1 && dtype <= FLOAT16 && LANES * (dtype == FLOAT32 ? 4 : 2) >= 32;
     for (int64_t first = 0; first < tokens; first += 16) { /* so few inputs stay in the nearest cache */
         const int64_t last = first + 16 < tokens ? first + 16 : tokens;
@@ -535,9 +535,9 @@ static void NAME(linear_few)(const matrix *w, int64_t begin, int64_t end, const 
 #define DEEP 1024   /* inputs of a panel of weights stored (out, in); whole blocks of any dtype */
 #define SHALLOW 128 /* stored (in, out): so wide panels that memory gives long stretches of each row */
 
-/* Rows from `begin` to before `end`, 4 at a time, for all tokens: DO_ROWS(4, T) for up to TILE of them, and what is left by
- * DO_ROWS(1, 1). The inputs of a `few` tokens stay in the nearest cache meanwhile. singly: all rows one after another, two
- * tokens by DO_ROWS(1, 2), where tokens are so few that memory counts, which is read fastest in one direction. */
+/* Rows from `begin` to before `end`, 4 at a time, for all tokens: DO_ROWS(4, T) for up to TILE of them, and what is left
+ * by DO_ROWS(1, 1). The inputs of a `few` tokens stay in the nearest cache meanwhile. singly: all rows one after another,
+ * two tokens by DO_ROWS(1, 2). That is for so few tokens that memory counts, which is read fastest in one direction. */
 #define FOR_ROWS(begin, end, tokens, few, singly)                                                                       \
     for (int64_t first = 0, last; first < (tokens); first = last) {                                                     \
         int64_t n = begin;                                                                                              \
@@ -1120,10 +1120,12 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
                 }
             }
         }
-        for (; R == 1 && k + vector <= end; k += vector) {
+        for (; R == 1 && k + vector <= end; k += vector) { /* of INT8: less than a step is left */
             const shorts weights = NAME(load_shorts)((const int8_t *)data + k);
-            for (int t = 0; t < T; t++)
-                sums[0][t] = NAME(add_products)(sums[0][t], weights, *(const shorts_at *)(codes + t * padded + k), vnni);
+            for (int t = 0; t < T; t++) {
+                const shorts x = *(const shorts_at *)(codes + t * padded + k);
+                sums[0][t] = NAME(add_products)(sums[0][t], weights, x, vnni);
+            }
         }
         for (int r = 0; k < end && r < R; r++) {
             int8_t last[2 * LANES] = {0};
