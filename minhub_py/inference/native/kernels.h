@@ -535,15 +535,17 @@ static void NAME(linear_few)(const matrix *w, int64_t begin, int64_t end, const 
 #define DEEP 1024   /* inputs of a panel of weights stored (out, in); whole blocks of any dtype */
 #define SHALLOW 128 /* stored (in, out): so wide panels that memory gives long stretches of each row */
 
-/* Rows from `begin` to before `end`, 4 at a time, for all tokens: DO_ROWS(4, T) for up to TILE of them, and what is left
- * by DO_ROWS(1, 1). The inputs of a `few` tokens stay in the nearest cache meanwhile. singly: all rows one after another,
- * two tokens by DO_ROWS(1, 2). That is for so few tokens that memory counts, which is read fastest in one direction. */
-#define FOR_ROWS(begin, end, tokens, few, singly)                                                                       \
+/* Rows from `begin` to before `end`, 4 at a time, for all tokens: DO_ROWS(4, T) for tiles of at most `most` of them,
+ * all of about the same size, and what is left by DO_ROWS(1, 1). The inputs of a `few` tokens stay in the nearest cache
+ * meanwhile. singly: all rows one after another, two tokens by DO_ROWS(1, 2). That is for so few tokens that memory
+ * counts, which is read fastest in one direction. */
+#define FOR_ROWS(begin, end, tokens, few, most, singly)                                                                 \
     for (int64_t first = 0, last; first < (tokens); first = last) {                                                     \
         int64_t n = begin;                                                                                              \
         last = first + (few) < (tokens) ? first + (few) : (tokens);                                                     \
+        const int64_t tiles = (last - first + (most) - 1) / (most), each = (last - first + tiles - 1) / tiles;          \
         for (; !(singly) && n + 4 <= (end); n += 4)                                                                     \
-            for (int64_t t = first; t < last; t += TILE) FOR_TILE(last - t < TILE ? last - t : TILE, DO_FOUR)           \
+            for (int64_t t = first; t < last; t += each) FOR_TILE(last - t < each ? last - t : each, DO_FOUR)           \
         for (; n < (end); n++) {                                                                                        \
             int64_t t = first;                                                                                          \
             for (; (singly) && t + 2 <= last; t += 2) DO_ROWS(1, 2);                                                    \
@@ -811,7 +813,7 @@ static void NAME(linear_pairs)(const matrix *w, int64_t begin, int64_t end, cons
 #define DO_ROWS(R, T)                                                                                                   \
     NAME(dot_pairs)(w, n, codes + (start + t) * padded, padded, k, stop, ahead,                                         \
                     room + ((n - begin) * TILE + t) * LANES, out + (start + t) * out_stride + n - begin, out_stride, R, T)
-            FOR_ROWS(begin, end, count, count, tokens <= 2)
+            FOR_ROWS(begin, end, count, count, TILE, tokens <= 2)
 #undef DO_ROWS
         }
     }
@@ -1056,20 +1058,54 @@ INLINE ints NAME(add_products)(ints sums, shorts a, shorts b, int vnni) {
 #endif
 }
 
+/* Sums of two lanes each, in 64 bits. */
+#if LANES == 16
+INLINE __m512i NAME(widened)(ints v) {
+    const __m512i first = _mm512_mul_epi32((__m512i)v, _mm512_set1_epi64(1));
+    const __m512i second = _mm512_srai_epi64((__m512i)v, 32);
+    return _mm512_add_epi64(first, second);
+}
+#elif LANES == 8
+INLINE __m256d NAME(widened)(ints v) {
+    return _mm256_cvtepi32_pd(_mm256_castsi256_si128((__m256i)v)) +
+           _mm256_cvtepi32_pd(_mm256_extracti128_si256((__m256i)v, 1));
+}
+#endif
+
 /* The sum of all lanes, which may need more than 32 bits. */
 INLINE double NAME(total)(ints v) {
 #if LANES == 16
-    return _mm512_reduce_add_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256((__m512i)v)) +
-                                _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64((__m512i)v, 1)));
+    return _mm512_reduce_add_epi64(NAME(widened)(v));
 #elif LANES == 8
-    const __m256d four = _mm256_cvtepi32_pd(_mm256_castsi256_si128((__m256i)v)) +
-                         _mm256_cvtepi32_pd(_mm256_extracti128_si256((__m256i)v, 1));
+    const __m256d four = NAME(widened)(v);
     const __m128d two = _mm256_castpd256_pd128(four) + _mm256_extractf128_pd(four, 1);
     return two[0] + two[1];
 #else
     int64_t sum = 0;
     for (int lane = 0; lane < LANES; lane++) sum += v[lane];
     return sum;
+#endif
+}
+
+/* Adds to each of 4 totals the sum of all lanes of its vector, in half of the instructions. */
+INLINE void NAME(total_each)(const ints v[4], double *totals) {
+#if LANES == 16
+    const __m512i a = NAME(widened)(v[0]), b = NAME(widened)(v[1]), c = NAME(widened)(v[2]), d = NAME(widened)(v[3]);
+    const __m512i first = _mm512_add_epi64(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b)); /* a b a b ... */
+    const __m512i second = _mm512_add_epi64(_mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d));
+    const __m512i halves = _mm512_add_epi64(_mm512_shuffle_i64x2(first, second, 0x88),
+                                            _mm512_shuffle_i64x2(first, second, 0xdd)); /* a b a b c d c d */
+    const __m256i x = _mm512_castsi512_si256(halves), y = _mm512_extracti64x4_epi64(halves, 1);
+    const __m256d sums = _mm256_cvtepi64_pd(
+        _mm256_add_epi64(_mm256_permute2x128_si256(x, y, 0x20), _mm256_permute2x128_si256(x, y, 0x31)));
+    _mm256_storeu_pd(totals, _mm256_loadu_pd(totals) + sums);
+#elif LANES == 8
+    const __m256d first = _mm256_hadd_pd(NAME(widened)(v[0]), NAME(widened)(v[1])); /* a b a b */
+    const __m256d second = _mm256_hadd_pd(NAME(widened)(v[2]), NAME(widened)(v[3]));
+    const __m256d sums = _mm256_permute2f128_pd(first, second, 0x20) + _mm256_permute2f128_pd(first, second, 0x31);
+    _mm256_storeu_pd(totals, _mm256_loadu_pd(totals) + sums);
+#else
+    for (int i = 0; i < 4; i++) totals[i] += NAME(total)(v[i]);
 #endif
 }
 
@@ -1087,13 +1123,13 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
     const int width = dtype == NF4 ? UNIT : dtype == INT8 ? step : 2 * step;    /* bytes of a step */
     const int64_t whole = dtype == INT8 ? columns : padded; /* the others' rows are padded, too */
     const uint8_t *at = data;
-    double totals[4][TILE] = {{0}};
-    const int64_t bound = BOUND(dtype) * LANES;
+    double totals[TILE][4] = {{0}};
+    const int64_t bound = BOUND(dtype) * LANES * (R == 1 ? 4 : 1);
     for (int64_t first = 0; first < whole; first += bound) {
         const int64_t end = whole - first < bound ? whole : first + bound;
-        ints sums[4][TILE]; /* of R rows; of one row 4 by turns, as each addition waits for the one before */
-        for (int r = 0; r < 4; r++)
-            for (int t = 0; t < T; t++) sums[r][t] = (ints){0};
+        ints sums[TILE][4]; /* of R rows; of one row 4 by turns, as each addition waits for the one before */
+        for (int t = 0; t < T; t++)
+            for (int r = 0; r < 4; r++) sums[t][r] = (ints){0};
         int64_t k = first;
         for (; k + step <= end; k += step, at += width) {
             NAME(nf4_unit) units[4];
@@ -1111,35 +1147,52 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
                     if (dtype == NF4) weights[r] = NAME(nf4_weights)(&units[r], part);
                     else if (dtype == INT8) weights[r] = NAME(load_shorts)((const int8_t *)at + r * stride + part);
                     else weights[r] = *(const shorts_at *)(at + r * stride + 2 * part);
+                const int16_t *near = codes + k + part, *far = near + 3 * padded;
+                /* As if they changed here: GCC would have a pointer for each token, and most of those in memory. */
+                if (T > 3) __asm__("" : "+r"(near), "+r"(far));
                 for (int t = 0; t < T; t++) {
-                    const shorts x = *(const shorts_at *)(codes + t * padded + k + part);
+                    const shorts x = *(const shorts_at *)(t < 3 ? near + t * padded : far + (t - 3) * padded);
                     for (int r = 0; r < R; r++) {
-                        const int turn = R == 1 ? part / vector % 4 : r;
-                        sums[turn][t] = NAME(add_products)(sums[turn][t], weights[r], x, vnni);
+                        ints *sum = &sums[t][R == 1 ? part / vector % 4 : r];
+                        *sum = NAME(add_products)(*sum, weights[r], x, vnni);
                     }
                 }
             }
         }
-        for (; R == 1 && k + vector <= end; k += vector) { /* of INT8: less than a step is left */
+        /* Of INT8 less than a step is left. */
+        UNROLL for (int part = 0; R == 1 && part < 128 - vector; part += vector, k += vector) {
+            if (k + vector > end) break;
             const shorts weights = NAME(load_shorts)((const int8_t *)data + k);
             for (int t = 0; t < T; t++) {
                 const shorts x = *(const shorts_at *)(codes + t * padded + k);
-                sums[0][t] = NAME(add_products)(sums[0][t], weights, x, vnni);
+                ints *sum = &sums[t][part / vector % 4];
+                *sum = NAME(add_products)(*sum, weights, x, vnni);
             }
         }
         for (int r = 0; k < end && r < R; r++) {
             int8_t last[2 * LANES] = {0};
             memcpy(last, data + r * stride + k, end - k); /* never beyond the row */
             const shorts weights = NAME(load_shorts)(last);
-            for (int t = 0; t < T; t++)
-                sums[r][t] = NAME(add_products)(sums[r][t], weights, *(const shorts_at *)(codes + t * padded + k), vnni);
+            for (int t = 0; t < T; t++) {
+                const shorts x = *(const shorts_at *)(codes + t * padded + k);
+                ints *sum = &sums[t][R == 1 ? 3 : r];
+                *sum = NAME(add_products)(*sum, weights, x, vnni);
+            }
         }
-        for (int t = 0; R == 1 && t < T; t++) sums[0][t] += sums[1][t] + sums[2][t] + sums[3][t];
-        for (int r = 0; r < R; r++)
-            for (int t = 0; t < T; t++) totals[r][t] += NAME(total)(sums[r][t]);
+        for (int t = 0; t < T; t++)
+            if (R == 4) NAME(total_each)(sums[t], totals[t]);
+            else if (end - first <= bound / 4) /* all four fit into 32 bits */
+                totals[t][0] += NAME(total)(sums[t][0] + sums[t][1] + sums[t][2] + sums[t][3]);
+            else
+                for (int i = 0; i < 4; i++) totals[t][0] += NAME(total)(sums[t][i]);
     }
     for (int t = 0; t < T; t++)
-        for (int r = 0; r < R; r++) out[t * out_stride + r] = totals[r][t] * ((double)scales[t] * row_scales[r]);
+        if (R == 4) {
+            const four_doubles rows = __builtin_convertvector(*(const four_at *)row_scales, four_doubles);
+            const four_doubles found = *(const four_doubles *)totals[t] * (rows * (double)scales[t]);
+            *(four_at *)(out + t * out_stride) = __builtin_convertvector(found, four_at);
+        } else
+            out[t * out_stride] = totals[t][0] * ((double)scales[t] * row_scales[0]);
 }
 
 /* The outputs of `rows` rows for all tokens. */
@@ -1149,7 +1202,8 @@ INLINE void NAME(rows_of_codes)(const uint8_t *data, int64_t stride, const float
 #define DO_ROWS(R, T)                                                                                                   \
     NAME(dot_codes)(data + n * stride, stride, row_scales + n, columns, codes + t * padded, padded, scales + t,         \
                     out + t * out_stride + n, out_stride, R, T, dtype, vnni)
-    FOR_ROWS(0, rows, tokens, 4 * TILE, LANES >= 8 && tokens <= (dtype == INT8 ? 2 : 1))
+    const int most = LANES == 8 && dtype == INT8 ? 2 : TILE; /* as AVX2 has few registers */
+    FOR_ROWS(0, rows, tokens, 4 * TILE, most, LANES >= 8 && tokens <= (dtype == INT8 ? 2 : 1))
 #undef DO_ROWS
 }
 
@@ -1161,7 +1215,11 @@ INLINE void NAME(rows_of_codes)(const uint8_t *data, int64_t stride, const float
  * upper 16 bits of each are put aside. */
 
 /* Tokens from which it pays; measured (NOTES.md) where there are as many lanes. */
-#define MANY_CODES(dtype, vnni) (dtype == INT8 || vnni ? 24 : 12)
+INLINE int64_t NAME(many_codes)(int dtype, int vnni) {
+    if (dtype == INT8) return LANES == 16 ? 32 : 20;
+    return LANES == 8 ? 8 : vnni ? 24 : 12;
+}
+
 #if LANES >= 8
 #define PANEL_ROWS (2 * LANES)
 #define ABREAST (LANES == 16 ? 12 : 4) /* tokens: with two vectors of weights as many sums as there are registers for */
@@ -1328,7 +1386,7 @@ INLINE void NAME(linear_rounded)(const matrix *w, int64_t begin, int64_t end, co
     const uint8_t *data = (const uint8_t *)w->data + begin * w->stride;
     const float *row_scales = (const float *)w->scales + begin;
     int64_t done = 0;
-    if (tokens >= MANY_CODES(w->dtype, vnni))
+    if (tokens >= NAME(many_codes)(w->dtype, vnni))
         done = NAME(panels_of_codes)(w, data, row_scales, end - begin, codes, padded, scales, out, out_stride, tokens,
                                      room, vnni);
     const int64_t rest = end - begin - done;
@@ -2032,7 +2090,6 @@ static const kernels NAME(kernels) = {NAME(linear), NAME(round_inputs), NAME(rou
 #undef shorts_at
 #undef BOUND
 #undef WORDS
-#undef MANY_CODES
 #undef PANEL_ROWS
 #undef PANEL_GROUPS
 #undef ABREAST
