@@ -23,10 +23,14 @@
 
 #include "system.h"
 
+/* IN_REGISTERS: a loop over an array that is to be in registers. clang has it in memory, unless all loops over it are
+ * unrolled from the start; GCC unrolls them by itself, and better than told to. */
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define IN_REGISTERS UNROLL
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define IN_REGISTERS
 #endif
 
 /* compiled.py has the same numbers and structures. */

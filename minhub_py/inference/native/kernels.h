@@ -611,10 +611,13 @@ INLINE void NAME(pack_rows)(const matrix *w, int64_t row, int64_t rows, int64_t 
 /* Of `width` outputs the weights of an input, 4 * LANES outputs at a time: all inputs of the first of them come first. */
 INLINE void NAME(pack_columns)(const matrix *w, int64_t column, int64_t width, int64_t k, int64_t end, float *panel,
                                int dtype) {
-    for (int64_t i = k; i < end; i++)
-        for (int64_t n = 0; n < width; n += LANES)
-            *(vec_at *)(panel + (n / (4 * LANES) * (end - k) + i - k) * 4 * LANES + n % (4 * LANES)) =
-                NAME(load)((const uint8_t *)w->data + i * w->stride, column + n, dtype);
+    const int64_t stride = w->stride;
+    const uint8_t *row = (const uint8_t *)w->data + k * stride;
+    for (int64_t i = 0; i < end - k; i++, row += stride)
+        for (int64_t n = 0; n < width; n += 4 * LANES)
+            UNROLL for (int v = 0; v < 4; v++)
+                *(vec_at *)(panel + n * (end - k) + (4 * i + v) * LANES) =
+                    NAME(load)(row, column + n + v * LANES, dtype);
 }
 
 INLINE vec NAME(begun)(const float *sums, int begins) {
@@ -657,12 +660,12 @@ INLINE void NAME(tile_columns)(const float *panel, const float *in, int64_t in_s
     for (int v = 0; v < 4; v++)
         for (int t = 0; t < T; t++) s[v][t] = NAME(begun)(out + t * out_stride + v * LANES, begins);
     for (int64_t k = 0; k < count; k++, panel += 4 * LANES) {
-        vec weights[4];
+        vec x[TILE];
         if (ahead) __builtin_prefetch(ahead + k / 16 * stride + k % 16 * 64, 0, 2);
-        for (int v = 0; v < 4; v++) weights[v] = *(const vec_at *)(panel + v * LANES);
-        for (int t = 0; t < T; t++) {
-            const vec x = NAME(all)(in[t * in_stride + k]);
-            for (int v = 0; v < 4; v++) s[v][t] += weights[v] * x;
+        for (int t = 0; t < T; t++) x[t] = NAME(all)(in[t * in_stride + k]);
+        for (int v = 0; v < 4; v++) {
+            const vec weight = *(const vec_at *)(panel + v * LANES);
+            for (int t = 0; t < T; t++) s[v][t] += weight * x[t];
         }
     }
     for (int t = 0; t < T; t++)
@@ -784,17 +787,17 @@ INLINE void NAME(dot_pairs)(const matrix *w, int64_t row, const int16_t *codes, 
     const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
     const int64_t stride = w->stride, whole = begin + (end - begin) / (2 * LANES) * (2 * LANES);
     vec sums[4][TILE];
-    for (int r = 0; r < R; r++)
-        for (int t = 0; t < T; t++) sums[r][t] = NAME(begun)(held + (r * TILE + t) * LANES, begin == 0);
+    IN_REGISTERS for (int r = 0; r < R; r++)
+        IN_REGISTERS for (int t = 0; t < T; t++) sums[r][t] = NAME(begun)(held + (r * TILE + t) * LANES, begin == 0);
     for (int64_t k = begin; k < whole; k += 2 * LANES)
         NAME(step_pairs)(data + 2 * k, stride, ~0u, ahead, codes + k, padded, sums, R, T);
     if (whole < end) { /* never beyond the row */
         const __mmask32 mask = (1u << (end - whole)) - 1;
         NAME(step_pairs)(data + 2 * whole, stride, mask, ahead, codes + whole, padded, sums, R, T);
     }
-    for (int t = 0; t < T; t++)
+    IN_REGISTERS for (int t = 0; t < T; t++)
         if (end < w->columns)
-            for (int r = 0; r < R; r++) *(vec_at *)(held + (r * TILE + t) * LANES) = sums[r][t];
+            IN_REGISTERS for (int r = 0; r < R; r++) *(vec_at *)(held + (r * TILE + t) * LANES) = sums[r][t];
         else if (R == 4) NAME(sum_each)(sums[0][t], sums[1][t], sums[2][t], sums[3][t], out + t * out_stride);
         else out[t * out_stride] = NAME(sum)(sums[0][t]);
 }
@@ -1128,31 +1131,31 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
     for (int64_t first = 0; first < whole; first += bound) {
         const int64_t end = whole - first < bound ? whole : first + bound;
         ints sums[TILE][4]; /* of R rows; of one row 4 by turns, as each addition waits for the one before */
-        for (int t = 0; t < T; t++)
-            for (int r = 0; r < 4; r++) sums[t][r] = (ints){0};
+        IN_REGISTERS for (int t = 0; t < T; t++)
+            IN_REGISTERS for (int r = 0; r < 4; r++) sums[t][r] = (ints){0};
         int64_t k = first;
         for (; k + step <= end; k += step, at += width) {
             NAME(nf4_unit) units[4];
-            for (int r = 0; r < R; r++) {
+            IN_REGISTERS for (int r = 0; r < R; r++) {
                 for (int line = 0; line == 0 || line + 64 <= width; line += 64)
                     __builtin_prefetch(at + r * stride + line + AHEAD);
                 if (dtype == NF4) units[r] = NAME(load_unit)(at + r * stride);
 #if LANES == 16 /* as if they changed here: GCC would load them again for each part, and take half as long again */
-                if (dtype == NF4 && T == 1) __asm__("" : "+v"(units[r].words[0]), "+r"(units[r].scales));
+                if (dtype == NF4) __asm__("" : "+v"(units[r].words[0]), "+r"(units[r].scales));
 #endif
             }
             UNROLL for (int part = 0; part < step; part += vector) {
                 shorts weights[4];
-                for (int r = 0; r < R; r++)
+                IN_REGISTERS for (int r = 0; r < R; r++)
                     if (dtype == NF4) weights[r] = NAME(nf4_weights)(&units[r], part);
                     else if (dtype == INT8) weights[r] = NAME(load_shorts)((const int8_t *)at + r * stride + part);
                     else weights[r] = *(const shorts_at *)(at + r * stride + 2 * part);
                 const int16_t *near = codes + k + part, *far = near + 3 * padded;
                 /* As if they changed here: GCC would have a pointer for each token, and most of those in memory. */
                 if (T > 3) __asm__("" : "+r"(near), "+r"(far));
-                for (int t = 0; t < T; t++) {
+                IN_REGISTERS for (int t = 0; t < T; t++) {
                     const shorts x = *(const shorts_at *)(t < 3 ? near + t * padded : far + (t - 3) * padded);
-                    for (int r = 0; r < R; r++) {
+                    IN_REGISTERS for (int r = 0; r < R; r++) {
                         ints *sum = &sums[t][R == 1 ? part / vector % 4 : r];
                         *sum = NAME(add_products)(*sum, weights[r], x, vnni);
                     }
@@ -1163,30 +1166,31 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
         UNROLL for (int part = 0; R == 1 && part < 128 - vector; part += vector, k += vector) {
             if (k + vector > end) break;
             const shorts weights = NAME(load_shorts)((const int8_t *)data + k);
-            for (int t = 0; t < T; t++) {
+            IN_REGISTERS for (int t = 0; t < T; t++) {
                 const shorts x = *(const shorts_at *)(codes + t * padded + k);
                 ints *sum = &sums[t][part / vector % 4];
                 *sum = NAME(add_products)(*sum, weights, x, vnni);
             }
         }
-        for (int r = 0; k < end && r < R; r++) {
-            int8_t last[2 * LANES] = {0};
-            memcpy(last, data + r * stride + k, end - k); /* never beyond the row */
-            const shorts weights = NAME(load_shorts)(last);
-            for (int t = 0; t < T; t++) {
-                const shorts x = *(const shorts_at *)(codes + t * padded + k);
-                ints *sum = &sums[t][R == 1 ? 3 : r];
-                *sum = NAME(add_products)(*sum, weights, x, vnni);
+        if (k < end) /* of INT8 less than a vector */
+            IN_REGISTERS for (int r = 0; r < R; r++) {
+                int8_t last[2 * LANES] = {0};
+                memcpy(last, data + r * stride + k, end - k); /* never beyond the row */
+                const shorts weights = NAME(load_shorts)(last);
+                IN_REGISTERS for (int t = 0; t < T; t++) {
+                    const shorts x = *(const shorts_at *)(codes + t * padded + k);
+                    ints *sum = &sums[t][R == 1 ? 3 : r];
+                    *sum = NAME(add_products)(*sum, weights, x, vnni);
+                }
             }
-        }
-        for (int t = 0; t < T; t++)
+        IN_REGISTERS for (int t = 0; t < T; t++)
             if (R == 4) NAME(total_each)(sums[t], totals[t]);
             else if (end - first <= bound / 4) /* all four fit into 32 bits */
                 totals[t][0] += NAME(total)(sums[t][0] + sums[t][1] + sums[t][2] + sums[t][3]);
             else
-                for (int i = 0; i < 4; i++) totals[t][0] += NAME(total)(sums[t][i]);
+                IN_REGISTERS for (int i = 0; i < 4; i++) totals[t][0] += NAME(total)(sums[t][i]);
     }
-    for (int t = 0; t < T; t++)
+    IN_REGISTERS for (int t = 0; t < T; t++)
         if (R == 4) {
             const four_doubles rows = __builtin_convertvector(*(const four_at *)row_scales, four_doubles);
             const four_doubles found = *(const four_doubles *)totals[t] * (rows * (double)scales[t]);
@@ -1280,14 +1284,17 @@ INLINE void NAME(pack_codes)(const uint8_t *data, int64_t stride, int64_t column
         }
 }
 
+typedef double NAME(doubles) __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
+
 /* Adds sums, whose upper 16 bits are in `upper`, to `totals` (T, PANEL_ROWS), or begins them. */
 INLINE void NAME(add_totals)(const ints (*sums)[2], const ints (*upper)[2], double *totals, int begins, int T) {
     UNROLL for (int t = 0; t < T; t++)
-        UNROLL for (int half = 0; half < 2; half++)
-            for (int lane = 0; lane < LANES; lane++) {
-                double *total = totals + t * PANEL_ROWS + half * LANES + lane;
-                *total = (begins ? 0 : *total) + 65536.0 * upper[t][half][lane] + sums[t][half][lane];
-            }
+        UNROLL for (int half = 0; half < 2; half++) {
+            NAME(doubles) *total = (NAME(doubles) *)(totals + t * PANEL_ROWS + half * LANES), so_far = {0};
+            if (!begins) so_far = *total;
+            *total = so_far + 65536.0 * __builtin_convertvector(upper[t][half], NAME(doubles)) +
+                     __builtin_convertvector(sums[t][half], NAME(doubles));
+        }
 }
 
 /* Adds to `totals` (T, PANEL_ROWS) the products of a panel with `count` inputs of T tokens, or begins them. */
@@ -1631,18 +1638,18 @@ INLINE void NAME(scores)(const memory *kept, const query *queries, int64_t begin
             if (j < count) slot = slot + 1 < kept->size ? slot + 1 : 0;
         }
         vec sums[TILE][4];
-        for (int t = 0; t < T; t++)
-            for (int j = 0; j < 4; j++) sums[t][j] = (vec){0};
+        IN_REGISTERS for (int t = 0; t < T; t++)
+            IN_REGISTERS for (int j = 0; j < 4; j++) sums[t][j] = (vec){0};
         for (int64_t d = 0; d < whole; d += LANES)
-            for (int j = 0; j < 4; j++) {
+            IN_REGISTERS for (int j = 0; j < 4; j++) {
                 const vec key = NAME(load)(keys[j], d, dtype);
                 __builtin_prefetch(keys[j] + d * width + AHEAD_OF_HEADS);
-                for (int t = 0; t < T; t++) sums[t][j] += key * *(const vec_at *)(queries[t].q + d);
+                IN_REGISTERS for (int t = 0; t < T; t++) sums[t][j] += key * *(const vec_at *)(queries[t].q + d);
             }
         if (whole < D)
-            for (int j = 0; j < 4; j++) {
+            IN_REGISTERS for (int j = 0; j < 4; j++) {
                 const vec key = NAME(load_last)(keys[j], whole, D - whole, dtype);
-                for (int t = 0; t < T; t++)
+                IN_REGISTERS for (int t = 0; t < T; t++)
                     sums[t][j] += key * NAME(load_last)(queries[t].q, whole, D - whole, FLOAT32);
             }
         UNROLL for (int t = 0; t < T; t++) { /* unrolled, sums stay in registers */
@@ -1664,32 +1671,30 @@ INLINE void NAME(outputs)(const memory *kept, const query *queries, int64_t begi
     int64_t d = 0;
     for (; d + 4 * LANES <= D; d += 4 * LANES) {
         vec sums[TILE][4];
-        for (int t = 0; t < T; t++)
-            for (int v = 0; v < 4; v++) sums[t][v] = *(const vec_at *)(queries[t].out + d + v * LANES);
+        IN_REGISTERS for (int t = 0; t < T; t++)
+            IN_REGISTERS for (int v = 0; v < 4; v++) sums[t][v] = *(const vec_at *)(queries[t].out + d + v * LANES);
         for (int64_t i = begin, slot = start; i < end; i++, slot = slot + 1 < kept->size ? slot + 1 : 0) {
             const uint8_t *from = kept->values + (slot * D + d) * width;
-            vec values[4];
-            for (int v = 0; v < 4; v++) {
-                values[v] = NAME(load)(from, v * LANES, dtype);
+            vec weights[TILE];
+            IN_REGISTERS for (int t = 0; t < T; t++) weights[t] = NAME(all)(queries[t].scores[i - queries[t].first]);
+            IN_REGISTERS for (int v = 0; v < 4; v++) {
+                const vec value = NAME(load)(from, v * LANES, dtype);
                 __builtin_prefetch(from + v * LANES * width + AHEAD_OF_HEADS);
-            }
-            for (int t = 0; t < T; t++) {
-                const vec weight = NAME(all)(queries[t].scores[i - queries[t].first]);
-                for (int v = 0; v < 4; v++) sums[t][v] += values[v] * weight;
+                IN_REGISTERS for (int t = 0; t < T; t++) sums[t][v] += value * weights[t];
             }
         }
-        for (int t = 0; t < T; t++)
-            for (int v = 0; v < 4; v++) *(vec_at *)(queries[t].out + d + v * LANES) = sums[t][v];
+        IN_REGISTERS for (int t = 0; t < T; t++)
+            IN_REGISTERS for (int v = 0; v < 4; v++) *(vec_at *)(queries[t].out + d + v * LANES) = sums[t][v];
     }
     for (; d < D; d += LANES) {
         const int64_t n = D - d < LANES ? D - d : LANES;
         vec sums[TILE];
-        for (int t = 0; t < T; t++) sums[t] = NAME(load_some)(queries[t].out, d, n, FLOAT32);
+        IN_REGISTERS for (int t = 0; t < T; t++) sums[t] = NAME(load_some)(queries[t].out, d, n, FLOAT32);
         for (int64_t i = begin, slot = start; i < end; i++, slot = slot + 1 < kept->size ? slot + 1 : 0) {
             const vec value = NAME(load_some)(kept->values + slot * D * width, d, n, dtype);
-            for (int t = 0; t < T; t++) sums[t] += value * queries[t].scores[i - queries[t].first];
+            IN_REGISTERS for (int t = 0; t < T; t++) sums[t] += value * queries[t].scores[i - queries[t].first];
         }
-        for (int t = 0; t < T; t++) NAME(store_some)(queries[t].out + d, sums[t], n);
+        IN_REGISTERS for (int t = 0; t < T; t++) NAME(store_some)(queries[t].out + d, sums[t], n);
     }
 }
 
