@@ -189,7 +189,7 @@ def gptneo(bench: Bench) -> Case:
 def batch(bench: Bench) -> Case:
     """Batches of prompts of 5 to 60 tokens, padded on the left for transformers; a batch of one has 32 tokens."""
     subject = bench.text_model()
-    new, counts = subject.room(60, bench.pick(64, 8)), bench.pick((1, 2, 4, 8, 16), (1, 2, 8))
+    new, counts = subject.room(60, bench.pick(64, 8)), bench.pick((1, 2, 4, 8, 16, 32), (1, 2, 8))
     lengths = {count: [32] if count == 1 else [5 + 55 * row // (count - 1) for row in range(count)] for count in counts}
     prompts = {count: [subject.prompt(length, row) for row, length in enumerate(lengths[count])] for count in counts}
     kinds = bench.pick(KINDS, ("float32", "int8"))

@@ -1150,11 +1150,11 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
                     if (dtype == NF4) weights[r] = NAME(nf4_weights)(&units[r], part);
                     else if (dtype == INT8) weights[r] = NAME(load_shorts)((const int8_t *)at + r * stride + part);
                     else weights[r] = *(const shorts_at *)(at + r * stride + 2 * part);
-                const int16_t *near = codes + k + part, *far = near + 3 * padded;
+                const int16_t *here = codes + k + part, *later = here + 3 * padded;
                 /* As if they changed here: GCC would have a pointer for each token, and most of those in memory. */
-                if (T > 3) __asm__("" : "+r"(near), "+r"(far));
+                if (T > 3) __asm__("" : "+r"(here), "+r"(later));
                 IN_REGISTERS for (int t = 0; t < T; t++) {
-                    const shorts x = *(const shorts_at *)(t < 3 ? near + t * padded : far + (t - 3) * padded);
+                    const shorts x = *(const shorts_at *)(t < 3 ? here + t * padded : later + (t - 3) * padded);
                     IN_REGISTERS for (int r = 0; r < R; r++) {
                         ints *sum = &sums[t][R == 1 ? part / vector % 4 : r];
                         *sum = NAME(add_products)(*sum, weights[r], x, vnni);
