@@ -60,7 +60,7 @@ class Sampling:
         logits = logits.float()
         if self.repetition_penalty != 1:
             logits = self._penalize(logits, texts)
-        largest, ids = logits.max(dim=-1)  # NaN and infinity both show in it
+        largest, ids = likeliest(logits)  # NaN and infinity both show in it
         if self.temperature > 0:
             ids = self._draw((logits - largest.unsqueeze(1)) / self.temperature, draws)
         # Both at once, as a GPU is waited for here.
@@ -110,6 +110,15 @@ class Sampling:
             found = logits[row, seen]
             logits[row, seen] = torch.where(found > 0, found / self.repetition_penalty, found * self.repetition_penalty)
         return logits
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of logits (R, V), or NaN if there is one, and the first id that has it."""
+    if logits.device.type != "cpu":
+        largest, ids = logits.max(dim=-1)
+        return largest, ids
+    ids = torch.from_numpy(logits.numpy().argmax(axis=-1))  # a tenth of the time that PyTorch takes
+    return logits.gather(1, ids.unsqueeze(1)).squeeze(1), ids
 
 
 @dataclass(frozen=True)
