@@ -214,7 +214,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tokens", [1, 2, 17, 41, 128])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 17, 41, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34), (32767, 6)])
 def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens, kind) -> None:  # noqa: F811
     """To the last bit, whatever adds them: tiles, fused and separate sums, a part of them, and sums of over 32 bits."""

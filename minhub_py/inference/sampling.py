@@ -117,7 +117,7 @@ def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     if logits.device.type != "cpu":
         largest, ids = logits.max(dim=-1)
         return largest, ids
-    ids = torch.from_numpy(logits.numpy().argmax(axis=-1))  # a tenth of the time that PyTorch takes
+    ids = torch.from_numpy(logits.detach().numpy().argmax(axis=-1))  # a tenth of the time that PyTorch takes
     return logits.gather(1, ids.unsqueeze(1)).squeeze(1), ids
 
 

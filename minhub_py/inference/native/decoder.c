@@ -574,7 +574,7 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     }
     const int rounds = w->dtype == INT8 || w->dtype == NF4 || (w->dtype == BFLOAT16 && pairs);
     const int tiled = rounds && tiles && suits_tiles(w, tokens), bytes = vnni && !tiled && suits_bytes(w, tokens);
-    const int64_t unit = w->transposed ? 64 : tokens >= 8 || bytes ? 32 : 8; /* whole panels of many tokens */
+    const int64_t unit = w->transposed ? 64 : tokens >= (w->dtype == NF4 ? 8 : 12) || bytes ? 32 : 8; /* whole panels */
     int64_t most = at_least((1 << 17) / w->stride, unit); /* outputs of a chunk */
     most = w->transposed || most > MOST_OUTPUTS ? MOST_OUTPUTS : most;
     const int64_t share = (w->rows + c->threads - 1) / c->threads;

@@ -1150,7 +1150,7 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
                     if (dtype == NF4) weights[r] = NAME(nf4_weights)(&units[r], part);
                     else if (dtype == INT8) weights[r] = NAME(load_shorts)((const int8_t *)at + r * stride + part);
                     else weights[r] = *(const shorts_at *)(at + r * stride + 2 * part);
-                const int16_t *here = codes + k + part, *later = here + 3 * padded;
+                const int16_t *here = codes + k + part, *later = T > 3 ? here + 3 * padded : here;
                 /* As if they changed here: GCC would have a pointer for each token, and most of those in memory. */
                 if (T > 3) __asm__("" : "+r"(here), "+r"(later));
                 IN_REGISTERS for (int t = 0; t < T; t++) {
@@ -1213,12 +1213,12 @@ INLINE void NAME(rows_of_codes)(const uint8_t *data, int64_t stride, const float
 
 /* --- the same of many ids ---
  *
- * The sums of `dot_codes` are spread over lanes, and adding those up is a third of its time when rows are short. For
+ * The sums of `dot_codes` are spread over lanes, and adding those up takes time when rows are short. For
  * many ids some rows are unpacked once into a panel: of each pair of inputs the weights of all its rows, one after
  * another. So a lane has the sum of one row, and no sum is spread. After as many inputs as 32 bits have room for, the
  * upper 16 bits of each are put aside. */
 
-/* Tokens from which it pays; measured (NOTES.md) where there are as many lanes. */
+/* Tokens from which it pays, ABREAST at least; measured (NOTES.md) where there are as many lanes. */
 INLINE int64_t NAME(many_codes)(int dtype, int vnni) {
     if (dtype == INT8) return LANES == 16 ? 32 : 20;
     return LANES == 8 ? 8 : vnni ? 24 : 12;
