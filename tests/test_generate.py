@@ -11,7 +11,7 @@ from minhub_py import generate, gpt2, gptneo, lstm, save_pretrained, score, stre
 from minhub_py.files.tokenizer import characters
 from minhub_py.inference.batch import context_start
 from minhub_py.inference.compiled import CompiledReader, reader_of
-from minhub_py.inference.sampling import Sampling
+from minhub_py.inference.sampling import Sampling, likeliest
 
 V, CONTEXT = 61, 16
 
@@ -143,6 +143,17 @@ def test_ids_are_drawn_with_the_probabilities_that_the_settings_mean(sampling, e
     ids = Sampling(**sampling).choose(logits, [[]] * 1000, draws)
     shares = torch.bincount(torch.tensor(ids), minlength=4) / 1000
     assert torch.allclose(shares, torch.tensor(expected, dtype=torch.float)[shuffle], atol=2e-3)
+
+
+def test_the_likeliest_id_is_that_of_torch() -> None:
+    nan, inf = float("nan"), float("inf")
+    rows = [[1, 3, 3, 2], [nan, 3, inf, 0], [1, nan, inf, nan], [-inf] * 4, [-inf, 0, -0.0, -1], [inf] * 4]
+    logits = torch.tensor(rows)
+    for each in (logits, logits.T.contiguous().T, logits.repeat(1, 100)[:, 7:]):
+        largest, ids = likeliest(each)
+        expected = each.max(dim=-1)
+        assert ids.tolist() == expected.indices.tolist()
+        torch.testing.assert_close(largest, expected.values, rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_repetition_penalty_is_that_of_transformers() -> None:

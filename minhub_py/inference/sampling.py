@@ -72,18 +72,18 @@ class Sampling:
 
     def _draw(self, logits: Tensor, draws: Tensor) -> Tensor:
         """Ids (R,) from logits (R, V), the largest of which are 0: so no temperature has made them overflow."""
-        likeliest = logits  # in descending order where they are looked at in order
+        largest = logits  # in descending order where they are looked at in order
         if self.top_k is not None:
-            likeliest = logits.topk(min(self.top_k, logits.size(-1)), dim=-1).values
-            logits = logits.masked_fill(logits < likeliest[:, -1:], -torch.inf)
+            largest = logits.topk(min(self.top_k, logits.size(-1)), dim=-1).values
+            logits = logits.masked_fill(logits < largest[:, -1:], -torch.inf)
         if self.top_p is not None:
             total = logits.logsumexp(dim=-1, keepdim=True)
             if self.top_k is None:
-                likeliest = self._most(logits, total, self.top_p)
-            probabilities = (likeliest - total).exp()
+                largest = self._most(logits, total, self.top_p)
+            probabilities = (largest - total).exp()
             before = probabilities.cumsum(dim=-1) - probabilities
             kept = (before < self.top_p).sum(dim=-1, keepdim=True).clamp_min(1)  # the likeliest always is; NaN is not
-            logits = logits.masked_fill(logits < likeliest.gather(1, kept - 1), -torch.inf)
+            logits = logits.masked_fill(logits < largest.gather(1, kept - 1), -torch.inf)
 
         # The id whose stretch of the cumulative probabilities the drawn number falls into. In the order of the ids,
         # not of the probabilities, and in float64: so rounding cannot change places and draw another id.

@@ -3,10 +3,10 @@
     .venv/bin/python tests/benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,bf16,avx2] [--ids 1,32,256]
 
 A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M, cut to --layers), mapped from a file
-as users have them. int8+bfloat16: inputs in 8 bits, too. All take turns, and the shortest of the rounds counts. Kernels
-that the processor lacks are left out. --before takes the compiled decoder of another commit, a copy of its
-minhub_py/inference/_decoder.so: it takes turns, too, and a line has the ratio of the medians. --pause: seconds before
-each reading, in which the decoder's threads fall asleep.
+as users have them. int8+bfloat16: inputs in 8 bits, too. All take turns, and the shortest of the rounds counts. Unless
+--kernels names some, all are timed that the processor has. --before takes the compiled decoder of another commit or
+compiler, a copy of its minhub_py/inference/_decoder.so: it takes turns, too, and a line has the ratio of the medians.
+--pause: seconds before each reading, in which the decoder's threads fall asleep.
 """
 
 import argparse
@@ -22,15 +22,18 @@ import torch
 
 from minhub_py import from_pretrained, save_pretrained
 from minhub_py.inference.compiled import CompiledReader, library, load
+from minhub_py.inference.untouched import UnsupportedError
 from minhub_py.registry import preset
+
+KERNELS = ("amx", "bf16", "vnni", "avx512", "avx2", "dotprod", "neon")  # and plain, which is slow
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="gpt2")
     parser.add_argument("--kinds", default="float32,int8,nf4")
-    parser.add_argument("--kernels", default="amx,bf16,vnni,avx512,avx2,dotprod,neon")
-    parser.add_argument("--ids", default="1,8,32,256")
+    parser.add_argument("--kernels", type=names, help=f"of plain, {', '.join(KERNELS)}")
+    parser.add_argument("--ids", type=counts, default="1,8,32,256")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int)
@@ -49,13 +52,20 @@ def main() -> None:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(family.Model(config), folder)
-        readers = {kind: reader(folder, kind) for kind in args.kinds.split(",")}
-    libraries = {"now": library()} if args.before is None else {"before": load(args.before), "now": library()}
-    kernels = [
-        name for name in args.kernels.split(",") if all(each.choose(name.encode()) for each in libraries.values())
-    ]
-    counts = [int(count) for count in args.ids.split(",")]
-    cases = list(itertools.product(readers, kernels, counts))
+        try:
+            readers = {kind: reader(folder, kind) for kind in args.kinds.split(",")}
+        except ValueError as error:
+            parser.error(f"--kinds: {error}")
+    libraries = {"now": library()}
+    if args.before is not None:
+        try:
+            libraries = {"before": load(args.before.resolve()), **libraries}
+        except UnsupportedError as error:
+            parser.error(f"--before: {args.before} {error}")
+    here = [name for name in args.kernels or KERNELS if all(each.choose(name.encode()) for each in libraries.values())]
+    if args.kernels and (lacking := set(args.kernels) - set(here)):
+        parser.error(f"--kernels: {', '.join(sorted(lacking))} cannot run here, of plain, {', '.join(KERNELS)}")
+    cases = list(itertools.product(readers, here, args.ids))
     times: dict[Any, list[float]] = {(*case, name): [] for case in cases for name in libraries}
     for turn in range(args.rounds):
         for kind, kernel, count in cases:
@@ -64,14 +74,25 @@ def main() -> None:
                 readers[kind].library = libraries[name]
                 time.sleep(args.pause)
                 times[kind, kernel, count, name].append(milliseconds(readers[kind], count))
-    print(f"{'':24}" + "".join(f"{count:>10}" for count in counts))
-    for kind, kernel in itertools.product(readers, kernels):
+    print(f"{'':24}" + "".join(f"{count:>10}" for count in args.ids))
+    for kind, kernel in itertools.product(readers, here):
         for name in libraries:
-            best = "".join(f"{min(times[kind, kernel, count, name]):10.1f}" for count in counts)
+            best = "".join(f"{min(times[kind, kernel, count, name]):10.1f}" for count in args.ids)
             print(f"{kind:16}{kernel:8}{best}" + ("" if args.before is None else f"  {name}"))
         if args.before is not None:
-            medians = [[statistics.median(times[kind, kernel, count, name]) for name in libraries] for count in counts]
+            found = [[times[kind, kernel, count, name] for name in libraries] for count in args.ids]
+            medians = [map(statistics.median, pair) for pair in found]
             print(f"{'':24}" + "".join(f"{before / now:9.2f}x" for before, now in medians))
+
+
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def counts(text: str) -> list[int]:
+    if not all(count.isdecimal() and int(count) for count in text.split(",")):
+        raise argparse.ArgumentTypeError("give whole numbers from 1 on, with commas between them")
+    return [int(count) for count in text.split(",")]
 
 
 def reader(folder: str, kind: str) -> CompiledReader:

@@ -1117,6 +1117,19 @@ INLINE void NAME(total_each)(const ints v[4], double *totals) {
 #define BOUND(dtype) (dtype == INT8 ? 512 : 64)
 #define WORDS BLOCKS /* for the compiler: weights of NF4 that have been unpacked to 16 bits */
 
+/* The sums of `dot_codes`, those of the first row in place `first`, go on with a vector of weights for each row. */
+INLINE void NAME(step_codes)(const shorts *weights, const int16_t *codes, int64_t padded, ints sums[TILE][4], int first,
+                             int R, int T, int vnni) {
+    const int16_t *later = T > 3 ? codes + 3 * padded : codes;
+    /* As if they changed here: GCC would have a pointer for each token, and most of those in memory. */
+    if (T > 3) __asm__("" : "+r"(codes), "+r"(later));
+    IN_REGISTERS for (int t = 0; t < T; t++) {
+        const shorts x = *(const shorts_at *)(t < 3 ? codes + t * padded : later + (t - 3) * padded);
+        IN_REGISTERS for (int r = 0; r < R; r++)
+            sums[t][first + r] = NAME(add_products)(sums[t][first + r], weights[r], x, vnni);
+    }
+}
+
 /* out[t][r] = scale[t] * row_scale[r] * sum over k of weight[r][k] * code[t][k], for R rows and T tokens known to the
  * compiler. data, stride: of the rows. */
 INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *row_scales, int64_t columns,
@@ -1150,38 +1163,21 @@ INLINE void NAME(dot_codes)(const uint8_t *data, int64_t stride, const float *ro
                     if (dtype == NF4) weights[r] = NAME(nf4_weights)(&units[r], part);
                     else if (dtype == INT8) weights[r] = NAME(load_shorts)((const int8_t *)at + r * stride + part);
                     else weights[r] = *(const shorts_at *)(at + r * stride + 2 * part);
-                const int16_t *here = codes + k + part, *later = T > 3 ? here + 3 * padded : here;
-                /* As if they changed here: GCC would have a pointer for each token, and most of those in memory. */
-                if (T > 3) __asm__("" : "+r"(here), "+r"(later));
-                IN_REGISTERS for (int t = 0; t < T; t++) {
-                    const shorts x = *(const shorts_at *)(t < 3 ? here + t * padded : later + (t - 3) * padded);
-                    IN_REGISTERS for (int r = 0; r < R; r++) {
-                        ints *sum = &sums[t][R == 1 ? part / vector % 4 : r];
-                        *sum = NAME(add_products)(*sum, weights[r], x, vnni);
-                    }
-                }
+                NAME(step_codes)(weights, codes + k + part, padded, sums, R == 1 ? part / vector % 4 : 0, R, T, vnni);
             }
         }
         /* Of INT8 less than a step is left. */
         UNROLL for (int part = 0; R == 1 && part < 128 - vector; part += vector, k += vector) {
             if (k + vector > end) break;
             const shorts weights = NAME(load_shorts)((const int8_t *)data + k);
-            IN_REGISTERS for (int t = 0; t < T; t++) {
-                const shorts x = *(const shorts_at *)(codes + t * padded + k);
-                ints *sum = &sums[t][part / vector % 4];
-                *sum = NAME(add_products)(*sum, weights, x, vnni);
-            }
+            NAME(step_codes)(&weights, codes + k, padded, sums, part / vector % 4, 1, T, vnni);
         }
-        if (k < end) /* of INT8 less than a vector */
+        if (k < end) /* less than a vector */
             IN_REGISTERS for (int r = 0; r < R; r++) {
                 int8_t last[2 * LANES] = {0};
                 memcpy(last, data + r * stride + k, end - k); /* never beyond the row */
                 const shorts weights = NAME(load_shorts)(last);
-                IN_REGISTERS for (int t = 0; t < T; t++) {
-                    const shorts x = *(const shorts_at *)(codes + t * padded + k);
-                    ints *sum = &sums[t][R == 1 ? 3 : r];
-                    *sum = NAME(add_products)(*sum, weights, x, vnni);
-                }
+                NAME(step_codes)(&weights, codes + k, padded, sums, R == 1 ? 3 : r, 1, T, vnni);
             }
         IN_REGISTERS for (int t = 0; t < T; t++)
             if (R == 4) NAME(total_each)(sums[t], totals[t]);
