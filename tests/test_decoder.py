@@ -283,7 +283,7 @@ def product(layer, x):
     reader = CompiledReader(new("gpt2"))
     reader.width = -(-max(columns, layer.weight.size(0)) // 128) * 128
     room = reader._room(tokens)
-    reader.codes = torch.zeros(128 * (1 + reader.width // 2))
+    reader.codes = reader._room_for_codes()
     call = reader._new_call([[torch.zeros(1, 1, 1, 1)] * 2], torch.float32, room)
     call.tokens = tokens
     room[1, :, :columns] = x

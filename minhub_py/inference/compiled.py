@@ -91,6 +91,7 @@ OPERATIONS = {**{name: name for name in KINDS if name not in ("recur", "route", 
 
 # Tokens of one call of the compiled code: bounds the memory, and is enough that each weight read is used many times.
 MOST_TOKENS = 128
+APART = 64  # 16-bit codes between those of two tokens, as in native/decoder.c
 MOST_CHOICES = 1024  # experts of all of them, as in native/decoder.c
 QUERIES, PANEL = 6, 1 << 15  # tokens that attend together, and floats of weights that are unpacked at a time; likewise
 # Ids from which on products in bfloat16 are PyTorch's, on a processor that has instructions for them.
@@ -220,7 +221,7 @@ class CompiledReader(EagerReader):
         if model.new_cache(1, 1).dtype not in CACHES:
             raise UnsupportedError("keys and values in float64")
         self.room = self._room(MOST_TOKENS)
-        self.codes = zeros((MOST_TOKENS * (1 + self.width // 2),), torch.float32, CPU)
+        self.codes = self._room_for_codes()
         # For compiled code, whatever PyTorch's default dtype and device are.
         self.scratch = torch.empty(0, dtype=torch.float32, device=CPU)
         self.logits = torch.empty(0, dtype=torch.float32, device=CPU)
@@ -292,6 +293,10 @@ class CompiledReader(EagerReader):
     def _room(self, tokens: int) -> Tensor:
         """Room for x, h, g and what is kept."""
         return zeros((4, tokens, self.width), torch.float32, CPU)
+
+    def _room_for_codes(self) -> Tensor:
+        """Room for a scale, and for 16-bit codes of the inputs, of each token."""
+        return zeros((MOST_TOKENS * (1 + (self.width + APART) // 2),), torch.float32, CPU)
 
     def _new_call(self, layers: Sequence[Sequence[Tensor]], dtype: torch.dtype, room: Tensor) -> Call:
         """A call on these keys and values of each layer, or the two tensors of its state, that has no ids yet."""

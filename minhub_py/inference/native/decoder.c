@@ -45,6 +45,7 @@ enum { WHOLE = 1, INTERLEAVED = 2 }; /* bits of `more` of ROTATE */
 enum { KEPT = 1, STREAM = 2 };       /* of NORM */
 #define UNIT 68 /* bytes of 128 NF4 weights */
 #define MOST_TOKENS 128 /* of a product; a source may have more */
+#define APART 64 /* inputs of bfloat16 more for each token: 4 KB apart, all would share a few places of the nearest cache */
 #define MOST_OUTPUTS 256 /* of a chunk; that, and a unit of 64, times the tokens is the room for its sums */
 #define MOST_CHOICES 1024 /* experts of all tokens of a call */
 #define QUERIES 6 /* tokens that attend together */
@@ -582,7 +583,8 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     const int64_t chunks = c->threads * ((share + most - 1) / most);
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks};
     if (rounds) {
-        t.padded = (w->columns + 127) / 128 * 128, t.tiled = tiled, t.bytes = bytes;
+        t.padded = (w->columns + 127) / 128 * 128 + (w->dtype == BFLOAT16 ? APART : 0);
+        t.tiled = tiled, t.bytes = bytes;
         parallel((tokens + 15) / 16, round_chunk, &t, alone);
     }
     parallel(chunks, linear_chunk, &t, alone);

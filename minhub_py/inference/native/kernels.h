@@ -768,17 +768,23 @@ INLINE vec NAME(add_pairs)(vec sums, shorts a, shorts b) {
     return sums;
 }
 
-/* The sums of `dot_pairs` go on with inputs k to k + 31, of which the weights have those in `mask`. */
+/* The sums of `dot_pairs` go on with 32 inputs, of which the weights have those in `mask`. */
 INLINE void NAME(step_pairs)(const uint8_t *data, int64_t stride, __mmask32 mask, int64_t ahead, const int16_t *codes,
                              int64_t padded, vec sums[4][TILE], int R, int T) {
+    const int16_t *later = T > 3 ? codes + 3 * padded : codes;
+    /* As if they changed here: else there would be a pointer for each token, and most of those in memory. */
+    __asm__("" : "+r"(codes), "+r"(later));
     shorts x[TILE];
-    UNROLL for (int t = 0; t < T; t++) x[t] = *(const shorts_at *)(codes + t * padded);
+    UNROLL for (int t = 0; t < T; t++)
+        x[t] = *(const shorts_at *)(t < 3 ? codes + t * padded : later + (t - 3) * padded);
     UNROLL for (int r = 0; r < R; r++) {
         const shorts weights = (shorts)_mm512_maskz_loadu_epi16(mask, data + r * stride);
         __builtin_prefetch(data + r * stride + ahead);
         UNROLL for (int t = 0; t < T; t++) sums[r][t] = NAME(add_pairs)(sums[r][t], weights, x[t]);
     }
 }
+
+#define HELD (2 * TILE) /* tokens of long rows together */
 
 /* As `dot` does, with the inputs from `begin` to before `end`: whole vectors, but for the last ones. The sums begin with
  * zero, or go on with those in `held`, where they are left if there are more inputs. */
@@ -788,7 +794,7 @@ INLINE void NAME(dot_pairs)(const matrix *w, int64_t row, const int16_t *codes, 
     const int64_t stride = w->stride, whole = begin + (end - begin) / (2 * LANES) * (2 * LANES);
     vec sums[4][TILE];
     IN_REGISTERS for (int r = 0; r < R; r++)
-        IN_REGISTERS for (int t = 0; t < T; t++) sums[r][t] = NAME(begun)(held + (r * TILE + t) * LANES, begin == 0);
+        IN_REGISTERS for (int t = 0; t < T; t++) sums[r][t] = NAME(begun)(held + (r * HELD + t) * LANES, begin == 0);
     for (int64_t k = begin; k < whole; k += 2 * LANES)
         NAME(step_pairs)(data + 2 * k, stride, ~0u, ahead, codes + k, padded, sums, R, T);
     if (whole < end) { /* never beyond the row */
@@ -797,25 +803,25 @@ INLINE void NAME(dot_pairs)(const matrix *w, int64_t row, const int16_t *codes, 
     }
     IN_REGISTERS for (int t = 0; t < T; t++)
         if (end < w->columns)
-            IN_REGISTERS for (int r = 0; r < R; r++) *(vec_at *)(held + (r * TILE + t) * LANES) = sums[r][t];
+            IN_REGISTERS for (int r = 0; r < R; r++) *(vec_at *)(held + (r * HELD + t) * LANES) = sums[r][t];
         else if (R == 4) NAME(sum_each)(sums[0][t], sums[1][t], sums[2][t], sums[3][t], out + t * out_stride);
         else out[t * out_stride] = NAME(sum)(sums[0][t]);
 }
 
-/* room: TILE * LANES floats for each output, of few outputs where rows are long. */
+/* room: HELD * LANES floats for each output, of few outputs where rows are long. */
 static void NAME(linear_pairs)(const matrix *w, int64_t begin, int64_t end, const int16_t *codes, int64_t padded,
                                float *out, int64_t out_stride, int64_t tokens, float *room) {
     /* What some tokens and 4 rows have stays in the nearest cache: 40 KB. Of long rows that are parts. */
-    const int64_t depth = tokens > TILE && padded > 2 * DEEP ? DEEP : padded;
-    const int64_t few = depth < padded ? TILE : 20480 / padded > 4 + TILE ? (20480 / padded - 4) / TILE * TILE : TILE;
-    const int64_t ahead = depth < padded ? 4 * w->stride : AHEAD; /* of a part: the next rows' */
+    const int64_t columns = w->columns, depth = tokens > TILE && columns > 2 * DEEP ? DEEP : columns;
+    const int64_t fit = 20480 / columns - 4, few = depth < columns ? HELD : fit > TILE ? fit / TILE * TILE : TILE;
+    const int64_t ahead = depth < columns ? 4 * w->stride : AHEAD; /* of a part: the next rows' */
     for (int64_t start = 0; start < tokens; start += few) {
         const int64_t count = tokens - start < few ? tokens - start : few;
-        for (int64_t k = 0; k < w->columns; k += depth) {
-            const int64_t stop = w->columns - k < depth ? w->columns : k + depth;
+        for (int64_t k = 0; k < columns; k += depth) {
+            const int64_t stop = columns - k < depth ? columns : k + depth;
 #define DO_ROWS(R, T)                                                                                                   \
     NAME(dot_pairs)(w, n, codes + (start + t) * padded, padded, k, stop, ahead,                                         \
-                    room + ((n - begin) * TILE + t) * LANES, out + (start + t) * out_stride + n - begin, out_stride, R, T)
+                    room + ((n - begin) * HELD + t) * LANES, out + (start + t) * out_stride + n - begin, out_stride, R, T)
             FOR_ROWS(begin, end, count, count, TILE, tokens <= 2)
 #undef DO_ROWS
         }
@@ -887,7 +893,7 @@ INLINE float NAME(largest)(const float *in, int64_t count, float *odd) {
     return NAME(greatest)(largest);
 }
 
-/* Codes of a token's inputs for weights of `dtype`, zeros up to `padded`, a multiple of 128; input = scale * code, code
+/* Codes of a token's inputs for weights of `dtype`, zeros up to `padded`, a multiple of 64; input = scale * code, code
  * from -limit to limit. One that is not finite makes the scale NaN, and with it all outputs. */
 static void NAME(round_inputs)(const float *in, int64_t count, int64_t padded, int dtype, int16_t *codes, float *scale) {
 #if LANES == 16 && PAIRS
