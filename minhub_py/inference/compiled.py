@@ -91,8 +91,8 @@ OPERATIONS = {**{name: name for name in KINDS if name not in ("recur", "route", 
 
 # Tokens of one call of the compiled code: bounds the memory, and is enough that each weight read is used many times.
 MOST_TOKENS = 128
-APART = 64  # 16-bit codes between those of two tokens, as in native/decoder.c
 MOST_CHOICES = 1024  # experts of all of them, as in native/decoder.c
+APART = 64  # 16-bit codes between those of two tokens, as in native/decoder.c
 QUERIES, PANEL = 6, 1 << 15  # tokens that attend together, and floats of weights that are unpacked at a time; likewise
 # Ids from which on products in bfloat16 are PyTorch's, on a processor that has instructions for them.
 LONG = 24
