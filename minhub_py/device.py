@@ -111,6 +111,12 @@ def probe_cpu() -> list[Probe]:
     return [Probe("cpu", True, detail, dtypes=tuple(DTYPES))]
 
 
+def has_onednn_bfloat16() -> bool:
+    """Whether oneDNN, which PyTorch includes, computes in bfloat16 here: on x86-64, that takes AVX-512."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # not in a PyTorch without oneDNN
+    return supported is not None and bool(supported())
+
+
 def probe_by_kernel(name: str, detail: str, dtypes: tuple[str, ...]) -> list[Probe]:
     """Probe a device by running a kernel alone."""
     try:

@@ -478,6 +478,18 @@ def test_bfloat16_is_near_float32(tmp_path: Path, text: Path, family: str) -> No
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)
 
 
+def test_bfloat16_where_onednn_has_none(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An LSTM's products stay in float32 there, and a note says that it takes longer."""
+    monkeypatch.setattr(sys.modules["minhub_py.models.lstm"], "ONEDNN_BFLOAT16", False)
+    monkeypatch.setattr(sys.modules["minhub_py.train.start"], "has_onednn_bfloat16", lambda: False)
+    notes = Notes()
+    run = train(text, tmp_path / "run", family="lstm", dtype="bfloat16", listener=notes, **TINY)
+    assert any("no fast bfloat16" in note for note in notes.notes)
+    assert held_out_losses(run)[-1] < held_out_losses(run)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert notes.trainer.model.hidden(torch.zeros(1, 2, dtype=torch.int64)).dtype == torch.float32
+
+
 # --- Killed, and resumed
 
 # C functions that change files.

@@ -21,10 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.device import has_onednn_bfloat16
 from minhub_py.inference.cache import Span, State
 from minhub_py.models.base import LanguageModel, Step, step
 
 MODEL_TYPE = "lstm"
+ONEDNN_BFLOAT16 = has_onednn_bfloat16()  # once, here: torch.compile does not follow the question
 
 
 class LSTM(LanguageModel):
@@ -56,7 +58,9 @@ class LSTM(LanguageModel):
         before = [state for layer in layers if (state := span.state(layer)) is not None]  # of each layer [h, c]
         h, c = map(torch.stack, zip(*before, strict=True)) if before else (None, None)  # (L, B, H), (L, B, H)
         x = self.drop(self.embedding(idx))  # (B, T, E)
-        x, (h, c) = self.lstm(x, None if h is None else (h, c))  # (B, T, H)
+        # Autocast gives an LSTM to oneDNN even where that has none in 16 bits, and fails: there it stays in float32.
+        with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu") and ONEDNN_BFLOAT16):
+            x, (h, c) = self.lstm(x, None if h is None else (h, c))  # (B, T, H)
         for layer in layers:
             span.set_state(layer, (h[layer], c[layer]))
         return self.drop(x)

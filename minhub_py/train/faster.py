@@ -1,8 +1,9 @@
 """Faster replacements for three slow PyTorch functions when training on a CPU. The model files are not changed.
 
-    linear      On AMD alone. PyTorch calls MKL in float32, which does not use AVX-512 there: 95 billion operations/s
-                on one core. oneDNN, which PyTorch includes for 16-bit types, reaches 200; on Intel it is MKL that is
-                faster, up to 2.7 times for a weight's gradient. Both compute in float32.
+    linear      On AMD with AVX-512 alone. PyTorch calls MKL in float32, which does not use AVX-512 there: 95 billion
+                operations/s on one core. oneDNN, which PyTorch includes for 16-bit types, reaches 200; on Intel, and
+                on AMD without AVX-512, it is MKL that is faster, 2 times and more for a weight's gradient. Both
+                compute in float32.
     dropout     PyTorch draws one random number per element: 3.8 ms for 786,000 elements. Here one 64-bit number
                 serves eight elements: 0.9 ms.
     attention   The backward pass of the fused kernel is slow in bfloat16: 12 ms + 37 ms for 96 heads of 256 positions.
@@ -27,7 +28,8 @@ from minhub_py.processor import is_amd
 
 # oneDNN's linear, which torch.compile uses too; None: it is not the faster one here, or this PyTorch does not have it.
 # The processor decides and no measurement, so that a resumed run computes the same bits.
-ONEDNN: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if is_amd() else None
+IS_FASTER = is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+ONEDNN: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if IS_FASTER else None
 # The longest row for which matrix products are the faster attention.
 SHORT = 512
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from minhub_py import torchrun
-from minhub_py.device import choose_device
+from minhub_py.device import choose_device, has_onednn_bfloat16
 from minhub_py.files import hub
 from minhub_py.files.hub import commit_of
 from minhub_py.files.storage import Checkpoint
@@ -238,6 +238,8 @@ def run(folder: RunFolder, settings: Settings, start: Checkpoint | None, group: 
             folder.write(folder.settings, settings.to_json(history))  # what cannot be trained so was refused before
             folder.forget_after(step if newest else -1)
             folder.forget_older()
+            if settings.dtype == "bfloat16" and device.type == "cpu" and not has_onednn_bfloat16():
+                listener.note("PyTorch has no fast bfloat16 for this processor: with float32 a step takes less time")
             listener.begins(trainer)
             if newest is not None and restore_best_row(folder, trainer):
                 listener.note("losses.csv was missing: of the earlier losses only that of the best model is known")
