@@ -55,6 +55,7 @@ types: .venv/.installed-test
 
 bench: .venv/.installed-test r
 	$(BIN)/minhub bench
+	$(BIN)/python tests/benchmarks/compare.py
 	$(BIN)/python tests/benchmarks/convert.py
 	$(BIN)/python tests/benchmarks/layout.py
 	$(BIN)/python tests/benchmarks/kernels.py

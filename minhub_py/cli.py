@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from minhub_py import __version__
-from minhub_py.bench import CASES
+from minhub_py.bench import CASES, KINDS
 from minhub_py.completion import Model
 from minhub_py.console import (
     Bytes,
@@ -818,62 +818,38 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--model", type=Model(), help="Model to measure.  [default: random weights of published sizes]")
-@click.option("--only", "names", multiple=True, type=click.Choice(list(CASES)), metavar="CASE",
+@click.option("--model", type=Model(), help="Model to measure.  [default: random weights, the sizes of GPT-2 124M]")
+@click.option("--only", "cases", multiple=True, type=click.Choice(list(CASES)), metavar="CASE",
               help=f"Run only this case; may be given several times: {', '.join(CASES)}.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="Fewer repeats, dtypes and tokens, for rough numbers.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of each library.  [default: 2, or 1 on one core]")
+@click.option("--weights", "kinds", multiple=True, type=click.Choice(list(KINDS)), metavar="KIND",
+              help=f"Measure only these weights; may be given several times: {', '.join(KINDS)}.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Fewer repeats and tokens, for rough numbers.")
+@click.option("--threads", type=click.IntRange(min=1), help="Number of threads.  [default: 2, or 1 on one core]")
 @click.option("--repeats", type=click.IntRange(min=1), help="Repeats of each measurement.  [default: 5; --quick: 2]")
-@click.option("--text", type=click.File("rb"),
-              help="Text for the cases quality and tokenize.  [default: a scene by Shakespeare]")  # fmt: skip
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the result into this PNG file.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the result to this JSON file.")
-@click.option("--from", "saved", type=click.File("rb"), help="Show a result written by --save; measure nothing.")
-@click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
 @json_option
 def bench(
-    names: tuple[str, ...], text: BinaryIO | None, plot: Path | None, save: Path | None, saved: BinaryIO | None,
-    markdown: bool, as_json: bool, **settings: Any,
+    model: str | None, cases: tuple[str, ...], kinds: tuple[str, ...], quick: bool, threads: int | None,
+    repeats: int | None, save: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    r"""Benchmark this package on the CPU of this machine.
+    """Benchmark this package on the CPU of this machine.
 
-    Compares it with transformers, CTranslate2, llama.cpp and OpenVINO where they are installed: pip install
-    transformers ctranslate2 'minhub_py[bench-llamacpp]'. Needs no network. Takes about an hour with all of them;
-    some minutes with --quick.
-
-    OpenVINO's exporter, optimum-intel, needs older packages than this one. Make a Python environment for it, and name
-    that in MINHUB_BENCH_OPENVINO:
-
-    \b
-      python3 -m venv ov
-      ov/bin/pip install optimum-intel
-      export MINHUB_BENCH_OPENVINO=ov/bin/python
+    Measures decoding, prompts, batches and loading for each kind of weights. Needs no network.
     """
-    from minhub_py.bench import cli as benchmark
+    from minhub_py import bench as benchmark
+    from minhub_py.processor import cores
 
-    if markdown and as_json:
-        raise click.UsageError("Give either --markdown or --json, not both.")
-    measured = {**settings, "text": text, "save": save}
-    if saved and (given := [name for name, value in measured.items() if value]):
-        raise click.UsageError(f"--from measures nothing: leave out --{given[0]}.")
-
-    check_writable(plot, save)
-    live = not (markdown or as_json)
-    if saved:
-        result = benchmark.read(decode(saved.read(), saved.name), saved.name, names)
-        if live:
-            benchmark.show(result)
-    else:
-        passage = decode(text.read(), text.name) if text else ""
-        result = benchmark.run(names, save, live, text=passage, **settings)
-    if plot:
-        benchmark.draw(result, plot)
+    check_writable(None, save)
+    settings = benchmark.Settings(
+        model, kinds or tuple(KINDS), threads or min(2, cores()), repeats or (2 if quick else 5), 16 if quick else 128
+    )
+    result = benchmark.measure(settings, cases or tuple(CASES))
+    if save:
+        save.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if as_json:
         emit(result)
-    elif markdown:
-        benchmark.show_markdown(result)
-    if result["failed"]:
-        sys.exit(1)
+    else:
+        benchmark.show(result)
 
 
 @main.command()

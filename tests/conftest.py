@@ -51,7 +51,7 @@ def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     600 ids, learnt from English; <|endoftext|> is the last of them, as in GPT-2's.
     """
     folder = tmp_path_factory.mktemp("bpe")
-    text = (Path(__file__).parent.parent / "minhub_py" / "bench" / "text.txt").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("text.txt").read_text(encoding="utf-8")
     model = json.loads(train_byte_level_bpe([text], 600).to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     tokens.append(tokens.pop(tokens.index("<|endoftext|>")))

@@ -37,7 +37,7 @@ SYSTEM = "Be brief."
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    text = (Path(__file__).parent.parent / "minhub_py" / "bench" / "text.txt").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("text.txt").read_text(encoding="utf-8")
     made = train_byte_level_bpe([text], 400)
     made.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
     return made

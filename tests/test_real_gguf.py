@@ -26,7 +26,7 @@ from minhub_py.inference.quantize import Quantized
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
 
 CACHE = Path.home() / ".cache" / "minhub_py-tests"
-PAGE = (Path(__file__).parent.parent / "minhub_py" / "bench" / "text.txt").read_text(encoding="utf-8")[:5000]
+PAGE = Path(__file__).with_name("text.txt").read_text(encoding="utf-8")[:5000]
 PROMPT = "The three largest cities of France are"
 
 
@@ -136,7 +136,7 @@ def test_greedy_text(theirs: Any, ours: Any, file: Path) -> None:
 # --- llama.cpp
 
 needs_llama_cpp = pytest.mark.skipif(
-    not find_spec("llama_cpp"), reason="the extra bench-llamacpp is not installed (tests/benchmarks/NOTES.md)"
+    not find_spec("llama_cpp"), reason="llama-cpp-python is not installed (tests/benchmarks/NOTES.md)"
 )
 LONG, SHORT = 600, 200  # ids that are read: beyond Gemma's window, and few, since every type has its turn
 SHOWN = 100  # the last of them, whose logits are compared
@@ -156,7 +156,7 @@ def requantize(file: Path, out: Path, kind: str) -> Path:
 
 @contextmanager
 def llama_cpp_of(file: Path) -> Iterator[Any]:
-    from minhub_py.bench.engines import LlamaCpp
+    from peers.engines import LlamaCpp
 
     theirs = LlamaCpp(str(file), torch.get_num_threads(), cache="float32")
     yield theirs

@@ -16,9 +16,9 @@ from typing import Any
 
 import gguf
 import torch
+from peers.worker import Worker
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from minhub_py.bench.worker import Worker
 from minhub_py.registry import preset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -1,12 +1,12 @@
 """Write the tables of results.json into the README, between its two marker comments.
 
-.venv/bin/minhub bench --save tests/benchmarks/results.json --plot tests/benchmarks/results.png
+.venv/bin/python tests/benchmarks/compare.py --save tests/benchmarks/results.json --plot tests/benchmarks/results.png
 .venv/bin/python tests/benchmarks/readme.py
 
 A run may also be measured in parts, which then make a new results.json:
 
-.venv/bin/minhub bench --only decode --save decode.json
-.venv/bin/minhub bench --only batch --save batch.json
+.venv/bin/python tests/benchmarks/compare.py --only decode --save decode.json
+.venv/bin/python tests/benchmarks/compare.py --only batch --save batch.json
 .venv/bin/python tests/benchmarks/readme.py decode.json batch.json
 """
 
@@ -14,8 +14,8 @@ import json
 import sys
 from pathlib import Path
 
-from minhub_py.bench import Result
-from minhub_py.bench.tables import markdown
+from peers import Result
+from peers.tables import markdown
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"

@@ -5,8 +5,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, cast
 
-from minhub_py.bench import BITS, Result, Row
-from minhub_py.bench.tables import OURS, best_peers
+from peers import BITS, Result, Row
+from peers.tables import OURS, best_peers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

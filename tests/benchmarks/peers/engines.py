@@ -341,16 +341,16 @@ class Converter:
         Plain(folder).convert(out, quantization=weights, force=True)
 
     def gguf(self, folder: str, out: str, weights: str) -> None:
-        """Write the model in `folder` as a GGUF file with these weights: F32, or a type of `gguf.FILE_TYPES`."""
-        from minhub_py.bench import gguf
+        """Write the model in `folder` as a GGUF file with these weights: F32, or a type of `gguf_writer.FILE_TYPES`."""
+        from peers import gguf_writer
 
         if weights == "F32":
-            gguf.write(Path(folder), Path(out))
+            gguf_writer.write(Path(folder), Path(out))
             return
         with tempfile.TemporaryDirectory() as scratch:
             whole = Path(scratch) / "f32.gguf"
-            gguf.write(Path(folder), whole)
-            gguf.quantize(whole, Path(out), weights, self.threads)
+            gguf_writer.write(Path(folder), whole)
+            gguf_writer.quantize(whole, Path(out), weights, self.threads)
 
     def openvino(self, folder: str, out: str, weights: str) -> None:
         """Write the model in `folder` for OpenVINO, as optimum-intel exports it, with int8… or int4… weights by nncf.

@@ -1,8 +1,9 @@
-"""`minhub bench`: compares the speed of this package with that of others, on the user's machine.
+"""Peers of this package in the benchmark `compare.py`: what is measured, and how.
 
 Read in this order: `cases` (what is measured), `run` (models, and workers that take turns), `worker` (one process per
-library), `engines` (the same tasks for each library), `gguf` (files for llama.cpp), `tables` and `plot` (the output).
-A new peer is a row of `run.PEERS`, its class in `engines`, and a method of `engines.Converter` if it has its own files.
+library), `engines` (the same tasks for each library), `gguf_writer` (files for llama.cpp), `tables` and `plot` (the
+output). A new peer is a row of `run.PEERS`, its class in `engines`, and a method of `engines.Converter` if it has its
+own file format.
 
 Every ratio is one of medians, with both sides interleaved in one run after an uncounted warm-up round. Everything runs
 on the CPU. This module imports nothing heavy, because --help needs the names of the cases.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from minhub_py.bench import BITS, Result, Row
 from minhub_py.console import table
+from peers import BITS, Result, Row
 
 # Heading, key of the row or a function of the row, and format.
 Column = tuple[str, str | Callable[[Row], object], str]
@@ -161,7 +161,7 @@ def markdown(result: Result) -> Iterator[str]:
     for name, case in result["cases"].items():
         headings, rows = cells(name, case)
         yield ""
-        yield f"**{case['title']}** (`minhub bench --only {name}`)"
+        yield f"**{case['title']}** (`compare.py --only {name}`)"
         yield ""
         yield f"| {' | '.join(headings)} |"
         yield f"| --- |{' ---: |' * (len(headings) - 1)}"

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Starts a worker in any Python: it finds this package, but not what is installed beside it.
+# Starts a worker in any Python, which finds the package `peers`, but no other module of this environment.
 START = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
-from minhub_py.bench import worker
+from peers import worker
 del sys.path[0]
 worker.main()
 """
@@ -32,7 +32,7 @@ class Worker:
     def __init__(self, engine: str, options: Mapping[str, object], threads: int, python: str = sys.executable) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         settings = json.dumps({**options, "threads": threads})
-        command = [python, "-c", START, str(Path(__file__).parents[2]), engine, settings]
+        command = [python, "-c", START, str(Path(__file__).parents[1]), engine, settings]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment(threads)
         )
@@ -105,7 +105,7 @@ def serve(engine: str, options: dict[str, Any]) -> None:
         answers.write(json.dumps(reply) + "\n")
         answers.flush()
 
-    from minhub_py.bench import engines
+    from peers import engines
 
     made: list[object] = []
     answer(lambda: made.append(getattr(engines, engine)(**options)))

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minhub_py.bench import BITS, Row
-from minhub_py.bench.run import TAME, WILD, Bench, Case, Runner, Subject, variants
-from minhub_py.bench.worker import Worker, environment
 from minhub_py.files import hub
 from minhub_py.processor import cores
+from peers import BITS, Row
+from peers.run import TAME, WILD, Bench, Case, Runner, Subject, variants
+from peers.worker import Worker, environment
 
 # Our kinds of weights that peers have, too.
 KINDS = ("float32", "bfloat16", "int8", "nf4")

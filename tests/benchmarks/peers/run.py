@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from minhub_py import __version__, processor
-from minhub_py.bench import CASES, Result, Row
-from minhub_py.bench.worker import Worker, environment
 from minhub_py.console import note, progress_bar
 from minhub_py.files import hub
 from minhub_py.registry import FAMILIES
+from peers import CASES, Result, Row
+from peers.worker import Worker, environment
 
 # From The Taming of the Shrew, act 2 scene 1: the built-in models have not been trained on it.
-TEXT = Path(__file__).with_name("text.txt")
+TEXT = Path(__file__).parents[2] / "text.txt"
 # Scale of random matrices, relative to initialization. A newly initialized GPT-2 repeats one id for ever in any dtype;
 # with large matrices the text never repeats, and any difference between two libraries shows at once.
 TAME, WILD = 1, 5
@@ -126,7 +126,7 @@ PEERS = (
     ),
     Peer(
         library="llama.cpp", engine="LlamaCpp", package="llama-cpp-python", modules=("llama_cpp", "gguf"),
-        install="pip install 'minhub_py[bench-llamacpp]'",
+        install="pip install llama-cpp-python gguf",
         # Keys and values in float32, too, so that F32 gives the same ids as the others.
         weights={"float32": ("F32", {"cache": "float32"}), "bfloat16": ("BF16", {}), "int8": ("Q8_0", {}),
                  "nf4": ("Q4_0", {})},
