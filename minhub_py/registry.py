@@ -1,12 +1,13 @@
-"""The families of models: one row each, with classes, weights table, published sizes and training defaults."""
+"""The architectures: for each one its classes, weight table, public names, published sizes and training defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minhub_py.config import build
+from minhub_py.models import published
 
 if TYPE_CHECKING:  # the command imports PyTorch where it is used
     from minhub_py.models.base import LanguageModel, ModelConfig
@@ -81,349 +82,116 @@ class Entry:
     def config(self, settings: Mapping[str, object]) -> "ModelConfig":
         """The config for these settings. ValueError: a setting is unknown, or a value is not supported."""
         own: dict[str, object] = {"model_type": self.model_types[0]} if self.family.names else {}
-        wanted = settings.get("model_type", self.model_types[0])
-        if wanted not in self.model_types:
-            raise ValueError(f"{self.name} has model_type {' or '.join(self.model_types)}, not {brief(wanted)}")
+        requested = settings.get("model_type", self.model_types[0])
+        if requested not in self.model_types:
+            raise ValueError(f"{self.name} has model_type {' or '.join(self.model_types)}, not {brief(requested)}")
         return build(self.family.Config, {**own, **settings})
 
 
-GPT2_SIZES = {
-    "gpt2": {},
-    "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
-    "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
-    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
-}
-GPTNEO_SIZES = {
-    "gpt-neo-125m": {"num_layers": 12, "num_heads": 12, "hidden_size": 768},
-    "gpt-neo-1.3B": {},
-    "gpt-neo-2.7B": {"num_layers": 32, "num_heads": 20, "hidden_size": 2560},
-}
+# The common settings of `train` -> their names in a config.
+GPT2_NAMES = {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "context": ("n_positions",),
+              "dropout": ("embd_pdrop", "resid_pdrop")}  # fmt: skip
+LLAMA_NAMES = {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
+               "inner": ("intermediate_size",), "context": ("max_position_embeddings",)}  # fmt: skip
+# Gemma's and Qwen 3.5's defaults have fewer KV heads than `heads` may be divided by.
+GROUPED_NAMES = {**LLAMA_NAMES, "heads": ("num_attention_heads", "num_key_value_heads")}
 
-GPT2_TRAINING = Training(
-    {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "context": ("n_positions",),
-     "dropout": ("embd_pdrop", "resid_pdrop")},
-    {"attn_pdrop": 0.0},
-)  # fmt: skip
-GPTNEO_TRAINING = Training(
-    {"layers": ("num_layers",), "width": ("hidden_size",), "heads": ("num_heads",),
-     "context": ("max_position_embeddings",), "dropout": ("embed_dropout", "resid_dropout")},
-    {"window_size": 32},
-)  # fmt: skip
-LSTM_TRAINING = Training(
-    {"layers": ("num_layers",), "width": ("hidden_size",), "dropout": ("dropout",)},
-    {"embedding_size": 64}, layers=2, width=256, learning_rate=3e-3, carries_state=True,
-)  # fmt: skip
-SINUSOIDAL_TRAINING = Training(
-    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
-     "inner": ("intermediate_size",), "context": ("max_position_embeddings",), "dropout": ("dropout",)},
-    {"attention_dropout": 0.0},
-)  # fmt: skip
-LLAMA_TRAINING = Training(
-    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
-     "inner": ("intermediate_size",), "context": ("max_position_embeddings",)},
-    # Mistral's and Qwen's defaults for these are of their large models.
-    {"tie_word_embeddings": True, "num_key_value_heads": None, "head_dim": None},
-    expansion=8 / 3,  # a gated MLP has three matrices, as many weights as two of 4
-)  # fmt: skip
-
-LLAMA_NAMES = {
-    "llama": ("llama",),
-    "mistral": ("mistral",),
-    "ministral": ("ministral", "ministral3"),
-    "qwen2": ("qwen2",),
-    "qwen3": ("qwen3",),
-}
-
-GPTBIGCODE_TRAINING = Training(
-    {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "context": ("n_positions",),
-     "dropout": ("embd_pdrop", "resid_pdrop")},
-    {"attn_pdrop": 0.0},
-)  # fmt: skip
-_STARCODER = {"n_positions": 8192, "vocab_size": 49152, "bos_token_id": 0, "eos_token_id": 0}
-GPTBIGCODE_SIZES = {
-    "gpt_bigcode-santacoder": {"n_embd": 2048, "n_layer": 24, "n_head": 16, "n_positions": 2048, "vocab_size": 49280,
-                               "bos_token_id": 49152, "eos_token_id": 49152},
-    "starcoderbase-1b": {"n_embd": 2048, "n_layer": 24, "n_head": 16, **_STARCODER},
-    "starcoderbase": {"n_embd": 6144, "n_layer": 40, "n_head": 48, **_STARCODER},
-    "starcoder": {"n_embd": 6144, "n_layer": 40, "n_head": 48, **_STARCODER},
-}  # fmt: skip
-
-GPTNEOX_TRAINING = Training(
-    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
-     "inner": ("intermediate_size",), "context": ("max_position_embeddings",), "dropout": ("hidden_dropout",)},
-    {"tie_word_embeddings": True},
-)  # fmt: skip
-
-
-def _pythia(C: int, layers: int, heads: int, vocab_size: int = 50304) -> dict[str, Any]:
-    return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "vocab_size": vocab_size, "eos_token_id": 0}  # fmt: skip
-
-
-GPTNEOX_SIZES = {
-    "pythia-14m": _pythia(128, 6, 4),
-    "pythia-70m": _pythia(512, 6, 8),
-    "pythia-160m": _pythia(768, 12, 12),
-    "pythia-410m": _pythia(1024, 24, 16),
-    "pythia-1b": _pythia(2048, 16, 8),
-    "pythia-1.4b": _pythia(2048, 24, 16),
-    "pythia-2.8b": _pythia(2560, 32, 32),
-    "pythia-6.9b": _pythia(4096, 32, 32, 50432),
-    "pythia-12b": _pythia(5120, 36, 40, 50688),
-    "gpt-neox-20b": {"hidden_act": "gelu_new", "eos_token_id": 0},
-}
-
-GPTJ_TRAINING = Training(
-    {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "context": ("n_positions",),
-     "dropout": ("embd_pdrop", "resid_pdrop")},
-    {"tie_word_embeddings": True, "rotary_dim": 8},
-)  # fmt: skip
-GPTJ_SIZES: dict[str, dict[str, object]] = {"gpt-j-6b": {}}
-
-PHI_TRAINING = Training(
-    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
-     "inner": ("intermediate_size",), "context": ("max_position_embeddings",),
-     "dropout": ("embd_pdrop", "resid_pdrop")},
-    {"tie_word_embeddings": True},
-)  # fmt: skip
-_PHI: dict[str, object] = {"bos_token_id": 50256, "eos_token_id": 50256}
-PHI_SIZES = {
-    "phi-1": _PHI,
-    "phi-1_5": _PHI,
-    "phi-2": {**_PHI, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32, "resid_pdrop": 0.1,
-              "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4}},
-}  # fmt: skip
-
-
-def _opt(C: int, layers: int, heads: int, **more: object) -> dict[str, object]:
-    return {"hidden_size": C, "ffn_dim": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads, **more}
-
-
-OPT_TRAINING = Training(
-    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
-     "inner": ("ffn_dim",), "context": ("max_position_embeddings",), "dropout": ("dropout",)},
-)  # fmt: skip
-OPT_SIZES = {
-    "opt-125m": _opt(768, 12, 12),
-    "opt-350m": _opt(1024, 24, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
-    "opt-1.3b": _opt(2048, 24, 32),
-    "opt-2.7b": _opt(2560, 32, 32),
-    "opt-6.7b": _opt(4096, 32, 32),
-    "opt-13b": _opt(5120, 40, 40),
-    "opt-30b": _opt(7168, 48, 56),
-    "opt-66b": _opt(9216, 64, 72),
-}
-
-
-def _llama(C: int, inner: int, layers: int, heads: int, groups: int, **more: object) -> dict[str, object]:
-    return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": groups, **more}  # fmt: skip
-
-
-def _rope(theta: float, **more: object) -> dict[str, object]:
-    return {"rope_type": "default", "rope_theta": theta, **more}
-
-
-_SMOL = {"vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
-         "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
-_LLAMA3 = {"vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "head_dim": 128,
-           "bos_token_id": 128000, "eos_token_id": 128001}  # fmt: skip
-_WAVES = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_QWEN = {"bos_token_id": 151643, "eos_token_id": 151643, "rope_parameters": _rope(1e6), "tie_word_embeddings": True}
-_QWEN25, _QWEN3 = {"model_type": "qwen2", **_QWEN}, {"model_type": "qwen3", **_QWEN}
-LLAMA_SIZES: dict[str, dict[str, object]] = {
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": _llama(2048, 5632, 22, 32, 4, rms_norm_eps=1e-5),
-    "HuggingFaceTB/SmolLM2-135M": _llama(576, 1536, 30, 9, 3, **_SMOL, rope_parameters=_rope(1e5)),
-    "HuggingFaceTB/SmolLM2-360M": _llama(960, 2560, 32, 15, 5, **_SMOL, rope_parameters=_rope(1e5)),
-    "HuggingFaceTB/SmolLM2-1.7B": _llama(2048, 8192, 24, 32, 32, **_SMOL, rope_parameters=_rope(1.3e5)),
-    "meta-llama/Llama-3.2-1B": _llama(2048, 8192, 16, 32, 8, **{**_LLAMA3, "head_dim": 64}, tie_word_embeddings=True,
-                                      rope_parameters=_rope(5e5, **_WAVES, rope_type="llama3", factor=32.0)),
-    "meta-llama/Llama-3.2-3B": _llama(3072, 8192, 28, 24, 8, **_LLAMA3, tie_word_embeddings=True,
-                                      rope_parameters=_rope(5e5, **_WAVES, rope_type="llama3", factor=32.0)),
-    "meta-llama/Llama-3.1-8B": _llama(4096, 14336, 32, 32, 8, **_LLAMA3,
-                                      rope_parameters=_rope(5e5, **_WAVES, rope_type="llama3", factor=8.0)),
-    "mistralai/Mistral-7B-v0.1": {"model_type": "mistral", "max_position_embeddings": 32768, "rms_norm_eps": 1e-5},
-    "mistralai/Mistral-7B-v0.3": {"model_type": "mistral", "vocab_size": 32768, "max_position_embeddings": 32768,
-                                  "rms_norm_eps": 1e-5, "sliding_window": None, "rope_parameters": _rope(1e6)},
-    "Qwen/Qwen2.5-0.5B": _llama(896, 4864, 24, 14, 2, **_QWEN25),
-    "Qwen/Qwen2.5-1.5B": _llama(1536, 8960, 28, 12, 2, **_QWEN25, max_position_embeddings=131072),
-    "Qwen/Qwen2.5-7B": _llama(3584, 18944, 28, 28, 4, **{**_QWEN25, "tie_word_embeddings": False}, vocab_size=152064,
-                              max_position_embeddings=131072),
-    "Qwen/Qwen3-0.6B-Base": _llama(1024, 3072, 28, 16, 8, **_QWEN3),
-    "Qwen/Qwen3-1.7B-Base": _llama(2048, 6144, 28, 16, 8, **_QWEN3),
-    "Qwen/Qwen3-4B-Base": _llama(2560, 9728, 36, 32, 8, **_QWEN3),
-    "Qwen/Qwen3-8B-Base": _llama(4096, 12288, 36, 32, 8, **{**_QWEN3, "tie_word_embeddings": False}),
-}  # fmt: skip
-
-GEMMA_TRAINING = Training(
-    {"layers": ("num_hidden_layers",), "width": ("hidden_size",),
-     "heads": ("num_attention_heads", "num_key_value_heads"), "inner": ("intermediate_size",),
-     "context": ("max_position_embeddings",)},
-    {"head_dim": 32}, expansion=8 / 3,
-)  # fmt: skip
-GEMMA_NAMES = {"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}
-_GEMMA2 = {"model_type": "gemma2"}
-_GEMMA3 = {"model_type": "gemma3_text", "sliding_window": 512, "vocab_size": 262144, "max_position_embeddings": 32768}
-_GEMMA3_LARGE = {"model_type": "gemma3_text", "sliding_window": 1024,
-                 "rope_parameters": {"full_attention": _rope(1e6, rope_type="linear", factor=8.0)}}  # fmt: skip
-GEMMA_SIZES = {
-    "gemma-2b": _llama(2048, 16384, 18, 8, 1),
-    "gemma-7b": {},
-    "gemma-2-2b": _llama(2304, 9216, 26, 8, 4, **_GEMMA2),
-    "gemma-2-9b": _llama(3584, 14336, 42, 16, 8, **_GEMMA2),
-    "gemma-2-27b": _llama(4608, 36864, 46, 32, 16, **_GEMMA2, head_dim=128, query_pre_attn_scalar=144),
-    "gemma-3-270m": _llama(640, 2048, 18, 4, 1, **_GEMMA3),
-    "gemma-3-1b-pt": _llama(1152, 6912, 26, 4, 1, **_GEMMA3),
-    "gemma-3-4b-pt": _llama(2560, 10240, 34, 8, 4, **_GEMMA3_LARGE),
-    "gemma-3-12b-pt": _llama(3840, 15360, 48, 16, 8, **_GEMMA3_LARGE),
-    "gemma-3-27b-pt": _llama(5376, 21504, 62, 32, 16, **_GEMMA3_LARGE, head_dim=128, query_pre_attn_scalar=168),
-}
-
-GPTOSS_TRAINING = Training(
-    {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
-     "inner": ("intermediate_size",), "context": ("max_position_embeddings",)},
-    {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": None, "num_key_value_heads": None,
-     "rope_parameters": _rope(1e4), "tie_word_embeddings": True},
-    expansion=4 / 3,  # gated, and two experts at a time: as many weights as an MLP of 4 has
-)  # fmt: skip
-_MXFP4 = {
-    "quantization_config": {
-        "modules_to_not_convert": [
-            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"
-        ],
-        "quant_method": "mxfp4",
-    },
-    "eos_token_id": 200002,
-    "pad_token_id": 199999,
-}  # fmt: skip
-GPTOSS_SIZES = {"gpt-oss-20b": {"num_hidden_layers": 24, "num_local_experts": 32, **_MXFP4}, "gpt-oss-120b": _MXFP4}
-
-OLMO2_TRAINING = Training(LLAMA_TRAINING.names, {"tie_word_embeddings": True}, expansion=8 / 3)
-_OLMO2 = {"vocab_size": 100352, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_parameters": _rope(5e5),
-          "eos_token_id": 100257, "pad_token_id": 100277}  # fmt: skip
-OLMO2_SIZES = {
-    "OLMo-2-0425-1B": _llama(2048, 8192, 16, 16, 16, **_OLMO2),
-    "OLMo-2-1124-7B": _llama(4096, 11008, 32, 32, 32, **_OLMO2),
-    "OLMo-2-1124-13B": _llama(5120, 13824, 40, 40, 40, **_OLMO2),
-    "OLMo-2-0325-32B": _llama(5120, 27648, 64, 40, 8, **_OLMO2),
-}
-
-QWEN35_TRAINING = Training(
-    {"layers": ("num_hidden_layers",), "width": ("hidden_size",),
-     "heads": ("num_attention_heads", "num_key_value_heads"), "inner": ("intermediate_size",),
-     "context": ("max_position_embeddings",)},
-    {"tie_word_embeddings": True, "head_dim": 32, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
-     "linear_key_head_dim": 32, "linear_value_head_dim": 32}, expansion=8 / 3,
-)  # fmt: skip
-
-
-def _qwen35(C: int, inner: int, layers: int, heads: int, groups: int, values: int, tied: bool) -> dict[str, object]:
-    rope = {**_rope(1e7), "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
-    return _llama(C, inner, layers, heads, groups, linear_num_value_heads=values, max_position_embeddings=262144,
-                  tie_word_embeddings=tied, eos_token_id=248044, rope_parameters=rope)  # fmt: skip
-
-
-QWEN35_SIZES = {
-    "Qwen3.5-0.8B": _qwen35(1024, 3584, 24, 8, 2, 16, True),
-    "Qwen3.5-2B": _qwen35(2048, 6144, 24, 8, 2, 16, True),
-    "Qwen3.5-4B": _qwen35(2560, 9216, 32, 16, 4, 32, True),
-    "Qwen3.5-9B": _qwen35(4096, 12288, 32, 16, 4, 32, False),
-    "Qwen3.5-27B": _qwen35(5120, 17408, 64, 24, 4, 48, False),
-}
-
-
-def _t5(C: int, inner: int, layers: int, heads: int, D: int = 64, **more: object) -> dict[str, object]:
-    return {"d_model": C, "d_ff": inner, "num_layers": layers, "num_heads": heads, "d_kv": D, **more}
-
-
-def _t5_1_1(C: int, inner: int, layers: int, heads: int) -> dict[str, object]:
-    return _t5(C, inner, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-
-
-T5_SIZES: dict[str, dict[str, object]] = {
-    "google-t5/t5-small": _t5(512, 2048, 6, 8),
-    "google-t5/t5-base": _t5(768, 3072, 12, 12),
-    "google-t5/t5-large": _t5(1024, 4096, 24, 16),
-    "google-t5/t5-3b": _t5(1024, 16384, 24, 32, 128),
-    "google-t5/t5-11b": _t5(1024, 65536, 24, 128, 128),
-    **{
-        f"google/{name}-{size}": _t5_1_1(*shape)
-        for name in ("t5-v1_1", "flan-t5")
-        for size, shape in {
-            "small": (512, 1024, 8, 6),
-            "base": (768, 2048, 12, 12),
-            "large": (1024, 2816, 24, 16),
-            "xl": (2048, 5120, 24, 32),
-            "xxl": (4096, 10240, 24, 64),
-        }.items()
-    },
-}
+GATED = 8 / 3  # expansion: a gated MLP has three matrices, as many weights as two with an expansion of 4
 
 FAMILIES = {
     family.name: family
     for family in (
-        Family("gpt2", "GPT-2", "gpt2", ("GPT2Config", "GPT2"), GPT2_TRAINING, "openai-community", GPT2_SIZES),
-        Family("gptneo", "GPT-Neo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"), GPTNEO_TRAINING, "EleutherAI", GPTNEO_SIZES),
         Family(
-            "gptbigcode",
-            "GPT-BigCode",
-            "gpt_bigcode",
-            ("GPTBigCodeConfig", "GPTBigCode"),
-            GPTBIGCODE_TRAINING,
-            "bigcode",
-            GPTBIGCODE_SIZES,
+            "gpt2", "GPT-2", "gpt2", ("GPT2Config", "GPT2"), Training(GPT2_NAMES, {"attn_pdrop": 0.0}),
+            "openai-community", published.GPT2,
         ),
         Family(
-            "gptneox",
-            "GPT-NeoX",
-            "gpt_neox",
-            ("GPTNeoXConfig", "GPTNeoX"),
-            GPTNEOX_TRAINING,
-            "EleutherAI",
-            GPTNEOX_SIZES,
+            "gptneo", "GPT-Neo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"),
+            Training(
+                {"layers": ("num_layers",), "width": ("hidden_size",), "heads": ("num_heads",),
+                 "context": ("max_position_embeddings",), "dropout": ("embed_dropout", "resid_dropout")},
+                {"window_size": 32},
+            ),
+            "EleutherAI", published.GPTNEO,
         ),
-        Family("gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"), GPTOSS_TRAINING, "openai", GPTOSS_SIZES),
-        Family("gptj", "GPT-J", "gptj", ("GPTJConfig", "GPTJ"), GPTJ_TRAINING, "EleutherAI", GPTJ_SIZES),
-        Family("phi", "Phi", "phi", ("PhiConfig", "Phi"), PHI_TRAINING, "microsoft", PHI_SIZES),
-        Family("opt", "OPT", "opt", ("OPTConfig", "OPT"), OPT_TRAINING, "facebook", OPT_SIZES),
-        Family("lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"), LSTM_TRAINING),
-        Family("sinusoidal", "Sinusoidal", "sinusoidal", ("SinusoidalConfig", "Sinusoidal"), SINUSOIDAL_TRAINING),
         Family(
-            "llama",
-            "Llama",
-            "llama",
-            ("LlamaConfig", "Llama"),
-            LLAMA_TRAINING,
-            presets=LLAMA_SIZES,
-            names=LLAMA_NAMES,
+            "gptbigcode", "GPT-BigCode", "gpt_bigcode", ("GPTBigCodeConfig", "GPTBigCode"),
+            Training(GPT2_NAMES, {"attn_pdrop": 0.0}), "bigcode", published.GPTBIGCODE,
+        ),
+        Family(
+            "gptneox", "GPT-NeoX", "gpt_neox", ("GPTNeoXConfig", "GPTNeoX"),
+            Training({**LLAMA_NAMES, "dropout": ("hidden_dropout",)}, {"tie_word_embeddings": True}),
+            "EleutherAI", published.GPTNEOX,
+        ),
+        Family(
+            "gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"),
+            Training(
+                LLAMA_NAMES,
+                {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": None, "num_key_value_heads": None,
+                 "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": True},
+                expansion=GATED / 2,  # two experts per token
+            ),
+            "openai", published.GPTOSS,
+        ),
+        Family(
+            "gptj", "GPT-J", "gptj", ("GPTJConfig", "GPTJ"),
+            Training(GPT2_NAMES, {"tie_word_embeddings": True, "rotary_dim": 8}), "EleutherAI", published.GPTJ,
+        ),
+        Family(
+            "phi", "Phi", "phi", ("PhiConfig", "Phi"),
+            Training({**LLAMA_NAMES, "dropout": ("embd_pdrop", "resid_pdrop")}, {"tie_word_embeddings": True}),
+            "microsoft", published.PHI,
+        ),
+        Family(
+            "opt", "OPT", "opt", ("OPTConfig", "OPT"),
+            Training({**LLAMA_NAMES, "inner": ("ffn_dim",), "dropout": ("dropout",)}), "facebook", published.OPT,
+        ),
+        Family(
+            "lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"),
+            Training(
+                {"layers": ("num_layers",), "width": ("hidden_size",), "dropout": ("dropout",)}, {"embedding_size": 64},
+                layers=2, width=256, learning_rate=3e-3, carries_state=True,
+            ),
+        ),
+        Family(
+            "sinusoidal", "Sinusoidal", "sinusoidal", ("SinusoidalConfig", "Sinusoidal"),
+            Training({**LLAMA_NAMES, "dropout": ("dropout",)}, {"attention_dropout": 0.0}),
+        ),
+        Family(
+            "llama", "Llama", "llama", ("LlamaConfig", "Llama"),
+            # Mistral's and Qwen's configs have defaults for large models.
+            Training(
+                LLAMA_NAMES, {"tie_word_embeddings": True, "num_key_value_heads": None, "head_dim": None},
+                expansion=GATED,
+            ),
+            presets=published.LLAMA,
+            names={"llama": ("llama",), "mistral": ("mistral",), "ministral": ("ministral", "ministral3"),
+                   "qwen2": ("qwen2",), "qwen3": ("qwen3",)},
             wrappers=("mistral3",),
         ),
         Family(
-            "gemma",
-            "Gemma",
-            "gemma",
-            ("GemmaConfig", "Gemma"),
-            GEMMA_TRAINING,
-            "google",
-            GEMMA_SIZES,
-            names=GEMMA_NAMES,
-            wrappers=("gemma3",),
+            "gemma", "Gemma", "gemma", ("GemmaConfig", "Gemma"),
+            Training(GROUPED_NAMES, {"head_dim": 32}, expansion=GATED), "google", published.GEMMA,
+            names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}, wrappers=("gemma3",),
         ),
-        Family("olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"), OLMO2_TRAINING, "allenai", OLMO2_SIZES),
         Family(
-            "qwen35",
-            "Qwen 3.5",
-            "qwen3_5_text",
-            ("Qwen35Config", "Qwen35"),
-            QWEN35_TRAINING,
-            "Qwen",
-            QWEN35_SIZES,
-            wrappers=("qwen3_5",),
+            "olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"),
+            Training(LLAMA_NAMES, {"tie_word_embeddings": True}, expansion=GATED), "allenai", published.OLMO2,
         ),
-        # It learns from pairs of texts, which `train` does not read.
-        Family("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=T5_SIZES),
+        Family(
+            "qwen35", "Qwen 3.5", "qwen3_5_text", ("Qwen35Config", "Qwen35"),
+            Training(
+                GROUPED_NAMES,
+                {"tie_word_embeddings": True, "head_dim": 32, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+                 "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+                expansion=GATED,
+            ),
+            "Qwen", published.QWEN35, wrappers=("qwen3_5",),
+        ),
+        # `train` does not read pairs of texts.
+        Family("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),
     )
-}
+}  # fmt: skip
 
 
 ENTRIES = {
