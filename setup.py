@@ -1,10 +1,10 @@
-"""The one part of the package that is compiled, native/decoder.c; pyproject.toml has all the rest.
+"""Compiles the C decoder, minhub_py/inference/native; pyproject.toml describes the rest of the package.
 
-It is a plain shared library, which knows nothing of Python: one command of a C compiler makes it, and one wheel for
-each platform serves every version of Python. Without a compiler the package works all the same, on PyTorch alone.
+The decoder is a plain shared library that does not use Python's C API, so one wheel per platform serves every version of
+Python. Its files are compiled in parallel. Without a compiler the package runs on PyTorch alone.
 
-    CC                the compiler's command, otherwise the first of cc, clang and gcc that there is
-    MINHUB_PLATFORM   a wheel for another platform than this, one of TARGETS; ziglang compiles it (make wheels)
+    CC                the command of the compiler; otherwise the first of cc, clang and gcc on the PATH
+    MINHUB_PLATFORM   cross-compile for one of TARGETS with ziglang (make wheels)
 """
 
 import os
@@ -12,14 +12,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-# The platform of a wheel, and ziglang's name for it with the oldest system that it is for.
+# Platform of a wheel -> ziglang's target, with the oldest supported system.
 TARGETS = {
     "manylinux_2_17_x86_64": "x86_64-linux-gnu.2.17",
     "manylinux_2_17_aarch64": "aarch64-linux-gnu.2.17",
@@ -28,60 +30,69 @@ TARGETS = {
     "win_amd64": "x86_64-windows-gnu",
     "win_arm64": "aarch64-windows-gnu",
 }
-FLAGS = ["-shared", "-O3", "-g0", "-fvisibility=hidden", "-fno-math-errno"]
+FLAGS = ["-O3", "-g0", "-fvisibility=hidden", "-fno-math-errno"]
 PLATFORM = os.environ.get("MINHUB_PLATFORM")
 if PLATFORM and PLATFORM not in TARGETS:
-    sys.exit(f"MINHUB_PLATFORM={PLATFORM} is none of {', '.join(TARGETS)}")
+    sys.exit(f"MINHUB_PLATFORM={PLATFORM} is not one of {', '.join(TARGETS)}")
 WINDOWS = PLATFORM.startswith("win") if PLATFORM else sys.platform == "win32"
 
 
 def compiler() -> list[str]:
-    """The command of a C compiler. CompileError: there is none."""
+    """The command of the C compiler. CompileError: none is installed."""
     if PLATFORM:
         return [sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[PLATFORM]]
     if chosen := os.environ.get("CC"):
         return shlex.split(chosen)
-    # Not gcc on Windows: its code expects a stack that is aligned for wide registers, which that of Windows is not.
+    # Not GCC on Windows: its code requires a stack aligned for wide registers, which Windows does not provide.
     for name in ("clang",) if WINDOWS else ("cc", "clang", "gcc"):
-        if found := shutil.which(name):
-            return [found]
+        if path := shutil.which(name):
+            return [path]
     raise CompileError("no C compiler was found")
 
 
-def fused(command: list[str]) -> list[str]:
-    """What GCC must be told so that it fuses every product with its sum: it has tunings that leave some apart, and then
-    one id would have other bits than many. Others do as the source says.
+def fusing(command: list[str]) -> list[str]:
+    """Flags that make GCC fuse every product with its sum: some of its tunings do not, and then one token and several
+    tokens differ in the last bits. Other compilers follow the source.
     """
-    asked = [*command, "-dM", "-E", "-x", "c", os.devnull]
-    defined = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
-    is_gcc = "__GNUC__" in defined and "__clang__" not in defined
+    preprocess = [*command, "-dM", "-E", "-x", "c", os.devnull]
+    macros = subprocess.run(preprocess, capture_output=True, text=True, check=False).stdout
+    is_gcc = "__GNUC__" in macros and "__clang__" not in macros
     return ["--param=avoid-fma-max-bits=0"] if is_gcc else []
 
 
+def run(command: list[str]) -> None:
+    """Print and run a command."""
+    print(shlex.join(command), flush=True)
+    subprocess.run(command, check=True)
+
+
 class BuildLibrary(build_ext):
-    """Compiles the library, without Python's own flags: they are for its extension modules."""
+    """Compiles the library without the flags that Python uses for extension modules."""
 
     def build_extension(self, ext: Extension) -> None:
         output = self.get_ext_fullpath(ext.name)
         self.mkpath(os.path.dirname(output))
         self.mkpath(self.build_temp)
-        made = os.path.join(self.build_temp, os.path.basename(output))  # what else compilers write stays there
-        system = ["-s"] if WINDOWS else ["-fPIC", "-pthread", "-lm"]
-        chosen = compiler()
+        library = os.path.join(self.build_temp, os.path.basename(output))
+        objects = {source: os.path.join(self.build_temp, f"{Path(source).stem}.o") for source in ext.sources}
+        position_independent = [] if WINDOWS else ["-fPIC"]
+        system = ["-s"] if WINDOWS else ["-pthread", "-lm"]
+        command = compiler()
         try:
-            command = [*chosen, *FLAGS, *fused(chosen), *ext.sources, *system, "-o", made]
-            print(shlex.join(command), flush=True)
-            subprocess.run(command, check=True)
+            flags = [*FLAGS, *fusing(command), *position_independent]
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(lambda source: run([*command, *flags, "-c", source, "-o", objects[source]]), ext.sources))
+            run([*command, "-shared", *objects.values(), *system, "-o", library])
         except (OSError, subprocess.CalledProcessError) as error:
             raise CompileError(str(error)) from error
-        self.copy_file(made, output)
+        self.copy_file(library, output)
 
     def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + (".dll" if WINDOWS else ".so")
 
 
 class PlatformWheel(bdist_wheel):
-    """Of a platform, for every Python."""
+    """A wheel for one platform and every version of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", PLATFORM or super().get_tag()[2]
@@ -92,7 +103,8 @@ setup(
     ext_modules=[
         Extension(
             "minhub_py.inference._decoder",
-            ["minhub_py/inference/native/decoder.c"],
+            # The longest first, so that none of them runs alone at the end.
+            sorted(glob("minhub_py/inference/native/*.c"), key=lambda name: "kernels_" not in name),
             depends=sorted(glob("minhub_py/inference/native/*.h")),
             optional=True,
         )

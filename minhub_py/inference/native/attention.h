@@ -1,0 +1,158 @@
+/* Attention of one head: out (D,) = softmax(q . keys * scale) . values, for queries of one sequence.
+ *
+ * TILE queries take the positions that they have in common together. Slots follow one another around the ring, so no
+ * position needs a division. */
+
+enum { SCORES, OUTPUTS };
+
+/* Scores of T queries for the positions from `begin` to `end`. */
+INLINE void scores(const kv_head *kv, const query *queries, int64_t begin, int64_t end, int T, int dtype) {
+    const int width = dtype == FLOAT32 ? 4 : 2;
+    const int64_t D = kv->D, complete = D / LANES * LANES;
+    const float scale = kv->scale;
+    int64_t slot = begin % kv->size; 
+    for (int64_t i = begin; i < end;) {
+        const int64_t count = end - i < 4 ? end - i : 4;
+        const uint8_t *keys[4];
+        for (int64_t j = 0; j < 4; j++) { /* beyond the end, a key is repeated and not stored */
+            keys[j] = kv->keys + slot * D * width;
+            if (j < count) slot = slot + 1 < kv->size ? slot + 1 : 0;
+        }
+        vec sums[TILE][4];
+        IN_REGISTERS for (int t = 0; t < T; t++)
+            IN_REGISTERS for (int j = 0; j < 4; j++) sums[t][j] = (vec){0};
+        for (int64_t d = 0; d < complete; d += LANES)
+            IN_REGISTERS for (int j = 0; j < 4; j++) {
+                const vec key = load(keys[j], d, dtype);
+                __builtin_prefetch(keys[j] + d * width + PREFETCH_KV);
+                IN_REGISTERS for (int t = 0; t < T; t++) sums[t][j] += key * *(const vec_at *)(queries[t].q + d);
+            }
+        if (complete < D)
+            IN_REGISTERS for (int j = 0; j < 4; j++) {
+                const vec key = load_tail(keys[j], complete, D - complete, dtype);
+                IN_REGISTERS for (int t = 0; t < T; t++)
+                    sums[t][j] += key * load_tail(queries[t].q, complete, D - complete, FLOAT32);
+            }
+        UNROLL for (int t = 0; t < T; t++) { /* keeps the sums in registers */
+            float four[4];
+            reduce_add4(sums[t][0], sums[t][1], sums[t][2], sums[t][3], four);
+            float *to = queries[t].scores + i - queries[t].first;
+            if (count == 4) *(four_at *)to = *(const four_at *)four * scale;
+            else
+                for (int64_t j = 0; j < count; j++) to[j] = four[j] * scale;
+        }
+        i += count;
+    }
+}
+
+/* Adds the values of these positions, weighted, to the outputs of T queries. */
+INLINE void outputs(const kv_head *kv, const query *queries, int64_t begin, int64_t end, int T, int dtype) {
+    const int width = dtype == FLOAT32 ? 4 : 2;
+    const int64_t D = kv->D, start = begin % kv->size;
+    int64_t d = 0;
+    for (; d + 4 * LANES <= D; d += 4 * LANES) {
+        vec sums[TILE][4];
+        IN_REGISTERS for (int t = 0; t < T; t++)
+            IN_REGISTERS for (int v = 0; v < 4; v++) sums[t][v] = *(const vec_at *)(queries[t].out + d + v * LANES);
+        for (int64_t i = begin, slot = start; i < end; i++, slot = slot + 1 < kv->size ? slot + 1 : 0) {
+            const uint8_t *from = kv->values + (slot * D + d) * width;
+            vec weights[TILE];
+            IN_REGISTERS for (int t = 0; t < T; t++) weights[t] = broadcast(queries[t].scores[i - queries[t].first]);
+            IN_REGISTERS for (int v = 0; v < 4; v++) {
+                const vec value = load(from, v * LANES, dtype);
+                __builtin_prefetch(from + v * LANES * width + PREFETCH_KV);
+                IN_REGISTERS for (int t = 0; t < T; t++) sums[t][v] += value * weights[t];
+            }
+        }
+        IN_REGISTERS for (int t = 0; t < T; t++)
+            IN_REGISTERS for (int v = 0; v < 4; v++) *(vec_at *)(queries[t].out + d + v * LANES) = sums[t][v];
+    }
+    for (; d < D; d += LANES) {
+        const int64_t n = D - d < LANES ? D - d : LANES;
+        vec sums[TILE];
+        IN_REGISTERS for (int t = 0; t < T; t++) sums[t] = load_up_to(queries[t].out, d, n, FLOAT32);
+        for (int64_t i = begin, slot = start; i < end; i++, slot = slot + 1 < kv->size ? slot + 1 : 0) {
+            const vec value = load_up_to(kv->values + slot * D * width, d, n, dtype);
+            IN_REGISTERS for (int t = 0; t < T; t++) sums[t] += value * queries[t].scores[i - queries[t].first];
+        }
+        IN_REGISTERS for (int t = 0; t < T; t++) store_up_to(queries[t].out + d, sums[t], n);
+    }
+}
+
+/* Soft cap and bias of the scores, then each becomes e to the power of the score minus the largest. Returns their sum. */
+static float softmax(const kv_head *kv, const query *q) {
+    float *scores = q->scores;
+    const int64_t count = q->end - q->first;
+    float largest = -INFINITY;
+    if (kv->cap) soft_cap_all(scores, count, kv->cap);
+    if (q->bias)
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t distance = q->first + i - q->position, reach = kv->reach;
+            scores[i] += q->bias[distance < -reach ? -reach : distance > reach ? reach : distance];
+        }
+    for (int64_t i = count; i % LANES; i++) scores[i] = -INFINITY;
+    vec most = broadcast(-INFINITY);
+    for (int64_t i = 0; i < count; i += LANES) {
+        const vec score = *(const vec_at *)(scores + i);
+        most = blend(most > score, most, score);
+    }
+    for (int lane = 0; lane < LANES; lane++) largest = largest > most[lane] ? largest : most[lane];
+    if (q->sink && *q->sink > largest) largest = *q->sink;
+    vec totals = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        vec weight = vexp(*(const vec_at *)(scores + i) - largest);
+        *(vec_at *)(scores + i) = weight;
+        totals += weight;
+    }
+    const float total = reduce_add(totals);
+    return q->sink ? total + vexp(broadcast(*q->sink - largest))[0] : total;
+}
+
+INLINE void attend_typed(const kv_head *kv, const query *queries, int64_t begin, int64_t end, int T, int stage, int dtype) {
+    if (stage == SCORES && T == 1) scores(kv, queries, begin, end, 1, dtype);
+    else if (stage == SCORES) scores(kv, queries, begin, end, TILE, dtype);
+    else if (T == 1) outputs(kv, queries, begin, end, 1, dtype);
+    else outputs(kv, queries, begin, end, TILE, dtype);
+}
+
+typedef void attend_range(const kv_head *kv, const query *queries, int64_t begin, int64_t end, int T, int stage);
+
+/* One stage of 1 or TILE queries for a range of positions. */
+static void attend_floats(const kv_head *kv, const query *queries, int64_t begin, int64_t end, int T, int stage) {
+    switch (kv->dtype) { /* separate code for each */
+    case FLOAT32: attend_typed(kv, queries, begin, end, T, stage, FLOAT32); break;
+    case BFLOAT16: attend_typed(kv, queries, begin, end, T, stage, BFLOAT16); break;
+    default: attend_typed(kv, queries, begin, end, T, stage, FLOAT16);
+    }
+}
+
+/* One stage for the positions of each query in ascending order; TILE queries take common positions together. */
+INLINE void attend_stage(const kv_head *kv, const query *queries, int64_t count, int stage, attend_range *attend_part) {
+    int64_t begin = queries[0].first, end = queries[0].end;
+    for (int64_t t = 1; t < count; t++) {
+        begin = max64(begin, queries[t].first);
+        end = min64(end, queries[t].end);
+    }
+    if (queries->rounded) begin += begin & 1, end -= end & 1; /* complete pairs */
+    const int together = count == TILE && begin < end;
+    for (int64_t t = 0; t < count; t++)
+        attend_part(kv, queries + t, queries[t].first, together ? begin : queries[t].end, 1, stage);
+    if (!together) return;
+    attend_part(kv, queries, begin, end, TILE, stage);
+    for (int64_t t = 0; t < count; t++) attend_part(kv, queries + t, end, queries[t].end, 1, stage);
+}
+
+static void attend(const kv_head *kv, query *queries, int64_t count) {
+    for (; count > 0; queries += TILE, count -= TILE) {
+        const int64_t part = min64(count, TILE);
+        float totals[TILE];
+        attend_stage(kv, queries, part, SCORES, attend_floats);
+        for (int64_t t = 0; t < part; t++) {
+            totals[t] = softmax(kv, queries + t);
+            memset(queries[t].out, 0, kv->D * sizeof(float));
+        }
+        attend_stage(kv, queries, part, OUTPUTS, attend_floats);
+        for (int64_t t = 0; t < part; t++)
+            for (int64_t d = 0; d < kv->D; d++) queries[t].out[d] /= totals[t];
+    }
+}

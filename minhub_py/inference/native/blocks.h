@@ -1,0 +1,189 @@
+/* Quantized weight formats: MXFP4, GGUF's blocks, and NF4. The layouts of GGUF's blocks are those of
+ * ggml/src/ggml-common.h; nothing in them is aligned. */
+
+/* LANES weights of an MXFP4 block (32 weights in 16 bytes), from index k: even weights, the low halves of the bytes, come
+ * first, then odd ones. The inputs have the same order (`unzip`), so no weight is moved. */
+INLINE_FORMAT vec load_mxfp4(const uint8_t *block, int k, float scale) {
+    const uint8_t *from = block + k % 16;
+#if LANES == 16
+    __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from));
+    const __m512 values = _mm512_loadu_ps(mxfp4) * scale; /* once per block */
+    if (k >= 16) codes = _mm512_srli_epi32(codes, 4);
+    return (vec)_mm512_permutexvar_ps(codes, values); /* selects by the lowest four bits */
+#elif LANES == 8
+    bits codes = (bits)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)from));
+    const __m256 values = _mm256_loadu_ps(mxfp4) * scale;
+    if (k >= 16) codes >>= 4;
+    bits sizes = (bits)_mm256_permutevar8x32_ps(values, (__m256i)codes); /* selects by the lowest three bits */
+    return (vec)(sizes ^ (codes << 28 & 0x80000000u)); /* the fourth is the sign */
+#elif NEON
+    const int8x16_t doubled = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const uint8x16_t word = four_bytes(from), codes = k >= 16 ? vshrq_n_u8(word, 4) : vandq_u8(word, vdupq_n_u8(15));
+    return (vec)vcvtq_n_f32_s32(expand_bytes(vreinterpretq_u8_s8(vqtbl1q_s8(doubled, codes))), 25) * scale;
+#else
+    vec result;
+    for (int lane = 0; lane < LANES; lane++) result[lane] = mxfp4[from[lane] >> (k >= 16 ? 4 : 0) & 15];
+    return result * scale;
+#endif
+}
+
+/* A float16, without alignment, in every lane. */
+INLINE vec broadcast_half(const uint8_t *from) {
+    uint16_t half;
+    memcpy(&half, from, 2);
+#if LANES == 16
+    return (vec)_mm512_cvtph_ps(_mm256_set1_epi16(half));
+#elif LANES == 8
+    return (vec)_mm256_cvtph_ps(_mm_set1_epi16(half));
+#elif NEON
+    return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half)));
+#else
+    return (vec){0} + half_to_float(half);
+#endif
+}
+
+/* The lowest four bits of each lane: number * scale + offset. With 16 lanes the 16 values are computed once per block. */
+INLINE vec nibbles(bits codes, vec scale, vec offset) {
+#if LANES == 16
+    const vec values = to_float(lane_numbers) * scale + offset;
+    return (vec)_mm512_permutexvar_ps((__m512i)codes, (__m512)values);
+#else
+    return to_float(codes & 15) * scale + offset;
+#endif
+}
+
+/* Weights k to k + 31 of a row: each is its code times a scale, plus an offset. Both products are exact, so the sum is
+ * rounded identically whichever product the compiler fuses with it. */
+INLINE_FORMAT void unpack_block(const uint8_t *row, int64_t k, int dtype, vec *weights) {
+    if (dtype == Q8_0) { /* scale, 32 signed codes */
+        const uint8_t *block = row + k / 32 * 34;
+        const vec scale = broadcast_half(block);
+        UNROLL for (int part = 0; part < 32; part += LANES)
+            weights[part / LANES] = load_int8((const int8_t *)block + 2 + part) * scale;
+    } else if (dtype == Q6_K) { /* lower four bits of 256, upper two bits, 16 signed scales, their scale */
+        const uint8_t *block = row + k / 256 * 210, *scales = block + 192 + k % 256 / 16;
+        const uint8_t *low = block + k % 256 / 128 * 64 + k % 64, *high = block + 128 + k % 256 / 128 * 32;
+        const uint32_t quarter = k % 128 / 32;
+        const vec block_scale = broadcast_half(block + 208);
+        UNROLL for (int part = 0; part < 32; part += LANES) {
+            const bits codes = (load_bytes(low + part) >> (quarter / 2 * 4) & 15) |
+                               (load_bytes(high + part) >> (quarter * 2) & 3) << 4;
+            weights[part / LANES] = to_float(codes - 32) * (block_scale * (float)(int8_t)scales[part / 16]);
+        }
+    } else if (dtype == Q4_K || dtype == Q5_K) { /* scale and offset of the groups' 6-bit scales and offsets; codes */
+        const uint8_t *block = row + k / 256 * (dtype == Q4_K ? 144 : 176), *packed = block + 4;
+        const uint32_t group = k % 256 / 32;
+        const int factor = group < 4 ? packed[group] & 63 : (packed[group + 4] & 15) | packed[group - 4] >> 6 << 4;
+        const int minimum = group < 4 ? packed[group + 4] & 63 : packed[group + 4] >> 4 | packed[group] >> 6 << 4;
+        const vec scale = broadcast_half(block) * (float)factor, offset = broadcast_half(block + 2) * -(float)minimum;
+        const uint8_t *low = block + (dtype == Q4_K ? 16 : 48) + group / 2 * 32;
+        UNROLL for (int part = 0; part < 32; part += LANES) {
+            const bits codes = load_bytes(low + part) >> (group % 2 * 4);
+            if (dtype == Q4_K) {
+                weights[part / LANES] = nibbles(codes, scale, offset);
+            } else {
+                const bits fifth = (load_bytes(block + 16 + part) >> group & 1) << 4;
+                weights[part / LANES] = to_float((codes & 15) | fifth) * scale + offset;
+            }
+        }
+    } else { /* scale, offset if the type ends in 1, fifth bits, codes: 16 low halves of bytes, 16 high halves */
+        const int has_offset = dtype == Q4_1 || dtype == Q5_1, five = dtype == Q5_0 || dtype == Q5_1;
+        const uint8_t *block = row + k / 32 * (18 + 2 * has_offset + 4 * five), *low = block + 2 + 2 * has_offset;
+        const vec scale = broadcast_half(block);
+        const vec offset = has_offset ? broadcast_half(block + 2) : scale * (five ? -16.f : -8.f);
+        uint32_t fifths;
+        memcpy(&fifths, low, 4);
+        UNROLL for (int part = 0; part < 32; part += LANES) {
+            const bits codes = load_bytes(low + 4 * five + part % 16) >> (uint32_t)(part / 16 * 4);
+            if (five) {
+                const bits fifth = (((bits){0} + fifths) >> (lane_numbers + part) & 1) << 4;
+                weights[part / LANES] = to_float((codes & 15) | fifth) * scale + offset;
+            } else {
+                weights[part / LANES] = nibbles(codes, scale, offset);
+            }
+        }
+    }
+}
+
+/* 2 * LANES 8-bit weights. */
+INLINE shorts load_shorts(const int8_t *from) {
+#if LANES == 16
+    return (shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)from));
+#elif LANES == 8
+    return (shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)from));
+#elif NEON
+    return (shorts)vmovl_s8(vld1_s8(from));
+#else
+    shorts result;
+    for (int lane = 0; lane < 2 * LANES; lane++) result[lane] = from[lane];
+    return result;
+#endif
+}
+
+/* --- NF4 --- */
+
+/* 128 weights in NF4_UNIT bytes: a scale from 0 to 63 for each 32 weights, then 32 little-endian words. Word j has the
+ * codes of weights j, 32 + j, 64 + j and 96 + j, from the lowest bits. */
+typedef struct {
+    shorts words[16 / LANES];
+    uint32_t scales;
+} nf4_unit;
+
+INLINE nf4_unit load_nf4(const uint8_t *from) {
+    nf4_unit unit;
+    memcpy(&unit.scales, from, 4);
+    for (int i = 0; i < 16 / LANES; i++) unit.words[i] = ((const shorts_at *)(from + 4))[i];
+    return unit;
+}
+
+/* 2 * LANES weights from index k, a constant for the compiler: each is the value of its code times its scale. */
+INLINE_FORMAT shorts unpack_nf4(const nf4_unit *unit, int k) {
+    const int part = k / 32, scale = unit->scales >> 8 * part & 63; /* in range for any bytes */
+    const shorts codes = unit->words[k % 32 / (2 * LANES)];
+#if LANES == 16
+    const __m512i index = _mm512_srli_epi16((__m512i)codes, 4 * part); /* selects by five bits */
+    return (shorts)_mm512_permutexvar_epi16(index, _mm512_load_si512(nf4_scaled[scale]));
+#elif LANES == 8
+    const __m256i words = (__m256i)codes,
+                  moved = part < 2 ? _mm256_slli_epi16(words, 8 - 4 * part) : _mm256_srli_epi16(words, 4 * part - 8),
+                  index = _mm256_and_si256(moved, _mm256_set1_epi16(0xf00)), /* lower bytes: 0, the code of 0 */
+                  values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)nf4)), index);
+    return (shorts)_mm256_mulhi_epi16(values, _mm256_set1_epi16(scale << 8));
+#elif NEON
+    const uint16x8_t moved = vshlq_u16((uint16x8_t)codes, vdupq_n_s16(8 - 4 * part));
+    const uint8x16_t index = vreinterpretq_u8_u16(vandq_u16(moved, vdupq_n_u16(0xf00)));
+    return (shorts)vmulq_n_s16(vshrq_n_s16(vreinterpretq_s16_s8(vqtbl1q_s8(vld1q_s8(nf4), index)), 8), scale);
+#else
+    shorts result;
+    for (int lane = 0; lane < 2 * LANES; lane++) result[lane] = nf4[codes[lane] >> 4 * part & 15] * scale;
+    return result;
+#endif
+}
+
+/* A row of a matrix in any format, as floats. */
+static void unpack_row(const matrix *w, int64_t row, float *out) {
+    const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
+    const float *scales = w->scales;
+    if (w->dtype >= Q8_0) {
+        for (int64_t k = 0; k < w->columns; k += 32) {
+            vec weights[32 / LANES];
+            unpack_block(data, k, w->dtype, weights);
+            memcpy(out + k, weights, sizeof weights);
+        }
+        return;
+    }
+    for (int64_t k = 0; w->dtype == NF4 && k < w->columns; k += 128) {
+        const nf4_unit unit = load_nf4(data + k / 128 * NF4_UNIT);
+        UNROLL for (int part = 0; part < 128; part += 2 * LANES) {
+            const shorts weights = unpack_nf4(&unit, part);
+            for (int64_t i = 0; i < 2 * LANES && k + part + i < w->columns; i++)
+                out[k + part + i] = weights[i] * scales[row];
+        }
+    }
+    for (int64_t k = 0; w->dtype != NF4 && k < w->columns; k += LANES) {
+        int64_t n = w->columns - k < LANES ? w->columns - k : LANES;
+        vec value = load_up_to(data, k, n, w->dtype);
+        if (w->dtype == INT8) value *= scales[row];
+        store_up_to(out + k, value, n);
+    }
+}

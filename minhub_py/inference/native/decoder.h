@@ -1,0 +1,235 @@
+/* Data structures and the kernel table that all parts of the decoder share. native_runner.py mirrors the structures. */
+
+#ifndef DECODER_H
+#define DECODER_H
+
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define NEON 1 /* every ARM processor with 64 bits has it */
+#else
+#define NEON 0
+#endif
+
+#if defined(_WIN32)
+#define API __declspec(dllexport)
+#else
+#define API __attribute__((visibility("default")))
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+/* UNROLL: unrolls a loop completely. IN_REGISTERS: marks a loop over an array of accumulators. clang keeps the array in
+ * memory unless every loop over it is unrolled early; GCC unrolls such loops itself, and better without the pragma. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define IN_REGISTERS UNROLL
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#define IN_REGISTERS
+#endif
+
+/* Weight formats. Q8_0 and later are GGUF's block formats. ANY_BLOCK is for the compiler: a block format that is known
+ * only at run time. */
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, ANY_BLOCK };
+enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
+enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
+       POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE };
+
+#define NF4_UNIT 68      /* bytes of 128 NF4 weights */
+#define MAX_TOKENS 128   /* of one product */
+#define BF16_PADDING 64  /* bfloat16 inputs between tokens: 4 KB apart, all tokens would share a few sets of the L1 cache */
+#define MAX_OUTPUTS 256  /* of one chunk; together with a unit of 64 outputs, times the tokens, the space for its sums */
+#define MAX_CHOICES 1024 /* selected experts of all tokens of a call */
+#define QUERIES 6        /* tokens that attend together */
+#define MAX_BF16_HEAD 256 /* largest head size of bfloat16 attention */
+#define PANEL (1 << 15)  /* floats of one unpacked panel of weights */
+#define PREFETCH 8192    /* bytes by which weights are prefetched; measured (docs/benchmarks/experiments.md) */
+#define PREFETCH_KV 4096 /* the same for keys and values */
+
+typedef struct {
+    const void *data;     /* (rows, columns): outputs and inputs of a linear layer; transposed: stored (columns, rows) */
+    const void *scales;   /* INT8, NF4: floats (rows,); MXFP4: exponents as bytes (rows, columns / 32) */
+    int64_t rows, columns;
+    int64_t stride;       /* bytes between stored rows */
+    int32_t dtype, transposed;
+    int32_t int8_inputs;  /* INT8, NF4: quantize activations to 8 bits instead of 16 */
+} matrix;
+
+typedef struct {
+    int32_t kind, activation;
+    int32_t layer, heads; /* ATTEND, ROTATE: query heads; DELTA_RULE: value heads; GATE: width of the output */
+    int32_t kv_heads;     /* ATTEND, ROTATE; DELTA_RULE: heads of queries and keys; ROUTE: experts per token */
+    int32_t head_size;
+    int32_t gate;         /* ATTEND, ROTATE: size of the gate after each query head */
+    int64_t window;       /* ATTEND: attended positions, including the own one; 0: all */
+    float number;         /* epsilon of a norm; factor of EMBED (token embeddings), ATTEND (scores), EXPERTS (gate),
+                             LOGITS (input) */
+    float cap;            /* ATTEND, LOGITS: soft cap of scores or logits, 0: none; EXPERTS: limit */
+    int32_t flags;
+    int32_t rotated;      /* ROTATE: rotated numbers of each head; ATTEND: largest distance in the bias table */
+    matrix weight, second; /* EMBED: tokens, positions; POSITIONS: positions; LSTM: weight_ih, weight_hh; ROTATE: norms of
+                              query and key heads; ADD: the layer, the norm of its output; EXPERTS, COMBINE: the first
+                              expert's weight, which the others follow, and the biases (experts, outputs); DELTA_RULE: the
+                              convolution (taps, channels), the norm of each head's output; ENCODER_CACHE: projections to
+                              keys and values; ATTEND: second is a bias table by head and distance from -rotated to
+                              rotated, or NULL */
+    const float *bias;    /* NORM, LINEAR, ADD, LSTM, LOGITS, ROUTE; ROTATE: by position, cos and sin for queries, then
+                             for keys; ATTEND: one sink per head, or NULL; DELTA_RULE: decay factors of the heads, then
+                             their softplus biases */
+} operation;
+
+/* operation.flags */
+enum {
+    MORE_LINEAR = 1,                  /* LINEAR: the next LINEAR writes beside this output */
+    FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; NORM: replaces the residual stream, too */
+    JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
+    BIDIRECTIONAL = 1,                /* ATTEND: to the complete source */
+};
+
+typedef struct {
+    int64_t tokens;
+    const int64_t *ids, *rows, *positions; /* of each token: its ID, its row of the cache, its position in that row */
+    const int64_t *source_lengths; /* of each token: length of its row's source (encoder-decoder) */
+    void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, H); DELTA_RULE: convolution window, float32 */
+    void *const *values;  /* by layer: the same; LSTM: c (B, H); DELTA_RULE: state (B, H, K, V), float32 */
+    const int64_t *sizes; /* by layer: slots of the cache; position p is in slot p % size */
+    int32_t cache_dtype, threads;
+    const int64_t *outputs; /* indices of the tokens whose logits are requested */
+    int64_t output_count;
+    float *logits;        /* (output_count, V) */
+    float *x, *h, *g, *saved; /* buffers (tokens, width) */
+    float *codes;         /* buffer of MAX_TOKENS floats, followed by MAX_TOKENS * (width + BF16_PADDING) 16-bit numbers */
+    int64_t width;        /* a multiple of 128, at least the width of the widest operation */
+    float *scratch;       /* (threads, scratch_width) */
+    int64_t scratch_width;
+} call;
+
+/* A product: outputs[t][n - begin] = weight[n] . inputs[t] for begin <= n < end and t < tokens. */
+typedef struct {
+    const matrix *weight;
+    int64_t begin, end;
+    const float *inputs;        /* (tokens, input_stride), or: */
+    const int16_t *codes;       /* (tokens, input_stride): quantized activations, or bfloat16 */
+    int64_t input_stride;
+    const float *input_scales;  /* of each token's codes */
+    float *outputs;
+    int64_t output_stride;
+    int64_t tokens;
+    float *workspace;           /* PANEL floats, and LANES floats for each token and output of a panel */
+} product;
+
+typedef struct { /* the cached keys and values of one sequence and KV head */
+    const uint8_t *keys, *values; /* (size, D); position p is in slot p % size */
+    int64_t size, D;
+    int32_t dtype;
+    float scale, cap; /* of the scores; cap 0: none */
+    int64_t reach;    /* largest distance in a query's bias */
+} kv_head;
+
+typedef struct { /* one token's query of one head */
+    const float *q;
+    float *out, *scores; /* (D,); space for the scores of all positions, and LANES more */
+    int64_t position, first, end; /* its position; attends to first <= position < end */
+    const float *bias;      /* bias[d] is added to the score of the key at distance d, -reach <= d <= reach; or NULL */
+    const float *sink;      /* an additional score without a value, or NULL */
+    const int16_t *rounded; /* bfloat16 attention: q, padded with zeros to a multiple of 32; otherwise NULL */
+    float *sums;            /* bfloat16 attention: unfinished outputs, padded likewise */
+} query;
+
+typedef void linear_kernel(const product *p);
+
+/* The kernels in use. `choose` fills the table level by level: each level replaces what it does faster. */
+typedef struct {
+    linear_kernel *linear;       /* float inputs, any format except INT8 and NF4 */
+    linear_kernel *linear_int8, *linear_nf4; /* quantized activations with 16 bits (15 for NF4) */
+    linear_kernel *linear_bytes; /* quantized activations with 8 bits, from 32 outputs on; or NULL */
+    linear_kernel *linear_bf16;  /* bfloat16 inputs and weights; or NULL: bfloat16 weights take float inputs */
+    linear_kernel *linear_tiles; /* INT8, NF4 with activations split into planes (AMX); or NULL */
+    void (*quantize_inputs)(const float *, int64_t, int64_t, int, int16_t *, float *);
+    void (*quantize_groups)(const float *, int64_t, int64_t, int, int16_t *, float *);
+    void (*to_bf16)(const float *, int64_t, int64_t, int16_t *);
+    void (*split_codes)(const int16_t *, int64_t, uint8_t *);
+    void (*add_bias_activate)(float *, const float *, int64_t, int);
+    void (*unpack_row)(const matrix *, int64_t, float *);
+    void (*attend)(const kv_head *, query *, int64_t);
+    void (*attend_bf16)(const kv_head *, query *, int64_t); /* or NULL */
+    void (*lstm_cell)(float *, float *, float *, int64_t);
+    void (*norm)(const float *, const float *, const float *, float, int64_t, float *);
+    void (*rms_norm)(const float *, const float *, float, int64_t, float *);
+    void (*gate)(const float *, const float *, float *, int64_t, int);
+    void (*soft_cap)(float *, int64_t, float);
+    void (*gate_interleaved)(const float *, const float *, int64_t, float, float, float *);
+    void (*convolve)(float *, const float *, int64_t, int64_t, float *, int64_t, int);
+    void (*normalize_length)(float *, float, int64_t);
+    void (*delta_rule)(float *, const float *, const float *, const float *, float, float, int64_t, int64_t, float *);
+} kernel_table;
+
+extern kernel_table kernels;
+
+/* Each level sets the entries that it implements. */
+void use_plain(kernel_table *table);
+void use_avx2(kernel_table *table);
+void use_avx512(kernel_table *table);
+void use_vnni(kernel_table *table);
+int use_bf16(kernel_table *table);    /* 0: the compiler does not know the instructions */
+int use_amx(kernel_table *table);     /* 0: the processor or the system does not permit tiles */
+int use_dotprod(kernel_table *table); /* 0: the processor lacks the instruction */
+
+/* The levels of the NF4 format; quantize.py states their derivation. */
+extern int16_t nf4_scaled[64][32]; /* times each scale, and twice, as an instruction selects it by five bits */
+static const int8_t nf4[16] = {0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3};
+
+/* Sign and magnitude, as in OCP's Microscaling Formats specification (2023). */
+static const float mxfp4[16] = {
+    0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f,
+};
+
+static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static inline float power_of_two(uint8_t exponent) { /* 2 to the power of exponent - 127 */
+    const uint32_t pattern = exponent ? (uint32_t)exponent << 23 : 1u << 22;
+    float value;
+    memcpy(&value, &pattern, 4);
+    return value;
+}
+
+static inline float half_to_float(uint16_t half) {
+    uint32_t shifted = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+    float value, factor = 0x1p112f; /* rebases the exponent; also normalizes a subnormal */
+    memcpy(&value, &shifted, 4);
+    value = (half & 0x7c00) == 0x7c00 ? (half & 0x3ff ? NAN : INFINITY) : value * factor;
+    uint32_t pattern;
+    memcpy(&pattern, &value, 4);
+    pattern |= sign;
+    memcpy(&value, &pattern, 4);
+    return value;
+}
+
+static inline uint16_t float_to_half(float value) {
+    uint32_t pattern, sign;
+    memcpy(&pattern, &value, 4);
+    sign = pattern >> 16 & 0x8000;
+    pattern &= 0x7fffffff;
+    if (pattern > 0x7f800000) return sign | 0x7e00;  /* NaN */
+    if (pattern >= 0x477ff000) return sign | 0x7c00; /* 65520 and above: infinity */
+    if (pattern < 0x38800000) { /* subnormal: the last bit of the sum is the last bit of the half */
+        value = fabsf(value) + 0.5f;
+        memcpy(&pattern, &value, 4);
+        return sign | (pattern - 0x3f000000);
+    }
+    return sign | ((pattern - 0x38000000 + 0xfff + (pattern >> 13 & 1)) >> 13); /* round half to even */
+}
+
+static inline uint16_t float_to_bfloat16(float value) {
+    uint32_t pattern;
+    memcpy(&pattern, &value, 4);
+    if ((pattern & 0x7fffffff) > 0x7f800000) return 0x7fc0; /* NaN */
+    return (pattern + 0x7fff + (pattern >> 16 & 1)) >> 16;  /* round half to even */
+}
+
+#endif

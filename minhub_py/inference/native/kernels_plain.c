@@ -1,0 +1,31 @@
+/* Kernels for every processor: plain C, and NEON on ARM. */
+
+#define LANES 4
+#include "simd.h"
+#include "blocks.h"
+#include "rows.h"
+#include "gemv.h"
+#include "gemm_f32.h"
+#include "gemm_int.h"
+#include "pointwise.h"
+#include "attention.h"
+
+void use_plain(kernel_table *table) {
+    table->linear = linear;
+    table->unpack_row = unpack_row;
+    table->linear_int8 = linear_int8;
+    table->linear_nf4 = linear_nf4;
+    table->quantize_inputs = quantize_inputs;
+    table->quantize_groups = quantize_groups;
+    table->add_bias_activate = add_bias_activate;
+    table->attend = attend;
+    table->lstm_cell = lstm_cell;
+    table->norm = norm;
+    table->rms_norm = rms_norm;
+    table->gate = gate;
+    table->soft_cap = soft_cap_all;
+    table->gate_interleaved = gate_interleaved;
+    table->convolve = convolve;
+    table->normalize_length = normalize_length;
+    table->delta_rule = delta_rule;
+}

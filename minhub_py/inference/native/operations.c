@@ -1,0 +1,531 @@
+/* Runs a model's operations for some tokens: the C counterpart of the model's `forward`.
+ *
+ * Decoding reads every weight once per token, so memory sets its speed. native_runner.py passes the model as a list of
+ * operations with pointers to PyTorch's weights. Arithmetic is float32, except for products with INT8 and NF4 weights
+ * (integers), and with bfloat16 weights (except experts), keys and values where the processor multiplies bfloat16. */
+
+#include "decoder.h"
+#include "threads.h"
+
+typedef struct { /* shared by the chunks of one operation */
+    const operation *op;
+    const call *c;
+    float *in, *out;
+    int64_t tokens, unit, chunks;
+    int64_t padded;        /* codes of a token, including padding; 0: the inputs are floats */
+    linear_kernel *kernel;
+} task;
+
+static const int dtype_size[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
+
+static float *scratch(const call *c, int thread) {
+    return c->scratch + thread * c->scratch_width;
+}
+
+/* The workspace of a product, after the sums of a chunk. */
+static float *workspace(const call *c, int thread) {
+    return scratch(c, thread) + MAX_TOKENS * (MAX_OUTPUTS + 64);
+}
+
+/* The first output of a chunk: chunks have equal size, rounded to complete units. */
+static int64_t first_output(const task *t, int64_t chunk) {
+    return chunk == t->chunks ? t->op->weight.rows : t->op->weight.rows * chunk / t->chunks / t->unit * t->unit;
+}
+
+static int16_t *codes(const call *c) {
+    return (int16_t *)(c->codes + MAX_TOKENS); /* after the scales of the tokens */
+}
+
+/* Converts the inputs of 16 tokens to codes. */
+static void convert_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const matrix *w = &t->op->weight;
+    const int64_t padded = t->padded, first = 16 * chunk, count = min64(t->tokens - first, 16);
+    const int tiled = t->kernel == kernels.linear_tiles;
+    int16_t *rows = tiled ? (int16_t *)scratch(t->c, thread) : codes(t->c) + first * padded;
+    for (int64_t m = first; m < first + count; m++) {
+        const float *in = t->in + m * t->c->width;
+        int16_t *to = rows + (m - first) * padded;
+        float *scale = t->c->codes + m;
+        if (w->dtype == BFLOAT16) kernels.to_bf16(in, w->columns, padded, to);
+        else if (w->int8_inputs)
+            kernels.quantize_groups(in, w->columns, padded, t->kernel == kernels.linear_bytes, to, scale);
+        else kernels.quantize_inputs(in, w->columns, padded, w->dtype, to, scale);
+    }
+    for (int64_t k = 0; tiled && k < padded; k += 64)
+        for (int64_t m = 0; m < count; m++)
+            kernels.split_codes(rows + m * padded + k, m, (uint8_t *)codes(t->c) + 2 * (first * padded + 16 * k));
+}
+
+static void multiply(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, int thread) {
+    const call *c = t->c;
+    const product p = {
+        .weight = &t->op->weight, .begin = begin, .end = end, .inputs = t->in, .codes = codes(c),
+        .input_stride = t->padded ? t->padded : c->width, .input_scales = c->codes, .outputs = out,
+        .output_stride = stride, .tokens = t->tokens, .workspace = workspace(c, thread)};
+    t->kernel(&p);
+}
+
+static void linear_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const matrix *w = &t->op->weight;
+    const int64_t begin = first_output(t, chunk), end = first_output(t, chunk + 1), n = end - begin;
+    const float *bias = t->op->bias ? t->op->bias + begin : NULL;
+    if (t->op->kind != ADD) {
+        const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
+        multiply(t, begin, end, t->out + begin, stride, thread);
+        if (bias || t->op->activation)
+            for (int64_t m = 0; m < t->tokens; m++)
+                kernels.add_bias_activate(t->out + m * stride + begin, bias, n, t->op->activation);
+        if (t->op->cap)
+            for (int64_t m = 0; m < t->tokens; m++) kernels.soft_cap(t->out + m * stride + begin, n, t->op->cap);
+        return;
+    }
+    float *sums = scratch(t->c, thread); /* (tokens, n) */
+    multiply(t, begin, end, sums, n, thread);
+    for (int64_t m = 0; m < t->tokens; m++) {
+        kernels.add_bias_activate(sums + m * n, bias, n, t->op->activation);
+        for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += sums[m * n + i];
+    }
+}
+
+/* The kernel for a product. The numbers of tokens from which on a kernel is faster are measured; integer kernels have
+ * bitwise the same results. */
+static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
+    const int int8 = w->dtype == INT8;
+    if (w->dtype == BFLOAT16 && kernels.linear_bf16) return kernels.linear_bf16;
+    if (!int8 && w->dtype != NF4) return kernels.linear;
+    /* Tiles need 16 rows, and their 32 bits hold the sums of 2^15 products of 255 * 255. */
+    if (kernels.linear_tiles && w->rows >= 16 && w->columns <= 1 << 15 &&
+        (int8 ? tokens > 2 && w->columns % 64 == 0 : tokens > 6))
+        return kernels.linear_tiles;
+    if (kernels.linear_bytes && w->int8_inputs && w->rows >= 32 && tokens >= (int8 ? 12 : 9)) return kernels.linear_bytes;
+    return int8 ? kernels.linear_int8 : kernels.linear_nf4;
+}
+
+/* A linear layer. Each thread has the same number of chunks, which are small, so that no thread waits long for the last. */
+static void linear(const operation *op, const call *c, float *in, float *out, int64_t tokens, int alone) {
+    const matrix *w = &op->weight;
+    for (; tokens > MAX_TOKENS; tokens -= MAX_TOKENS) { /* of a source, which the encoder reads at once */
+        linear(op, c, in, out, MAX_TOKENS, alone);
+        in += MAX_TOKENS * c->width;
+        out += MAX_TOKENS * c->width;
+    }
+    linear_kernel *kernel = select_kernel(w, tokens);
+    const int complete_panels = tokens >= (w->dtype == NF4 ? 8 : 12) || kernel == kernels.linear_bytes;
+    const int64_t unit = w->transposed ? 64 : complete_panels ? 32 : 8;
+    int64_t most = max64((1 << 17) / w->stride, unit); /* outputs of a chunk */
+    most = w->transposed ? MAX_OUTPUTS : min64(most, MAX_OUTPUTS);
+    const int64_t per_thread = (w->rows + c->threads - 1) / c->threads;
+    const int64_t chunks = c->threads * ((per_thread + most - 1) / most);
+    task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks, .kernel = kernel};
+    if (kernel != kernels.linear) {
+        t.padded = (w->columns + 127) / 128 * 128 + (w->dtype == BFLOAT16 ? BF16_PADDING : 0);
+        parallel((tokens + 15) / 16, convert_chunk, &t, alone);
+    }
+    parallel(chunks, linear_chunk, &t, alone);
+}
+
+static void store(void *to, int64_t at, const float *from, int64_t count, int dtype) {
+    if (dtype == FLOAT32)
+        memcpy((float *)to + at, from, count * sizeof(float));
+    else
+        for (int64_t i = 0; i < count; i++)
+            ((uint16_t *)to)[at + i] = dtype == FLOAT16 ? float_to_half(from[i]) : float_to_bfloat16(from[i]);
+}
+
+static void fetch(const void *from, int64_t at, float *to, int64_t count, int dtype) {
+    const matrix row = {.data = (const char *)from + at * dtype_size[dtype], .columns = count, .dtype = dtype};
+    kernels.unpack_row(&row, 0, to);
+}
+
+/* Up to QUERIES tokens of one sequence together. */
+static void attend_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t H = op->heads, G = op->kv_heads, D = op->head_size, R = op->rotated, blocks = (c->tokens + QUERIES - 1) / QUERIES;
+    const int64_t head = chunk / blocks, first = chunk % blocks * QUERIES; /* a head's keys stay in the L1 cache */
+    const int64_t size = c->sizes[op->layer], end = first + QUERIES < c->tokens ? first + QUERIES : c->tokens;
+    const float *table = op->second.data;
+    query queries[QUERIES];
+    int64_t count = 0;
+    for (int64_t m = first; m < end; m++) {
+        const int64_t length = op->kind == CROSS_ATTEND || op->flags & BIDIRECTIONAL ? c->source_lengths[m] : c->positions[m] + 1;
+        queries[count] = (query){
+            .q = t->in + m * c->width + head * (D + op->gate), .out = t->out + m * c->width + head * D,
+            .scores = scratch(c, thread) + count * (c->scratch_width / QUERIES), .position = c->positions[m],
+            .first = op->window && op->window < length ? length - op->window : 0, .end = length,
+            .bias = table ? table + head * (2 * R + 1) + R : NULL, .sink = op->bias ? op->bias + head : NULL};
+        count++;
+        if (m + 1 < end && c->rows[m + 1] == c->rows[m]) continue;
+        const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
+        const kv_head kv = {
+            .keys = (const uint8_t *)c->keys[op->layer] + at, .values = (const uint8_t *)c->values[op->layer] + at,
+            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->number, .cap = op->cap, .reach = R};
+        const int bf16 = kernels.attend_bf16 && c->cache_dtype == BFLOAT16 && D <= MAX_BF16_HEAD;
+        (bf16 ? kernels.attend_bf16 : kernels.attend)(&kv, queries, count);
+        for (int64_t i = 0; i < count && op->gate; i++)
+            kernels.gate(queries[i].q + D, queries[i].out, queries[i].out, D, SIGMOID);
+        count = 0;
+    }
+}
+
+/* Rotates the pairs (i, i + R/2), or (2i, 2i + 1), of each query and key head of token m by its position, after the norms,
+ * if there are any: of each head, or of all query heads and of all key heads jointly. */
+static void rotate(const operation *op, const call *c, float *in, int64_t m) {
+    const int64_t H = op->heads, G = op->kv_heads, D = op->head_size, R = op->rotated, half = R / 2;
+    const int joint = op->flags & JOINT_NORM;
+    for (int64_t head = 0; head < H + G; head++) {
+        float *v = in + m * c->width + head * D + (head < H ? head : H) * op->gate;
+        const float *norm = head < H ? op->weight.data : op->second.data;
+        if (norm && !joint) kernels.rms_norm(v, norm, op->number, D, v);
+        if (norm && joint && head == 0) kernels.rms_norm(v, norm, op->number, H * D, v);
+        if (norm && joint && head == H) kernels.rms_norm(v, norm, op->number, G * D, v);
+        const float *cos = op->bias + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
+        if (op->flags & INTERLEAVED)
+            for (int64_t i = 0; i < half; i++) {
+                const float first = v[2 * i], second = v[2 * i + 1];
+                v[2 * i] = first * cos[i] - second * sin[i];
+                v[2 * i + 1] = second * cos[i] + first * sin[i];
+            }
+        else
+            for (int64_t i = 0; i < half; i++) {
+                const float first = v[i], second = v[i + half];
+                v[i] = first * cos[i] - second * sin[i];
+                v[i + half] = second * cos[i] + first * sin[i];
+            }
+    }
+}
+
+/* Stores the heads (tokens, G * D) of token m as keys or values in the slot of its position. */
+static void cache_heads(const operation *op, const call *c, void *to, const float *in, int64_t m) {
+    const int64_t G = op->kv_heads, D = op->head_size, size = c->sizes[op->layer];
+    for (int64_t head = 0; head < G; head++)
+        store(to, ((c->rows[m] * G + head) * size + c->positions[m] % size) * D, in + m * c->width + head * D, D,
+              c->cache_dtype);
+}
+
+/* Operations on each token. out: the residual stream x, which norms read. */
+static void token_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t last = 16 * chunk + 16 < c->tokens ? 16 * chunk + 16 : c->tokens, columns = op->weight.columns;
+    for (int64_t m = 16 * chunk; m < last; m++) {
+        float *in = t->in + m * c->width, *x = t->out + m * c->width;
+        const float *from = op->flags & FROM_SAVED ? c->saved + m * c->width : x;
+        switch (op->kind) {
+        case NORM:
+            kernels.norm(from, op->weight.data, op->bias, op->number, columns, in);
+            if (op->flags & TO_STREAM) memcpy(x, in, columns * sizeof(float));
+            break;
+        case RMS_NORM: kernels.rms_norm(from, op->weight.data, op->number, columns, in); break;
+        case ROTATE: rotate(op, c, t->in, m); break;
+        case GATE: kernels.gate(in, in + op->heads, in, op->heads, op->activation); break;
+        default: /* ATTEND */
+            cache_heads(op, c, c->keys[op->layer], t->in + op->heads * (op->head_size + op->gate), m);
+            cache_heads(op, c, c->values[op->layer], t->in + op->heads * (op->head_size + op->gate) + op->kv_heads * op->head_size, m);
+        }
+    }
+}
+
+static void each_token(task *t, int alone) {
+    parallel((t->c->tokens + 15) / 16, token_chunk, t, alone);
+}
+
+/* in: q, k and v side by side, or only q for cross attention. All new keys and values are cached first, because a later
+ * token attends to the earlier ones. */
+static void attend(const operation *op, const call *c, float *in, float *out, int alone) {
+    task t = {.op = op, .c = c, .in = in, .out = out};
+    if (op->kind == ATTEND) each_token(&t, alone);
+    parallel((c->tokens + QUERIES - 1) / QUERIES * op->heads, attend_chunk, &t, alone);
+}
+
+/* Fills the encoder cache of a layer of cross attention with the source's keys and values; keeps `in`. */
+static void fill_encoder_cache(const operation *op, const call *c, float *in, float *out, int alone) {
+    operation part = {.kind = LINEAR, .weight = op->weight};
+    linear(&part, c, in, out, c->tokens, alone);
+    for (int64_t m = 0; m < c->tokens; m++) cache_heads(op, c, c->keys[op->layer], out, m);
+    part.weight = op->second;
+    linear(&part, c, in, out, c->tokens, alone);
+    for (int64_t m = 0; m < c->tokens; m++) cache_heads(op, c, c->values[op->layer], out, m);
+}
+
+/* An LSTM layer. The tokens of a sequence run one after another, because each needs the previous state; so `rows` is divided
+ * where it does not ascend, and the tokens of a part take their step together. The products with the inputs do not wait
+ * for a state. The state is (B, H); gates (tokens, 4H) is a buffer. */
+static void lstm(const operation *op, const call *c, float *in, float *out, float *gates, int alone) {
+    const int64_t H = op->second.columns, width = c->width;
+    operation part = {.kind = LINEAR, .weight = op->weight, .bias = op->bias};
+    linear(&part, c, in, gates, c->tokens, alone);
+    part = (operation){.kind = ADD, .weight = op->second};
+    for (int64_t first = 0, end; first < c->tokens; first = end) {
+        for (end = first + 1; end < c->tokens && c->rows[end] > c->rows[end - 1];) end++;
+        for (int64_t m = first; m < end; m++)
+            fetch(c->keys[op->layer], c->rows[m] * H, out + m * width, H, c->cache_dtype);
+        linear(&part, c, out + first * width, gates + first * width, end - first, alone);
+        for (int64_t m = first; m < end; m++) {
+            float *cell = c->scratch;
+            fetch(c->values[op->layer], c->rows[m] * H, cell, H, c->cache_dtype);
+            kernels.lstm_cell(gates + m * width, out + m * width, cell, H);
+            store(c->keys[op->layer], c->rows[m] * H, out + m * width, H, c->cache_dtype);
+            store(c->values[op->layer], c->rows[m] * H, cell, H, c->cache_dtype);
+        }
+    }
+}
+
+/* Adds the norm of a layer's outputs to x. outputs: a buffer for them. */
+static void add_normed(const operation *op, const call *c, float *in, float *x, float *outputs, int alone) {
+    operation part = *op;
+    part.kind = LINEAR;
+    linear(&part, c, in, outputs, c->tokens, alone);
+    for (int64_t m = 0; m < c->tokens; m++) {
+        float *y = outputs + m * c->width;
+        kernels.rms_norm(y, op->second.data, op->number, op->weight.rows, y);
+        for (int64_t i = 0; i < op->weight.rows; i++) x[m * c->width + i] += y[i];
+    }
+}
+
+/* --- mixture of experts ---
+ *
+ * The router selects a few experts for each token. The choices of all tokens are sorted by expert, so that each selected
+ * expert's weights are read once for all of its tokens.
+ */
+
+typedef struct {
+    int64_t count, top, experts; /* choices in total, choices per token, and selected experts */
+    int32_t expert[MAX_CHOICES], first[MAX_CHOICES + 1]; /* of each selected expert: its index, its first choice */
+    int32_t token[MAX_CHOICES];  /* of each choice, in the order of the experts */
+    int32_t order[MAX_CHOICES];  /* of each token's i-th choice: its index in that order */
+    float weight[MAX_CHOICES];   /* of each token's i-th choice: its weight in the sum */
+} choices;
+
+/* The `top` largest of each token's scores, the first of equal ones, and their softmax. */
+static void select_experts(const float *scores, int64_t stride, int64_t tokens, int64_t experts, int64_t top,
+                           choices *result) {
+    int32_t selected[MAX_CHOICES], choices_so_far = 0;
+    result->top = top;
+    result->count = tokens * top;
+    for (int64_t m = 0; m < tokens; m++) {
+        const float *row = scores + m * stride;
+        float *weight = result->weight + m * top, total = 0;
+        for (int64_t i = 0; i < top; i++) {
+            int64_t best = -1;
+            for (int64_t e = 0; e < experts; e++) {
+                int taken = 0; /* no token has an expert twice, even if scores are NaN: the buffers have no space for that */
+                for (int64_t j = 0; j < i; j++) taken |= selected[m * top + j] == e;
+                if (!taken && (best < 0 || row[e] > row[best] || isnan(row[e]))) best = e;
+            }
+            selected[m * top + i] = best;
+            weight[i] = row[best];
+        }
+        /* The first one is the largest. */
+        for (int64_t i = top - 1; i >= 0; i--) total += weight[i] = expf(weight[i] - weight[0]);
+        for (int64_t i = 0; i < top; i++) weight[i] /= total;
+    }
+    result->experts = 0;
+    for (int64_t e = 0; e < experts; e++) {
+        const int32_t previous = choices_so_far;
+        for (int64_t i = 0; i < result->count; i++)
+            if (selected[i] == e) {
+                result->token[choices_so_far] = i / top;
+                result->order[i] = choices_so_far++;
+            }
+        if (choices_so_far == previous) continue;
+        result->expert[result->experts] = e;
+        result->first[result->experts++] = previous;
+    }
+    result->first[result->experts] = choices_so_far;
+}
+
+/* Even numbers of each block of 32 first, then odd ones: the order of MXFP4 weights (blocks.h). */
+static void unzip(const float *from, float *to, int64_t count) {
+    for (int64_t block = 0; block < count; block += 32)
+        for (int64_t i = 0; i < 32; i++) to[block + i % 2 * 16 + i / 2] = from[block + i];
+}
+
+typedef struct { /* shared by the chunks of EXPERTS and COMBINE */
+    const operation *op;
+    const call *c;
+    const choices *choices;
+    const float *in;
+    float *out;
+    int64_t parts, unzips; /* chunks of each expert; whether results are reordered for MXFP4 */
+} expert_task;
+
+/* A part of the outputs of one expert, for all of its choices. */
+static void experts_chunk(void *context, int64_t chunk, int thread) {
+    const expert_task *t = context;
+    const int64_t which = chunk / t->parts, part = chunk % t->parts, expert = t->choices->expert[which];
+    const int64_t first = t->choices->first[which], tokens = t->choices->first[which + 1] - first;
+    matrix w = t->op->weight;
+    const int64_t begin = w.rows * part / t->parts / 64 * 64; /* even, and complete blocks of the result */
+    const int64_t end = part + 1 == t->parts ? w.rows : w.rows * (part + 1) / t->parts / 64 * 64, n = end - begin;
+    if (!n) return;
+    w.data = (const char *)w.data + expert * w.stride * (w.transposed ? w.columns : w.rows);
+    if (w.dtype == MXFP4) w.scales = (const uint8_t *)w.scales + expert * w.rows * (w.columns / 32);
+    float bias[MAX_OUTPUTS + 64], gated[(MAX_OUTPUTS + 64) / 2], *sums = scratch(t->c, thread);
+    fetch(t->op->second.data, expert * w.rows + begin, bias, n, t->op->second.dtype);
+    const product p = {.weight = &w, .begin = begin, .end = end, .inputs = t->in + first * w.columns,
+                       .input_stride = w.columns, .outputs = sums, .output_stride = n, .tokens = tokens,
+                       .workspace = workspace(t->c, thread)};
+    kernels.linear(&p);
+    for (int64_t m = 0; m < tokens; m++) {
+        float *row = sums + m * n;
+        if (t->op->kind == COMBINE) {
+            kernels.add_bias_activate(row, bias, n, NONE);
+            memcpy(t->out + (first + m) * w.rows + begin, row, n * sizeof(float));
+            continue;
+        }
+        float *to = t->out + ((first + m) * w.rows + begin) / 2;
+        kernels.gate_interleaved(row, bias, n / 2, t->op->number, t->op->cap, t->unzips ? gated : to);
+        if (t->unzips) unzip(gated, to, n / 2);
+    }
+}
+
+/* in, out: (choices, columns) and (choices, outputs), contiguous. */
+static void experts(const operation *op, const call *c, const choices *selected, const float *in, float *out, int unzips,
+                    int alone) {
+    /* No chunk is larger than the space for its sums. */
+    const int64_t parts = (op->weight.rows + MAX_OUTPUTS - 1) / MAX_OUTPUTS;
+    expert_task t = {.op = op, .c = c, .choices = selected, .in = in, .out = out, .parts = parts, .unzips = unzips};
+    parallel(selected->experts * parts, experts_chunk, &t, alone);
+}
+
+/* One group of a gated delta rule layer: a head of queries and keys and the value heads that share it, with their part of
+ * the convolution. Groups are independent. The tokens of a sequence run one after another, because each needs the previous
+ * state. */
+static void delta_chunk(void *context, int64_t group, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t H = op->heads, G = op->kv_heads, K = op->head_size, V = op->second.columns, per_group = H / G;
+    const int64_t taps = op->weight.rows, channels = op->weight.columns;
+    const int64_t starts[] = {group * K, (G + group) * K, 2 * G * K + group * per_group * V}, sizes[] = {K, K, per_group * V};
+    for (int64_t m = 0; m < c->tokens; m++) {
+        float *in = t->in + m * c->width; /* q, k and v of all heads, then z, beta and decay inputs */
+        float *window = (float *)c->keys[op->layer] + c->rows[m] * (taps - 1) * channels;
+        for (int i = 0; i < 3; i++)
+            kernels.convolve(window + starts[i], (const float *)op->weight.data + starts[i], taps, channels,
+                             in + starts[i], sizes[i], op->activation);
+        float *q = in + starts[0], *k = in + starts[1];
+        kernels.normalize_length(q, 1 / sqrtf(K), K);
+        kernels.normalize_length(k, 1, K);
+        for (int64_t head = group * per_group; head < (group + 1) * per_group; head++) {
+            float *state = (float *)c->values[op->layer] + (c->rows[m] * H + head) * K * V;
+            float *out = t->out + m * c->width + head * V;
+            const float *v = in + 2 * G * K + head * V, *z = in + channels + head * V;
+            const float *numbers = in + channels + H * V + head;
+            const float speed = numbers[H] + op->bias[H + head];
+            const float decay = expf(op->bias[head] * (speed > 20 ? speed : log1pf(expf(speed)))); /* of softplus */
+            kernels.delta_rule(state, q, k, v, decay, 1 / (1 + expf(-numbers[0])), K, V, out);
+            kernels.rms_norm(out, op->second.data, op->number, V, out);
+            kernels.gate(z, out, out, V, SILU);
+        }
+    }
+}
+
+static void run(const operation *ops, int64_t count, const call *c, int alone) {
+    const int64_t width = c->width;
+    float *x = c->x, *in = c->h, *out = c->g, *swap;
+    int64_t offset = 0;
+    choices selected;
+    for (const operation *op = ops; op < ops + count; op++) {
+        switch (op->kind) {
+        case EMBED:
+            for (int64_t m = 0; m < c->tokens; m++) {
+                kernels.unpack_row(&op->weight, c->ids[m], x + m * width);
+                if (op->number)
+                    for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] *= op->number;
+                if (op->second.data) {
+                    kernels.unpack_row(&op->second, c->positions[m], out);
+                    for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] += out[i];
+                }
+                memcpy(in + m * width, x + m * width, op->weight.columns * sizeof(float));
+            }
+            break;
+        case POSITIONS:
+            for (int64_t m = 0; m < c->tokens; m++) {
+                kernels.unpack_row(&op->weight, c->positions[m], x + m * width);
+                for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] += in[m * width + i];
+                memcpy(in + m * width, x + m * width, op->weight.columns * sizeof(float));
+            }
+            break;
+        case SAVE: memcpy(c->saved, x, c->tokens * width * sizeof(float)); break;
+        case COPY: memcpy(in, x, c->tokens * width * sizeof(float)); break;
+        case NORM:
+        case RMS_NORM:
+        case ROTATE:
+        case GATE: {
+            task t = {.op = op, .c = c, .in = in, .out = x};
+            each_token(&t, alone);
+            break;
+        }
+        case LINEAR:
+            linear(op, c, in, out + offset, c->tokens, alone);
+            offset = op->flags & MORE_LINEAR ? offset + op->weight.rows : 0;
+            if (!(op->flags & MORE_LINEAR)) swap = in, in = out, out = swap;
+            break;
+        case ADD:
+            if (op->second.data) add_normed(op, c, in, x, out, alone);
+            else linear(op, c, in, x, c->tokens, alone);
+            break;
+        case ATTEND:
+        case CROSS_ATTEND:
+            attend(op, c, in, out, alone);
+            swap = in, in = out, out = swap;
+            break;
+        case ROUTE: /* also writes the inputs of each choice, which EXPERTS reads */
+            linear(op, c, in, out, c->tokens, alone);
+            select_experts(out, width, c->tokens, op->weight.rows, op->kv_heads, &selected);
+            for (int64_t i = 0; i < selected.count; i++) {
+                const float *from = in + selected.token[i] * width;
+                float *to = out + i * op->weight.columns;
+                if (op[1].weight.dtype == MXFP4) unzip(from, to, op->weight.columns);
+                else memcpy(to, from, op->weight.columns * sizeof(float));
+            }
+            swap = in, in = out, out = swap;
+            break;
+        case EXPERTS:
+            experts(op, c, &selected, in, out, op[1].weight.dtype == MXFP4, alone);
+            swap = in, in = out, out = swap;
+            break;
+        case COMBINE:
+            experts(op, c, &selected, in, out, 0, alone);
+            for (int64_t m = 0; m < c->tokens; m++)
+                for (int64_t j = 0; j < selected.top; j++) {
+                    const float *from = out + selected.order[m * selected.top + j] * op->weight.rows;
+                    const float weight = selected.weight[m * selected.top + j];
+                    for (int64_t i = 0; i < op->weight.rows; i++) x[m * width + i] += weight * from[i];
+                }
+            break;
+        case DELTA_RULE: {
+            task t = {.op = op, .c = c, .in = in, .out = out};
+            parallel(op->kv_heads, delta_chunk, &t, alone);
+            swap = in, in = out, out = swap;
+            break;
+        }
+        case ENCODER_CACHE: fill_encoder_cache(op, c, in, out, alone); break;
+        case LSTM:
+            lstm(op, c, in, x, out, alone);
+            swap = in, in = x, x = swap;
+            break;
+        case LOGITS:
+            for (int64_t i = 0; i < c->output_count; i++)
+                if (c->outputs[i] != i) memcpy(in + i * width, in + c->outputs[i] * width, width * sizeof(float));
+            if (op->number != 1)
+                for (int64_t i = 0; i < c->output_count; i++)
+                    for (int64_t k = 0; k < op->weight.columns; k++) in[i * width + k] *= op->number;
+            if (c->output_count) linear(op, c, in, c->logits, c->output_count, alone);
+            break;
+        }
+    }
+}
+
+/* Runs the operations for the tokens of the call. If another thread of the program uses the pool, this one works alone. */
+API void decode(const operation *ops, int64_t count, const call *c) {
+    const int owns_threads = claim_threads(c->threads);
+    run(ops, count, c, !owns_threads);
+    if (owns_threads) release_threads();
+}
