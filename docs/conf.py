@@ -48,7 +48,8 @@ aliases <- lapply(files, function(file) {
 })
 links <- stats::setNames(rep(pages, lengths(aliases)), unlist(aliases))
 for (i in seq_along(files)) {
-  tools::Rd2HTML(files[i], out = file.path(args[2], pages[i]), stages = c("build", "install", "render"), Links = links)
+  page <- file.path(args[2], pages[i])
+  tools::Rd2HTML(files[i], out = page, stages = c("build", "install", "render"), Links = links, Links2 = links)
 }
 """
 
