@@ -15,7 +15,7 @@ HAS_R := command -v R && command -v pandoc && \
 # The tests start some two hundred Pythons: without bytecode on disk each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test suite soak test-real test-rtorch gpu lint style types bench wheels r vignette clean
+.PHONY: demo test suite soak test-real test-rtorch gpu lint style types bench wheels r vignette docs clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -118,5 +118,10 @@ r:
 		$$SUDO apt-get -qq update && \
 		DEBIAN_FRONTEND=noninteractive $$SUDO apt-get -qq install --no-install-recommends $(R_PACKAGES); }
 
+# The website, in docs/_build/html; needs no network.
+docs: .venv/.installed-test r
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo 'Open docs/_build/html/index.html'
+
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf docs/_build .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

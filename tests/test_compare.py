@@ -12,7 +12,7 @@ from typing import Any
 import compare
 import gguf_files
 import pytest
-import readme
+import results
 import torch
 from click.testing import CliRunner, Result
 from peers import CASES, cases, gguf_writer, tables
@@ -372,14 +372,14 @@ def test_files_that_are_no_result(tmp_path: Path, decoded: tuple[str, Path]) -> 
     assert "there is nothing to plot" in failed("--from", str(other), "--json", "--plot", str(tmp_path / "a.png"))
 
 
-def test_the_readme_quotes_the_saved_run() -> None:
-    assert f"{readme.BEGIN}\n{readme.tables()}\n{readme.END}" in readme.README.read_text()
+def test_the_documentation_quotes_the_saved_run() -> None:
+    assert f"{results.BEGIN}\n{results.tables()}\n{results.END}" in results.PAGE.read_text()
 
 
 def test_parts_of_a_run_are_joined() -> None:
     parts = [{"date": day, "settings": {"threads": 2, "repeats": repeats}, "cases": {day: {}}, "failed": {},
               "left_out": ["a line", day]} for day, repeats in (("one", 3), ("two", 2))]  # fmt: skip
-    assert readme.join(parts) == {
+    assert results.join(parts) == {
         "date": "one", "settings": {"threads": 2, "repeats": 2}, "cases": {"one": {}, "two": {}}, "failed": {},
         "left_out": ["a line", "one", "two"],
     }  # fmt: skip

@@ -1,13 +1,13 @@
-"""Write the tables of results.json into the README, between its two marker comments.
+"""Write the tables of results.json into docs/benchmarks/results.md, between its two marker comments.
 
-.venv/bin/python tests/benchmarks/compare.py --save tests/benchmarks/results.json --plot tests/benchmarks/results.png
-.venv/bin/python tests/benchmarks/readme.py
+.venv/bin/python tests/benchmarks/compare.py --save tests/benchmarks/results.json --plot docs/benchmarks/results.png
+.venv/bin/python tests/benchmarks/results.py
 
 A run may also be measured in parts, which then make a new results.json:
 
 .venv/bin/python tests/benchmarks/compare.py --only decode --save decode.json
 .venv/bin/python tests/benchmarks/compare.py --only batch --save batch.json
-.venv/bin/python tests/benchmarks/readme.py decode.json batch.json
+.venv/bin/python tests/benchmarks/results.py decode.json batch.json
 """
 
 import json
@@ -19,9 +19,9 @@ from peers.tables import markdown
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
-README = HERE.parents[1] / "README.md"
+PAGE = HERE.parents[1] / "docs" / "benchmarks" / "results.md"
 CASES = ("decode", "llama", "prefill", "batch", "load", "start")
-BEGIN, END = "<!-- made by tests/benchmarks/readme.py -->", "<!-- until here -->"
+BEGIN, END = "<!-- made by tests/benchmarks/results.py -->", "<!-- until here -->"
 
 
 def join(parts: list[Result]) -> Result:
@@ -44,9 +44,9 @@ def main(paths: list[str]) -> None:
     if paths:
         joined = join([json.loads(Path(path).read_text()) for path in paths])
         RESULTS.write_text(json.dumps(joined, indent=1) + "\n")
-    text = README.read_text()
+    text = PAGE.read_text()
     before, after = text[: text.index(BEGIN)], text[text.index(END) :]
-    README.write_text(f"{before}{BEGIN}\n{tables()}\n{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{tables()}\n{after}")
 
 
 if __name__ == "__main__":

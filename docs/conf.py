@@ -1,0 +1,86 @@
+"""Configuration of the documentation. `make docs` builds it without network access into docs/_build/html.
+
+The R reference is generated from the package's Rd files, and the command reference from click, before Sphinx reads the
+pages.
+"""
+
+import html
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT))
+
+from minhub_py import __version__  # noqa: E402
+
+project = "minhub_py"
+author = "The minhub_py developers"
+copyright = "2026, the minhub_py developers"
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+nitpicky = False
+autodoc_typehints = "none"  # signatures with all types are unreadable; docstrings state types
+autodoc_member_order = "bysource"
+
+html_theme = "furo"
+html_title = f"minhub_py {release}"
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+pygments_style = "friendly"
+
+RD_TO_HTML = """
+args <- commandArgs(TRUE)
+files <- list.files(args[1], "[.]Rd$", full.names = TRUE)
+pages <- sub("[.]Rd$", ".html", basename(files))
+aliases <- lapply(files, function(file) {
+  rd <- tools::parse_Rd(file)
+  tags <- vapply(rd, function(part) attr(part, "Rd_tag"), "")
+  vapply(rd[tags == "\\\\alias"], function(part) paste(unlist(part), collapse = ""), "")
+})
+links <- stats::setNames(rep(pages, lengths(aliases)), unlist(aliases))
+for (i in seq_along(files)) {
+  page <- file.path(args[2], pages[i])
+  tools::Rd2HTML(files[i], out = page, stages = c("build", "install", "render"), Links = links, Links2 = links)
+}
+"""
+
+
+def relink(link: re.Match[str], manual: Path) -> str:
+    """A link to another help page of the package; only its text if the page belongs to another package."""
+    return f'<a href="{link[1]}.html">{link[2]}</a>' if (manual / f"{link[1]}.Rd").exists() else link[2]
+
+
+def r_pages() -> None:
+    """Write reference/r/TOPIC.md from each Rd file of the R package; without R, one page that says so."""
+    folder = HERE / "reference" / "r"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    manual = ROOT / "r_bridge" / "minhubpy" / "man"
+    if shutil.which("Rscript") is None:
+        (folder / "index.md").write_text("# R\n\nThis build of the documentation had no R to convert the help pages.\n")
+        return
+    subprocess.run(["Rscript", "-e", RD_TO_HTML, str(manual), str(folder)], check=True, capture_output=True)
+    titles = {}
+    for page in sorted(folder.glob("*.html")):
+        text = page.read_text(encoding="utf-8")
+        page.unlink()
+        title = html.unescape(re.sub(r"<[^>]+>", "", re.findall(r"<h2[^>]*>(.*?)</h2>", text, re.S)[0])).strip()
+        body = text[text.index("</h2>") + 5 : text.index("</body>")].rpartition("</div>")[0]
+        body = re.sub(r"<(/?)h3", r"<\1h2", body)  # headings below the page's own one
+        body = re.sub(r"<a href=[^>]*?([\w.-]+)\.html['\"]>(.*?)</a>", lambda link: relink(link, manual), body)
+        (folder / f"{page.stem}.md").write_text(f"# {title}\n\n```{{raw}} html\n{body}\n```\n", encoding="utf-8")
+        titles[page.stem] = title
+    names = "\n".join(sorted(titles))
+    (folder / "index.md").write_text(f"# R\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n", encoding="utf-8")
+
+
+r_pages()

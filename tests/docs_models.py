@@ -1,0 +1,43 @@
+"""Small random models under the names of the Hub repositories that the documentation uses."""
+
+import json
+from pathlib import Path
+
+import torch
+from hub_server import HubServer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from minhub_py import gpt2, llama, save_pretrained
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer(*special: str) -> Tokenizer:
+    """A tokenizer of bytes, so that any text has tokens, and these special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: id for id, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
+
+
+def publish(hub: HubServer, folder: Path) -> None:
+    """Add gpt2 and a chat model to the Hub; `folder` receives their files."""
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer("<|endoftext|>")
+    model = gpt2(vocab_size=257, n_positions=256, n_embd=32, n_layer=2, n_head=2, bos_token_id=256, eos_token_id=256)
+    save_pretrained(model, folder / "gpt2", tokenizer)
+    hub.add("gpt2", folder / "gpt2")
+    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>")
+    bot = llama(
+        vocab_size=258, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=512, bos_token_id=256, eos_token_id=257,
+    )  # fmt: skip
+    save_pretrained(bot, folder / "bot", tokenizer)
+    settings = {"chat_template": TEMPLATE, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    (folder / "bot" / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    hub.add("HuggingFaceTB/SmolLM2-135M-Instruct", folder / "bot")

@@ -1,0 +1,127 @@
+"""Every code block of the README and the documentation runs, and `make docs` builds a site without outer addresses.
+
+Blocks of one page share their names, as a reader would type them. A small random model is served as each Hub repository
+that the pages name. Blocks marked `text` are not run: installations, several machines, and programs that do not end.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from docs_models import publish
+from hub_server import HubServer
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))
+                        if "_build" not in path.parts and "r" not in path.parent.parts[-1:])]  # fmt: skip
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks of a page in a language."""
+    return [code for name, code in FENCE.findall((ROOT / page).read_text(encoding="utf-8")) if name == language]
+
+
+def pages_with(language: str) -> list[str]:
+    return [page for page in PAGES if blocks(page, language)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a reader: input.txt, and a Hub with the repositories that the pages name."""
+    publish(hub, tmp_path / "published")
+    for name, value in hub.settings.items():
+        monkeypatch.setenv(name, value)
+    text = (Path(__file__).with_name("text.txt")).read_text(encoding="utf-8")
+    (tmp_path / "input.txt").write_text(text * 4, encoding="utf-8")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "input.txt").rename(tmp_path / "work" / "input.txt")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_blocks_run(page: str, folder: Path) -> None:
+    names: dict[str, object] = {"__name__": "__main__"}
+    for number, code in enumerate(blocks(page, "python")):
+        if code.startswith("class Attention"):
+            continue  # the README's quotation of gpt2.py, which the next test checks
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(code, f"{page}, block {number}", "exec"), names)
+
+
+@pytest.mark.parametrize("page", pages_with("sh"))
+def test_shell_blocks_run(page: str, folder: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for code in blocks(page, "sh"):
+        process = subprocess.run(["bash", "-eu", "-c", code], capture_output=True, text=True, check=False,
+                                 env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}, timeout=250)  # fmt: skip
+        assert process.returncode == 0, f"{code}\n{process.stderr}"
+
+
+@pytest.mark.skipif(shutil.which("Rscript") is None, reason="R is not installed")
+@pytest.mark.parametrize("page", pages_with("r"))
+def test_r_blocks_run(page: str, folder: Path, library: Path) -> None:
+    code = "\n".join(["pdf(NULL)", *blocks(page, "r")])
+    process = subprocess.run(["Rscript", "-e", code], capture_output=True, text=True, check=False, timeout=250,
+                             env={**os.environ, "R_LIBS": str(library), "MINHUBPY_PYTHON": sys.executable,
+                                  "OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert process.returncode == 0, process.stderr
+
+
+def test_readme_quotes_the_attention_of_gpt2() -> None:
+    source = (ROOT / "minhub_py" / "models" / "gpt2.py").read_text(encoding="utf-8")
+    [quoted] = [code for code in blocks("README.md", "python") if code.startswith("class Attention")]
+    assert quoted.strip() in source
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_links_between_pages_resolve() -> None:
+    for page in PAGES:
+        text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)[^)]*\)", text):
+            assert (ROOT / page).parent.joinpath(target).exists() or "reference/" in target, f"{page}: {target}"
+
+
+class Addresses(HTMLParser):
+    """Addresses that a browser loads by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name == "src" or (tag == "link" and name == "href")]
+
+
+@pytest.mark.skipif(shutil.which("Rscript") is None, reason="R is not installed")
+def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("furo", reason="the extra docs is not installed: pip install '.[docs]'")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-b",
+        "html",
+        str(ROOT / "docs"),
+        str(tmp_path),
+    ]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert process.returncode == 0, process.stderr
+    for file in tmp_path.rglob("*.html"):
+        parser = Addresses()
+        parser.feed(file.read_text(encoding="utf-8"))
+        assert not [address for address in parser.found if re.match(r"(https?:)?//", address)], file
