@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minhub_py import gptneo
-from minhub_py.inference.cache import Span
-from minhub_py.models.window import local_attention
+from minhub_py.models.cache import Past
+from minhub_py.models.layers import local_attention
 
 
 def full_mask(T: int) -> Tensor:
@@ -72,7 +72,7 @@ def check_layer(T: int, W: int) -> None:
     for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
         torch.nn.init.normal_(projection.weight, std=0.3)  # large scores: nearly uniform attention would hide errors
     q, k, v = (f(x).view(2, T, 4, 8).transpose(1, 2) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
-    found = layer(x, Span(torch.zeros(2, T, dtype=torch.long), None))
+    found = layer(x, Past(torch.zeros(2, T, dtype=torch.long)))
     print(f"\nLargest difference between GPT-Neo's local layer ({T} positions, window {W}) and attention with")
     masks = {"the band": band_mask(T, W), "a band wider by 1": band_mask(T, W + 1)}
     masks |= {"a band narrower by 1": band_mask(T, W - 1), "the full mask": full_mask(T)}
@@ -93,7 +93,7 @@ def show_cost(W: int, longest: int) -> None:
     for T in (W * 2**i for i in range((longest // W).bit_length())):
         q, k, v = torch.randn(3, 1, 4, T, 32)
         full = milliseconds(F.scaled_dot_product_attention, q, k, v, is_causal=True, scale=1.0)
-        local = milliseconds(local_attention, q, k, v, torch.tensor([0]), W, 0.0, 1.0)
+        local = milliseconds(local_attention, q, k, v, torch.tensor([0]), W, 1.0)
         counts = int(full_mask(T).sum()), int(band_mask(T, W).sum()), T * min(2 * W, T)
         # Blocks of W queries are multiplied with the 2 W keys that any of them may see.
         shown = [f"{count:{width},}" for count, width in zip(counts, (11, 13, 20), strict=True)]
@@ -118,7 +118,7 @@ def show_reach(T: int, W: int) -> None:
                        window_size=W, attention_types=[[kinds, 1]]).eval()  # fmt: skip
         y = x = torch.randn(1, T, 16, requires_grad=True)
         for block in model.h:
-            y = block(y, Span(torch.zeros(1, T, dtype=torch.long), None))
+            y = block(y, Past(torch.zeros(1, T, dtype=torch.long)))
         y[0, -1].norm().backward()
         reached = (x.grad.norm(dim=-1) > 0)[0]
         counted = min(T, 1 + len(kinds) * (W - 1)) if "global" not in kinds else T

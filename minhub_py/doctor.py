@@ -131,7 +131,7 @@ def _devices() -> Iterator[Finding]:
         return
 
     from minhub_py.device import devices
-    from minhub_py.inference.compiled import opened
+    from minhub_py.inference.library import opened
 
     report = devices()
     for probe in report.probes:

@@ -1,24 +1,23 @@
-"""A model -> one TorchScript file, which LibTorch runs without Python: jit_load() in R, torch::jit::load() in C++.
+"""Export of a model as a TorchScript file for LibTorch without Python: jit_load() in R, torch::jit::load() in C++.
 
-The code of the file is written from the model's `steps`, with every parameter under its own name; no family is named
-here, and parity tests hold `steps` and `forward` together. Compiled, not traced: a trace would keep the dropout, the
-device, the dtype and the blocks of local attention of the one call that it saw.
+The code of the file is written from the model's `steps` and calls the functions of models/layers.py. Parameters have
+the model's names. The code is compiled, not traced: a trace would fix the dropout, device, dtype and blocks of local
+attention of one call.
 
-Traps: PyTorch's writer ends the process when the disk is full. In R torch 0.17 a TorchScript module's own $train() and
-$eval() fail; model$..ptr..()$train(TRUE), or FALSE, is what works there.
+Limitations: PyTorch's writer ends the process when the disk is full. In R torch 0.17, $train() and $eval() of a
+TorchScript module fail; model$..ptr..()$train(TRUE) or FALSE works.
 
-Sources: the TorchScript language reference, and LibTorch 2.8, the oldest that the files are meant for (R torch 0.17).
-Notation: that of the model files; R numbers of a head are rotated.
+Sources: the TorchScript language reference, and LibTorch 2.8, the oldest supported version (R torch 0.17).
+Notation: see the model files.
 """
 
 import errno
 import json
-import math
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,42 @@ from torch import Tensor, nn
 
 from minhub_py.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
-from minhub_py.models.base import ACTIVATIONS, EncoderDecoder, LanguageModel, Step
-from minhub_py.models.delta import delta_rule
-from minhub_py.models.packed import has_packed
-from minhub_py.models.window import local_attention
+from minhub_py.models.base import ACTIVATIONS, EncoderDecoder, LanguageModel
+from minhub_py.models.delta import gated_delta, gated_rms_norm
+from minhub_py.models.experts import gated_mlp, has_packed, route
+from minhub_py.models.layers import (
+    RMSNorm,
+    attention,
+    local_attention,
+    merge_heads,
+    query_growth,
+    relative_bias,
+    rms_norm,
+    rotary_angles,
+    rotate,
+    split_heads,
+)
+from minhub_py.models.rotary import Rope
+from minhub_py.models.steps import (
+    Add,
+    AddPositions,
+    Attend,
+    CacheEncoder,
+    CrossAttend,
+    DeltaRule,
+    Embed,
+    Experts,
+    Gate,
+    Linear,
+    LoadResidual,
+    Logits,
+    Norm,
+    Recurrent,
+    Rotate,
+    SaveResidual,
+    Step,
+    unreachable,
+)
 from minhub_py.registry import family_of
 from minhub_py.skeleton import skeleton
 
@@ -90,206 +121,234 @@ def parameters_of(module: nn.Module, found: nn.Module) -> nn.Module:
 
 
 class Writer:
-    """A model's steps as the code of a `forward` in TorchScript: a line or two for each operation.
+    """The code of `forward` in TorchScript, written from a model's steps: a few lines per operation.
 
-    x is the residual stream, h the current value, (B, T, …) each; inference/compiled.py says what the operations mean.
+    x is the residual stream, h the current value, (B, T, …) each; models/steps.py documents the operations. The code
+    calls the functions of models/layers.py.
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        # Buffers, too, that are in files.
         self.paths = {id(tensor): path_of(name) for name, tensor in model.state_dict(keep_vars=True).items()}
         self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
-        self.names |= {each.__name__: each for each in FUNCTIONS}
+        self.names |= {function.__name__: function for function in FUNCTIONS}
         self.context: int | None = model.config.context_length
-        self.ropes: list[Any] = []
+        self.ropes: list[Rope] = []
         self.biases: list[Any] = []
         self.lines: list[str] = []
         self.arguments = ["idx", "decoder_idx"] if model.encoder_decoder else ["idx"]
-        self.idx = "idx"  # what the steps read
-        self.remembered = self.recalled = 0  # layers of cross attention
+        self.has_heads = False  # whether q, k and v are variables
+        self.encoder_layers = self.cross_layers = 0
         if isinstance(model, EncoderDecoder):
-            self.write(model.encoder_steps())
-            self.idx = "decoder_idx"
-        self.write(model.steps())
+            self.write(model.encoder_steps(), "idx")
+        self.write(model.steps(), self.arguments[-1])
 
-    def write(self, steps: Iterable[Step]) -> None:
-        """Add the lines of some steps."""
-        for operation, keywords in steps:
-            getattr(self, operation)(**keywords)
+    def write(self, steps: Iterable[Step], idx: str) -> None:
+        """Add the lines of steps that read the token IDs `idx`."""
+        self.idx, self.outputs = idx, 0
+        self.lines.append(f"positions = torch.arange({idx}.size(1), device={idx}.device).unsqueeze(0)")
+        for step in steps:
+            self.add(step)
+
+    def add(self, step: Step) -> None:
+        """Add the lines of a step."""
+        match step:
+            case Embed():
+                self.embed(step)
+            case AddPositions():
+                rows = f"{self.path(step.positions.weight)}[{step.first} : {step.first} + {self.idx}.size(1)]"
+                self.lines.append(f"x = h + {rows}\n    h = x")
+            case SaveResidual():
+                self.lines.append("saved = x")
+            case LoadResidual():
+                self.lines.append("h = x")
+            case Norm():
+                self.lines.append(f"h = {self.normed('saved' if step.saved else 'x', step.layer)}")
+                self.drop(step.dropout)
+                if step.to_residual:
+                    self.lines.append("x = h")
+            case Linear():
+                self.linear(step)
+            case Rotate():
+                self.rotate(step)
+            case Attend():
+                self.attend(step)
+            case CrossAttend():
+                k, v = f"keys{self.cross_layers}", f"values{self.cross_layers}"
+                settings = f"None, False, {step.scale}, None, None, {self.rate(step.dropout)}"
+                self.lines.append(f"h = merge_heads(attention(split_heads(h, {step.heads}), {k}, {v}, {settings}))")
+                self.cross_layers += 1
+            case CacheEncoder():
+                self.cache_encoder(step)
+            case DeltaRule():
+                self.delta_rule(step)
+            case Gate():
+                self.lines.append("h, up = h.chunk(2, dim=2)")
+                self.lines.append(f"h = {self.activation(step.activation)}(h) * up")
+                self.drop(step.dropout)
+            case Add():
+                output = self.output(step.layer)
+                output = output if step.norm is None else self.normed(output, step.norm)
+                self.lines.append(f"x = x + {self.dropped(output, step.dropout)}")
+            case Experts():
+                weights = (step.gate_up, step.gate_up_bias, step.down, step.down_bias)
+                names = ", ".join(map(self.path, (step.router.weight, step.router.bias, *weights)))
+                self.lines.append(f"x = x + experts(h, {names}, {step.top}, {step.alpha}, {step.limit})")
+            case Recurrent():
+                self.recurrent(step)
+            case Logits():
+                self.logits(step)
+            case _:
+                unreachable(step)
 
     def code(self) -> str:
-        """The code of `forward`, which gives logits (B, T, V)."""
-        first = [f"check({name}, {self.context or 0})" for name in self.arguments]
-        for i, rope in enumerate(self.ropes):
-            numbers = f"{list(rope.frequencies)}, {rope.amplitude}, {rope.growth}, {rope.original}"
-            first.append(f"rope{i} = rotations(idx, {numbers})")
+        """The code of `forward`, which returns logits (B, T, V)."""
+        checks = [f"check({name}, {self.context or 0})" for name in self.arguments]
         arguments = ", ".join(f"{name}: Tensor" for name in self.arguments)
-        return "\n    ".join([f"def forward(self, {arguments}) -> Tensor:", *first, *self.lines]) + "\n"
+        return "\n    ".join([f"def forward(self, {arguments}) -> Tensor:", *checks, *self.lines]) + "\n"
 
-    def path(self, parameter: Tensor | None) -> str:
-        """How the code names a parameter."""
+    # Expressions
+
+    def path(self, parameter: Any) -> str:
+        """A parameter."""
         return "None" if parameter is None else self.paths[id(parameter)]
 
-    def linear_of(self, layer: Any) -> str:
-        """A layer of h."""
+    def output(self, layer: Any) -> str:
+        """The output of a linear layer for h."""
         return f"F.linear(h, {self.path(layer.weight)}, {self.path(layer.bias)})"
 
+    def normed(self, value: str, layer: Any) -> str:
+        """A value after a norm."""
+        if isinstance(layer, RMSNorm):
+            return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {layer.offset})"
+        weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
+        return f"F.layer_norm({value}, {list(layer.normalized_shape)}, {weights}, {layer.eps})"
+
     def activation(self, name: str) -> str:
-        """How the code names an activation."""
+        """An activation."""
         self.names[f"activation_{name}"] = traced(ACTIVATIONS[name])
         return f"activation_{name}"
 
     @staticmethod
     def dropped(value: str, p: float) -> str:
-        """A value with dropout, where there is any."""
+        """A value after dropout."""
         return f"F.dropout({value}, {p}, self.training)" if p else value
-
-    def embed(self, tokens: Any, positions: Any = None, scale: float | None = None, dropout: float = 0.0) -> None:
-        self.lines.append(f"x = F.embedding({self.idx}, {self.path(tokens.weight)})")
-        if scale is not None:
-            self.lines.append(f"x = scaled(x, {scale})")
-        if positions is not None:
-            places = "torch.arange(idx.size(1), device=idx.device)"
-            self.lines.append(f"x = x + F.embedding({places}, {self.path(positions.weight)})")
-        if dropout:
-            self.lines.append(f"x = {self.dropped('x', dropout)}")
-        self.lines.append("h = x")
-
-    def place(self, positions: Any, first: int = 0) -> None:
-        rows = f"{self.path(positions.weight)}[{first} : {first} + idx.size(1)]"
-        self.lines.append(f"x = h + {rows}\n    h = x")
-
-    def keep(self) -> None:
-        self.lines.append("kept = x")
-
-    def copy(self) -> None:
-        self.lines.append("h = x")
-
-    def norm(self, layer: Any, kept: bool = False, stream: bool = False) -> None:
-        weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
-        self.lines.append(
-            f"h = F.layer_norm({'kept' if kept else 'x'}, {list(layer.normalized_shape)}, {weights}, {layer.eps})"
-        )
-        if stream:
-            self.lines.append("x = h")
-
-    def rms_norm(self, layer: Any, kept: bool = False, plus_one: bool = False, dropout: float = 0.0) -> None:
-        self.lines.append(f"h = {self.rms_normed('kept' if kept else 'x', layer, plus_one)}")
-        self.drop(dropout)
-
-    def rms_normed(self, value: str, layer: Any, plus_one: bool) -> str:
-        """A value after an RMS norm."""
-        return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {plus_one})"
-
-    def drop(self, p: float) -> None:
-        """Dropout of h, where there is any."""
-        if p:
-            self.lines.append(f"h = {self.dropped('h', p)}")
-
-    def linear(self, layers: Sequence[Any], activation: str | None = None, dropout: float = 0.0) -> None:
-        results = ", ".join(map(self.linear_of, layers))
-        self.lines.append(f"h = torch.cat([{results}], dim=2)" if len(layers) > 1 else f"h = {results}")
-        if activation is not None:
-            self.lines.append(f"h = {self.activation(activation)}(h)")
-        self.drop(dropout)
-
-    def rotate(
-        self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,
-        plus_one: bool = False, whole: bool = False, interleaved: bool = False, gate: bool = False,
-    ) -> None:  # fmt: skip
-        if gate:
-            self.ungate(heads, groups or heads)
-        if rope not in self.ropes:
-            self.ropes.append(rope)
-        norms = "None, None, 0.0, False, False"
-        if q_norm is not None:
-            norms = f"{self.path(q_norm.weight)}, {self.path(k_norm.weight)}, {q_norm.eps}, {plus_one}, {whole}"
-        angles = f"rope{self.ropes.index(rope)}, {interleaved}"
-        self.lines.append(f"h = rotate(h, {heads}, {groups or heads}, {angles}, {norms})")
-
-    def ungate(self, heads: int, groups: int) -> None:
-        """Put the gates, one after each head of q in h, aside."""
-        self.lines.append(f"parts = h.unflatten(2, [{2 * (heads + groups)}, -1])")
-        self.lines.append(f"gates = parts[:, :, 1:{2 * heads}:2].flatten(2)")
-        self.lines.append(f"h = torch.cat([parts[:, :, 0:{2 * heads}:2], parts[:, :, {2 * heads}:]], dim=2).flatten(2)")
-
-    def attend(
-        self, heads: int, scale: float, groups: int | None = None, window: int | None = None, dropout: float = 0.0,
-        upcast: bool = False, softcap: float | None = None, sinks: Tensor | None = None, gate: bool = False,
-        bias: Any = None, both_ways: bool = False,
-    ) -> None:  # fmt: skip
-        drop = self.rate(dropout)
-        if bias is None:
-            settings = f"h, {heads}, {groups or heads}, {scale}, {window or 0}, {drop}"
-            if softcap is None and sinks is None:
-                self.lines.append(f"h = attend({settings}, {upcast})")
-            else:
-                self.lines.append(f"h = attend_by_scores({settings}, {float(softcap or 0)}, {self.path(sinks)})")
-            if gate:
-                self.lines.append("h = h * gates.sigmoid()")
-            return
-        if bias not in self.biases:  # one for all layers
-            self.biases.append(bias)
-            call = f"distance_bias({self.path(bias.weight)}, {self.idx}, {bias.far}, {both_ways})"
-            self.lines.append(f"bias{self.biases.index(bias)} = {call}")
-        self.lines.append(f"q, k, v = heads_of(h, {heads}, {heads})")
-        self.lines.append(f"h = attend_with_bias(q, k, v, bias{self.biases.index(bias)}, {scale}, {drop})")
-
-    def delta_rule(
-        self, heads: int, groups: int, conv: Any, activation: str, decay: Tensor, bias: Tensor, norm: Any
-    ) -> None:
-        sizes = f"{heads}, {groups}, {norm.weight.numel()}"
-        self.lines.append(f"mixed, h = h.split([{len(conv.weight)}, h.size(2) - {len(conv.weight)}], dim=2)")
-        self.lines.append(f"mixed = F.pad(mixed.transpose(1, 2), [{conv.weight.size(2) - 1}, 0])")
-        self.lines.append(f"mixed = F.conv1d(mixed, {self.path(conv.weight)}, groups={len(conv.weight)})")
-        self.lines.append(f"mixed = {self.activation(activation)}(mixed).transpose(1, 2)")
-        weights = f"{self.path(decay)}, {self.path(bias)}, {self.path(norm.weight)}, {norm.eps}"
-        self.lines.append(f"h = gated_delta(mixed, h, {sizes}, {weights})")
-
-    def cross_attend(self, heads: int, scale: float, dropout: float = 0.0) -> None:
-        k, v = f"keys{self.recalled}", f"values{self.recalled}"
-        self.lines.append(f"h = cross_attend(h, {k}, {v}, {heads}, {scale}, {self.rate(dropout)})")
-        self.recalled += 1
-
-    def remember(self, heads: int, layers: Sequence[Any]) -> None:
-        for name, layer in zip(("keys", "values"), layers, strict=True):
-            self.lines.append(f"{name}{self.remembered} = {self.linear_of(layer)}")
-        self.remembered += 1
 
     @staticmethod
     def rate(dropout: float) -> str:
-        """A probability of dropout for a function that knows nothing of training."""
+        """The probability of dropout in the current mode."""
         return f"{dropout} if self.training else 0.0" if dropout else "0.0"
 
-    def gate(self, activation: str, dropout: float = 0.0) -> None:
-        self.lines.append(f"h, up = h.chunk(2, dim=2)\n    h = {self.activation(activation)}(h) * up")
-        self.drop(dropout)
+    # Lines
 
-    def add(self, layer: Any, norm: Any = None, plus_one: bool = False, dropout: float = 0.0) -> None:
-        result = self.linear_of(layer) if norm is None else self.rms_normed(self.linear_of(layer), norm, plus_one)
-        self.lines.append(f"x = x + {self.dropped(result, dropout)}")
+    def drop(self, p: float) -> None:
+        """Dropout of h."""
+        if p:
+            self.lines.append(f"h = {self.dropped('h', p)}")
 
-    def experts(
-        self, router: Any, gate_up: Any, gate_up_bias: Tensor, down: Any, down_bias: Tensor, top: int, alpha: float,
-        limit: float,
-    ) -> None:  # fmt: skip
-        names = ", ".join(map(self.path, (router.weight, router.bias, gate_up, gate_up_bias, down, down_bias)))
-        self.lines.append(f"x = x + experts(h, {names}, {top}, {alpha}, {limit})")
+    def embed(self, step: Embed) -> None:
+        self.lines.append(f"x = F.embedding({self.idx}, {self.path(step.tokens.weight)})")
+        if step.scale is not None:
+            self.lines.append(f"x = scaled(x, {step.scale})")
+        if step.positions is not None:
+            self.lines.append(f"x = x + F.embedding(positions, {self.path(step.positions.weight)})")
+        if step.dropout:
+            self.lines.append(f"x = {self.dropped('x', step.dropout)}")
+        self.lines.append("h = x")
 
-    def lstm(self, layer: Any, dropout: float = 0.0) -> None:
+    def linear(self, step: Linear) -> None:
+        self.outputs = sum(layer.weight.size(0) for layer in step.layers)
+        outputs = ", ".join(map(self.output, step.layers))
+        self.lines.append(f"h = torch.cat([{outputs}], dim=2)" if len(step.layers) > 1 else f"h = {outputs}")
+        if step.activation is not None:
+            self.lines.append(f"h = {self.activation(step.activation)}(h)")
+        self.drop(step.dropout)
+
+    def split(self, step: Rotate | Attend, q_norm: Any = None, k_norm: Any = None, all_heads: bool = False) -> None:
+        """Split h into q, k and v, and a gate, with norms of q and k."""
+        size = self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
+        sizes = [step.heads * (1 + step.gate) * size, step.kv_heads * size, step.kv_heads * size]
+        self.lines.append(f"q, k, v = h.split({sizes}, dim=2)")
+        for name, heads, norm in (("q", step.heads, q_norm), ("k", step.kv_heads, k_norm), ("v", step.kv_heads, None)):
+            if norm is not None and all_heads:
+                self.lines.append(f"{name} = {self.normed(name, norm)}")
+            self.lines.append(f"{name} = split_heads({name}, {heads})")
+            if name == "q" and step.gate:
+                self.lines.append("q, gate = q.chunk(2, dim=3)")
+            if norm is not None and not all_heads:
+                self.lines.append(f"{name} = {self.normed(name, norm)}")
+        self.has_heads = True
+
+    def rotate(self, step: Rotate) -> None:
+        self.split(step, step.q_norm, step.k_norm, step.all_heads)
+        if step.rope not in self.ropes:
+            self.ropes.append(step.rope)
+            number, settings = len(self.ropes) - 1, f"{list(step.rope.frequencies)}, {step.rope.amplitude}"
+            self.lines.append(f"cos{number}, sin{number} = rotary_angles(positions[0], {settings})")
+        number = self.ropes.index(step.rope)
+        angles = f"cos{number}.to(x.dtype), sin{number}.to(x.dtype), {step.interleaved}"
+        self.lines.append(f"q, k = rotate(q, {angles}), rotate(k, {angles})")
+        if step.rope.growth:
+            growth = f"query_growth(positions[0], {step.rope.growth}, {step.rope.original})"
+            self.lines.append(f"q = q * {growth}.to(x.dtype).unsqueeze(1)")
+
+    def attend(self, step: Attend) -> None:
+        if not self.has_heads:
+            self.split(step)
+        self.has_heads = False
+        settings = f"{step.softcap}, {self.path(step.sinks)}, {self.rate(step.dropout)}, {step.upcast}"
+        if step.bias is None:
+            self.lines.append(f"h = self_attention(q, k, v, {step.scale}, {step.window or 0}, {settings})")
+        else:
+            self.lines.append(f"h = attention(q, k, v, {self.bias(step)}, False, {step.scale}, {settings})")
+        self.lines.append(f"h = merge_heads(h{' * gate.sigmoid()' if step.gate else ''})")
+
+    def bias(self, step: Attend) -> str:
+        """The bias of the scores, which the layers of a stack share."""
+        if step.bias not in self.biases:
+            self.biases.append(step.bias)
+            name = f"bias{len(self.biases) - 1}"
+            settings = f"{step.bias.far}, {step.bias.bidirectional}"
+            weight = self.path(step.bias.weight)
+            self.lines.append(f"{name} = relative_bias({weight}, positions, positions, {settings})")
+            if step.causal:
+                later = "positions.unsqueeze(1) > positions.unsqueeze(2)"
+                self.lines.append(f'{name} = {name}.masked_fill({later}, float("-inf"))')
+        return f"bias{self.biases.index(step.bias)}"
+
+    def delta_rule(self, step: DeltaRule) -> None:
+        H, V, (N, _, taps) = step.heads, step.norm.weight.numel(), step.conv.weight.shape
+        K = (N - H * V) // (2 * step.key_heads)
+        self.lines.append(f"qkv, z, beta, decay = h.split([{N}, {H * V}, {H}, {H}], dim=2)")
+        self.lines.append(f"qkv = F.pad(qkv.transpose(1, 2), [{taps - 1}, 0])")
+        self.lines.append(f"qkv = F.conv1d(qkv, {self.path(step.conv.weight)}, groups={N})")
+        self.lines.append(f"qkv = {self.activation(step.activation)}(qkv).transpose(1, 2)")
+        self.lines.append(f"state = torch.zeros([h.size(0), {H}, {K}, {V}], device=h.device)")
+        weights = f"{self.path(step.decay)}, {self.path(step.bias)}"
+        self.lines.append(f"y, state = gated_delta(qkv, beta, decay, {weights}, {step.key_heads}, state)")
+        norm = f"{self.path(step.norm.weight)}, {step.norm.eps}"
+        self.lines.append(f"h = gated_rms_norm(y, z.unflatten(2, [{H}, {V}]), {norm}).flatten(2)")
+
+    def cache_encoder(self, step: CacheEncoder) -> None:
+        for name, layer in zip(("keys", "values"), step.layers, strict=True):
+            self.lines.append(f"{name}{self.encoder_layers} = split_heads({self.output(layer)}, {step.heads})")
+        self.encoder_layers += 1
+
+    def recurrent(self, step: Recurrent) -> None:
+        layer = step.layer
         weights = ", ".join(map(self.path, layer._flat_weights))
         self.lines.append(f"shape = [{layer.num_layers}, h.size(0), {layer.hidden_size}]")
         self.lines.append("zeros = torch.zeros(shape, dtype=h.dtype, device=h.device)")
         settings = f"True, {layer.num_layers}, {float(layer.dropout)}, self.training, False, True"
         self.lines.append(f"h = torch.lstm(h, [zeros, zeros], [{weights}], {settings})[0]")
-        self.drop(dropout)
+        self.drop(step.dropout)
 
-    def logits(self, layer: Any, bias: Tensor | None = None, softcap: float | None = None, scale: float = 1.0) -> None:
-        bias = getattr(layer, "bias", None) if bias is None else bias
-        if scale != 1:
-            self.lines.append(f"h = h * {scale}")
-        self.lines.append(f"h = F.linear(h, {self.path(layer.weight)}, {self.path(bias)})")
-        self.lines.append("return h" if softcap is None else f"return torch.tanh(h / {softcap}) * {softcap}")
+    def logits(self, step: Logits) -> None:
+        bias = getattr(step.layer, "bias", None) if step.bias is None else step.bias
+        if step.scale != 1:
+            self.lines.append(f"h = h * {step.scale}")
+        self.lines.append(f"h = F.linear(h, {self.path(step.layer.weight)}, {self.path(bias)})")
+        cap = step.softcap
+        self.lines.append("return h" if cap is None else f"return torch.tanh(h / {cap}) * {cap}")
 
 
 def path_of(name: str) -> str:
@@ -297,11 +356,11 @@ def path_of(name: str) -> str:
     return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
 
 
-# What the code calls. TorchScript compiles these functions.
+# Functions of the code in addition to those of models/. TorchScript compiles them.
 
 
 def check(idx: Tensor, context: int) -> None:
-    """ValueError: no matrix of ids, or more positions than the context, if it has a bound."""
+    """ValueError: not a matrix of token IDs, or more positions than the context length (0: no maximum)."""
     if idx.dim() != 2 or idx.numel() == 0:
         raise ValueError(f"idx must be (B, T) with at least one id, not {idx.shape}")
     if context > 0 and idx.size(1) > context:
@@ -309,192 +368,62 @@ def check(idx: Tensor, context: int) -> None:
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:
-    """The product with a factor that is rounded to the dtype of x."""
+    """X times a factor that is rounded to the dtype of x."""
     return x * torch.tensor(scale, dtype=x.dtype, device=x.device)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
-    y = x.float()
-    y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)
-    if plus_one:
-        return (y * (1 + weight.float())).to(x.dtype)
-    return weight * y.to(x.dtype)
-
-
-def rotations(
-    idx: Tensor, frequencies: list[float], amplitude: float, growth: float, original: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Cos and sin (T, 1, R/2) of each position's angles, and the growth of queries (T, 1, 1)."""
-    positions = torch.arange(idx.size(1), device=idx.device).float()
-    angles = positions.unsqueeze(1) * torch.tensor(frequencies, dtype=torch.float32, device=idx.device)
-    grown = 1 + growth * torch.log(1 + torch.floor(positions / original))
-    cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
-    return cos.unsqueeze(1), sin.unsqueeze(1), grown.unsqueeze(1).unsqueeze(2)
-
-
-def rotate(
-    h: Tensor,
-    heads: int,
-    groups: int,
-    rope: tuple[Tensor, Tensor, Tensor],
-    interleaved: bool,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    plus_one: bool,
-    whole: bool,
+def self_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    upcast: bool,
 ) -> Tensor:
-    """Norm, where there is one, and turn the heads of q and k in h, which is q, k and v side by side.
-
-    whole: one norm of all heads of q, and one of all of k.
-    """
-    parts = h.unflatten(2, [heads + 2 * groups, -1])  # (B, T, H + 2G, D)
-    q, k, v = parts.split([heads, groups, groups], dim=2)
-    if q_norm is not None and k_norm is not None:
-        shape = parts.shape
-        if whole:
-            q, k = q.flatten(2), k.flatten(2)
-        q, k = rms_norm(q, q_norm, eps, plus_one), rms_norm(k, k_norm, eps, plus_one)
-        q, k = q.view(shape[0], shape[1], heads, shape[3]), k.view(shape[0], shape[1], groups, shape[3])
-    cos, sin, growth = rope[0].to(h.dtype), rope[1].to(h.dtype), rope[2].to(h.dtype)
-    x = torch.cat((q, k), dim=2)
-    half = cos.size(-1)
-    if interleaved:
-        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
-        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=4).flatten(3)
-    else:
-        first, second = x[..., :half], x[..., half : 2 * half]
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=3)
-    x = torch.cat((turned, x[..., 2 * half :]), dim=3)
-    q, k = x.split([heads, groups], dim=2)
-    return torch.cat((q * growth, k, v), dim=2).flatten(2)
-
-
-def heads_of(h: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v (B, H, T, D), side by side in h (B, T, (H + 2G) * D); those of k and v repeated for their group."""
-    q, k, v = h.unflatten(2, [heads + 2 * groups, -1]).transpose(1, 2).split([heads, groups, groups], dim=1)
-    if heads != groups:
-        k = k.repeat_interleave(heads // groups, dim=1)
-        v = v.repeat_interleave(heads // groups, dim=1)
-    return q, k, v
-
-
-def attend(h: Tensor, heads: int, groups: int, scale: float, window: int, dropout: float, upcast: bool) -> Tensor:
-    """Attention of q, k and v side by side in h (B, T, (H + 2G) * D), to all before, or a window of them if not 0."""
-    q, k, v = heads_of(h.float() if upcast else h, heads, groups)
-    if window == 0 or window >= h.size(1):
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
-    else:
-        starts = torch.zeros(h.size(0), dtype=torch.long, device=h.device)
-        y = local_attention(q, k, v, starts, window, dropout, scale)
-    return y.to(h.dtype).transpose(1, 2).flatten(2)
-
-
-def attend_by_scores(
-    h: Tensor, heads: int, groups: int, scale: float, window: int, dropout: float, softcap: float, sinks: Tensor | None
-) -> Tensor:
-    """As `attend`, with a soft cap of the scores if not 0, and sinks (H,), which PyTorch's fused attention lacks."""
-    q, k, v = heads_of(h, heads, groups)
-    place = torch.arange(h.size(1), device=h.device)
-    back = place.unsqueeze(1) - place  # how far each key lies before each query
-    hidden = back < 0
-    if window > 0:
-        hidden = hidden | (back >= window)
-    scores = (q @ k.transpose(2, 3)).float() * scale  # (B, H, T, T)
-    if softcap > 0:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(hidden, float("-inf"))
-    if sinks is not None:
-        more = sinks.float().view(1, heads, 1, 1).expand(h.size(0), heads, h.size(1), 1)
-        scores = torch.cat((scores, more), dim=3)
-    weights = scores.softmax(dim=3)[:, :, :, : h.size(1)]
-    y = F.dropout(weights, dropout).to(v.dtype) @ v
-    return y.transpose(1, 2).flatten(2)
+    """`Past.attend` without a cache. window: 0 for none."""
+    if 0 < window < q.size(2):  # TorchScript has no chained comparisons
+        starts = torch.zeros(q.size(0), dtype=torch.long, device=q.device)
+        return local_attention(q, k, v, starts, window, scale, softcap, sinks, dropout, upcast)
+    return attention(q, k, v, None, True, scale, softcap, sinks, dropout, upcast)
 
 
 def experts(
     h: Tensor, router: Tensor, router_bias: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor,
     down_bias: Tensor, top: int, alpha: float, limit: float,
 ) -> Tensor:  # fmt: skip
-    """Gated MLPs, the `top` of each position, by the softmax of the router's scores for them."""
-    rows = h.flatten(0, 1)  # (B * T, C)
-    scores, chosen = F.linear(rows, router, router_bias).topk(top, dim=1)
-    shares = scores.softmax(dim=1)
-    y = torch.zeros_like(rows)
-    for number in range(gate_up.size(0)):
-        places = (chosen == number).nonzero()  # (n, 2): position, choice
+    """The sum over the selected experts of each token, (B, T, C)."""
+    tokens = h.flatten(0, 1)  # (B * T, C)
+    probs, chosen = route(tokens, router, router_bias, top)
+    y = torch.zeros_like(tokens)
+    for expert in range(gate_up.size(0)):
+        places = (chosen == expert).nonzero()  # (n, 2): token, choice
         if places.size(0) > 0:
-            row = places[:, 0]
-            both = (rows[row] @ gate_up[number] + gate_up_bias[number]).unflatten(1, [-1, 2])  # (n, I, 2)
-            gate, up = both[:, :, 0].clamp(max=limit), both[:, :, 1].clamp(min=-limit, max=limit)
-            found = (gate * torch.sigmoid(alpha * gate) * (up + 1)) @ down[number] + down_bias[number]
-            y = y.index_add(0, row, found * shares[row, places[:, 1]].unsqueeze(1))
+            token = places[:, 0]
+            output = gated_mlp(
+                tokens[token], gate_up[expert], gate_up_bias[expert], down[expert], down_bias[expert], alpha, limit
+            )
+            y = y.index_add(0, token, output * probs[token, places[:, 1]].unsqueeze(1))
     return y.view_as(h)
 
 
-def gated_delta(
-    mixed: Tensor, h: Tensor, heads: int, groups: int, size: int, decay: Tensor, bias: Tensor, norm: Tensor, eps: float
-) -> Tensor:
-    """The gated delta rule from its first position, normed and gated, (B, T, H * V).
-
-    mixed: q, k and v side by side, (B, T, 2 * G * K + H * V). h: z, and the numbers of beta and the decay.
-    """
-    keys = mixed.size(2) - heads * size
-    q, k, v = mixed.float().split([keys // 2, keys // 2, heads * size], dim=2)
-    z, b, a = h.float().split([heads * size, heads, heads], dim=2)
-    q, k, v = q.unflatten(2, [groups, -1]), k.unflatten(2, [groups, -1]), v.unflatten(2, [heads, -1])
-    q = q * torch.rsqrt(q.square().sum(dim=3, keepdim=True) + 1e-6) * q.size(3) ** -0.5
-    k = k * torch.rsqrt(k.square().sum(dim=3, keepdim=True) + 1e-6)
-    q = q.repeat_interleave(heads // groups, dim=2).transpose(1, 2)  # (B, H, T, K)
-    k = k.repeat_interleave(heads // groups, dim=2).transpose(1, 2)
-    decays = -decay.float().exp() * F.softplus(a + bias.float())  # (B, T, H)
-    state = torch.zeros([q.size(0), heads, q.size(3), size], device=h.device)
-    y = delta_rule(q, k, v.transpose(1, 2), decays.transpose(1, 2), b.sigmoid().transpose(1, 2), state)[0]
-    y = rms_norm(y.transpose(1, 2), norm.float(), eps, False) * F.silu(z.unflatten(2, [heads, -1]))
-    return y.flatten(2).to(h.dtype)
-
-
-def distance_bias(weight: Tensor, idx: Tensor, far: int, both_ways: bool) -> Tensor:
-    """The numbers (1, H, T, T) of the table (buckets, H) for ids (B, T); minus infinity for later ids but both_ways."""
-    positions = torch.arange(idx.size(1), device=idx.device)
-    distances = positions.unsqueeze(0) - positions.unsqueeze(1)  # of the keys, from each query
-    count = weight.size(0) // 2 if both_ways else weight.size(0)
-    back = distances.abs() if both_ways else (-distances).clamp(min=0)
-    near = count // 2
-    beyond = (back.float() / near).log() / math.log(far / near) * (count - near)
-    found = torch.where(back < near, back, (near + beyond.clamp(min=0).long()).clamp(max=count - 1))
-    if both_ways:
-        found = found + count * (distances > 0)
-    bias = F.embedding(found, weight).permute(2, 0, 1).unsqueeze(0)
-    return bias if both_ways else bias.masked_fill(distances > 0, float("-inf"))
-
-
-def attend_with_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
-    """Attention of q (B, H, T, D) to all of k and v (B, H, S, D), with what is added to the scores; (B, T, H * D)."""
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
-    return y.transpose(1, 2).flatten(2)
-
-
-def cross_attend(h: Tensor, keys: Tensor, values: Tensor, heads: int, scale: float, dropout: float) -> Tensor:
-    """Attention of h (B, T, H * D) to keys and values (B, E, H * D) of the source."""
-    q, k, v = [part.unflatten(2, [heads, -1]).transpose(1, 2) for part in (h, keys, values)]
-    return attend_with_bias(q, k, v, None, scale, dropout)
-
-
 FUNCTIONS = (
-    attend,
-    attend_by_scores,
-    attend_with_bias,
+    attention,
     check,
-    cross_attend,
-    distance_bias,
     experts,
     gated_delta,
-    heads_of,
+    gated_rms_norm,
+    merge_heads,
+    query_growth,
+    relative_bias,
     rms_norm,
+    rotary_angles,
     rotate,
-    rotations,
     scaled,
+    self_attention,
+    split_heads,
 )
 
 

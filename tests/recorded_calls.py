@@ -21,7 +21,8 @@ from test_decoder import DTYPES, new, some_ids
 from torch import Tensor
 
 import minhub_py
-from minhub_py.inference.compiled import BLOCKS, INTERFACE, Call, CompiledReader, Operation, library
+from minhub_py.inference.compiled import CompiledReader
+from minhub_py.inference.library import BLOCKS, INTERFACE, Call, Operation, library
 from minhub_py.models.base import EncoderDecoder
 from minhub_py.registry import entry_of
 
@@ -101,7 +102,7 @@ class RecordingReader(CompiledReader):
         self.pointers.append(at)
 
     def locate(self, address: int) -> int:
-        known = [*self.kept, *self.rotated.values(), *self.live, *vars(self).values()]
+        known = [*self.program.references, *self.program.angles.values(), *self.live, *vars(self).values()]
         known = [each for each in known if isinstance(each, Tensor)]
         for tensor in known:
             start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()  # views of it share it

@@ -14,7 +14,8 @@ from test_decoder import in_dtype, plain  # noqa: F401
 from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
 from minhub_py.files.tokenizer import characters
 from minhub_py.inference.batch import Batch, Event
-from minhub_py.inference.compiled import LONG, CompiledReader, library
+from minhub_py.inference.compiled import LONG, CompiledReader
+from minhub_py.inference.library import library
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
 V, CONTEXT = 61, 48

@@ -12,7 +12,8 @@ from test_decoder import at_the_end_of_memory, kernel, read, some_ids  # noqa: F
 
 import minhub_py
 from minhub_py import generate, llama
-from minhub_py.inference.compiled import BLOCKS, CompiledReader
+from minhub_py.inference.compiled import CompiledReader
+from minhub_py.inference.library import BLOCKS
 from minhub_py.inference.quantize import Quantized, kind_of, layers_of, replace_layers
 from weights_map.blocks import TYPES, Blocks, unpack_rows
 

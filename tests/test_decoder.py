@@ -27,10 +27,12 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from minhub_py import generate, gpt2, gptneo, llama, lstm, score, stream
-from minhub_py.inference import compiled
-from minhub_py.inference.compiled import MOST_TOKENS, CompiledReader, Operation, reader_of
+from minhub_py.inference import library
+from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.inference.eager import CHUNK, EagerReader
+from minhub_py.inference.library import MOST_TOKENS, Operation
 from minhub_py.inference.quantize import KINDS, quantize
+from minhub_py.models.steps import Linear
 
 TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order differ by some 1e-6
 
@@ -41,8 +43,8 @@ GPTNEO = {"vocab_size": 61, "max_position_embeddings": 150, "hidden_size": 24, "
 LSTM = {"vocab_size": 61, "embedding_size": 16, "hidden_size": 24, "num_layers": 2, **ENDS}
 LOCAL = [[["local"], 2]]
 
-CASES = {f"gpt2-{name}": ({"activation_function": name}) for name in compiled.ACTIVATIONS}
-CASES |= {f"gptneo-{name}": ({"activation_function": name}) for name in compiled.ACTIVATIONS}
+CASES = {f"gpt2-{name}": ({"activation_function": name}) for name in library.ACTIVATIONS}
+CASES |= {f"gptneo-{name}": ({"activation_function": name}) for name in library.ACTIVATIONS}
 CASES |= {
     "gpt2-heads-of-5": {"n_embd": 35, "n_head": 7, "n_inner": 17},
     "gpt2-heads-of-1": {"n_embd": 3, "n_head": 3, "n_inner": 1, "vocab_size": 13},
@@ -81,8 +83,8 @@ FAMILIES = ("gpt2-heads-of-5", "gptneo-heads-of-5", "lstm-three-layers")
 
 def kernels():
     """What this processor runs."""
-    names = [name for name in ("amx", "bf16", "avx512", "avx2", "plain") if compiled.library().choose(name.encode())]
-    compiled.library().choose(None)
+    names = [name for name in ("amx", "bf16", "avx512", "avx2", "plain") if library.library().choose(name.encode())]
+    library.library().choose(None)
     return names
 
 
@@ -96,9 +98,9 @@ ROUNDING = ("amx", "bf16")  # those whose products in bfloat16 round their input
 
 @pytest.fixture(params=KERNELS)
 def kernel(request):
-    assert compiled.library().choose(request.param.encode()) == request.param.encode()
+    assert library.library().choose(request.param.encode()) == request.param.encode()
     yield request.param
-    compiled.library().choose(None)
+    library.library().choose(None)
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +116,7 @@ def plain(monkeypatch):
 
     def run(work):
         with monkeypatch.context() as patch:
-            patch.setattr(compiled, "library", lambda: None)
+            patch.setattr(library, "library", lambda: None)
             return work()
 
     return run
@@ -238,7 +240,7 @@ def test_ids_that_are_taken_back_leave_a_ring_as_it_was(kernel, window) -> None:
     for place, guessed in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
         found = extend(reader, [[ids[place], *wrong[place + 1 : place + 1 + guessed]]], cache)
         assert_close(found[:1], wanted[place : place + 1])
-        cache.take_back(0, len(found) - 1)
+        cache.truncate(0, len(found) - 1)
 
 
 def test_a_prompt_in_pieces_of_forward_and_of_native_code() -> None:
@@ -281,14 +283,14 @@ def product(layer, x):
     """The outputs of a layer for inputs (tokens, columns), at most 128 tokens."""
     tokens, columns = x.shape
     reader = CompiledReader(new("gpt2"))
-    reader.width = -(-max(columns, layer.weight.size(0)) // 128) * 128
+    reader.program.width = -(-max(columns, layer.weight.size(0)) // 128) * 128
     room = reader._room(tokens)
     reader.codes = reader._room_for_codes()
     call = reader._new_call([[torch.zeros(1, 1, 1, 1)] * 2], torch.float32, room)
     call.tokens = tokens
     room[1, :, :columns] = x
-    operations = (Operation * 1)(*reader._translate("linear", {"layers": [layer]}))
-    compiled.library().decode(operations, 1, ctypes.byref(call))
+    operations = (Operation * 1)(*reader.program.operations(Linear([layer])))
+    library.library().decode(operations, 1, ctypes.byref(call))
     return room[2, :, : layer.weight.size(0)]
 
 
@@ -946,8 +948,8 @@ def test_more_positions_than_a_cache_has() -> None:
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch) -> None:
-    monkeypatch.setattr(compiled, "INTERFACE", compiled.INTERFACE + 1)
-    opened = compiled.opened.__wrapped__()
+    monkeypatch.setattr(library, "INTERFACE", library.INTERFACE + 1)
+    opened = library.opened.__wrapped__()
     assert opened[0] is None
     assert "another version" in opened[1]
 

@@ -21,8 +21,8 @@ import minhub_py
 from minhub_py import embed
 from minhub_py.analysis import embed as module
 from minhub_py.analysis.states import States
-from minhub_py.inference.cache import Span
 from minhub_py.inference.quantize import quantize
+from minhub_py.models.cache import Past
 
 TOLERANCE = 5e-5  # of the largest number
 VOCABULARY = 61
@@ -136,10 +136,10 @@ def test_sinusoidal() -> None:
     wanted = []
     for ids in texts:
         idx = torch.tensor([ids])
-        span = Span(idx, None)
-        states = [model.embedding(idx) + model.positions(span.positions)]
+        past = Past(idx)
+        states = [model.embedding(idx) + model.positions(past.positions)]
         for block in model.layers:
-            states.append(block(states[-1], span))
+            states.append(block(states[-1], past))
         wanted.append([state[0].detach() for state in states])
     assert_embeds(model, texts, wanted)
 

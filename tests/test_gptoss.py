@@ -22,9 +22,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 import minhub_py
 from minhub_py.convert import convert
 from minhub_py.files.storage import Checkpoint
-from minhub_py.inference.compiled import CompiledReader, library, reader_of
+from minhub_py.inference.compiled import CompiledReader, reader_of
+from minhub_py.inference.library import library
 from minhub_py.inspection import inspect, verify
-from minhub_py.models.packed import Packed
+from minhub_py.models.experts import Packed
 from minhub_py.registry import preset
 from minhub_py.torchscript import save_torchscript
 
@@ -100,7 +101,7 @@ def test_the_compiled_reader(packed, kernels: str) -> None:
         reference, model, _ = packed
         reader = reader_of(model)
         assert type(reader) is CompiledReader
-        held = {tensor.data_ptr() for tensor in reader.kept}
+        held = {tensor.data_ptr() for tensor in reader.program.references}
         assert all({each.blocks.data_ptr(), each.scales.data_ptr()} <= held for each in experts_of(model))
         ids = ids_of(1)[0].tolist()
         found = reader.read({0: ids}, reader.new_cache(1, LENGTH), every=True).clone()

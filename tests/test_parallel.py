@@ -245,7 +245,9 @@ def test_each_weight_is_shared_and_none_is_read_as_a_whole(name: str, two: Any, 
 def test_errors_say_what_to_do(folder: Path, tmp_path: Path) -> None:
     first, second = together(2, "fail", folder, [], tmp_path)
     assert first["lstm"] == second["lstm"]
-    assert first["lstm"].startswith("ValueError: LSTM: lstm cannot be split among processes; load this model in one")
+    assert first["lstm"].startswith(
+        "ValueError: LSTM: Recurrent layers cannot be split among processes; load this model"
+    )
     assert first["gpt2-one-head-one-layer"].endswith("1 heads cannot be split among 2 processes: start at most 1")
     assert first["nowhere"].startswith("FileNotFoundError")
     assert second["nowhere"].startswith("OtherProcessError: process 0 has failed")

@@ -20,7 +20,7 @@ from torch import nn
 
 import minhub_py
 from minhub_py import generate, score
-from minhub_py.inference import compiled
+from minhub_py.inference import library
 from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.inference.eager import EagerReader
 from minhub_py.inference.quantize import (
@@ -431,4 +431,4 @@ def test_a_hook_on_a_quantized_layer() -> None:
 def test_quantized_models_have_native_code_for_all_cases() -> None:
     for name in CASES:
         for kind in KINDS:
-            assert type(reader_of(new(name, kind))) is (CompiledReader if compiled.library() else EagerReader)
+            assert type(reader_of(new(name, kind))) is (CompiledReader if library.library() else EagerReader)

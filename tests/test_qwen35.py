@@ -127,7 +127,7 @@ def test_a_text_that_begins_like_another(load) -> None:  # noqa: F811
         second = batch.admit(start + more, 12, sampling=Sampling(temperature=0), like=first)
         made[second] = []
         with torch.inference_mode():
-            shared = batch.cache.holds_start(0, len(start))
+            shared = batch.cache.has_prefix(0, len(start))
         assert shared == (steps == 1)
         while len(batch):
             for event in batch.step():
@@ -187,7 +187,7 @@ def test_the_rule_is_never_in_16_bits(load, monkeypatch: pytest.MonkeyPatch) -> 
         autocast.append(torch.is_autocast_enabled("cpu"))
         return delta_rule(*given)
 
-    monkeypatch.setattr("minhub_py.models.qwen35.delta_rule", rule)
+    monkeypatch.setattr("minhub_py.models.delta.delta_rule", rule)
     with torch.autocast("cpu", torch.bfloat16):
         assert load("qwen3_5_text")[1](ids_of(1)).dtype == torch.bfloat16
     assert autocast == [False] * 3

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 
 import minhub_py
 import weights_map
-from minhub_py.inference.compiled import CompiledReader, library, reader_of
+from minhub_py.inference.compiled import CompiledReader, reader_of
+from minhub_py.inference.library import library
 from minhub_py.models.sinusoidal import SinusoidalConfig
 from minhub_py.torchscript import save_torchscript
 

@@ -9,8 +9,8 @@ from test_decoder import kernel, new, plain, some_ids  # noqa: F401
 
 from minhub_py import generate, stream
 from minhub_py.files.tokenizer import characters
-from minhub_py.inference import compiled
-from minhub_py.inference.compiled import MOST_TOKENS
+from minhub_py.inference import library
+from minhub_py.inference.library import MOST_TOKENS
 from minhub_py.inference.speculate import Guesser
 
 MOST = [1, 2, 8, 31, 100]
@@ -58,8 +58,8 @@ class Counted:
 @pytest.fixture
 def calls(monkeypatch):
     """The tokens of each call of native code."""
-    counted = Counted(compiled.library())
-    monkeypatch.setattr(compiled, "library", lambda: counted)
+    counted = Counted(library.library())
+    monkeypatch.setattr(library, "library", lambda: counted)
     return counted.tokens
 
 

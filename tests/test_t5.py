@@ -23,8 +23,9 @@ from minhub_py.config import read as read_settings
 from minhub_py.convert import convert
 from minhub_py.files.storage import Checkpoint
 from minhub_py.inference.batch import Batch
-from minhub_py.inference.compiled import CompiledReader, library, reader_of
+from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.inference.eager import EagerReader
+from minhub_py.inference.library import library
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inspection import inspect, verify
 from minhub_py.registry import family_of, preset
@@ -150,7 +151,7 @@ def test_rows_of_different_lengths(load) -> None:
     lengths, cache = [0, 9, 30], model.new_cache(3, 60)
     for row, (source, length) in enumerate(zip(sources, lengths, strict=True)):
         one = model.new_cache(1, 60)
-        one.remember(model.encode(source))
+        one.set_encoder(model.encode(source))
         if length:
             model(None, ids[row : row + 1, :length], one)
         cache.set_row(row, one)

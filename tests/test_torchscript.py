@@ -60,8 +60,8 @@ DROPOUTS = {
     "gptneo": ("embed_dropout", "attention_dropout", "resid_dropout"),
     "lstm": ("dropout",),
 }
-# What the files of all families ask of LibTorch. Each has run in LibTorch 2.8.0, with gradients: whoever adds one tries
-# it there first.
+# Operators of the files of all architectures. Each has run in LibTorch 2.8.0, with gradients, except those of the last
+# line, for soft caps and sinks, which are in LibTorch since version 1. Test additional operators there first.
 OPERATORS = """
     __and__.Tensor add.Scalar add.Tensor add.int arange cat chunk contiguous cos div.Scalar dropout embedding eq.int
     flatten.using_ints floor floordiv.int ge.Scalar ge.int gelu gt.Tensor gt.int layer_norm le.Tensor linear log
@@ -69,6 +69,7 @@ OPERATORS = """
     prim::unchecked_cast relu repeat_interleave.self_int reshape rsqrt scaled_dot_product_attention silu sin size
     size.int slice.Tensor split.sizes square sub.Scalar sub.Tensor sub.int tensor to.dtype transpose.int
     unflatten.int unfold unsqueeze view zeros
+    bitwise_not expand gt.float lt.float masked_fill.Scalar matmul ones softmax.int tanh triu
 """.split()
 
 

@@ -1,8 +1,8 @@
-"""Looking inside a model: what each head attends to, and what each layer would predict next.
+"""The attention weights of each head, and the predictions of each layer.
 
-Both are made of the hidden states (states.py). The steps from a layer's beginning to its attention make queries and
-keys of a state, and these the weights that PyTorch's fused attention does not tell. The steps after the last layer make
-a prediction of the state of any layer, as of the last (nostalgebraist, 2020, "interpreting GPT: the logit lens").
+`Past.attend` records attention weights while the model's own `forward` runs. Predictions of a layer apply the steps
+after the last layer to its hidden states (states.py), as in the logit lens (nostalgebraist, 2020, "interpreting GPT:
+the logit lens").
 """
 
 import os
@@ -17,8 +17,10 @@ from minhub_py.analysis.embed import Text, ids_of_texts
 from minhub_py.analysis.states import States
 from minhub_py.analysis.tokens import texts_of_ids
 from minhub_py.arguments import model_of, whole
-from minhub_py.models.base import Step
-from minhub_py.torchscript import distance_bias, heads_of, rotate, rotations
+from minhub_py.inference.eval_mode import in_eval_mode
+from minhub_py.models.base import EncoderDecoder, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.steps import Linear, Norm, Step
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,22 +84,28 @@ class LayerPredictions:
 
 @torch.no_grad()
 def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeights:
-    """How much each token of a text attends to each, in each head of each layer: transformers' `attentions`.
+    """The attention weights of each head of each layer for a text: transformers' `attentions`.
 
-    The weights of a query sum to 1; less in GPT-OSS, whose sinks take a share. Layers without attention, as Qwen 3.5
-    has them, are left out. Those of an encoder-decoder are its encoder's. text: a string, or ids without a tokenizer.
+    The weights of a query sum to 1, in GPT-OSS to less: its sinks are not included. Layers without attention, as in
+    Qwen 3.5, are omitted. An encoder-decoder returns the weights of its encoder. text: a string, or token IDs without a
+    tokenizer.
 
-    ValueError: a model without attention, a text without tokens or longer than the context, and as `embed`.
+    ValueError: a model without attention, or a text without tokens or longer than the context length; see `embed`.
     """
     model = model_of(model, "attention_weights()")
-    states = States(model, "attention_weights()")
-    attending = [number for number, steps in enumerate(states.layers) if steps[-1][0] == "attend"]
-    if not attending:
+    if not any(isinstance(layer, KeyValues) for layer in model.cache_layout()):
         raise ValueError(f"{model.config.TITLE}: this model has no attention: it carries a state from token to token")
-    ids, tokens, idx = read_text(states, tokenizer, text)
-    found = states.read(idx, attending)
-    weights = torch.cat([weights_of(states.layers[number], found[number]).cpu() for number in attending])
-    return AttentionWeights(tokens, ids, [number + 1 for number in attending], weights)
+    ids, tokens, idx = read_text(model, tokenizer, text)
+    weights: dict[int, Tensor] = {}
+    past = Past(idx, recorded=weights)
+    running, context = in_eval_mode(model)
+    with context():
+        if isinstance(running, EncoderDecoder):
+            running.encode(idx, past)
+        else:
+            running.body(idx, past)
+    numbers = sorted(weights)
+    return AttentionWeights(tokens, ids, [i + 1 for i in numbers], torch.cat([weights[i] for i in numbers]).cpu())
 
 
 @torch.no_grad()
@@ -114,7 +122,7 @@ def layers(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredictio
         )
     n = min(whole("n", n, 1), model.config.vocab_size)
     states = States(model, "layers()")
-    ids, tokens, idx = read_text(states, tokenizer, text)
+    ids, tokens, idx = read_text(model, tokenizer, text)
     found = states.read(idx, range(states.count + 1))
     # An LSTM's embeddings may be of another size than what its head takes.
     fitting = [number for number in found if number > 0 or not states.recurrent or found[0].shape == found[1].shape]
@@ -125,15 +133,15 @@ def layers(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredictio
     return LayerPredictions(tokens, ids, fitting, predicted, probs, names)
 
 
-def read_text(states: States, tokenizer: Any, text: Text) -> tuple[list[int], list[str | None], Tensor]:
-    """The ids of a text, their texts, and the ids (1, T) where the model is. ValueError: none, or too many."""
-    [ids] = ids_of_texts(states.model, tokenizer, [text])
+def read_text(model: LanguageModel, tokenizer: Any, text: Text) -> tuple[list[int], list[str | None], Tensor]:
+    """The token IDs of a text, their strings, and the IDs (1, T) on the device. ValueError: none, or too many."""
+    [ids] = ids_of_texts(model, tokenizer, [text])
     if not ids:
         raise ValueError("the text has no tokens: give it some words")
-    limit = None if states.encoder else states.model.config.context_length
+    limit = None if model.encoder_decoder else model.config.context_length
     if limit is not None and len(ids) > limit:
         raise ValueError(f"the text has {len(ids):,} tokens, and this model sees {limit:,} at once: give a shorter one")
-    device = next(states.model.parameters()).device
+    device = next(model.parameters()).device
     return ids, texts_of_ids(tokenizer, ids), torch.tensor([ids], device=device)
 
 
@@ -147,60 +155,11 @@ def likeliest(states: States, number: int, x: Tensor, n: int) -> tuple[Tensor, T
 
 
 def final(steps: Sequence[Step], x: Tensor) -> Tensor:
-    """What the head is given, of what the last layer gives: most families have a norm between."""
+    """The input of the head, for the output of the last layer: most architectures have a norm between them."""
     h = x
-    for operation, keywords in steps:
-        if operation in ("norm", "rms_norm"):
-            h = keywords["layer"](x)
-        elif operation == "linear":
-            h = torch.cat([layer(h) for layer in keywords["layers"]], dim=-1)
+    for step in steps:
+        if isinstance(step, Norm):
+            h = step.layer(x)
+        elif isinstance(step, Linear):
+            h = torch.cat([layer(h) for layer in step.layers], dim=-1)
     return h
-
-
-def weights_of(steps: Sequence[Step], x: Tensor) -> Tensor:
-    """The attention weights (1, H, T, T), float32, of a layer that is given x (1, T, C): its steps as far as that."""
-    h = x
-    for operation, keywords in steps:
-        if operation in ("norm", "rms_norm"):
-            h = keywords["layer"](x)
-        elif operation == "linear":
-            h = torch.cat([layer(h) for layer in keywords["layers"]], dim=2)
-        elif operation == "rotate":
-            h = turned(h, **keywords)
-    return attention(h, **steps[-1][1])
-
-
-def turned(
-    h: Tensor, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,
-    plus_one: bool = False, whole: bool = False, interleaved: bool = False, gate: bool = False,
-) -> Tensor:  # fmt: skip
-    """The step `rotate`, after which the gates are gone: they do not change the weights."""
-    groups = groups or heads
-    if gate:
-        parts = h.unflatten(2, [2 * (heads + groups), -1])
-        h = torch.cat([parts[:, :, 0 : 2 * heads : 2], parts[:, :, 2 * heads :]], dim=2).flatten(2)
-    angles = rotations(h[:, :, 0], list(rope.frequencies), rope.amplitude, rope.growth, rope.original)
-    q_weight, k_weight, eps = (None, None, 0.0) if q_norm is None else (q_norm.weight, k_norm.weight, q_norm.eps)
-    return rotate(h, heads, groups, angles, interleaved, q_weight, k_weight, eps, plus_one, whole)
-
-
-def attention(
-    h: Tensor, heads: int, scale: float, groups: int | None = None, window: int | None = None,
-    softcap: float | None = None, sinks: Tensor | None = None, bias: Any = None, both_ways: bool = False, **_: Any,
-) -> Tensor:  # fmt: skip
-    """The step `attend`, as far as the weights: (B, H, T, T) of q, k and v side by side in h (B, T, (H + 2G) * D)."""
-    q, k, _v = heads_of(h.float(), heads, groups or heads)
-    T = h.size(1)
-    scores = q @ k.transpose(2, 3) * scale  # (B, H, T, T)
-    if bias is not None:
-        scores = scores + distance_bias(bias.weight.float(), h[:, :, 0], bias.far, both_ways)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if not both_ways:
-        place = torch.arange(T, device=h.device)
-        back = place.unsqueeze(1) - place  # how far each key lies before each query
-        scores = scores.masked_fill((back < 0) | (back >= (window or T)), -torch.inf)
-    if sinks is not None:
-        more = sinks.float().view(1, heads, 1, 1).expand(h.size(0), heads, T, 1)
-        scores = torch.cat((scores, more), dim=3)
-    return scores.softmax(dim=3)[..., :T]

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from minhub_py.inference.batch import common, context_start
-from minhub_py.inference.cache import Cache, KeyValues, shapes_of
-from minhub_py.inference.compiled import MOST_TOKENS, reader_of
+from minhub_py.inference.compiled import reader_of
 from minhub_py.inference.eager import Reader
+from minhub_py.inference.library import MOST_TOKENS
 from minhub_py.inference.sampling import check_finite, one_thread
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import Cache, KeyValues, shapes_of
 
 # Of one block: texts, ids to read, and bytes of keys and values (but two rows in any case).
 ROWS, IDS, BYTES = 64, 1024, 2**27

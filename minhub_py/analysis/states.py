@@ -18,10 +18,23 @@ import torch
 from torch import Tensor, nn
 
 from minhub_py.arguments import is_whole
-from minhub_py.inference.cache import Cache
 from minhub_py.inference.eval_mode import may_hold_modules, twin
 from minhub_py.inference.quantize import Quantized
-from minhub_py.models.base import LanguageModel, Step
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import Cache
+from minhub_py.models.steps import (
+    Add,
+    AddPositions,
+    Attend,
+    CacheEncoder,
+    DeltaRule,
+    Embed,
+    Experts,
+    Linear,
+    Norm,
+    Recurrent,
+    Step,
+)
 
 
 class States:
@@ -42,14 +55,15 @@ class States:
         self.encoder = model.encoder_decoder
         steps = self.model.encoder_steps() if self.encoder else self.model.steps()
         self.layers, self.tail = by_layer(steps)
-        self.recurrent = [keywords["layer"] for (operation, keywords), *_ in self.layers if operation == "lstm"]
+        self.recurrent = [step.layer for step, *_ in self.layers if isinstance(step, Recurrent)]
         self.count = self.recurrent[0].num_layers if self.recurrent else len(self.layers)
         self.wanted: Collection[int] = ()
         self.heard: dict[int, Tensor] = {}
         for number, layer in enumerate(self.layers):
             self._listen(layer, self._hear_lstm if self.recurrent else partial(self._hear, number))
         if self.encoder:  # `encode` gives keys and values, which are made of the last state
-            self._listen([each for each in self.tail if each[0] == "remember"], partial(self._hear, self.count))
+            last = [step for step in self.tail if isinstance(step, CacheEncoder)]
+            self._listen(last, partial(self._hear, self.count))
 
     def number(self, layer: object) -> int:
         """The number of a state, from the end if it is negative. ValueError: there is no such."""
@@ -102,23 +116,24 @@ class EnoughError(Exception):
 
 
 def by_layer(steps: Iterator[Step]) -> tuple[list[list[Step]], list[Step]]:
-    """The steps of each layer as far as that which mixes positions; and those after the last layer."""
+    """The steps of each layer up to the operation that mixes positions, and the steps after the last layer."""
     layers: list[list[Step]] = []
-    since: list[Step] = []  # the last change of the residual stream
-    for each in steps:
-        operation, keywords = each
-        since.append(each)
-        if operation in ("attend", "delta_rule", "lstm"):
-            layers.append(list(since))
-        if operation in ("embed", "place", "add", "experts", "lstm") or keywords.get("stream"):
-            since = []
-    return layers, since
+    current: list[Step] = []  # since the last change of the residual stream
+    for step in steps:
+        current.append(step)
+        if isinstance(step, Attend | DeltaRule | Recurrent):
+            layers.append(list(current))
+        changes = isinstance(step, Embed | AddPositions | Add | Experts | Recurrent)
+        if changes or (isinstance(step, Norm) and step.to_residual):
+            current = []
+    return layers, current
 
 
 def modules_of(step: Step) -> list[nn.Module]:
-    """The modules that a step gives the current value to."""
-    keywords = step[1]
-    return keywords["layers"] if "layers" in keywords else [keywords["layer"]] if "layer" in keywords else []
+    """The modules that a step calls with the current value."""
+    if isinstance(step, Linear | CacheEncoder):
+        return list(step.layers)
+    return [step.layer] if isinstance(step, Norm | Add | Recurrent) else []
 
 
 def lstm_layers(lstm: Any, x: Tensor) -> Iterator[Tensor]:

@@ -29,13 +29,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from minhub_py.inference.cache import Cache
-from minhub_py.inference.compiled import MOST_TOKENS, reader_of
+from minhub_py.inference.compiled import reader_of
 from minhub_py.inference.eager import CHUNK, Reader
 from minhub_py.inference.grammar import Matcher
+from minhub_py.inference.library import MOST_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria, check_finite, one_thread
 from minhub_py.inference.speculate import Guesser
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import Cache
 
 
 def context_start(known: int, context: int | None) -> int:
@@ -279,12 +280,12 @@ class Batch:
                 and context_start(len(other.text), self.context) == 0
             ):
                 length = common(row.text[:-1], other.text[: self.cache.lengths[other.slot]])
-                if length > best and self.cache.holds_start(other.slot, length):
+                if length > best and self.cache.has_prefix(other.slot, length):
                     best, source, slot = length, self.cache, other.slot
         used = None
         for kept in self.kept:
             length = common(row.text[:-1], kept.ids)
-            if length > best and kept.cache.holds_start(0, length):
+            if length > best and kept.cache.has_prefix(0, length):
                 best, source, slot, used = length, kept.cache, 0, kept
         if source is not None:
             self.cache.set_row(row.slot, source, slot, best)
@@ -352,7 +353,7 @@ class Batch:
             asking = again
         for row in rows:
             if row.guess and not row.given:
-                self.cache.take_back(row.slot, len(row.guess) - right[row.key])
+                self.cache.truncate(row.slot, len(row.guess) - right[row.key])
                 row.guesser.learn(right[row.key], len(row.guess))
             row.guess = []
         return events
@@ -386,7 +387,7 @@ class Batch:
         # What the new text begins with is in it, unless it is a state, which has moved on.
         self.kept = [
             each for each in self.kept
-            if each.ids != ids[: len(each.ids)] or not new.cache.holds_start(0, len(each.ids))
+            if each.ids != ids[: len(each.ids)] or not new.cache.has_prefix(0, len(each.ids))
         ] + [new]  # fmt: skip
         while sum(each.cache.size for each in self.kept) > self.keep:
             self.kept.pop(0)

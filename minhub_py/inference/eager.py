@@ -6,10 +6,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from minhub_py.inference.cache import Cache
 from minhub_py.inference.eval_mode import has_hooks, in_eval_mode
 from minhub_py.inference.untouched import is_of_this_package
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import Cache
 
 Result = TypeVar("Result")
 
@@ -56,7 +56,7 @@ class EagerReader:
         """See `Reader`. A source is read by itself: no other changes its bits."""
         idx = self._tensor([ids])
         with cache.row(row) as one:
-            one.remember(self._in_eval_mode_do(lambda model: model.encode(idx)))
+            one.set_encoder(self._in_eval_mode_do(lambda model: model.encode(idx)))
 
     def read(
         self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False

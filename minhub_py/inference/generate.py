@@ -9,7 +9,8 @@ from torch import Tensor
 
 from minhub_py.arguments import model_of, whole
 from minhub_py.inference.batch import Batch
-from minhub_py.inference.compiled import MOST_TOKENS, reader_of
+from minhub_py.inference.compiled import reader_of
+from minhub_py.inference.library import MOST_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.models.base import LanguageModel
 

@@ -5,12 +5,11 @@ the steps with these parts: each process has its heads, inner numbers and expert
 the residual stream, which all have as a whole. There is one sum over the processes for each block, or for two that read
 the same, one for the embedding, and the logits, which are brought together at the end.
 
-No family is named here: inference/compiled.py says what the operations mean. What `Run` lacks is refused by name.
+models/steps.py documents the operations. Operations that cannot be split are refused by name.
 
 Notation: that of the model files; H', G' heads of this process.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,33 +17,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minhub_py.inference.cache import Layout, Memory, Source, Span
 from minhub_py.inference.processes import Processes
 from minhub_py.inference.split import Heads, Split
-from minhub_py.models.base import ACTIVATIONS, EncoderDecoder, LanguageModel, Step
-from minhub_py.models.delta import delta_rule
-from minhub_py.models.packed import Packed
-from minhub_py.torchscript import rms_norm, rotate, scaled
+from minhub_py.models.base import ACTIVATIONS, EncoderDecoder, LanguageModel
+from minhub_py.models.cache import EncoderCache, EncoderKeyValues, Layout, Past
+from minhub_py.models.delta import gated_delta
+from minhub_py.models.experts import gated_mlp, route, weight_of
+from minhub_py.models.layers import merge_heads, split_heads, split_qkv
+from minhub_py.models.rotary import Rotation
+from minhub_py.models.steps import (
+    Add,
+    AddPositions,
+    Attend,
+    CacheEncoder,
+    CrossAttend,
+    DeltaRule,
+    Embed,
+    Experts,
+    Gate,
+    Linear,
+    LoadResidual,
+    Logits,
+    Norm,
+    Rotate,
+    SaveResidual,
+    Step,
+)
+from minhub_py.torchscript import scaled
 
 NOT_WHOLE = "a model that is split among processes cannot be saved or converted: load it without parallel="
 
 
 def split_of(model: LanguageModel, rank: int, count: int) -> Split:
-    """What of a model belongs to process `rank` of `count`.
-
-    ValueError: an operation that `Run` lacks, or fewer heads than processes.
-    """
+    """What of a model belongs to process `rank` of `count`. ValueError: see `Split`."""
     steps = [*(model.encoder_steps() if isinstance(model, EncoderDecoder) else ()), *model.steps()]
-    for operation, keywords in steps:
-        work = logits_of if operation == "logits" else getattr(Run, operation, None)
-        known = inspect.signature(work).parameters if work else keywords
-        given = [name for name, value in keywords.items() if value is not None and value is not False]
-        unknown = [name for name in given if name not in known]
-        if not work or unknown:
-            raise ValueError(
-                f"{model.config.TITLE}: {' with '.join((operation, *unknown[:1]))} cannot be split among processes; "
-                "load this model in one, without parallel=, --tensor-parallel or torchrun"
-            )
     return Split(model.config.TITLE, steps, model.cache_layout(), rank, count)
 
 
@@ -67,22 +73,24 @@ class ParallelModel(LanguageModel):
         self.split = split_of(model, processes.rank, processes.count)
         self.split.fill(model, tensors, place)
         self.model = model
-        *self.program, (_, self.head) = model.steps()
+        *self.program, head = model.steps()
+        assert isinstance(head, Logits)
+        self.head = head
         self.encoder_program = list(model.encoder_steps()) if isinstance(model, EncoderDecoder) else []
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
-        return self.run(self.program, idx, span).h
+    def body(self, idx: Tensor, past: Past) -> Tensor:
+        return self.run(self.program, idx, past).h
 
-    def run(self, steps: Sequence[Step], idx: Tensor, span: Span) -> "Run":
+    def run(self, steps: Sequence[Step], idx: Tensor, past: Past) -> "Run":
         """The values after some steps, which read ids (B, T)."""
         self.processes.agree(idx)
-        run = Run(self, idx, span)
-        for operation, keywords in steps:
-            getattr(run, operation)(**keywords)
+        run = Run(self, idx, past)
+        for step in steps:
+            run.step(step)
         return run
 
     def logits(self, x: Tensor) -> Tensor:
-        return self.processes.side_by_side(logits_of(x, **self.head), self.config.vocab_size)
+        return self.processes.side_by_side(logits_of(x, self.head), self.config.vocab_size)
 
     def cache_layout(self) -> Layout:
         return self.split.layout
@@ -98,10 +106,10 @@ class ParallelModel(LanguageModel):
 class ParallelEncoderDecoder(ParallelModel, EncoderDecoder):
     """An encoder-decoder whose weights are split among processes."""
 
-    def encode(self, idx: Tensor) -> Memory:
-        found = self.run(self.encoder_program, idx, Span(idx, None)).memory
-        layers = [layer for layer, kept in enumerate(self.split.layout) if isinstance(kept, Source)]
-        return dict(zip(layers, found, strict=True))
+    def encode(self, idx: Tensor, past: Past | None = None) -> EncoderCache:
+        encoder = self.run(self.encoder_program, idx, past or Past(idx)).encoder
+        layers = [layer for layer, about in enumerate(self.split.layout) if isinstance(about, EncoderKeyValues)]
+        return dict(zip(layers, encoder, strict=True))
 
 
 class Run:
@@ -110,13 +118,14 @@ class Run:
     h is the current value, (B, T, …). What is added to x stays a term of a sum over the processes until x is read.
     """
 
-    def __init__(self, model: ParallelModel, idx: Tensor, span: Span) -> None:
+    def __init__(self, model: ParallelModel, idx: Tensor, past: Past) -> None:
         self.split, self.processes = model.split, model.processes
-        self.idx, self.span = idx, span
+        self.idx, self.past = idx, past
         self.layer = -1
-        self.h = self.gates = self.kept = self.known = torch.empty(0)
+        self.h = self.gates = self.saved = self.known = torch.empty(0)
+        self.heads: tuple[Tensor, Tensor, Tensor] | None = None  # q, k and v, after a `Rotate`
         self.term: Tensor | None = None
-        self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values of the source, by layer of cross attention
+        self.encoder: list[tuple[Tensor, Tensor]] = []  # keys and values of the encoder, by layer of cross attention
         self.bias: tuple[Any, Tensor] | None = None  # the last one, which most layers share
 
     @property
@@ -135,195 +144,161 @@ class Run:
         """Add what this process has of a sum over all to x. Two that stand between readings are one sum."""
         self.term = term if self.term is None else self.term + term
 
-    def embed(self, tokens: Any, positions: Any = None, scale: float | None = None, dropout: float = 0.0) -> None:
+    def step(self, step: Step) -> None:
+        """Compute a step."""
+        match step:
+            case Embed():
+                self.embed(step)
+            case AddPositions():
+                rows = F.embedding(self.past.positions + step.first, step.positions.weight)
+                self.x = self.h = self.h + rows
+            case SaveResidual():
+                self.saved = self.x
+            case LoadResidual():
+                self.h = self.x
+            case Norm():
+                self.h = step.layer(self.saved if step.saved else self.x)
+                if step.to_residual:
+                    self.x = self.h
+            case Linear():
+                outputs = [F.linear(self.h, layer.weight, layer.bias) for layer in step.layers]
+                self.h = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+                if step.activation is not None:
+                    self.h = ACTIVATIONS[step.activation](self.h)
+            case Gate():
+                gate, up = self.h.chunk(2, dim=2)
+                self.h = ACTIVATIONS[step.activation](gate) * up
+            case Rotate():
+                self.rotate(step)
+            case Attend():
+                self.attend(step)
+            case CrossAttend():
+                self.layer += 1
+                q = split_heads(self.h, len(self.split.heads(step.heads, step.heads).q))  # (B, H', T, D)
+                self.h = merge_heads(self.past.cross_attend(self.layer, q, scale=step.scale))
+            case CacheEncoder():
+                mine = len(self.split.heads(step.heads, step.heads).q)
+                k, v = (split_heads(layer(self.h), mine) for layer in step.layers)
+                self.encoder.append((k, v))
+            case DeltaRule():
+                self.delta_rule(step)
+            case Add():
+                term = F.linear(self.h, step.layer.weight, step.layer.bias)
+                if step.norm is not None:
+                    self.x = self.x + step.norm(self.processes.sum(term))
+                else:
+                    self.add_term(term)
+            case Experts():
+                self.experts(step)
+            case _:
+                raise AssertionError(step)
+
+    def embed(self, step: Embed) -> None:
         mine = self.split.vocabulary
         places = self.idx - mine.start
         elsewhere = (places < 0) | (places >= len(mine))
-        rows = F.embedding(places.masked_fill(elsewhere, 0), tokens.weight)
+        rows = F.embedding(places.masked_fill(elsewhere, 0), step.tokens.weight)
         x = self.processes.sum(rows.masked_fill(elsewhere.unsqueeze(2), 0))  # one process has each id's row
-        if scale is not None:
-            x = scaled(x, scale)
-        if positions is not None:
-            x = x + F.embedding(self.span.positions, positions.weight)
+        if step.scale is not None:
+            x = scaled(x, step.scale)
+        if step.positions is not None:
+            x = x + F.embedding(self.past.positions, step.positions.weight)
         self.x = self.h = x
 
-    def place(self, positions: Any, first: int = 0) -> None:
-        self.x = self.h = self.h + F.embedding(self.span.positions + first, positions.weight)
-
-    def keep(self) -> None:
-        self.kept = self.x
-
-    def copy(self) -> None:
-        self.h = self.x
-
-    def norm(self, layer: Any, kept: bool = False, stream: bool = False) -> None:
-        self.h = layer(self.kept if kept else self.x)
-        if stream:
-            self.x = self.h
-
-    def rms_norm(self, layer: Any, kept: bool = False, plus_one: bool = False, dropout: float = 0.0) -> None:
-        self.h = rms_norm(self.kept if kept else self.x, layer.weight, layer.eps, plus_one)
-
-    def linear(self, layers: Sequence[Any], activation: str | None = None, dropout: float = 0.0) -> None:
-        found = [F.linear(self.h, layer.weight, layer.bias) for layer in layers]
-        self.h = found[0] if len(found) == 1 else torch.cat(found, dim=2)
-        if activation is not None:
-            self.h = ACTIVATIONS[activation](self.h)
-
-    def gate(self, activation: str, dropout: float = 0.0) -> None:
-        gate, up = self.h.chunk(2, dim=2)
-        self.h = ACTIVATIONS[activation](gate) * up
-
-    def rotate(
-        self, heads: int, rope: Any, groups: int | None = None, q_norm: Any = None, k_norm: Any = None,
-        plus_one: bool = False, whole: bool = False, interleaved: bool = False, gate: bool = False,
-    ) -> None:  # fmt: skip
-        mine = self.split.heads(heads, groups)
+    def split_h(self, step: Rotate | Attend) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H', T, D), keys and values (B, G', T, D) of h."""
+        mine = self.split.heads(step.heads, step.kv_heads)
         H, G = len(mine.q), len(mine.k)
-        if gate:  # one after each head of q
-            parts = self.h.unflatten(2, (2 * (H + G), -1))  # (B, T, 2H' + 2G', D)
-            self.gates = parts[:, :, 1 : 2 * H : 2].flatten(2)
-            self.h = torch.cat((parts[:, :, 0 : 2 * H : 2], parts[:, :, 2 * H :]), dim=2).flatten(2)
-        cos, sin, growth = rope(self.span.positions)  # (B or 1, T, R/2) twice, (B or 1, T) or None
-        grown = torch.ones_like(cos[..., 0]) if growth is None else growth
-        turn = cos.unsqueeze(2), sin.unsqueeze(2), grown[..., None, None]
-        q = k = None
-        eps = 0.0
-        if whole:
-            self.h = self.norm_whole(mine, heads, groups or heads, q_norm, k_norm)
-        elif q_norm is not None:
-            q, k, eps = q_norm.weight, k_norm.weight, q_norm.eps
-        self.h = rotate(self.h, H, G, turn, interleaved, q, k, eps, plus_one, False)
+        if step.gate:  # one after each head of q
+            parts = split_heads(self.h, 2 * (H + G))  # (B, 2H' + 2G', T, D)
+            self.gates = parts[:, 1 : 2 * H : 2]
+            q, k, v = parts[:, 0 : 2 * H : 2], *parts[:, 2 * H :].chunk(2, dim=1)
+            return q, k, v
+        return split_qkv(self.h, H, G)
 
-    def norm_whole(self, mine: Heads, heads: int, groups: int, q_norm: Any, k_norm: Any) -> Tensor:
+    def rotate(self, step: Rotate) -> None:
+        mine = self.split.heads(step.heads, step.kv_heads)
+        if step.all_heads:
+            self.h = self.norm_all(mine, step)
+        q, k, v = self.split_h(step)
+        if not step.all_heads and step.q_norm is not None and step.k_norm is not None:
+            q, k = step.q_norm(q), step.k_norm(k)
+        q, k = Rotation(step.rope, self.past.positions, q.dtype, step.interleaved)(q, k)
+        self.heads = q, k, v
+
+    def norm_all(self, mine: Heads, step: Rotate) -> Tensor:
         """What one norm of all heads of q, and one of all of k, makes of h: their squares are in several processes."""
+        heads, groups, q_norm, k_norm = step.heads, step.kv_heads, step.q_norm, step.k_norm
+        assert q_norm is not None
+        assert k_norm is not None
         q, k, v = self.h.split([q_norm.weight.numel(), *[k_norm.weight.numel()] * 2], dim=2)
         size, own = k.size(2) // len(mine.k), self.split.part(groups)  # a group may be in several processes
         counted = k[..., (own.start - mine.k.start) * size : (own.stop - mine.k.start) * size]
         squares = torch.stack([part.float().square().sum(dim=2) for part in (q, counted)], dim=2)  # (B, T, 2)
         means = self.processes.sum(squares) / torch.tensor([heads * size, groups * size], device=q.device)
-        found = []
+        normed = []
         for part, norm, mean in zip((q, k), (q_norm, k_norm), means.unsqueeze(3).unbind(2), strict=True):
-            found.append(norm.weight * (part.float() * torch.rsqrt(mean + norm.eps)).to(part.dtype))
-        return torch.cat((*found, v), dim=2)
+            normed.append(norm.weight * (part.float() * torch.rsqrt(mean + norm.eps)).to(part.dtype))
+        return torch.cat((*normed, v), dim=2)
 
-    def attend(
-        self, heads: int, scale: float, groups: int | None = None, window: int | None = None, upcast: bool = False,
-        softcap: float | None = None, sinks: Tensor | None = None, gate: bool = False, bias: Any = None,
-        both_ways: bool = False, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
-        mine = self.split.heads(heads, groups)
-        H, G, dtype = len(mine.q), len(mine.k), self.h.dtype
-        parts = self.h.unflatten(2, (H + 2 * G, -1)).transpose(1, 2)  # (B, H' + 2G', T, D)
-        q, k, v = parts.split([H, G, G], dim=1)
-        seen = self.span.positions
-        if not both_ways:
-            self.layer += 1
-            k, v, seen = self.span.update(self.layer, k, v)  # (B, G', S, D), (B, G', S, D), (B or 1, S)
-        if H != G:
-            k, v = k[:, mine.groups], v[:, mine.groups]  # (B, H', S, D)
-        if upcast:
-            q, k, v = q.float(), k.float(), v.float()
+    def attend(self, step: Attend) -> None:
+        mine = self.split.heads(step.heads, step.kv_heads)
+        q, k, v = self.heads or self.split_h(step)
+        self.heads = None
+        if mine.uneven:
+            k, v = k[:, mine.groups], v[:, mine.groups]  # (B, H', T, D)
+        bias = step.bias
         if bias is not None:
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.biased(bias, seen, both_ways), scale=scale)
-        elif softcap is None and sinks is None:
-            mask = self.span.mask(seen, window)  # (B or 1, 1, T, S), or None
-            causal = mask is None and q.size(2) > 1
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-        else:
-            scores = (q @ k.transpose(2, 3)).float() * scale  # (B, H', T, S)
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            scores = scores.masked_fill(~self.span.allowed(seen, window), -torch.inf)
-            if sinks is not None:
-                more = sinks.float().view(1, H, 1, 1).expand(*scores.shape[:3], 1)
-                scores = torch.cat((scores, more), dim=3)
-            y = scores.softmax(dim=3)[..., : k.size(2)].to(dtype) @ v
-        self.h = y.to(dtype).transpose(1, 2).flatten(2)  # (B, T, H' * D)
-        if gate:
-            self.h = self.h * self.gates.sigmoid()
+            if self.bias is None or self.bias[0] is not bias:
+                self.bias = bias, bias(self.past.positions, self.past.attended)
+            bias = self.bias[1]
+        if step.causal:
+            self.layer += 1
+        y = self.past.attend(
+            self.layer, q, k, v, scale=step.scale, window=step.window, softcap=step.softcap, sinks=step.sinks,
+            bias=bias, causal=step.causal, upcast=step.upcast,
+        )  # fmt: skip
+        self.h = merge_heads(y * self.gates.sigmoid() if step.gate else y)  # (B, T, H' * D)
 
-    def biased(self, bias: Any, seen: Tensor, both_ways: bool) -> Tensor:
-        """What is added to the scores (B or 1, H', T, S), with minus infinity for later positions but both_ways."""
-        if self.bias is None or self.bias[0] is not bias:
-            found = bias(self.span.positions, seen)
-            self.bias = bias, found if both_ways else found.masked_fill(~self.span.allowed(seen), -torch.inf)
-        return self.bias[1]
-
-    def cross_attend(self, heads: int, scale: float, dropout: float = 0.0) -> None:
+    def delta_rule(self, step: DeltaRule) -> None:
         self.layer += 1
-        k, v, mask = self.span.source(self.layer)  # (B, H', E, D) twice
-        q = self.h.unflatten(2, (k.size(1), -1)).transpose(1, 2)  # (B, H', T, D)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-        self.h = y.transpose(1, 2).flatten(2)  # (B, T, H' * D)
-
-    def remember(self, heads: int, layers: Sequence[Any]) -> None:
-        mine = len(self.split.heads(heads, heads).q)
-        k, v = (layer(self.h).unflatten(2, (mine, -1)).transpose(1, 2) for layer in layers)
-        self.memory.append((k, v))
-
-    def delta_rule(
-        self, heads: int, groups: int, conv: Any, activation: str, decay: Tensor, bias: Tensor, norm: Any
-    ) -> None:
-        self.layer += 1
-        mine = self.split.heads(heads, groups)
-        H, G, V, N = len(mine.q), len(mine.k), norm.weight.numel(), len(conv.weight)  # N channels of the convolution
+        mine, conv = self.split.heads(step.heads, step.key_heads), step.conv
+        H, G, V, N = len(mine.q), len(mine.k), step.norm.weight.numel(), len(conv.weight)  # N channels of `conv`
         K, reach = (N - H * V) // (2 * G), conv.weight.size(2) - 1
-        mixed, z, b, a = self.h.split([N, H * V, H, H], dim=2)
-        B, T, _ = mixed.shape
-        past, state = self.span.state(self.layer) or (
-            mixed.new_zeros(B, reach, N),
-            torch.zeros(B, H, K, V, device=mixed.device),
+        qkv, z, beta, decay = self.h.split([N, H * V, H, H], dim=2)
+        B, T, _ = qkv.shape
+        inputs, state = self.past.state(self.layer) or (
+            qkv.new_zeros(B, reach, N),
+            torch.zeros(B, H, K, V, device=qkv.device),
         )
-        mixed = torch.cat((past.to(mixed.dtype), mixed), dim=1)  # (B, reach + T, N)
-        past = mixed[:, T:]
-        mixed = F.conv1d(mixed.transpose(1, 2), conv.weight, groups=N).transpose(1, 2)
-        q, k, v = ACTIVATIONS[activation](mixed).float().split([G * K, G * K, H * V], dim=2)
-        q, k = (part.unflatten(2, (G, K)) for part in (q, k))
-        q, k = (part * torch.rsqrt(part.square().sum(dim=3, keepdim=True) + 1e-6) for part in (q, k))
-        q, k, v = q[:, :, mine.groups] * K**-0.5, k[:, :, mine.groups], v.unflatten(2, (H, V))  # (B, T, H', K or V)
-        decays = -decay.float().exp() * F.softplus(a.float() + bias.float())  # (B, T, H')
-        q, k, v, decays, betas = (each.transpose(1, 2) for each in (q, k, v, decays, b.float().sigmoid()))
-        y, state = delta_rule(q, k, v, decays, betas, state)  # (B, H', T, V)
-        self.span.set_state(self.layer, (past, state))
-        y = rms_norm(y.transpose(1, 2), norm.weight.float(), norm.eps, False) * F.silu(z.float().unflatten(2, (H, V)))
-        self.h = y.flatten(2).to(self.h.dtype)
+        qkv = torch.cat((inputs.to(qkv.dtype), qkv), dim=1)  # (B, reach + T, N)
+        inputs = qkv[:, T:]
+        qkv = ACTIVATIONS[step.activation](F.conv1d(qkv.transpose(1, 2), conv.weight, groups=N).transpose(1, 2))
+        if mine.uneven:  # a head of q and k for each of v
+            q, k, v = qkv.split([G * K, G * K, H * V], dim=2)
+            q, k = (part.unflatten(2, (G, K))[:, :, mine.groups].flatten(2) for part in (q, k))
+            qkv, G = torch.cat((q, k, v), dim=2), H
+        y, state = gated_delta(qkv, beta, decay, step.decay, step.bias, G, state)
+        self.past.set_state(self.layer, (inputs, state))
+        self.h = step.norm(y, z.unflatten(2, (H, V))).flatten(2)
 
-    def add(self, layer: Any, norm: Any = None, plus_one: bool = False, dropout: float = 0.0) -> None:
-        term = F.linear(self.h, layer.weight, layer.bias)
-        if norm is not None:
-            self.x = self.x + rms_norm(self.processes.sum(term), norm.weight, norm.eps, plus_one)
-        else:
-            self.add_term(term)
-
-    def experts(
-        self, router: Any, gate_up: Tensor | Packed, gate_up_bias: Tensor, down: Tensor | Packed, down_bias: Tensor,
-        top: int, alpha: float, limit: float,
-    ) -> None:  # fmt: skip
-        rows = self.h.flatten(0, 1)  # (B * T, C)
-        scores, chosen = router(rows).topk(top, dim=1)
-        shares = scores.softmax(dim=1)
-        y = torch.zeros_like(rows)
-        first = self.split.part(router.weight.size(0)).start
-        for number in range(len(down_bias)):
-            row, choice = (chosen == first + number).nonzero(as_tuple=True)  # (n,) each
-            if len(row):
-                both = rows[row] @ expert_of(gate_up, number, y.dtype) + gate_up_bias[number]
-                gate, up = both[:, 0::2].clamp(max=limit), both[:, 1::2].clamp(-limit, limit)  # (n, I) each
-                inner = gate * torch.sigmoid(alpha * gate) * (up + 1)
-                found = inner @ expert_of(down, number, y.dtype) + down_bias[number]
-                y = y.index_add(0, row, found * shares[row, choice].unsqueeze(1))
+    def experts(self, step: Experts) -> None:
+        tokens = self.h.flatten(0, 1)  # (B * T, C)
+        probs, chosen = route(tokens, step.router.weight, step.router.bias, step.top)
+        y = torch.zeros_like(tokens)
+        first = self.split.part(step.router.weight.size(0)).start
+        for number in range(len(step.down_bias)):
+            token, choice = (chosen == first + number).nonzero(as_tuple=True)  # (n,) each
+            if len(token):
+                gate_up, down = (weight_of(weight, number, y.dtype) for weight in (step.gate_up, step.down))
+                biases = step.gate_up_bias[number], step.down_bias[number]
+                output = gated_mlp(tokens[token], gate_up, biases[0], down, biases[1], step.alpha, step.limit)
+                y = y.index_add(0, token, output * probs[token, choice].unsqueeze(1))
         self.add_term(y.view_as(self.h))
 
 
-def logits_of(
-    x: Tensor, layer: Any, bias: Tensor | None = None, softcap: float | None = None, scale: float = 1.0
-) -> Tensor:
+def logits_of(x: Tensor, step: Logits) -> Tensor:
     """Logits (B, T, V') of this process's rows of the vocabulary."""
-    mine = F.linear(x * scale, layer.weight, getattr(layer, "bias", None) if bias is None else bias)
-    return mine if softcap is None else softcap * torch.tanh(mine / softcap)
-
-
-def expert_of(weights: Tensor | Packed, number: int, dtype: torch.dtype) -> Tensor:
-    """The weight (in, out) of an expert."""
-    return weights.expert(number, dtype) if isinstance(weights, Packed) else weights[number]
+    bias = getattr(step.layer, "bias", None) if step.bias is None else step.bias
+    logits = F.linear(x * step.scale, step.layer.weight, bias)
+    return logits if step.softcap is None else step.softcap * torch.tanh(logits / step.softcap)

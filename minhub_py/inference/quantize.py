@@ -26,8 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.inference import library
 from minhub_py.models.base import EncoderDecoder, LanguageModel
-from minhub_py.models.packed import Packed
+from minhub_py.models.experts import Packed
+from minhub_py.models.steps import Add, CacheEncoder, Embed, Linear, Logits, Recurrent
 from weights_map.blocks import TYPES, Blocks, unpack_rows
 
 KINDS = ("int8", "nf4")
@@ -59,9 +61,7 @@ def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     if kind == "int8":
         scales = weight.abs().amax(dim=1) / 127
         return (weight / scales.clamp_min(1e-30).unsqueeze(1)).round().to(torch.int8), scales
-    from minhub_py.inference.compiled import library  # which knows the layers of this file
-
-    compiled = library() if weight.device.type == "cpu" else None
+    compiled = library.library() if weight.device.type == "cpu" else None
     if compiled is None:
         return pack_nf4(weight)
     codes = weight.new_empty(len(weight), -(-weight.size(1) // UNIT) * (4 + 2 * GROUP), dtype=torch.uint8)
@@ -242,16 +242,18 @@ def replace_layers(
 
 
 def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]]:
-    """The layers to quantize by the model's steps, and how: those of the vocabulary always in int8."""
+    """The layers to quantize, from the steps of the model, and their kinds: embeddings and head are always int8."""
     encoder = model.encoder_steps() if isinstance(model, EncoderDecoder) else ()
-    for operation, keywords in chain(encoder, model.steps()):
-        if operation == "embed":
-            yield keywords["tokens"], "int8"
-        elif operation == "logits" and keywords["layer"].weight is not None:
-            yield keywords["layer"], "int8"
-        elif operation in ("linear", "add", "lstm", "remember"):
-            for layer in keywords.get("layers") or [keywords["layer"]]:
-                yield layer, kind
+    for step in chain(encoder, model.steps()):
+        match step:
+            case Embed():
+                yield step.tokens, "int8"
+            case Logits() if step.layer.weight is not None:
+                yield step.layer, "int8"
+            case Linear() | CacheEncoder():
+                yield from ((layer, kind) for layer in step.layers)
+            case Add() | Recurrent():
+                yield step.layer, kind
 
 
 def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:

@@ -8,7 +8,7 @@ whole.
 Shares need not be equal: 25 heads go to two processes as 12 and 13. Heads of k and v that are fewer than the processes
 are kept by each process whose heads of q read them.
 
-A method `_NAME` of `Split` is the rule for the operation NAME; inference/compiled.py says what the operations mean.
+`Split` has a rule for each operation of models/steps.py.
 
 Sources: Shoeybi et al. (2019), "Megatron-LM", section 3, for the two ways to split and the split vocabulary; Pope et
 al. (2022), "Efficiently Scaling Transformer Inference", for grouped heads.
@@ -21,16 +21,30 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Layout, Source, State
 from minhub_py.inference.processes import part_of
-from minhub_py.models.base import Step
-from minhub_py.models.packed import Packed
+from minhub_py.models.cache import EncoderKeyValues, KeyValues, LayerCache, Layout, State
+from minhub_py.models.experts import Packed
+from minhub_py.models.steps import (
+    Add,
+    AddPositions,
+    Attend,
+    CacheEncoder,
+    CrossAttend,
+    DeltaRule,
+    Embed,
+    Experts,
+    Gate,
+    Linear,
+    LoadResidual,
+    Logits,
+    Norm,
+    Rotate,
+    SaveResidual,
+    Step,
+)
 from weights_map.engine import Mapped
 
-Kept = TypeVar("Kept", KeyValues, State, Source)
-
-# What stands between a `linear` and the operation that says how its outputs belong together.
-PASSED = ("rotate",)
+Kept = TypeVar("Kept", KeyValues, State, EncoderKeyValues)
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,13 @@ class Heads:
     q: range
     k: range
     groups: tuple[int, ...]  # for each head of q the group that it reads, counted from the first of this process
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the heads of q share those of k unequally; then each head of q has a copy of its own."""
+        return len(self.q) % len(self.k) > 0 or self.groups != tuple(
+            head // (len(self.q) // len(self.k)) for head in range(len(self.q))
+        )
 
     def rows(self, heads: int, groups: int, size: int, gate: bool) -> list[range]:
         """Their rows in a projection to q, k and v side by side, whose heads have `size` numbers.
@@ -76,16 +97,51 @@ class Split:
         self.cuts: dict[int, tuple[int, list[range]]] = {}
         self.dropped: set[int] = set()
         self.vocabulary = range(0)
-        self.layout: list[KeyValues | State | Source] = []
+        self.layout: list[LayerCache] = []
         self.kept = iter(layout)
         self.inputs: list[range] | None = None  # what of h this process has; None: all
         steps = list(steps)
-        for place, (operation, keywords) in enumerate(steps):
-            if operation == "linear":
-                following = next(step for step in steps[place + 1 :] if step[0] not in PASSED)
-                self._linear(keywords["layers"], *following)
-            else:
-                getattr(self, f"_{operation}")(**keywords)
+        for place, step in enumerate(steps):
+            following = next((each for each in steps[place + 1 :] if not isinstance(each, Rotate)), None)
+            self._apply(step, following)
+
+    def _apply(self, step: Step, following: Step | None) -> None:
+        """The rule for a step. following: the next step, which determines how the outputs of a `Linear` are grouped."""
+        match step:
+            case Linear():
+                self._linear(step.layers, following)
+            case Add():
+                self._add(step.layer)
+            case Rotate():
+                self._rotate(step)
+            case Attend():
+                self._attend(step)
+            case CrossAttend():
+                own = self.heads(step.heads, step.heads).q
+                self.layout.append(replace(self.kept_next(EncoderKeyValues), heads=len(own)))
+            case CacheEncoder():
+                for layer in step.layers:
+                    own = self.heads(step.heads, step.heads).q
+                    self.cut(layer.weight, 0, [span_of(own, layer.weight.size(0) // step.heads)])
+            case DeltaRule():
+                self._delta_rule(step)
+            case Embed():
+                self.vocabulary = self.part(step.tokens.weight.size(0))
+                self.cut(step.tokens.weight, 0, [self.vocabulary])
+            case Logits():
+                for each in (step.layer.weight, step.bias, getattr(step.layer, "bias", None)):
+                    self.cut(each, 0, [self.vocabulary])
+            case Experts():
+                self._experts(step)
+            case Norm() | LoadResidual() | AddPositions():
+                self.inputs = None  # every process has all of the result
+            case SaveResidual() | Gate():
+                pass  # number i of one half belongs to number i of the other
+            case _:
+                raise ValueError(
+                    f"{self.title}: {type(step).__name__} layers cannot be split among processes; load this model in "
+                    "one, without parallel=, --tensor-parallel or torchrun"
+                )
 
     def part(self, number: int) -> range:
         """The part of this many things that belongs to this process."""
@@ -111,33 +167,34 @@ class Split:
         if parameter is not None:
             self.cuts[id(parameter)] = dim, [part for part in parts if part] or [range(0)]
 
-    def _linear(self, layers: Sequence[Any], operation: str, keywords: Mapping[str, Any]) -> None:
+    def _linear(self, layers: Sequence[Any], following: Step | None) -> None:
         """Split by its outputs, as the operation that follows needs them; one whose outputs all need stays whole."""
         outputs = sum(layer.weight.size(0) for layer in layers)
-        if operation == "attend":
-            heads, groups = keywords["heads"], keywords.get("groups") or keywords["heads"]
-            gate = keywords.get("gate", False)
-            size = outputs // (heads * (1 + gate) + 2 * groups)
-            mine = self.heads(heads, groups)
-            parts, self.inputs = mine.rows(heads, groups, size, gate), [span_of(mine.q, size)]
-        elif operation == "cross_attend":
-            heads = keywords["heads"]
-            parts = self.inputs = [span_of(self.heads(heads, heads).q, outputs // heads)]
-        elif operation == "gate":
-            half = self.part(outputs // 2)
-            parts, self.inputs = [half, moved(half, outputs // 2)], [half]
-        elif operation == "delta_rule":
-            heads, size, channels = keywords["heads"], keywords["norm"].weight.numel(), len(keywords["conv"].weight)
-            mine = self.heads(heads, keywords["groups"])
-            z = span_of(mine.q, size)
-            beta = moved(mine.q, channels + heads * size)
-            parts = [*self.channels(**keywords), moved(z, channels), beta, moved(beta, heads)]  # the last: decays
-            self.inputs = [z]
-        elif operation == "add":
-            parts = self.inputs = [self.part(outputs)]
-        else:
-            self.inputs = None
-            return
+        match following:
+            case Attend():
+                size = outputs // (following.heads * (1 + following.gate) + 2 * following.kv_heads)
+                mine = self.heads(following.heads, following.kv_heads)
+                parts = mine.rows(following.heads, following.kv_heads, size, following.gate)
+                self.inputs = [span_of(mine.q, size)]
+            case CrossAttend():
+                mine = self.heads(following.heads, following.heads)
+                parts = self.inputs = [span_of(mine.q, outputs // following.heads)]
+            case Gate():
+                half = self.part(outputs // 2)
+                parts, self.inputs = [half, moved(half, outputs // 2)], [half]
+            case DeltaRule():
+                heads, size = following.heads, following.norm.weight.numel()
+                channels = len(following.conv.weight)
+                mine = self.heads(heads, following.key_heads)
+                z = span_of(mine.q, size)
+                beta = moved(mine.q, channels + heads * size)
+                parts = [*self.channels(following), moved(z, channels), beta, moved(beta, heads)]  # the last: decays
+                self.inputs = [z]
+            case Add():
+                parts = self.inputs = [self.part(outputs)]
+            case _:
+                self.inputs = None
+                return
         start = 0
         for layer in layers:
             end = start + layer.weight.size(0)
@@ -146,7 +203,7 @@ class Split:
             self.cut(layer.bias, 0, own)
             start = end
 
-    def _add(self, layer: Any, **keywords: Any) -> None:
+    def _add(self, layer: Any) -> None:
         """Split by its inputs: what each process makes is a term of the sum."""
         assert self.inputs is not None
         self.cut(layer.weight, 1, self.inputs)
@@ -154,31 +211,18 @@ class Split:
             self.dropped.add(id(layer.bias))
         self.inputs = None
 
-    def _rotate(
-        self, heads: int, groups: int | None = None, q_norm: Any = None, k_norm: Any = None, whole: bool = False,
-        **keywords: Any,
-    ) -> None:  # fmt: skip
-        if whole:
-            mine = self.heads(heads, groups)
-            self.cut(q_norm.weight, 0, [span_of(mine.q, q_norm.weight.numel() // heads)])
-            self.cut(k_norm.weight, 0, [span_of(mine.k, k_norm.weight.numel() // (groups or heads))])
+    def _rotate(self, step: Rotate) -> None:
+        if step.all_heads and step.q_norm is not None and step.k_norm is not None:
+            mine = self.heads(step.heads, step.kv_heads)
+            self.cut(step.q_norm.weight, 0, [span_of(mine.q, step.q_norm.weight.numel() // step.heads)])
+            self.cut(step.k_norm.weight, 0, [span_of(mine.k, step.k_norm.weight.numel() // step.kv_heads)])
 
-    def _attend(
-        self, heads: int, groups: int | None = None, sinks: Tensor | None = None, bias: Any = None,
-        both_ways: bool = False, **keywords: Any,
-    ) -> None:  # fmt: skip
-        mine = self.heads(heads, groups)
-        self.cut(sinks, 0, [mine.q])
-        self.cut(bias and bias.weight, 1, [mine.q])
-        if not both_ways:  # an encoder keeps nothing
-            self.layout.append(replace(self.kept_next(KeyValues), heads=len(mine.k)))
-
-    def _cross_attend(self, heads: int, **keywords: Any) -> None:
-        self.layout.append(replace(self.kept_next(Source), heads=len(self.heads(heads, heads).q)))
-
-    def _remember(self, heads: int, layers: Sequence[Any]) -> None:
-        for layer in layers:
-            self.cut(layer.weight, 0, [span_of(self.heads(heads, heads).q, layer.weight.size(0) // heads)])
+    def _attend(self, step: Attend) -> None:
+        mine = self.heads(step.heads, step.kv_heads)
+        self.cut(step.sinks, 0, [mine.q])
+        self.cut(step.bias and step.bias.weight, 1, [mine.q])
+        if step.causal:  # an encoder caches nothing
+            self.layout.append(replace(self.kept_next(KeyValues), heads=len(mine.q if mine.uneven else mine.k)))
 
     def kept_next(self, kind: type[Kept]) -> Kept:
         """What the next layer of the cache keeps."""
@@ -186,50 +230,27 @@ class Split:
         assert isinstance(found, kind)
         return found
 
-    def channels(self, heads: int, groups: int, conv: Any, norm: Any, **keywords: Any) -> list[range]:
+    def channels(self, step: DeltaRule) -> list[range]:
         """The numbers of q, k and v of the delta rule that belong to this process."""
-        mine, values = self.heads(heads, groups), heads * norm.weight.numel()
-        keys = (len(conv.weight) - values) // 2
-        q = span_of(mine.k, keys // groups)
-        return [q, moved(q, keys), moved(span_of(mine.q, values // heads), 2 * keys)]
+        mine, values = self.heads(step.heads, step.key_heads), step.heads * step.norm.weight.numel()
+        keys = (len(step.conv.weight) - values) // 2
+        q = span_of(mine.k, keys // step.key_heads)
+        return [q, moved(q, keys), moved(span_of(mine.q, values // step.heads), 2 * keys)]
 
-    def _delta_rule(self, decay: Tensor, bias: Tensor, **keywords: Any) -> None:
-        channels, mine = self.channels(**keywords), self.heads(keywords["heads"], keywords["groups"]).q
-        self.cut(keywords["conv"].weight, 0, channels)
-        self.cut(decay, 0, [mine])
-        self.cut(bias, 0, [mine])
+    def _delta_rule(self, step: DeltaRule) -> None:
+        channels, mine = self.channels(step), self.heads(step.heads, step.key_heads).q
+        self.cut(step.conv.weight, 0, channels)
+        self.cut(step.decay, 0, [mine])
+        self.cut(step.bias, 0, [mine])
         kept = self.kept_next(State)
         (reach, _), (_, *memory) = kept.shapes
         self.layout.append(replace(kept, shapes=((reach, sum(map(len, channels))), (len(mine), *memory))))
 
-    def _embed(self, tokens: Any, **keywords: Any) -> None:
-        self.vocabulary = self.part(tokens.weight.size(0))
-        self.cut(tokens.weight, 0, [self.vocabulary])
-
-    def _logits(self, layer: Any, bias: Tensor | None = None, **keywords: Any) -> None:
-        for each in (layer.weight, bias, getattr(layer, "bias", None)):
-            self.cut(each, 0, [self.vocabulary])
-
-    def _experts(
-        self, router: Any, gate_up: Tensor | Packed, gate_up_bias: Tensor, down: Tensor | Packed, down_bias: Tensor,
-        **keywords: Any,
-    ) -> None:  # fmt: skip
-        mine = self.part(router.weight.size(0))
-        for weight in (gate_up, gate_up_bias, down, down_bias):
+    def _experts(self, step: Experts) -> None:
+        mine = self.part(step.router.weight.size(0))
+        for weight in (step.gate_up, step.gate_up_bias, step.down, step.down_bias):
             for tensor in (weight.blocks, weight.scales) if isinstance(weight, Packed) else (weight,):
                 self.cut(tensor, 0, [mine])
-
-    def _norm(self, **keywords: Any) -> None:
-        """Each process has all of what comes of it."""
-        self.inputs = None
-
-    _rms_norm = _copy = _place = _norm
-
-    def _keep(self) -> None:
-        """Nothing to split."""
-
-    def _gate(self, **keywords: Any) -> None:
-        """Nothing to split: number i of one half is with number i of the other."""
 
     def fill(self, model: nn.Module, tensors: Mapping[str, Tensor], place: Callable[[Tensor], Tensor]) -> None:
         """Give the model, in place, this process's parts of its weights: its layers are smaller then.

@@ -7,14 +7,11 @@ import torch
 from torch import nn
 
 from minhub_py.inference.eval_mode import has_hooks
+from minhub_py.inference.library import UnsupportedError
 from minhub_py.inference.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
 from minhub_py.models.base import LanguageModel
 from minhub_py.registry import family_of
 from minhub_py.skeleton import skeleton
-
-
-class UnsupportedError(Exception):
-    """A model that only its own `forward` can read, and why."""
 
 
 def is_of_this_package(model: nn.Module) -> bool:

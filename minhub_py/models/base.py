@@ -1,4 +1,4 @@
-"""What every language model has beside its mathematics: a config, checks of ids, a cache, and words for its steps."""
+"""Base classes of language models, and checks of their inputs."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol
@@ -7,15 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import Cache, Layout, Memory, Span
+from minhub_py.models.cache import Cache, EncoderCache, Layout, Past
+from minhub_py.models.steps import Step
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
-    """The approximation that Hendrycks & Gimpel (2016) give."""
+    """The tanh approximation of GELU, Hendrycks & Gimpel (2016)."""
     return F.gelu(x, approximate="tanh")
 
 
-# The activations of config.json by the Hub's names.
+# Activations by their names in config.json.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": tanh_gelu,
@@ -27,52 +28,45 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
-Step = tuple[str, dict[str, Any]]
-
-
-def step(operation: str, /, **keywords: Any) -> Step:
-    """One operation of `LanguageModel.steps`."""
-    return operation, keywords
-
 
 class ModelConfig(Protocol):
-    """What the configs of all families share. A family's file has its own, a frozen dataclass (minhub_py/config.py)."""
+    """The common attributes of all configs. A model file defines its own frozen dataclass (minhub_py/config.py)."""
 
     TITLE: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def vocab_size(self) -> int:
-        """Ids are below it."""
+        """Number of token IDs."""
 
     @property
     def context_length(self) -> int | None:
-        """The most positions that the model can see at once; None: any number."""
+        """Maximum number of positions; None for no maximum."""
 
     @property
     def tie_word_embeddings(self) -> bool:
-        """Whether the head is the input embedding."""
+        """Whether the head shares the weight of the input embedding."""
 
     @property
     def eos_token_id(self) -> int | list[int] | None:
-        """The ids that end a text."""
+        """Token IDs that end a sequence."""
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of a model."""
 
 
 class EncoderDecoderConfig(ModelConfig, Protocol):
-    """What it has beside that, of an encoder-decoder."""
+    """The additional attributes of an encoder-decoder."""
 
     @property
     def decoder_start_token_id(self) -> int:
-        """The id that each text of the decoder begins with."""
+        """The first token ID of each decoder sequence."""
 
 
 class LanguageModel(nn.Module):
-    """A decoder-only language model. A family's file says what `body`, `logits`, `cache_layout` and `steps` are.
+    """A decoder-only language model. A model file defines `body`, `logits`, `cache_layout` and `steps`.
 
-    Notation: B batch rows, T positions read in this call, C channels, V vocabulary.
+    Notation: B batch rows, T new positions, C channels, V vocabulary.
     """
 
     config: ModelConfig
@@ -80,11 +74,11 @@ class LanguageModel(nn.Module):
 
     @property
     def decoder_start(self) -> int | None:
-        """The id that each text begins with, in an encoder-decoder."""
+        """The first token ID of each decoder sequence, for an encoder-decoder."""
         return None
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
-        """What the head makes logits of, (B, T, C), from ids (B, T); `span` knows their positions and the cache."""
+    def body(self, idx: Tensor, past: Past) -> Tensor:
+        """The input (B, T, C) of the head, for token IDs (B, T). `past`: their positions and the cache."""
         raise NotImplementedError
 
     def logits(self, x: Tensor) -> Tensor:
@@ -92,37 +86,45 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def cache_layout(self) -> Layout:
-        """What each layer keeps of the ids that were read."""
+        """The cache of each layer."""
         raise NotImplementedError
 
     def steps(self) -> Iterator[Step]:
-        """The same as `forward`, as data: operations of the vocabulary in inference/compiled.py.
+        """The computation of `forward` as data (models/steps.py).
 
-        The compiled reader, `quantize` and `save_torchscript` are made from it.
+        The native runner, quantization, TorchScript, tensor parallelism and analysis use it.
         """
         raise NotImplementedError
 
     def forward(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits (B, T, V) of the next id at each position of `idx` (B, T), int64.
+        """Logits (B, T, V) of the next token at each position of `idx` (B, T), int64.
 
-        With a cache the positions follow those it holds, and it is updated in place.
-        TypeError: `idx` is no tensor of whole numbers.
-        ValueError: an id outside the vocabulary, or more positions than the model or the cache has.
+        With a cache the new positions follow the cached positions, and the cache is updated in place.
+        TypeError: `idx` is not an integer tensor.
+        ValueError: a token ID is outside the vocabulary, or there are more positions than the model or the cache has.
         """
         return self.logits(self.hidden(idx, cache))
 
     def hidden(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
-        """The first part of `forward`: (B, T, C), what the head makes logits of."""
+        """The first part of `forward`: the input (B, T, C) of the head."""
         self.check(idx, cache)
-        span = Span(idx, cache)
-        x = self.body(idx, span)
-        span.end()
+        past = Past(idx, cache)
+        x = self.body(idx, past)
+        past.finish()
         return x
 
-    def new_cache(self, batch_size: int, max_length: int, lookahead: int = 0) -> Cache:
-        """A cache for `batch_size` rows of at most `max_length` positions, in the model's dtype and device.
+    def init_weights(self, std: float) -> None:
+        """Draw the weights of linear layers and embeddings from N(0, std²), and set biases to zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
 
-        lookahead: positions that layers with a window keep beyond it, for readers that take ids back.
+    def new_cache(self, batch_size: int, max_length: int, lookahead: int = 0) -> Cache:
+        """A cache for `batch_size` rows of at most `max_length` positions, with the model's dtype and device.
+
+        lookahead: additional positions that layers with a window cache, for runners that reject draft tokens.
         """
         return Cache(self.cache_layout(), batch_size, max_length, lookahead, like=next(self.parameters()))
 
@@ -143,7 +145,7 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"{title}: {idx.size(0)} rows of {longest} positions do not fit a cache of {len(cache.lengths)}{room}"
             )
-        # On a GPU the check would wait for the device; there CUDA's own assertion catches a bad id.
+        # On a GPU the check would synchronize with the device; CUDA's own assertion catches a bad token ID there.
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = torch.aminmax(idx)
             if low < 0 or high >= self.config.vocab_size:
@@ -151,12 +153,11 @@ class LanguageModel(nn.Module):
 
 
 class EncoderDecoder(LanguageModel):
-    """A language model of two parts: an encoder reads a source, and a decoder writes a text, attending to the source.
+    """An encoder-decoder: the encoder reads a prompt, the decoder writes a sequence and attends to the encoder.
 
-    A family's file says what `encode` and `encoder_steps` are, beside what it says of the decoder as in any other
-    family: `body`, which finds the source by `span.source`, `logits`, `cache_layout` and `steps`.
+    A model file defines `encode` and `encoder_steps`, and the methods of a `LanguageModel` for the decoder.
 
-    Notation: B batch rows, E ids of the source, T positions of the decoder read in this call, V vocabulary.
+    Notation: B batch rows, E encoder positions, T new decoder positions, V vocabulary.
     """
 
     encoder_decoder = True
@@ -164,44 +165,47 @@ class EncoderDecoder(LanguageModel):
 
     @property
     def decoder_start(self) -> int:
-        """The id that each text begins with."""
+        """The first token ID of each decoder sequence."""
         return self.config.decoder_start_token_id
 
-    def encode(self, idx: Tensor) -> Memory:
-        """The encoder: what each layer of cross attention attends to, from the source's ids (B, E), without padding."""
+    def encode(self, idx: Tensor, past: Past | None = None) -> EncoderCache:
+        """The encoder: keys and values of each cross-attention layer, for token IDs (B, E) without padding.
+
+        past: the positions of `idx`, without a cache, to record attention weights.
+        """
         raise NotImplementedError
 
     def encoder_steps(self) -> Iterator[Step]:
-        """The same as `encode`, as data; see `steps`."""
+        """The computation of `encode` as data; see `steps`."""
         raise NotImplementedError
 
     def forward(self, idx: Tensor | None, decoder_idx: Tensor, cache: Cache | None = None) -> Tensor:  # type: ignore[override]
-        """Logits (B, T, V) of the next id at each position of `decoder_idx` (B, T), given the sources `idx` (B, E).
+        """Logits (B, T, V) of the next token at each position of `decoder_idx` (B, T), given the prompts `idx` (B, E).
 
-        A text that the decoder writes begins with the config's decoder_start_token_id; `decoder_inputs` puts it there.
-        With a cache the positions of `decoder_idx` follow those it holds, and it is updated in place. It keeps what the
-        encoder has made of the sources, too: `idx` is None in the calls after the first.
-        TypeError, ValueError: as in other models, for either of the two; no source.
+        A decoder sequence begins with the decoder_start_token_id of the config, which `decoder_inputs` inserts. With a
+        cache the new positions of `decoder_idx` follow the cached positions, and the cache is updated in place. The
+        cache includes the result of the encoder: `idx` is None in the calls after the first.
+        TypeError, ValueError: as for other models, or the prompts are missing.
         """
-        memory = None
+        encoder = None
         if idx is not None:
             self.check(idx, None)
-            memory = self.encode(idx)
+            encoder = self.encode(idx)
             if cache is not None:
-                cache.remember(memory)
+                cache.set_encoder(encoder)
         elif cache is None:
             raise ValueError(f"{self.config.TITLE}: without a cache, give the ids of the source too")
-        return self.logits(self.hidden(decoder_idx, cache, memory))
+        return self.logits(self.hidden(decoder_idx, cache, encoder))
 
-    def hidden(self, idx: Tensor, cache: Cache | None = None, memory: Memory | None = None) -> Tensor:
-        """The decoder's part of `forward`: (B, T, C), what the head makes logits of, from the decoder's ids."""
+    def hidden(self, idx: Tensor, cache: Cache | None = None, encoder: EncoderCache | None = None) -> Tensor:
+        """The decoder's part of `forward`: the input (B, T, C) of the head, for the decoder's token IDs."""
         self.check(idx, cache)
-        span = Span(idx, cache, memory)
-        x = self.body(idx, span)
-        span.end()
+        past = Past(idx, cache, encoder)
+        x = self.body(idx, past)
+        past.finish()
         return x
 
     def decoder_inputs(self, targets: Tensor) -> Tensor:
-        """The ids (B, T) at whose positions the logits are those of `targets` (B, T): one later, after the start."""
+        """The decoder's token IDs (B, T) whose logits predict `targets` (B, T): the targets, shifted by one."""
         starts = torch.full_like(targets[:, :1], self.decoder_start)
         return torch.cat((starts, targets[:, :-1]), dim=1)

@@ -3,21 +3,21 @@
 Sources
     Gemma Team (2024), "Gemma"; (2024), "Gemma 2"; (2025), "Gemma 3 Technical Report".
     Su et al. (2021), "RoFormer", for rotary positions; Zhang & Sennrich (2019) for RMS norm; Shazeer (2020), "GLU
-    Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for grouped heads; Bello et al. (2016), "Neural
+    Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for KV heads; Bello et al. (2016), "Neural
     Combinatorial Optimization", for soft caps by tanh.
     Hub docs: `transformers`, model_types "gemma", "gemma2" and "gemma3_text".
 
-What differs from its siblings
-    Llama    does not multiply its embeddings; its norms multiply by their weight, where Gemma's add 1 to it.
+Differences from similar architectures
+    Llama    does not scale its embeddings; its norms multiply by their weight, Gemma's by 1 + weight.
 
-    gemma         two norms to a block; every layer sees everything
-    gemma2        a norm before and after attention and MLP; soft caps on scores and logits; every other layer is local
-    gemma3_text   as gemma2, but q and k are normed and their scores have no cap; of six layers five are local, and
-                  those turn faster
+    gemma         two norms per block; global attention in all layers
+    gemma2        norms before and after attention and MLP; soft caps of scores and logits; every second layer is local
+    gemma3_text   as gemma2, with norms of q and k instead of soft caps; five of six layers are local, with a smaller
+                  rope_theta
 
 Notation
-    B batch rows    T positions read in this call    S positions attended to (cached and new)
-    C channels, hidden_size    H heads of q    G heads of k and v, H / G of q to each    D head size    V vocabulary
+    B batch rows    T new positions    S attended positions (cached and new)
+    C channels, hidden_size    H query heads    G KV heads    D head size    V vocabulary
     W window, which includes the current position
 """
 
@@ -29,87 +29,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Span
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.rotary import Rotation
+from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean of x²) · (1 + weight), over the last dimension, in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.zeros(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + self.eps)
-        return (y * (1 + self.weight.float())).to(x.dtype)  # rounded once, after the factor
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of x (B, H, T, D) by its position's angle; cos, sin (B or 1, 1, T, D/2)."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def capped_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float, dropout: float
-) -> Tensor:
-    """Attention with cap · tanh(score / cap) for each score, which PyTorch's fused attention does not have.
-
-    q (B, H, T, D); k, v (B, H, S, D); mask (B or 1, 1, T, S), or None as `Span.mask` means it.
-    """
-    T, S = q.size(2), k.size(2)
-    if mask is None:
-        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-    scores = (q @ k.transpose(2, 3)).float() * scale  # (B, H, T, S), float32 whatever the weights are
-    scores = cap * torch.tanh(scores / cap)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
-    return F.dropout(weights, dropout).to(v.dtype) @ v
 
 
 class Attention(nn.Module):
     def __init__(self, config: "GemmaConfig", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads, self.groups, self.size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        C, size, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.num_key_value_heads
         self.window, self.kind = config.windows[layer], config.kinds[layer]
-        self.scale, self.cap, self.dropout = config.score_scale, config.score_cap, config.attention_dropout
-        C, bias, normed = config.hidden_size, config.attention_bias, config.model_type == "gemma3_text"
-        self.q_proj = nn.Linear(C, self.heads * self.size, bias=bias)
-        self.k_proj = nn.Linear(C, self.groups * self.size, bias=bias)
-        self.v_proj = nn.Linear(C, self.groups * self.size, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.size, C, bias=bias)
-        self.q_norm = RMSNorm(self.size, config.rms_norm_eps) if normed else None
-        self.k_norm = RMSNorm(self.size, config.rms_norm_eps) if normed else None
+        self.scale, self.softcap, self.dropout = config.score_scale, config.score_cap, config.attention_dropout
+        normed = config.model_type == "gemma3_text"
+        self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
+        self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
+        self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
+        self.o_proj = nn.Linear(self.heads * size, C, bias=bias)
+        self.q_norm = RMSNorm(size, config.rms_norm_eps, offset=1) if normed else None
+        self.k_norm = RMSNorm(size, config.rms_norm_eps, offset=1) if normed else None
 
-    def forward(self, x: Tensor, span: Span, cos: Tensor, sin: Tensor) -> Tensor:
-        B, T, _ = x.shape
-        q = self.q_proj(x).view(B, T, self.heads, self.size)
-        k = self.k_proj(x).view(B, T, self.groups, self.size)
-        v = self.v_proj(x).view(B, T, self.groups, self.size).transpose(1, 2)  # (B, G, T, D)
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        q = split_heads(self.q_proj(x), self.heads)  # (B, H, T, D)
+        k = split_heads(self.k_proj(x), self.kv_heads)  # (B, G, T, D)
+        v = split_heads(self.v_proj(x), self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = rotate(q.transpose(1, 2), cos, sin)  # (B, H, T, D)
-        k = rotate(k.transpose(1, 2), cos, sin)  # (B, G, T, D)
-        k, v, seen = span.update(self.layer, k, v)  # (B, G, S, D), (B, G, S, D), (B or 1, S)
-        if self.heads != self.groups:
-            k = k.repeat_interleave(self.heads // self.groups, dim=1)  # (B, H, S, D)
-            v = v.repeat_interleave(self.heads // self.groups, dim=1)
-        mask = span.mask(seen, self.window)  # (B or 1, 1, T, S), or None
+        q, k = rotation(q, k)
         dropout = self.dropout if self.training else 0.0
-        if self.cap is not None:
-            y = capped_attention(q, k, v, mask, self.scale, self.cap, dropout)
-        else:
-            causal = True if mask is None and T > 1 else False  # noqa: SIM210  # torch.compile needs a branch
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=self.scale
-            )
-        return self.o_proj(y.transpose(1, 2).reshape(B, T, self.heads * self.size))
+        y = past.attend(
+            self.layer, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap, dropout=dropout
+        )  # (B, H, T, D)
+        return self.o_proj(merge_heads(y))
 
 
 class MLP(nn.Module):
@@ -125,20 +81,20 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A trap in the Hub's names: `post_attention_layernorm` precedes the MLP in Gemma 1, follows attention later."""
+    """The name `post_attention_layernorm` is ambiguous: it precedes the MLP in Gemma 1 and follows attention later."""
 
     def __init__(self, config: "GemmaConfig", layer: int) -> None:
         super().__init__()
         C, eps, four = config.hidden_size, config.rms_norm_eps, config.model_type != "gemma"
-        self.input_layernorm = RMSNorm(C, eps)
+        self.input_layernorm = RMSNorm(C, eps, offset=1)
         self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(C, eps)
-        self.pre_feedforward_layernorm = RMSNorm(C, eps) if four else None
+        self.post_attention_layernorm = RMSNorm(C, eps, offset=1)
+        self.pre_feedforward_layernorm = RMSNorm(C, eps, offset=1) if four else None
         self.mlp = MLP(config)
-        self.post_feedforward_layernorm = RMSNorm(C, eps) if four else None
+        self.post_feedforward_layernorm = RMSNorm(C, eps, offset=1) if four else None
 
-    def forward(self, x: Tensor, span: Span, cos: Tensor, sin: Tensor) -> Tensor:
-        y = self.self_attn(self.input_layernorm(x), span, cos, sin)
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        y = self.self_attn(self.input_layernorm(x), past, rotation)
         if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
             x = x + y
             return x + self.mlp(self.post_attention_layernorm(x))
@@ -155,26 +111,19 @@ class Gemma(LanguageModel):
         self.ropes = {kind: rotary.rope_of(config.ropes[kind], config.head_dim) for kind in sorted(set(config.kinds))}
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
+        # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        self.init_weights(config.initializer_range)
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
+    def body(self, idx: Tensor, past: Past) -> Tensor:
         x = self.embed_tokens(idx)  # (B, T, C)
-        # The factor is rounded to the weights' dtype, as it was in training: 55.5 for √3072 in bfloat16.
+        # The factor is rounded to the dtype of the weights, as in training: 55.5 for √3072 in bfloat16.
         x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype)
-        turns = {}
-        for kind, rope in self.ropes.items():
-            cos, sin, _ = rope(span.positions)  # (B or 1, T, D/2)
-            turns[kind] = cos.to(x.dtype).unsqueeze(1), sin.to(x.dtype).unsqueeze(1)  # (B or 1, 1, T, D/2)
+        rotations = {kind: Rotation(rope, past.positions, x.dtype) for kind, rope in self.ropes.items()}
         for block, kind in zip(self.layers, self.config.kinds, strict=True):
-            x = block(x, span, *turns[kind])
+            x = block(x, past, rotations[kind])
         return self.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -189,25 +138,23 @@ class Gemma(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield step("embed", tokens=self.embed_tokens, scale=self.config.hidden_size**0.5)
+        yield Embed(self.embed_tokens, scale=self.config.hidden_size**0.5)
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
-            heads = {"heads": attn.heads, "groups": attn.groups}
+            heads = attn.heads, attn.kv_heads
             four = block.pre_feedforward_layernorm is not None
-            yield step("rms_norm", layer=block.input_layernorm, plus_one=True)
-            yield step("linear", layers=[attn.q_proj, attn.k_proj, attn.v_proj])
-            norms = {"q_norm": attn.q_norm, "k_norm": attn.k_norm, "plus_one": True}
-            yield step("rotate", **heads, rope=self.ropes[attn.kind], **norms)
-            yield step("attend", **heads, scale=attn.scale, window=attn.window, softcap=attn.cap, dropout=attn.dropout)
-            yield step("add", layer=attn.o_proj, norm=block.post_attention_layernorm if four else None, plus_one=True)
-            before_mlp = block.pre_feedforward_layernorm if four else block.post_attention_layernorm
-            yield step("rms_norm", layer=before_mlp, plus_one=True)
-            yield step("linear", layers=[mlp.gate_proj, mlp.up_proj])
-            yield step("gate", activation=self.config.activation)
-            yield step("add", layer=mlp.down_proj, norm=block.post_feedforward_layernorm, plus_one=True)
-        yield step("rms_norm", layer=self.norm, plus_one=True)
+            yield Norm(block.input_layernorm)
+            yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
+            yield Rotate(*heads, self.ropes[attn.kind], attn.q_norm, attn.k_norm)
+            yield Attend(*heads, attn.scale, attn.window, attn.softcap, dropout=attn.dropout)
+            yield Add(attn.o_proj, block.post_attention_layernorm if four else None)
+            yield Norm(block.pre_feedforward_layernorm if four else block.post_attention_layernorm)
+            yield Linear([mlp.gate_proj, mlp.up_proj])
+            yield Gate(self.config.activation)
+            yield Add(mlp.down_proj, block.post_feedforward_layernorm)
+        yield Norm(self.norm)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        yield step("logits", layer=head, softcap=self.config.final_logit_softcapping)
+        yield Logits(head, softcap=self.config.final_logit_softcapping)
 
 
 CAP: dict[str, Any] = {"range": (1e-3, 1e9)}
@@ -217,7 +164,7 @@ GEMMA2 = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 2
 
 @dataclass(frozen=True)
 class GemmaConfig:
-    """The settings of config.json that change the result, under the Hub's names; defaults are Gemma 7B's."""
+    """The settings of config.json that change the result. The defaults are those of Gemma 7B."""
 
     TITLE: ClassVar = "Gemma"
     ONLY_VALUE: ClassVar = {"use_bidirectional_attention": False}
@@ -236,19 +183,19 @@ class GemmaConfig:
     num_attention_heads: int = 16
     num_key_value_heads: int = 16
     head_dim: int = field(default=256, metadata={"range": (2, 2**16)})
-    # transformers reads the first in gemma files and the second in the others, whatever the other one says.
+    # transformers reads the first in gemma files and the second in the others.
     hidden_act: str = field(default="gelu_pytorch_tanh", metadata={"choices": tuple(ACTIVATIONS)})
     hidden_activation: str | None = field(default=None, metadata={"choices": (*ACTIVATIONS, None)})
     max_position_embeddings: int = field(default=8192, metadata={"range": (1, 2**31)})
     rms_norm_eps: float = 1e-6
-    rope_parameters: dict | None = None  # type: ignore[type-arg]  # gemma3_text: one for each of the layer types
+    rope_parameters: dict | None = None  # type: ignore[type-arg]  # gemma3_text: one per layer type
     rope_local_base_freq: float | None = field(default=None, metadata={"range": (1, 1e12)})  # Gemma 3: local theta
     attention_bias: bool = False
     query_pre_attn_scalar: int | None = field(default=None, metadata={"range": (1, 2**24)})  # scores / √ of it
     attn_logit_softcapping: float | None = field(default=None, metadata=CAP)  # gemma2 only: gemma3_text ignores it
     final_logit_softcapping: float | None = field(default=None, metadata=CAP)
     sliding_window: int | None = field(default=None, metadata={"range": (1, 2**31)})
-    sliding_window_pattern: int | None = field(default=None, metadata={"range": (1, 4096)})  # n: each n-th is full
+    sliding_window_pattern: int | None = field(default=None, metadata={"range": (1, 4096)})  # n: layer n is global
     layer_types: list[str] | None = None  # "full_attention" or "sliding_attention"
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
@@ -275,7 +222,7 @@ class GemmaConfig:
             rotary.check("Gemma", rope)
 
     def _others(self) -> list[str]:
-        """The settings that models of this model_type do not have."""
+        """Settings that do not exist for this model_type."""
         local = ["rope_local_base_freq", "sliding_window_pattern"]
         newer = ["query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window",
                  "layer_types"]  # fmt: skip
@@ -283,14 +230,14 @@ class GemmaConfig:
 
     @property
     def activation(self) -> str:
-        """The activation of the MLP. "gelu" in a gemma file means the approximation, with which it was trained."""
+        """The activation of the MLP. "gelu" in a gemma file means the tanh approximation, used in training."""
         if self.model_type != "gemma":
             return self.hidden_activation or "gelu_pytorch_tanh"
         return "gelu_pytorch_tanh" if self.hidden_act == "gelu" else self.hidden_act
 
     @property
     def score_scale(self) -> float:
-        """The factor of the scores. It need not be that of the head size: 144 for 128 in Gemma 2 27B."""
+        """The factor of the scores. It can differ from 1 / √head_dim: Gemma 2 27B has 144 and 128."""
         return float((self.query_pre_attn_scalar or self.head_dim) ** -0.5)
 
     @property
@@ -311,12 +258,12 @@ class GemmaConfig:
 
     @property
     def windows(self) -> list[int | None]:
-        """The window of each layer, in positions; None: it attends to everything before it."""
+        """The window of each layer, in positions; None for all previous positions."""
         return [self.sliding_window if kind == SLIDING else None for kind in self.kinds]
 
     @property
     def ropes(self) -> dict[str, dict[str, Any]]:
-        """rope_parameters of each layer type, with what they leave out. Older files scale those of full layers only."""
+        """rope_parameters of each layer type, with defaults. Older files scale those of global layers only."""
         given, context = self.rope_parameters or {}, self.max_position_embeddings
         if self.model_type != "gemma3_text":
             return dict.fromkeys((FULL, SLIDING), rotary.completed(given, context))
@@ -334,7 +281,7 @@ class GemmaConfig:
         }
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
+        """The config.json of this model for transformers."""
         first, nested = self.model_type == "gemma", self.model_type == "gemma3_text"
         dropped = {*self._others(), "rope_local_base_freq", "sliding_window_pattern",
                    "hidden_activation" if first else "hidden_act"}  # fmt: skip
@@ -348,5 +295,5 @@ class GemmaConfig:
 
     @property
     def context_length(self) -> int:
-        """The most positions that the model can see at once."""
+        """Maximum number of positions."""
         return self.max_position_embeddings

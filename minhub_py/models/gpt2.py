@@ -4,13 +4,12 @@ Sources
     Radford et al. (2019), "Language Models are Unsupervised Multitask Learners".
     Reference implementation: OpenAI's gpt-2 (TensorFlow); Hub docs: `transformers`, model_type "gpt2".
 
-What differs from its siblings
-    GPT-Neo   has no bias in q, k, v, does not scale its scores, and alternates global with local layers.
-    LSTM      carries a state of fixed size instead of keys and values, and knows no positions.
+Differences from similar architectures
+    GPT-Neo   has no biases in q, k and v, does not scale its scores, and alternates global and local layers.
+    LSTM      has a recurrent state of fixed size instead of a KV cache, and no positions.
 
 Notation
-    B batch rows    T positions read in this call    S positions attended to (cached and new)
-    C channels, n_embd    H heads    D head size, C / H    V vocabulary
+    B batch rows    T new positions    C channels, n_embd    H heads    D head size, C / H    V vocabulary
 """
 
 import math
@@ -21,8 +20,10 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Span
-from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.layers import merge_heads, split_qkv
+from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
 
 MODEL_TYPE = "gpt2"
 
@@ -30,39 +31,21 @@ MODEL_TYPE = "gpt2"
 class Attention(nn.Module):
     def __init__(self, config: "GPT2Config", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.n_head = config.n_head
-        self.dropout = config.attn_pdrop
-        self.upcast = config.reorder_and_upcast_attn
+        self.layer, self.heads = layer, config.n_head
         self.scale = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
         if config.scale_attn_by_inverse_layer_idx:
             self.scale /= layer + 1
+        self.dropout, self.upcast = config.attn_pdrop, config.reorder_and_upcast_attn
         # OpenAI's Conv1D is a Linear stored (in, out): the weight table transposes it.
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
-    def forward(self, x: Tensor, span: Span) -> Tensor:
-        B, T, C = x.shape
-        q, k, v = self.c_attn(x).split(C, dim=2)  # each (B, T, C)
-        q = q.view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
-        k = k.view(B, T, self.n_head, -1).transpose(1, 2)
-        v = v.view(B, T, self.n_head, -1).transpose(1, 2)
-        k, v, seen = span.update(self.layer, k, v)  # (B, H, S, D), (B, H, S, D), (B or 1, S)
-        mask = span.mask(seen)  # (B or 1, 1, T, S), or None
-        if self.upcast:  # scores and softmax in float32, whatever the weights are
-            q, k, v = q.float(), k.float(), v.float()
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-            scale=self.scale,
-        )  # (B, H, T, D)
-        y = y.to(x.dtype).transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        q, k, v = split_qkv(self.c_attn(x), self.heads, self.heads)  # (B, H, T, D) each
+        dropout = self.dropout if self.training else 0.0
+        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout, upcast=self.upcast)  # (B, H, T, D)
+        return self.resid_dropout(self.c_proj(merge_heads(y)))
 
 
 class MLP(nn.Module):
@@ -86,8 +69,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, span: Span) -> Tensor:
-        x = x + self.attn(self.ln_1(x), span)
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        x = x + self.attn(self.ln_1(x), past)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -102,12 +85,12 @@ class GPT2(LanguageModel):
         self.drop = nn.Dropout(config.embd_pdrop)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
+        # A tied head is the token embedding itself and has no parameter.
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.apply(self._initialize)
 
     def _initialize(self, module: nn.Module) -> None:
-        """The paper's section 2.3: projections onto the residual stream shrink with its depth."""
+        """Section 2.3 of the paper: the weights of projections onto the residual stream decrease with its depth."""
         std = self.config.initializer_range
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=std)
@@ -116,10 +99,10 @@ class GPT2(LanguageModel):
         if isinstance(module, Attention | MLP):
             nn.init.normal_(module.c_proj.weight, std=std / math.sqrt(2 * self.config.n_layer))
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
-        x = self.drop(self.wte(idx) + self.wpe(span.positions))  # (B, T, C)
+    def body(self, idx: Tensor, past: Past) -> Tensor:
+        x = self.drop(self.wte(idx) + self.wpe(past.positions))  # (B, T, C)
         for block in self.h:
-            x = block(x, span)
+            x = block(x, past)
         return self.ln_f(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -130,26 +113,26 @@ class GPT2(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield step("embed", tokens=self.wte, positions=self.wpe, dropout=self.drop.p)
+        yield Embed(self.wte, self.wpe, dropout=self.drop.p)
         for block in self.h:
             attn, mlp = block.attn, block.mlp
-            yield step("norm", layer=block.ln_1)
-            yield step("linear", layers=[attn.c_attn])
-            yield step("attend", heads=attn.n_head, scale=attn.scale, dropout=attn.dropout, upcast=attn.upcast)
-            yield step("add", layer=attn.c_proj, dropout=attn.resid_dropout.p)
-            yield step("norm", layer=block.ln_2)
-            yield step("linear", layers=[mlp.c_fc], activation=self.config.activation_function)
-            yield step("add", layer=mlp.c_proj, dropout=mlp.dropout.p)
-        yield step("norm", layer=self.ln_f)
-        yield step("logits", layer=self.wte if self.lm_head is None else self.lm_head)
+            yield Norm(block.ln_1)
+            yield Linear([attn.c_attn])
+            yield Attend(attn.heads, attn.heads, attn.scale, upcast=attn.upcast, dropout=attn.dropout)
+            yield Add(attn.c_proj, dropout=attn.resid_dropout.p)
+            yield Norm(block.ln_2)
+            yield Linear([mlp.c_fc], self.config.activation_function)
+            yield Add(mlp.c_proj, dropout=mlp.dropout.p)
+        yield Norm(self.ln_f)
+        yield Logits(self.wte if self.lm_head is None else self.lm_head)
 
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """The settings of config.json that change the result, under the Hub's names; defaults are GPT-2 124M's."""
+    """The settings of config.json that change the result. The defaults are those of GPT-2 124M."""
 
     TITLE: ClassVar = "GPT-2"
-    # n_ctx is the old twin of n_positions; the others are for heads of other tasks.
+    # n_ctx is an old copy of n_positions; the others belong to heads for other tasks.
     NO_EFFECT: ClassVar = frozenset(
         """
         summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
@@ -182,10 +165,10 @@ class GPT2Config:
             raise ValueError(f"GPT-2: n_embd ({self.n_embd}) must be a multiple of n_head ({self.n_head})")
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
+        """The config.json of this model for transformers."""
         return {"architectures": ["GPT2LMHeadModel"], "model_type": MODEL_TYPE, **asdict(self)}
 
     @property
     def context_length(self) -> int:
-        """The most positions that the model can see at once."""
+        """Maximum number of positions."""
         return self.n_positions

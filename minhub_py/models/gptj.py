@@ -1,16 +1,16 @@
-"""GPT-J, whose attention and MLP read one norm of the stream side by side, in one file.
+"""GPT-J, with a parallel residual: attention and MLP read the same norm of the stream. In one file.
 
 Sources
     Wang & Komatsuzaki (2021), "GPT-J-6B"; its mesh-transformer-jax. Rotary positions: Su et al. (2021), "RoFormer".
     Hub docs: `transformers`, model_type "gptj".
 
-What differs from its siblings
-    GPT-NeoX    has a norm for attention and one for the MLP, and turns the pairs (i, i + R/2); here they are
-                neighbours, (2i, 2i + 1). Only the MLP and the head have biases here.
-    Phi         one norm too, but halves, and biases everywhere.
+Differences from similar architectures
+    GPT-NeoX    has a norm for attention and another for the MLP, and rotates the pairs (i, i + R/2); GPT-J rotates
+                (2i, 2i + 1). Only the MLP and the head have biases.
+    Phi         has one norm, too, rotates the pairs (i, i + R/2), and has biases in all layers.
 
 Notation
-    B batch rows    T positions read in this call    S positions attended to (cached and new)
+    B batch rows    T new positions    S attended positions (cached and new)
     C channels, n_embd    H heads    D head size, C / H    R rotary_dim    V vocabulary
 """
 
@@ -18,54 +18,36 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Span
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (2i, 2i + 1) of x (B, H, T, D) by its position's angle; the numbers from R on stay as they are.
-
-    cos, sin: (B or 1, 1, T, R/2).
-    """
-    rotated = 2 * cos.size(-1)
-    first, second = x[..., 0:rotated:2], x[..., 1:rotated:2]  # (B, H, T, R/2)
-    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return torch.cat((turned.flatten(-2), x[..., rotated:]), dim=-1)
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.layers import merge_heads, split_heads
+from minhub_py.models.rotary import Rotation
+from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step
 
 
 class Attention(nn.Module):
     def __init__(self, config: "GPTJConfig", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads, self.size = config.n_head, config.n_embd // config.n_head
+        self.layer, self.heads, self.scale = layer, config.n_head, (config.n_embd // config.n_head) ** -0.5
         self.dropout = config.attn_pdrop
         self.q_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.k_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.v_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.out_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
 
-    def forward(self, x: Tensor, span: Span, cos: Tensor, sin: Tensor) -> Tensor:
-        B, T, C = x.shape
-        q = rotate(self.q_proj(x).view(B, T, self.heads, -1).transpose(1, 2), cos, sin)  # (B, H, T, D)
-        k = rotate(self.k_proj(x).view(B, T, self.heads, -1).transpose(1, 2), cos, sin)
-        v = self.v_proj(x).view(B, T, self.heads, -1).transpose(1, 2)
-        k, v, seen = span.update(self.layer, k, v)  # (B, H, S, D), (B, H, S, D), (B or 1, S)
-        mask = span.mask(seen)  # (B or 1, 1, T, S), or None
-        # Scores and softmax in float32, whatever the weights are: in float16 they may overflow.
-        y = F.scaled_dot_product_attention(
-            q.float(),
-            k.float(),
-            v.float(),
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-        )  # (B, H, T, D)
-        return self.out_proj(y.to(x.dtype).transpose(1, 2).reshape(B, T, C))
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        q = split_heads(self.q_proj(x), self.heads)  # (B, H, T, D)
+        k = split_heads(self.k_proj(x), self.heads)
+        v = split_heads(self.v_proj(x), self.heads)
+        q, k = rotation(q, k)
+        dropout = self.dropout if self.training else 0.0
+        # In float32: scores in float16 can overflow.
+        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout, upcast=True)  # (B, H, T, D)
+        return self.out_proj(merge_heads(y))
 
 
 class MLP(nn.Module):
@@ -88,9 +70,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.resid_pdrop)
 
-    def forward(self, x: Tensor, span: Span, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
         h = self.ln_1(x)
-        return x + self.dropout(self.attn(h, span, cos, sin)) + self.dropout(self.mlp(h))
+        return x + self.dropout(self.attn(h, past, rotation)) + self.dropout(self.mlp(h))
 
 
 class GPTJ(LanguageModel):
@@ -105,21 +87,16 @@ class GPTJ(LanguageModel):
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it, only a bias.
+        self.init_weights(config.initializer_range)
+        # A tied head is the token embedding itself: it has a bias and no weight.
         if config.tie_word_embeddings:
             self.lm_head.register_parameter("weight", None)
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
+    def body(self, idx: Tensor, past: Past) -> Tensor:
         x = self.drop(self.wte(idx))  # (B, T, C)
-        cos, sin, _ = self.rope(span.positions)  # (B or 1, T, R/2)
-        cos, sin = cos.to(x.dtype).unsqueeze(1), sin.to(x.dtype).unsqueeze(1)  # (B or 1, 1, T, R/2)
+        rotation = Rotation(self.rope, past.positions, x.dtype, interleaved=True)
         for block in self.h:
-            x = block(x, span, cos, sin)
+            x = block(x, past, rotation)
         return self.ln_f(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -131,30 +108,29 @@ class GPTJ(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield step("embed", tokens=self.wte, dropout=self.drop.p)
+        yield Embed(self.wte, dropout=self.drop.p)
         for block in self.h:
             attn, mlp, p = block.attn, block.mlp, block.dropout.p
-            yield step("keep")
-            yield step("norm", layer=block.ln_1)
-            yield step("linear", layers=[attn.q_proj, attn.k_proj, attn.v_proj])
-            yield step("rotate", heads=attn.heads, rope=self.rope, interleaved=True)
-            yield step("attend", heads=attn.heads, scale=attn.size**-0.5, dropout=attn.dropout, upcast=True)
-            yield step("add", layer=attn.out_proj, dropout=p)
-            yield step("norm", layer=block.ln_1, kept=True)  # as before: one norm, of what the block was given
-            yield step("linear", layers=[mlp.fc_in], activation=self.config.activation_function)
-            yield step("add", layer=mlp.fc_out, dropout=p)
-        yield step("norm", layer=self.ln_f)
-        tied = self.config.tie_word_embeddings
-        yield step("logits", layer=self.wte if tied else self.lm_head, bias=self.lm_head.bias)
+            yield SaveResidual()
+            yield Norm(block.ln_1)
+            yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
+            yield Rotate(attn.heads, attn.heads, self.rope, interleaved=True)
+            yield Attend(attn.heads, attn.heads, attn.scale, upcast=True, dropout=attn.dropout)
+            yield Add(attn.out_proj, dropout=p)
+            yield Norm(block.ln_1, saved=True)  # the norm of the block's input again
+            yield Linear([mlp.fc_in], self.config.activation_function)
+            yield Add(mlp.fc_out, dropout=p)
+        yield Norm(self.ln_f)
+        yield Logits(self.wte if self.config.tie_word_embeddings else self.lm_head, self.lm_head.bias)
 
 
 @dataclass(frozen=True)
 class GPTJConfig:
-    """The settings of config.json that change the result, under the Hub's names; defaults are GPT-J 6B's."""
+    """The settings of config.json that change the result. The defaults are those of GPT-J 6B."""
 
     TITLE: ClassVar = "GPT-J"
     ONLY_VALUE: ClassVar = {"rotary": True, "scale_attn_weights": True}
-    # n_ctx is the old twin of n_positions; the others are for heads of other tasks.
+    # n_ctx is an old copy of n_positions; the others belong to heads for other tasks.
     NO_EFFECT: ClassVar = frozenset(
         """
         summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx
@@ -187,10 +163,10 @@ class GPTJConfig:
             raise ValueError(f"GPT-J: rotary_dim ({self.rotary_dim}) must be even, and at most a head's {size} numbers")
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
+        """The config.json of this model for transformers."""
         return {"architectures": ["GPTJForCausalLM"], "model_type": "gptj", **asdict(self)}
 
     @property
     def context_length(self) -> int:
-        """The most positions that the model can see at once."""
+        """Maximum number of positions."""
         return self.n_positions

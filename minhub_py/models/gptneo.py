@@ -1,15 +1,15 @@
-"""GPT-Neo, a GPT whose layers look by turns at everything and at a local window, in one file.
+"""GPT-Neo, a GPT with alternating global and local attention, in one file.
 
 Sources
     Black et al. (2021), "GPT-Neo: Large Scale Autoregressive Language Modeling with Mesh-Tensorflow".
     Reference implementation: EleutherAI's gpt-neo; Hub docs: `transformers`, model_type "gpt_neo".
 
-What differs from its siblings
-    GPT-2     scales its scores by 1/sqrt(D), has q, k, v in one matrix with biases, and sees everything in all layers.
-    LSTM      carries a state of fixed size instead of keys and values, and knows no positions.
+Differences from similar architectures
+    GPT-2     scales its scores by 1 / √D, has q, k and v in one matrix with biases, and attends globally in all layers.
+    LSTM      has a recurrent state of fixed size instead of a KV cache, and no positions.
 
 Notation
-    B batch rows    T positions read in this call    S positions attended to (cached and new)
+    B batch rows    T new positions    S attended positions (cached and new)
     C channels, hidden_size    H heads    D head size, C / H    V vocabulary
     W window_size, which includes the current position
 """
@@ -23,9 +23,10 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Span
-from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
-from minhub_py.models.window import local_attention
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.layers import merge_heads, split_heads
+from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
 
 MODEL_TYPE = "gpt_neo"
 
@@ -33,8 +34,7 @@ MODEL_TYPE = "gpt_neo"
 class Attention(nn.Module):
     def __init__(self, config: "GPTNeoConfig", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.num_heads = config.num_heads
+        self.layer, self.heads = layer, config.num_heads
         self.window = config.window_size if config.attention_layers[layer] == "local" else None
         self.dropout = config.attention_dropout
         self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
@@ -43,24 +43,14 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.resid_dropout = nn.Dropout(config.resid_dropout)
 
-    def forward(self, x: Tensor, span: Span) -> Tensor:
-        B, T, C = x.shape
-        q = self.q_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)
-        v = self.v_proj(x).view(B, T, self.num_heads, -1).transpose(1, 2)
-        k, v, seen = span.update(self.layer, k, v)  # (B, H, S, D), (B, H, S, D), (B or 1, S)
-        # Two traps. GPT-Neo does not scale its scores by 1/sqrt(D), as it was trained without: scale=1.0.
-        # Unscaled scores are large, so q, k and the softmax are float32 whatever the weights are.
-        q, k, v = q.float(), k.float(), v.float()
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        q = split_heads(self.q_proj(x), self.heads)  # (B, H, T, D)
+        k = split_heads(self.k_proj(x), self.heads)
+        v = split_heads(self.v_proj(x), self.heads)
         dropout = self.dropout if self.training else 0.0
-        if self.window is not None and T > 1:
-            y = local_attention(q, k, v, span.positions[:, 0].expand(B), self.window, dropout, scale=1.0)
-        else:
-            mask = span.mask(seen, self.window)  # (B or 1, 1, T, S), or None
-            causal = True if mask is None and T > 1 else False  # noqa: SIM210  # torch.compile needs a branch
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=1.0)
-        y = y.to(x.dtype).transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.out_proj(y))
+        # GPT-Neo was trained without the factor 1 / √D. Its scores are large, so the softmax is in float32.
+        y = past.attend(self.layer, q, k, v, scale=1.0, window=self.window, dropout=dropout, upcast=True)
+        return self.resid_dropout(self.out_proj(merge_heads(y)))
 
 
 class MLP(nn.Module):
@@ -84,8 +74,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, span: Span) -> Tensor:
-        x = x + self.attn(self.ln_1(x), span)
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        x = x + self.attn(self.ln_1(x), past)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -100,13 +90,13 @@ class GPTNeo(LanguageModel):
         self.drop = nn.Dropout(config.embed_dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
+        # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.apply(self._initialize)
 
     def _initialize(self, module: nn.Module) -> None:
-        """As GPT-2 does: projections onto the residual stream shrink with its depth."""
+        """As in GPT-2: the weights of projections onto the residual stream decrease with its depth."""
         std = self.config.initializer_range
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=std)
@@ -116,10 +106,10 @@ class GPTNeo(LanguageModel):
             projection = module.out_proj if isinstance(module, Attention) else module.c_proj
             nn.init.normal_(projection.weight, std=std / math.sqrt(2 * self.config.num_layers))
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
-        x = self.drop(self.wte(idx) + self.wpe(span.positions))  # (B, T, C)
+    def body(self, idx: Tensor, past: Past) -> Tensor:
+        x = self.drop(self.wte(idx) + self.wpe(past.positions))  # (B, T, C)
         for block in self.h:
-            x = block(x, span)
+            x = block(x, past)
         return self.ln_f(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -132,23 +122,23 @@ class GPTNeo(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield step("embed", tokens=self.wte, positions=self.wpe, dropout=self.drop.p)
+        yield Embed(self.wte, self.wpe, dropout=self.drop.p)
         for block in self.h:
             attn, mlp = block.attn, block.mlp
-            yield step("norm", layer=block.ln_1)
-            yield step("linear", layers=[attn.q_proj, attn.k_proj, attn.v_proj])
-            yield step("attend", heads=attn.num_heads, scale=1.0, window=attn.window, dropout=attn.dropout, upcast=True)
-            yield step("add", layer=attn.out_proj, dropout=attn.resid_dropout.p)
-            yield step("norm", layer=block.ln_2)
-            yield step("linear", layers=[mlp.c_fc], activation=self.config.activation_function)
-            yield step("add", layer=mlp.c_proj, dropout=mlp.dropout.p)
-        yield step("norm", layer=self.ln_f)
-        yield step("logits", layer=self.wte if self.lm_head is None else self.lm_head)
+            yield Norm(block.ln_1)
+            yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
+            yield Attend(attn.heads, attn.heads, 1.0, window=attn.window, upcast=True, dropout=attn.dropout)
+            yield Add(attn.out_proj, dropout=attn.resid_dropout.p)
+            yield Norm(block.ln_2)
+            yield Linear([mlp.c_fc], self.config.activation_function)
+            yield Add(mlp.c_proj, dropout=mlp.dropout.p)
+        yield Norm(self.ln_f)
+        yield Logits(self.wte if self.lm_head is None else self.lm_head)
 
 
 @dataclass(frozen=True)
 class GPTNeoConfig:
-    """The settings of config.json that change the result, under the Hub's names; defaults are GPT-Neo 1.3B's."""
+    """The settings of config.json that change the result. The defaults are those of GPT-Neo 1.3B."""
 
     TITLE: ClassVar = "GPT-Neo"
     NO_EFFECT: ClassVar = frozenset(
@@ -156,14 +146,14 @@ class GPTNeoConfig:
         summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout classifier_dropout
         """.split()
     )
-    DERIVED: ClassVar = ("attention_layers",)  # a property here, which config.json may repeat
+    DERIVED: ClassVar = ("attention_layers",)  # properties that config.json may repeat
 
     vocab_size: int = 50257
     max_position_embeddings: int = 2048
     hidden_size: int = 2048
     num_layers: int = field(default=24, metadata={"range": (1, 4096)})
     num_heads: int = 16
-    attention_types: list | None = None  # type: ignore[type-arg]  # [[["global", "local"], 12]]; None: by turns
+    attention_types: list | None = None  # type: ignore[type-arg]  # [[["global", "local"], 12]]; None: alternating
     window_size: int = 256
     intermediate_size: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: 4 * hidden_size
     activation_function: str = field(default="gelu_new", metadata={"choices": tuple(ACTIVATIONS)})
@@ -186,11 +176,11 @@ class GPTNeoConfig:
 
     @property
     def attention_layers(self) -> list[str]:
-        """The kind of each layer: attention_types written out, so [[["local"], 2]] is local, local."""
+        """The attention type of each layer: attention_types expanded, so [[["local"], 2]] is local, local."""
         if self.attention_types is None:
             return [("global", "local")[layer % 2] for layer in range(self.num_layers)]
         try:
-            # No count of nothing or less, no empty list: writing those out could take forever, or end at another total.
+            # Counts below 1 and empty lists are invalid: their expansion could be endless or of another length.
             sound = all(
                 isinstance(kinds, list | tuple) and kinds and type(count) is int and count > 0
                 for kinds, count in self.attention_types
@@ -203,7 +193,7 @@ class GPTNeoConfig:
                 f"{brief(self.attention_types)}"
             )
         total = sum(len(kinds) * count for kinds, count in self.attention_types)
-        if total != self.num_layers:  # before the pattern is written out: a count can be anything
+        if total != self.num_layers:  # before the expansion: a count can be any number
             raise ValueError(
                 f"GPT-Neo: attention_types describes {brief(total)} layers, num_layers is {self.num_layers}"
             )
@@ -213,7 +203,7 @@ class GPTNeoConfig:
         return [kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds]
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
+        """The config.json of this model for transformers."""
         return {
             "architectures": ["GPTNeoForCausalLM"],
             "model_type": MODEL_TYPE,
@@ -224,5 +214,5 @@ class GPTNeoConfig:
 
     @property
     def context_length(self) -> int:
-        """The most positions that the model can see at once."""
+        """Maximum number of positions."""
         return self.max_position_embeddings

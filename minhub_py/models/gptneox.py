@@ -1,69 +1,49 @@
-"""GPT-NeoX, a GPT with rotary positions whose attention and MLP read the same stream side by side, in one file.
+"""GPT-NeoX, a GPT with rotary positions and a parallel residual: attention and MLP read the same stream. In one file.
 
 Sources
     Black et al. (2022), "GPT-NeoX-20B"; Biderman et al. (2023), "Pythia".
     Parallel residual: Wang & Komatsuzaki (2021), GPT-J. Rotary positions: Su et al. (2021), "RoFormer".
     Hub docs: `transformers`, model_type "gpt_neox".
 
-What differs from its siblings
-    GPT-2    learns its positions, and its MLP reads what attention has added.
-    Llama    rotates all of a head, where NeoX rotates a quarter; RMS norm, no biases, a gated MLP.
+Differences from similar architectures
+    GPT-2    has learned positions, and its MLP reads the stream after attention.
+    Llama    rotates whole heads, NeoX a quarter of them; Llama has RMS norm, no biases, and a gated MLP.
 
 Notation
-    B batch rows    T positions read in this call    S positions attended to (cached and new)
-    C channels, hidden_size    H heads    D head size, C / H    R numbers of a head that are rotated    V vocabulary
+    B batch rows    T new positions    S attended positions (cached and new)
+    C channels, hidden_size    H heads    D head size, C / H    R rotated numbers of a head    V vocabulary
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Span
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + R/2) of x (B, H, T, D) by its position's angle; the numbers from R on stay as they are.
-
-    cos, sin: (B or 1, 1, T, R/2).
-    """
-    half = cos.size(-1)
-    first, second, rest = x.split([half, half, x.size(-1) - 2 * half], dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.layers import merge_heads, split_qkv
+from minhub_py.models.rotary import Rotation
+from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step
 
 
 class Attention(nn.Module):
     def __init__(self, config: "GPTNeoXConfig", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads, self.size = config.num_attention_heads, config.head_size
+        self.layer, self.heads, self.scale = layer, config.num_attention_heads, config.head_size**-0.5
         self.dropout = config.attention_dropout
-        # The Hub's rows lie head by head, q, k and v of each; the weight table makes them all q, all k, all v.
+        # The Hub's rows are sorted by head, with q, k and v of each; the weight table sorts them by q, k and v.
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
 
-    def forward(self, x: Tensor, span: Span, cos: Tensor, sin: Tensor) -> Tensor:
-        B, T, C = x.shape
-        q, k, v = self.query_key_value(x).split(C, dim=2)  # each (B, T, C)
-        q = rotate(q.view(B, T, self.heads, -1).transpose(1, 2), cos, sin)  # (B, H, T, D)
-        k = rotate(k.view(B, T, self.heads, -1).transpose(1, 2), cos, sin)
-        v = v.view(B, T, self.heads, -1).transpose(1, 2)
-        k, v, seen = span.update(self.layer, k, v)  # (B, H, S, D), (B, H, S, D), (B or 1, S)
-        mask = span.mask(seen)  # (B or 1, 1, T, S), or None
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-        )  # (B, H, T, D)
-        return self.dense(y.transpose(1, 2).reshape(B, T, C))
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        q, k, v = split_qkv(self.query_key_value(x), self.heads, self.heads)  # (B, H, T, D) each
+        q, k = rotation(q, k)
+        dropout = self.dropout if self.training else 0.0
+        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout)  # (B, H, T, D)
+        return self.dense(merge_heads(y))
 
 
 class MLP(nn.Module):
@@ -87,9 +67,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, x: Tensor, span: Span, cos: Tensor, sin: Tensor) -> Tensor:
-        y = x + self.dropout(self.attention(self.input_layernorm(x), span, cos, sin))
-        # In parallel the MLP does not see what attention has just added. Two norms of one stream, not one.
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        y = x + self.dropout(self.attention(self.input_layernorm(x), past, rotation))
+        # In parallel the MLP reads the stream before attention, with its own norm.
         return y + self.dropout(self.mlp(self.post_attention_layernorm(x if self.parallel else y)))
 
 
@@ -104,21 +84,16 @@ class GPTNeoX(LanguageModel):
         self.drop = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
+        # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
         self.embed_out = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        self.init_weights(config.initializer_range)
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
+    def body(self, idx: Tensor, past: Past) -> Tensor:
         x = self.drop(self.embed_in(idx))  # (B, T, C)
-        cos, sin, _ = self.rope(span.positions)  # (B or 1, T, R/2)
-        cos, sin = cos.to(x.dtype).unsqueeze(1), sin.to(x.dtype).unsqueeze(1)  # (B or 1, 1, T, R/2)
+        rotation = Rotation(self.rope, past.positions, x.dtype)
         for block in self.layers:
-            x = block(x, span, cos, sin)
+            x = block(x, past, rotation)
         return self.final_layer_norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -129,26 +104,26 @@ class GPTNeoX(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield step("embed", tokens=self.embed_in, dropout=self.drop.p)
+        yield Embed(self.embed_in, dropout=self.drop.p)
         for block in self.layers:
             attn, mlp, p = block.attention, block.mlp, block.dropout.p
             if block.parallel:
-                yield step("keep")
-            yield step("norm", layer=block.input_layernorm)
-            yield step("linear", layers=[attn.query_key_value])
-            yield step("rotate", heads=attn.heads, rope=self.rope)
-            yield step("attend", heads=attn.heads, scale=attn.size**-0.5, dropout=attn.dropout)
-            yield step("add", layer=attn.dense, dropout=p)
-            yield step("norm", layer=block.post_attention_layernorm, kept=block.parallel)
-            yield step("linear", layers=[mlp.dense_h_to_4h], activation=self.config.hidden_act)
-            yield step("add", layer=mlp.dense_4h_to_h, dropout=p)
-        yield step("norm", layer=self.final_layer_norm)
-        yield step("logits", layer=self.embed_in if self.embed_out is None else self.embed_out)
+                yield SaveResidual()
+            yield Norm(block.input_layernorm)
+            yield Linear([attn.query_key_value])
+            yield Rotate(attn.heads, attn.heads, self.rope)
+            yield Attend(attn.heads, attn.heads, attn.scale, dropout=attn.dropout)
+            yield Add(attn.dense, dropout=p)
+            yield Norm(block.post_attention_layernorm, saved=block.parallel)
+            yield Linear([mlp.dense_h_to_4h], self.config.hidden_act)
+            yield Add(mlp.dense_4h_to_h, dropout=p)
+        yield Norm(self.final_layer_norm)
+        yield Logits(self.embed_in if self.embed_out is None else self.embed_out)
 
 
 @dataclass(frozen=True)
 class GPTNeoXConfig:
-    """The settings of config.json that change the result, under the Hub's names; defaults are GPT-NeoX 20B's."""
+    """The settings of config.json that change the result. The defaults are those of GPT-NeoX 20B."""
 
     TITLE: ClassVar = "GPT-NeoX"
     NO_EFFECT: ClassVar = frozenset({"classifier_dropout"})
@@ -198,11 +173,11 @@ class GPTNeoXConfig:
 
     @property
     def rope(self) -> dict[str, Any]:
-        """rope_parameters with what it leaves out."""
+        """rope_parameters with defaults."""
         return {"partial_rotary_factor": 0.25, **rotary.completed(self.rope_parameters, self.max_position_embeddings)}
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
+        """The config.json of this model for transformers."""
         return {
             "architectures": ["GPTNeoXForCausalLM"],
             "model_type": "gpt_neox",
@@ -212,5 +187,5 @@ class GPTNeoXConfig:
 
     @property
     def context_length(self) -> int:
-        """The most positions that the model can see at once."""
+        """Maximum number of positions."""
         return self.max_position_embeddings

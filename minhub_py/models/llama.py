@@ -1,22 +1,22 @@
-"""Llama and its kin, in one file: Mistral, Ministral, Ministral 3, Qwen 2 and Qwen 3 differ from it by flags only.
+"""Llama in one file, with Mistral, Ministral, Ministral 3, Qwen 2 and Qwen 3, which differ by settings only.
 
 Sources
     Touvron et al. (2023), "LLaMA"; Grattafiori et al. (2024), "The Llama 3 Herd of Models".
     Su et al. (2021), "RoFormer", for rotary positions; Zhang & Sennrich (2019) for RMS norm; Shazeer (2020), "GLU
-    Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for grouped heads; Peng et al. (2023), "YaRN".
+    Variants", for the gated MLP; Ainslie et al. (2023), "GQA", for KV heads; Peng et al. (2023), "YaRN".
     Jiang et al. (2023), "Mistral 7B", for the window; Yang et al. (2024, 2025), "Qwen2" and "Qwen3".
     Hub docs: `transformers`, model_types "llama", "mistral", "ministral", "ministral3", "qwen2" and "qwen3".
 
-What differs from its siblings
-    GPT-2     learns its positions instead of rotating q and k, norms by mean and variance, and has biases everywhere.
+Differences from similar architectures
+    GPT-2     has learned positions instead of rotary embeddings, layer norm instead of RMS norm, and biases.
 
-    mistral      a window on every layer         qwen2    biases in q, k and v; windows on the last layers, if at all
-    ministral    a window on some layers         qwen3    a norm of each head of q and k before they are rotated
+    mistral      a window in every layer         qwen2    biases in q, k and v; optional windows in the last layers
+    ministral    a window in some layers         qwen3    a norm of each head of q and k before the rotation
     ministral3   queries that grow with their position
 
 Notation
-    B batch rows    T positions read in this call    S positions attended to (cached and new)
-    C channels, hidden_size    H heads of q    G heads of k and v, H / G of q to each    D head size    V vocabulary
+    B batch rows    T new positions    S attended positions (cached and new)
+    C channels, hidden_size    H query heads    G KV heads    D head size    V vocabulary
     W window, which includes the current position
 """
 
@@ -24,13 +24,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Span
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.rotary import Rotation
+from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -49,70 +51,30 @@ MINISTRAL3_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta
                    "llama_4_scaling_beta": 0.1}  # fmt: skip
 
 
-class RMSNorm(nn.Module):
-    """x / sqrt(mean of x²) · weight, over the last dimension; the mean in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + self.eps)
-        return self.weight * y.to(x.dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of x (B, H, T, D) by its position's angle; cos, sin (B or 1, 1, T, D/2).
-
-    Halves, not neighbours: the Hub's checkpoints have q and k in that order.
-    """
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
 class Attention(nn.Module):
     def __init__(self, config: "LlamaConfig", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads, self.groups, self.size = config.num_attention_heads, config.kv_heads, config.head_size
-        self.window = config.windows[layer]
-        self.dropout = config.attention_dropout
-        C, normed = config.hidden_size, config.model_type == "qwen3"
-        bias = config.attention_bias or config.model_type == "qwen2"
-        self.q_proj = nn.Linear(C, self.heads * self.size, bias=bias)
-        self.k_proj = nn.Linear(C, self.groups * self.size, bias=bias)
-        self.v_proj = nn.Linear(C, self.groups * self.size, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.size, C, bias=config.attention_bias)
-        self.q_norm = RMSNorm(self.size, config.rms_norm_eps) if normed else None
-        self.k_norm = RMSNorm(self.size, config.rms_norm_eps) if normed else None
+        C, size = config.hidden_size, config.head_size
+        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
+        self.scale, self.window, self.dropout = size**-0.5, config.windows[layer], config.attention_dropout
+        bias, normed = config.attention_bias or config.model_type == "qwen2", config.model_type == "qwen3"
+        self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
+        self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
+        self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
+        self.o_proj = nn.Linear(self.heads * size, C, bias=config.attention_bias)
+        self.q_norm = RMSNorm(size, config.rms_norm_eps) if normed else None
+        self.k_norm = RMSNorm(size, config.rms_norm_eps) if normed else None
 
-    def forward(self, x: Tensor, span: Span, turn: "Turn") -> Tensor:
-        B, T, _ = x.shape
-        q = self.q_proj(x).view(B, T, self.heads, self.size)
-        k = self.k_proj(x).view(B, T, self.groups, self.size)
-        v = self.v_proj(x).view(B, T, self.groups, self.size).transpose(1, 2)  # (B, G, T, D)
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        q = split_heads(self.q_proj(x), self.heads)  # (B, H, T, D)
+        k = split_heads(self.k_proj(x), self.kv_heads)  # (B, G, T, D)
+        v = split_heads(self.v_proj(x), self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = rotate(q.transpose(1, 2), turn.cos, turn.sin)  # (B, H, T, D)
-        k = rotate(k.transpose(1, 2), turn.cos, turn.sin)  # (B, G, T, D)
-        if turn.growth is not None:
-            q = q * turn.growth
-        k, v, seen = span.update(self.layer, k, v)  # (B, G, S, D), (B, G, S, D), (B or 1, S)
-        if self.heads != self.groups:
-            k = k.repeat_interleave(self.heads // self.groups, dim=1)  # (B, H, S, D)
-            v = v.repeat_interleave(self.heads // self.groups, dim=1)
-        mask = span.mask(seen, self.window)  # (B or 1, 1, T, S), or None
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-        )  # (B, H, T, D)
-        return self.o_proj(y.transpose(1, 2).reshape(B, T, self.heads * self.size))
+        q, k = rotation(q, k)
+        dropout = self.dropout if self.training else 0.0
+        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)  # (B, H, T, D)
+        return self.o_proj(merge_heads(y))
 
 
 class MLP(nn.Module):
@@ -136,8 +98,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, span: Span, turn: "Turn") -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), span, turn)
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), past, rotation)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -151,20 +113,16 @@ class Llama(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
+        # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        self.init_weights(config.initializer_range)
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
+    def body(self, idx: Tensor, past: Past) -> Tensor:
         x = self.embed_tokens(idx)  # (B, T, C)
-        turn = Turn(self.rope, span, x.dtype)
+        rotation = Rotation(self.rope, past.positions, x.dtype)
         for block in self.layers:
-            x = block(x, span, turn)
+            x = block(x, past, rotation)
         return self.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -175,35 +133,26 @@ class Llama(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield step("embed", tokens=self.embed_tokens)
+        yield Embed(self.embed_tokens)
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
-            heads = {"heads": attn.heads, "groups": attn.groups}
-            yield step("rms_norm", layer=block.input_layernorm)
-            yield step("linear", layers=[attn.q_proj, attn.k_proj, attn.v_proj])
-            yield step("rotate", **heads, rope=self.rope, q_norm=attn.q_norm, k_norm=attn.k_norm)
-            yield step("attend", **heads, scale=attn.size**-0.5, window=attn.window, dropout=attn.dropout)
-            yield step("add", layer=attn.o_proj)
-            yield step("rms_norm", layer=block.post_attention_layernorm)
-            yield step("linear", layers=[mlp.gate_proj, mlp.up_proj])
-            yield step("gate", activation=self.config.hidden_act)
-            yield step("add", layer=mlp.down_proj)
-        yield step("rms_norm", layer=self.norm)
-        yield step("logits", layer=self.embed_tokens if self.lm_head is None else self.lm_head)
-
-
-class Turn:
-    """What `rotate` needs for one call's positions: cos, sin (B or 1, 1, T, D/2); growth (B or 1, 1, T, 1) or None."""
-
-    def __init__(self, rope: rotary.Rope, span: Span, dtype: torch.dtype) -> None:
-        cos, sin, growth = rope(span.positions)  # (B or 1, T, D/2)
-        self.cos, self.sin = cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
-        self.growth = None if growth is None else growth.to(dtype)[:, None, :, None]
+            heads = attn.heads, attn.kv_heads
+            yield Norm(block.input_layernorm)
+            yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
+            yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm)
+            yield Attend(*heads, attn.scale, attn.window, dropout=attn.dropout)
+            yield Add(attn.o_proj)
+            yield Norm(block.post_attention_layernorm)
+            yield Linear([mlp.gate_proj, mlp.up_proj])
+            yield Gate(self.config.hidden_act)
+            yield Add(mlp.down_proj)
+        yield Norm(self.norm)
+        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The settings of config.json that change the result, under the Hub's names; defaults are Llama 2 7B's."""
+    """The settings of config.json that change the result. The defaults are those of Llama 2 7B."""
 
     TITLE: ClassVar = "Llama"
     NO_EFFECT: ClassVar = frozenset({"pretraining_tp", "rope_interleaved", "is_llama_config"})
@@ -224,17 +173,17 @@ class LlamaConfig:
     intermediate_size: int = 11008
     num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
     num_attention_heads: int = 32
-    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: one for each head
+    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: num_attention_heads
     head_dim: int | None = field(default=None, metadata={"range": (2, 2**16)})  # None: hidden_size / heads
     hidden_act: str = field(default="silu", metadata={"choices": tuple(ACTIVATIONS)})
     max_position_embeddings: int = field(default=2048, metadata={"range": (1, 2**31)})
     rms_norm_eps: float = 1e-6
-    rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and what belongs to the type
+    rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and others
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = field(default=None, metadata={"range": (1, 2**31)})
     use_sliding_window: bool = False  # Qwen
-    max_window_layers: int = field(default=28, metadata={"range": (0, 4096)})  # Qwen: layers before the first window
+    max_window_layers: int = field(default=28, metadata={"range": (0, 4096)})  # Qwen: layers without a window
     layer_types: list[str] | None = None  # "full_attention" or "sliding_attention"
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
@@ -260,10 +209,10 @@ class LlamaConfig:
             if getattr(self, name) != _default(name):
                 raise ValueError(f"Llama: a {self.model_type} model has no {name}, but config.json sets it")
         rotary.check("Llama", self.rope, grows=self.model_type == "ministral3")
-        self.windows  # noqa: B018  # refuses a pattern that does not fit
+        self.windows  # noqa: B018  # checks the pattern
 
     def _others(self) -> set[str]:
-        """The settings that models of this model_type do not have."""
+        """Settings that do not exist for this model_type."""
         qwen, kind = self.model_type.startswith("qwen"), self.model_type
         absent = set() if qwen else {"use_sliding_window", "max_window_layers"}
         absent |= {"sliding_window"} if kind == "llama" else set()
@@ -272,7 +221,7 @@ class LlamaConfig:
 
     @property
     def kv_heads(self) -> int:
-        """G, the heads of k and v."""
+        """G."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
@@ -282,12 +231,12 @@ class LlamaConfig:
 
     @property
     def rope(self) -> dict[str, Any]:
-        """rope_parameters with what it leaves out: rope_type, rope_theta, original_max_position_embeddings."""
+        """rope_parameters with defaults."""
         return rotary.completed(self.rope_parameters, self.max_position_embeddings)
 
     @property
     def windows(self) -> list[int | None]:
-        """The window of each layer, in positions; None: it attends to everything before it."""
+        """The window of each layer, in positions; None for all previous positions."""
         count, kind = self.num_hidden_layers, self.model_type
         qwen = kind.startswith("qwen")
         window = self.sliding_window if self.use_sliding_window or not qwen else None
@@ -300,23 +249,23 @@ class LlamaConfig:
             raise ValueError(
                 f"Llama: layer_types must hold full_attention or sliding_attention for each of {count} layers"
             )
-        given = [kinds[name] for name in self.layer_types]
-        # Only Ministral and Qwen read layer_types; for the others it may say what is so anyway.
-        if given != natural and kind in ("llama", "mistral", "ministral3"):
+        windows = [kinds[name] for name in self.layer_types]
+        # Only Ministral and Qwen read layer_types; for the others it must equal their pattern.
+        if windows != natural and kind in ("llama", "mistral", "ministral3"):
             raise ValueError(f"Llama: a {kind} model has no layer_types, but config.json sets it")
-        return given
+        return windows
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
+        """The config.json of this model for transformers."""
         settings = {name: value for name, value in asdict(self).items() if name not in self._others()}
         settings |= {"rope_parameters": self.rope, "head_dim": self.head_size}
-        if self.layer_types is None:  # transformers takes a mistral model that names them, even null, for a ministral
+        if self.layer_types is None:  # transformers reads a mistral model with layer_types, even null, as a ministral
             del settings["layer_types"]
         return {"architectures": [ARCHITECTURES[self.model_type]], **settings}
 
     @property
     def context_length(self) -> int:
-        """The most positions that the model can see at once."""
+        """Maximum number of positions."""
         return self.max_position_embeddings
 
 

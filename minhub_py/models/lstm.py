@@ -3,11 +3,11 @@
 Sources
     Hochreiter & Schmidhuber (1997), "Long Short-Term Memory"; Graves (2013), "Generating Sequences With RNNs".
     Tied weights: Press & Wolf (2017), "Using the Output Embedding to Improve Language Models".
-    There is no reference on the Hub: names and settings are those of PyTorch's word language model example.
+    transformers has no such model: names and settings are those of PyTorch's word language model example.
 
-What differs from its siblings
-    GPT-2, GPT-Neo    keep keys and values of every position and stop at a context length. Here a state of fixed
-    size, h and c, is all that is kept of the past, and there is no limit to the positions.
+Differences from similar architectures
+    GPT-2, GPT-Neo    cache keys and values of every position and have a context length. An LSTM has a recurrent state
+    of fixed size, h and c, and no context length.
 
 Notation
     B batch rows    T positions read in this call    E embedding_size    H hidden_size    L num_layers    V vocabulary
@@ -22,11 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.device import has_onednn_bfloat16
-from minhub_py.inference.cache import Span, State
-from minhub_py.models.base import LanguageModel, Step, step
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import Past, State
+from minhub_py.models.steps import Embed, Logits, Recurrent, Step
 
 MODEL_TYPE = "lstm"
-ONEDNN_BFLOAT16 = has_onednn_bfloat16()  # once, here: torch.compile does not follow the question
+ONEDNN_BFLOAT16 = has_onednn_bfloat16()  # a constant: torch.compile cannot trace the call
 
 
 class LSTM(LanguageModel):
@@ -42,27 +43,27 @@ class LSTM(LanguageModel):
             config.hidden_size,
             config.num_layers,
             batch_first=True,
-            dropout=config.dropout if config.num_layers > 1 else 0.0,  # PyTorch warns of dropout with one layer
+            dropout=config.dropout if config.num_layers > 1 else 0.0,  # PyTorch warns about dropout with one layer
         )
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
         nn.init.uniform_(self.embedding.weight, -config.initializer_range, config.initializer_range)
         nn.init.zeros_(self.head.bias)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it, only a bias.
+        # A tied head is the token embedding itself: it has a bias and no weight.
         if config.tie_word_embeddings:
             self.head.register_parameter("weight", None)
         else:
             nn.init.uniform_(self.head.weight, -config.initializer_range, config.initializer_range)
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
+    def body(self, idx: Tensor, past: Past) -> Tensor:
         layers = range(self.config.num_layers)
-        before = [state for layer in layers if (state := span.state(layer)) is not None]  # of each layer [h, c]
-        h, c = map(torch.stack, zip(*before, strict=True)) if before else (None, None)  # (L, B, H), (L, B, H)
+        states = [state for layer in layers if (state := past.state(layer)) is not None]  # [h, c] of each layer
+        h, c = map(torch.stack, zip(*states, strict=True)) if states else (None, None)  # (L, B, H), (L, B, H)
         x = self.drop(self.embedding(idx))  # (B, T, E)
-        # Autocast gives an LSTM to oneDNN even where that has none in 16 bits, and fails: there it stays in float32.
+        # Autocast selects oneDNN's LSTM in 16 bits, and fails on processors without it: they compute in float32.
         with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu") and ONEDNN_BFLOAT16):
             x, (h, c) = self.lstm(x, None if h is None else (h, c))  # (B, T, H)
         for layer in layers:
-            span.set_state(layer, (h[layer], c[layer]))
+            past.set_state(layer, (h[layer], c[layer]))
         return self.drop(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -73,10 +74,10 @@ class LSTM(LanguageModel):
         return [State(((self.config.hidden_size,),) * 2)] * self.config.num_layers  # h and c
 
     def steps(self) -> Iterator[Step]:
-        p, tied = self.config.dropout, self.config.tie_word_embeddings
-        yield step("embed", tokens=self.embedding, dropout=p)
-        yield step("lstm", layer=self.lstm, dropout=p)
-        yield step("logits", layer=self.embedding if tied else self.head, bias=self.head.bias)
+        p = self.config.dropout
+        yield Embed(self.embedding, dropout=p)
+        yield Recurrent(self.lstm, dropout=p)
+        yield Logits(self.embedding if self.config.tie_word_embeddings else self.head, self.head.bias)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class LSTMConfig:
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-        """The sizes that a state dict, under this file's names, tells by itself (for checkpoints without config)."""
+        """The sizes of a state dict with the tensor names of this file, for checkpoints without config.json."""
         for name in ("embedding.weight", "lstm.weight_hh_l0"):
             if len(shapes[name]) != 2:
                 raise ValueError(f"LSTM: {name} should be a matrix, not of shape {shapes[name]}")
@@ -124,5 +125,5 @@ class LSTMConfig:
 
     @property
     def context_length(self) -> None:
-        """No limit: the state carries on."""
+        """No maximum."""
         return None

@@ -1,18 +1,18 @@
-"""OLMo 2, a Llama that norms what its layers give instead of what they read, in one file.
+"""OLMo 2, a Llama with norms after attention and MLP instead of before them, in one file.
 
 Sources
     Team OLMo (2024), "2 OLMo 2 Furious". Norms after the layers: Liu et al. (2022), "Swin Transformer V2"; norms of q
     and k: Henry et al. (2020), "Query-Key Normalization". For the rest see models/llama.py.
     Hub docs: `transformers`, model_type "olmo2".
 
-What differs from its siblings
-    Llama     norms before attention and MLP; q and k are not normed.
-    Qwen 3    norms each head of q and k by itself; OLMo 2 all heads of q at once, and all of k.
-    Gemma 2   norms before the layers and after them.
+Differences from similar architectures
+    Llama     has norms before attention and MLP, and no norms of q and k.
+    Qwen 3    norms each head of q and k; OLMo 2 norms all heads of q together, and all heads of k.
+    Gemma 2   has norms before and after attention and MLP.
 
 Notation
-    B batch rows    T positions read in this call    S positions attended to (cached and new)
-    C channels, hidden_size    H heads of q    G heads of k and v, H / G of q to each    D head size    V vocabulary
+    B batch rows    T new positions    S attended positions (cached and new)
+    C channels, hidden_size    H query heads    G KV heads    D head size    V vocabulary
 """
 
 from collections.abc import Iterator
@@ -23,66 +23,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Span
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean of x²) · weight, over the last dimension, in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + self.eps)
-        return (self.weight * y).to(x.dtype)  # rounded once, after the factor
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of x (B, H, T, D) by its position's angle; cos, sin (B or 1, 1, T, D/2), float32."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.rotary import Rotation
+from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, LoadResidual, Logits, Norm, Rotate, Step
 
 
 class Attention(nn.Module):
     def __init__(self, config: "Olmo2Config", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads, self.groups, self.size = config.num_attention_heads, config.kv_heads, config.head_dim
-        self.dropout = config.attention_dropout
-        C, bias, eps = config.hidden_size, config.attention_bias, config.rms_norm_eps
-        self.q_proj = nn.Linear(C, self.heads * self.size, bias=bias)
-        self.k_proj = nn.Linear(C, self.groups * self.size, bias=bias)
-        self.v_proj = nn.Linear(C, self.groups * self.size, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.size, C, bias=bias)
-        self.q_norm = RMSNorm(self.heads * self.size, eps)
-        self.k_norm = RMSNorm(self.groups * self.size, eps)
+        C, size, bias, eps = config.hidden_size, config.head_dim, config.attention_bias, config.rms_norm_eps
+        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
+        self.scale, self.dropout = size**-0.5, config.attention_dropout
+        self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
+        self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
+        self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
+        self.o_proj = nn.Linear(self.heads * size, C, bias=bias)
+        self.q_norm = RMSNorm(self.heads * size, eps)  # one norm over all heads
+        self.k_norm = RMSNorm(self.kv_heads * size, eps)
 
-    def forward(self, x: Tensor, span: Span, cos: Tensor, sin: Tensor) -> Tensor:
-        B, T, C = x.shape
-        q = self.q_norm(self.q_proj(x)).view(B, T, self.heads, self.size)  # one norm over all heads
-        k = self.k_norm(self.k_proj(x)).view(B, T, self.groups, self.size)
-        v = self.v_proj(x).view(B, T, self.groups, self.size).transpose(1, 2)  # (B, G, T, D)
-        q = rotate(q.transpose(1, 2), cos, sin)  # (B, H, T, D)
-        k = rotate(k.transpose(1, 2), cos, sin)  # (B, G, T, D)
-        k, v, seen = span.update(self.layer, k, v)  # (B, G, S, D), (B, G, S, D), (B or 1, S)
-        if self.heads != self.groups:
-            k = k.repeat_interleave(self.heads // self.groups, dim=1)  # (B, H, S, D)
-            v = v.repeat_interleave(self.heads // self.groups, dim=1)
-        mask = span.mask(seen)  # (B or 1, 1, T, S), or None
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-        )  # (B, H, T, D)
-        return self.o_proj(y.transpose(1, 2).reshape(B, T, C))
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        q = split_heads(self.q_norm(self.q_proj(x)), self.heads)  # (B, H, T, D)
+        k = split_heads(self.k_norm(self.k_proj(x)), self.kv_heads)  # (B, G, T, D)
+        v = split_heads(self.v_proj(x), self.kv_heads)
+        q, k = rotation(q, k)
+        dropout = self.dropout if self.training else 0.0
+        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout)  # (B, H, T, D)
+        return self.o_proj(merge_heads(y))
 
 
 class MLP(nn.Module):
@@ -105,9 +74,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, span: Span, cos: Tensor, sin: Tensor) -> Tensor:
-        # The layers read the stream as it is; what they add is normed.
-        x = x + self.post_attention_layernorm(self.self_attn(x, span, cos, sin))
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        # Attention and MLP read the stream itself; their outputs are normed.
+        x = x + self.post_attention_layernorm(self.self_attn(x, past, rotation))
         return x + self.post_feedforward_layernorm(self.mlp(x))
 
 
@@ -121,21 +90,16 @@ class Olmo2(LanguageModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
+        # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        self.init_weights(config.initializer_range)
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
+    def body(self, idx: Tensor, past: Past) -> Tensor:
         x = self.embed_tokens(idx)  # (B, T, C)
-        cos, sin, _ = self.rope(span.positions)  # (B or 1, T, D/2)
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # (B or 1, 1, T, D/2); not rounded to 16 bits
+        rotation = Rotation(self.rope, past.positions, torch.float32)  # not rounded to 16 bits
         for block in self.layers:
-            x = block(x, span, cos, sin)
+            x = block(x, past, rotation)
         return self.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -146,26 +110,26 @@ class Olmo2(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield step("embed", tokens=self.embed_tokens)
+        yield Embed(self.embed_tokens)
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
-            heads = {"heads": attn.heads, "groups": attn.groups}
-            yield step("copy")
-            yield step("linear", layers=[attn.q_proj, attn.k_proj, attn.v_proj])
-            yield step("rotate", **heads, rope=self.rope, q_norm=attn.q_norm, k_norm=attn.k_norm, whole=True)
-            yield step("attend", **heads, scale=attn.size**-0.5, dropout=attn.dropout)
-            yield step("add", layer=attn.o_proj, norm=block.post_attention_layernorm)
-            yield step("copy")
-            yield step("linear", layers=[mlp.gate_proj, mlp.up_proj])
-            yield step("gate", activation=self.config.hidden_act)
-            yield step("add", layer=mlp.down_proj, norm=block.post_feedforward_layernorm)
-        yield step("rms_norm", layer=self.norm)
-        yield step("logits", layer=self.embed_tokens if self.lm_head is None else self.lm_head)
+            heads = attn.heads, attn.kv_heads
+            yield LoadResidual()
+            yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
+            yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm, all_heads=True)
+            yield Attend(*heads, attn.scale, dropout=attn.dropout)
+            yield Add(attn.o_proj, block.post_attention_layernorm)
+            yield LoadResidual()
+            yield Linear([mlp.gate_proj, mlp.up_proj])
+            yield Gate(self.config.hidden_act)
+            yield Add(mlp.down_proj, block.post_feedforward_layernorm)
+        yield Norm(self.norm)
+        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
 @dataclass(frozen=True)
 class Olmo2Config:
-    """The settings of config.json that change the result, under the Hub's names; defaults are OLMo 2 7B's sizes."""
+    """The settings of config.json that change the result. The defaults are those of OLMo 2 7B."""
 
     TITLE: ClassVar = "OLMo 2"
     DERIVED: ClassVar = ("head_dim",)
@@ -175,11 +139,11 @@ class Olmo2Config:
     intermediate_size: int = 11008
     num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
     num_attention_heads: int = 32
-    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: one for each head
+    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: num_attention_heads
     hidden_act: str = field(default="silu", metadata={"choices": tuple(ACTIVATIONS)})
     max_position_embeddings: int = field(default=2048, metadata={"range": (1, 2**31)})
     rms_norm_eps: float = 1e-5
-    rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and what belongs to the type
+    rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and others
     attention_bias: bool = False
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
@@ -199,7 +163,7 @@ class Olmo2Config:
 
     @property
     def kv_heads(self) -> int:
-        """G, the heads of k and v."""
+        """G."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
@@ -209,11 +173,11 @@ class Olmo2Config:
 
     @property
     def rope(self) -> dict[str, Any]:
-        """rope_parameters with what it leaves out."""
+        """rope_parameters with defaults."""
         return rotary.completed(self.rope_parameters, self.max_position_embeddings)
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
+        """The config.json of this model for transformers."""
         return {
             "architectures": ["Olmo2ForCausalLM"],
             "model_type": "olmo2",
@@ -223,5 +187,5 @@ class Olmo2Config:
 
     @property
     def context_length(self) -> int:
-        """The most positions that the model can see at once."""
+        """Maximum number of positions."""
         return self.max_position_embeddings

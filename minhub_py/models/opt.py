@@ -4,12 +4,12 @@ Sources
     Zhang et al. (2022), "OPT: Open Pre-trained Transformer Language Models"; its metaseq.
     Taylor et al. (2022), "Galactica". Hub docs: `transformers`, model_type "opt".
 
-What differs from its siblings
-    GPT-2    norms before each part, as most OPTs; OPT 350M has them after, and its embedding is narrower than its
-             stream. Positions are counted from 2, since the first two rows were once for padding. ReLU.
+Differences from similar architectures
+    GPT-2    has norms before attention and MLP, as most OPT models; OPT 350M has them after, and an embedding narrower
+             than its stream. The first two rows of OPT's position embedding are unused. ReLU.
 
 Notation
-    B batch rows    T positions read in this call    S positions attended to (cached and new)
+    B batch rows    T new positions    S attended positions (cached and new)
     C channels, hidden_size    E width of the embedding, word_embed_proj_dim    H heads    D head size, C / H
     V vocabulary
 """
@@ -21,8 +21,10 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Span
-from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.layers import merge_heads, split_heads
+from minhub_py.models.steps import Add, AddPositions, Attend, Embed, Linear, LoadResidual, Logits, Norm, Step
 
 FIRST = 2  # row of the position 0
 
@@ -30,31 +32,21 @@ FIRST = 2  # row of the position 0
 class Attention(nn.Module):
     def __init__(self, config: "OPTConfig", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads, self.size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-        self.dropout = config.attention_dropout
         C, bias = config.hidden_size, config.enable_bias
+        self.layer, self.heads = layer, config.num_attention_heads
+        self.scale, self.dropout = (C // self.heads) ** -0.5, config.attention_dropout
         self.q_proj = nn.Linear(C, C, bias=bias)
         self.k_proj = nn.Linear(C, C, bias=bias)
         self.v_proj = nn.Linear(C, C, bias=bias)
         self.out_proj = nn.Linear(C, C, bias=bias)
 
-    def forward(self, x: Tensor, span: Span) -> Tensor:
-        B, T, C = x.shape
-        q = self.q_proj(x).view(B, T, self.heads, -1).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, self.heads, -1).transpose(1, 2)
-        v = self.v_proj(x).view(B, T, self.heads, -1).transpose(1, 2)
-        k, v, seen = span.update(self.layer, k, v)  # (B, H, S, D), (B, H, S, D), (B or 1, S)
-        mask = span.mask(seen)  # (B or 1, 1, T, S), or None
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-        )  # (B, H, T, D)
-        return self.out_proj(y.transpose(1, 2).reshape(B, T, C))
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        q = split_heads(self.q_proj(x), self.heads)  # (B, H, T, D)
+        k = split_heads(self.k_proj(x), self.heads)
+        v = split_heads(self.v_proj(x), self.heads)
+        dropout = self.dropout if self.training else 0.0
+        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout)  # (B, H, T, D)
+        return self.out_proj(merge_heads(y))
 
 
 class Block(nn.Module):
@@ -69,12 +61,12 @@ class Block(nn.Module):
         self.act = ACTIVATIONS[config.activation_function]
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, span: Span) -> Tensor:
+    def forward(self, x: Tensor, past: Past) -> Tensor:
         if self.before:
-            x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x), span))
+            x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x), past))
             return x + self.dropout(self.mlp(self.final_layer_norm(x)))
-        # After: what is normed is the stream itself.
-        x = self.self_attn_layer_norm(x + self.dropout(self.self_attn(x, span)))
+        # After: the norms apply to the stream itself.
+        x = self.self_attn_layer_norm(x + self.dropout(self.self_attn(x, past)))
         return self.final_layer_norm(x + self.dropout(self.mlp(x)))
 
     def mlp(self, x: Tensor) -> Tensor:
@@ -98,21 +90,17 @@ class OPT(LanguageModel):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.final_layer_norm = norm_of(config) if config.ends_with_norm else None
         self.project_out = None if E == C else nn.Linear(C, E, bias=False)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
+        # A tied head is the token embedding itself and has no parameter.
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(E, config.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=config.init_std)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        self.init_weights(config.init_std)
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
+    def body(self, idx: Tensor, past: Past) -> Tensor:
         x = self.embed_tokens(idx)  # (B, T, E)
         if self.project_in is not None:
             x = self.project_in(x)  # (B, T, C)
-        x = x + self.embed_positions(span.positions + FIRST)
+        x = x + self.embed_positions(past.positions + FIRST)
         for block in self.layers:
-            x = block(x, span)
+            x = block(x, past)
         if self.final_layer_norm is not None:
             x = self.final_layer_norm(x)
         return x if self.project_out is None else self.project_out(x)  # (B, T, E)
@@ -126,35 +114,34 @@ class OPT(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield step("embed", tokens=self.embed_tokens)
+        yield Embed(self.embed_tokens)
         if self.project_in is not None:
-            yield step("linear", layers=[self.project_in])
-        yield step("place", positions=self.embed_positions, first=FIRST)
+            yield Linear([self.project_in])
+        yield AddPositions(self.embed_positions, FIRST)
         for block in self.layers:
             attn, p, before = block.self_attn, block.dropout.p, block.before
             if before:
-                yield step("norm", layer=block.self_attn_layer_norm)
-            yield step("linear", layers=[attn.q_proj, attn.k_proj, attn.v_proj])
-            yield step("attend", heads=attn.heads, scale=attn.size**-0.5, dropout=attn.dropout)
-            yield step("add", layer=attn.out_proj, dropout=p)
-            norm = block.final_layer_norm if before else block.self_attn_layer_norm
-            yield step("norm", layer=norm, stream=not before)
-            yield step("linear", layers=[block.fc1], activation=self.config.activation_function)
-            yield step("add", layer=block.fc2, dropout=p)
+                yield Norm(block.self_attn_layer_norm)
+            yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
+            yield Attend(attn.heads, attn.heads, attn.scale, dropout=attn.dropout)
+            yield Add(attn.out_proj, dropout=p)
+            yield Norm(block.final_layer_norm if before else block.self_attn_layer_norm, to_residual=not before)
+            yield Linear([block.fc1], self.config.activation_function)
+            yield Add(block.fc2, dropout=p)
             if not before:
-                yield step("norm", layer=block.final_layer_norm, stream=True)
+                yield Norm(block.final_layer_norm, to_residual=True)
         if self.final_layer_norm is not None:
-            yield step("norm", layer=self.final_layer_norm)
+            yield Norm(self.final_layer_norm)
         elif self.config.do_layer_norm_before:
-            yield step("copy")
+            yield LoadResidual()
         if self.project_out is not None:
-            yield step("linear", layers=[self.project_out])
-        yield step("logits", layer=self.embed_tokens if self.lm_head is None else self.lm_head)
+            yield Linear([self.project_out])
+        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
 @dataclass(frozen=True)
 class OPTConfig:
-    """The settings of config.json that change the result, under the Hub's names; defaults are OPT 125M's."""
+    """The settings of config.json that change the result. The defaults are those of OPT 125M."""
 
     TITLE: ClassVar = "OPT"
     ONLY_VALUE: ClassVar = {
@@ -170,7 +157,7 @@ class OPTConfig:
     ffn_dim: int = 3072
     max_position_embeddings: int = field(default=2048, metadata={"range": (1, 2**31)})
     do_layer_norm_before: bool = True
-    _remove_final_layer_norm: bool = False  # the Hub's name, underscore and all
+    _remove_final_layer_norm: bool = False  # the name in config.json, with the underscore
     word_embed_proj_dim: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: hidden_size
     dropout: float = 0.1
     attention_dropout: float = 0.0
@@ -198,14 +185,14 @@ class OPTConfig:
 
     @property
     def ends_with_norm(self) -> bool:
-        """Whether there is a norm after the last block: where norms come after, the block ends with one itself."""
+        """Whether a norm follows the last block: blocks with norms after attention and MLP end with a norm."""
         return self.do_layer_norm_before and not self._remove_final_layer_norm
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
+        """The config.json of this model for transformers."""
         return {"architectures": ["OPTForCausalLM"], "model_type": "opt", **asdict(self)}
 
     @property
     def context_length(self) -> int:
-        """The most positions that the model can see at once."""
+        """Maximum number of positions."""
         return self.max_position_embeddings

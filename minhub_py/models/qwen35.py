@@ -1,19 +1,19 @@
-"""Qwen 3.5's language model, in one file: three layers with a memory of fixed size to each one that attends.
+"""The language model of Qwen 3.5, in one file: three layers of linear attention for each layer of softmax attention.
 
 Sources
-    Qwen Team (2026), "Qwen3.5". Gated DeltaNet: Yang, Kautz & Hatamizadeh (2024); the rule itself is in delta.py.
+    Qwen Team (2026), "Qwen3.5". Gated DeltaNet: Yang, Kautz & Hatamizadeh (2024); the rule is in delta.py.
     Gated attention: Qiu et al. (2025), "Gated Attention for Large Language Models". Rotary positions: Su et al. (2021).
-    Hub docs: `transformers`, model_types "qwen3_5" (with pictures; its text model is read) and "qwen3_5_text".
+    Hub docs: `transformers`, model_types "qwen3_5" (with images; only its text model is supported) and "qwen3_5_text".
 
-What differs from its siblings
-    Qwen 3    attends in every layer, without a gate, and rotates all of a head. Its norms' weights are factors; here
-              they are what is added to 1, but for that of DeltaNet's own norm.
-    LSTM      has a state of fixed size too, but computes it one position after another.
+Differences from similar architectures
+    Qwen 3    has softmax attention in every layer, without a gate, and rotates whole heads. Its norms multiply by their
+              weight; here they multiply by 1 + weight, except the norm of DeltaNet.
+    LSTM      has a recurrent state of fixed size, too, and computes it sequentially.
 
 Notation
-    B batch rows    T positions read in this call    S positions attended to (cached and new)    C channels
-    H heads    G groups: heads of k (and of v in attention, of q in DeltaNet)    D head size    R rotated numbers of it
-    K, V sizes of a DeltaNet head's keys and values    N channels of the convolution, 2GK + HV    V also: vocabulary
+    B batch rows    T new positions    S attended positions (cached and new)    C channels
+    H heads    G KV heads, or heads of q and k in DeltaNet    D head size    R rotated numbers of a head
+    K, V key and value size of DeltaNet    N channels of the convolution, 2GK + HV    V also: vocabulary
 """
 
 from collections.abc import Iterator
@@ -24,44 +24,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Layout, Span, State
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
-from minhub_py.models.delta import delta_rule
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean of x²) · (1 + weight), over the last dimension, in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.zeros(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + self.eps)
-        return (y * (1 + self.weight.float())).to(x.dtype)
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past, State
+from minhub_py.models.delta import gated_delta, gated_rms_norm
+from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.rotary import Rotation
+from minhub_py.models.steps import Add, Attend, DeltaRule, Embed, Gate, Linear, Logits, Norm, Rotate, Step
 
 
 class GatedNorm(nn.Module):
-    """x / sqrt(mean of x²) · weight · silu(z), over the last dimension, in float32."""
+    """RMS norm · silu(z), over the last dimension, in float32."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(size))
 
-    def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + self.eps)
-        return (y * self.weight.float() * F.silu(z.float())).to(z.dtype)
-
-
-def unit(x: Tensor) -> Tensor:
-    """Vectors of length 1 in the direction of x (…, K), in float32."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + 1e-6)
+    def forward(self, y: Tensor, z: Tensor) -> Tensor:
+        return gated_rms_norm(y, z, self.weight, self.eps)
 
 
 class GatedDeltaNet(nn.Module):
@@ -69,16 +50,15 @@ class GatedDeltaNet(nn.Module):
 
     def __init__(self, config: "Qwen35Config", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads, self.groups = config.linear_num_value_heads, config.linear_num_key_heads
+        self.layer, self.heads, self.key_heads = layer, config.linear_num_value_heads, config.linear_num_key_heads
         self.key_size, self.value_size = config.linear_key_head_dim, config.linear_value_head_dim
-        self.reach = config.linear_conv_kernel_dim - 1  # positions before its own that the convolution reads
+        self.reach = config.linear_conv_kernel_dim - 1  # previous positions that the convolution reads
         C, N, values = config.hidden_size, config.conv_channels, self.heads * self.value_size
         self.in_proj_qkv = nn.Linear(C, N, bias=False)
         self.in_proj_z = nn.Linear(C, values, bias=False)
         self.in_proj_b = nn.Linear(C, self.heads, bias=False)
         self.in_proj_a = nn.Linear(C, self.heads, bias=False)
-        self.conv1d = nn.Conv1d(N, N, config.linear_conv_kernel_dim, groups=N, bias=False)  # each channel by itself
+        self.conv1d = nn.Conv1d(N, N, config.linear_conv_kernel_dim, groups=N, bias=False)  # depthwise
         self.act = ACTIVATIONS[config.hidden_act]
         self.A_log = nn.Parameter(torch.empty(self.heads))
         nn.init.uniform_(self.A_log, 0.01, 16).data.log_()
@@ -86,76 +66,45 @@ class GatedDeltaNet(nn.Module):
         self.norm = GatedNorm(self.value_size, config.rms_norm_eps)
         self.out_proj = nn.Linear(values, C, bias=False)
 
-    def forward(self, x: Tensor, span: Span) -> Tensor:
+    def forward(self, x: Tensor, past: Past) -> Tensor:
         B, T, _ = x.shape
-        H, G, K, V = self.heads, self.groups, self.key_size, self.value_size
-        mixed = self.in_proj_qkv(x)  # (B, T, N)
-        past, state = span.state(self.layer) or (
-            mixed.new_zeros(B, self.reach, mixed.size(2)),
-            torch.zeros(B, H, K, V, device=x.device),
+        qkv = self.in_proj_qkv(x)  # (B, T, N)
+        inputs, state = past.state(self.layer) or (
+            qkv.new_zeros(B, self.reach, qkv.size(2)),
+            torch.zeros(B, self.heads, self.key_size, self.value_size, device=x.device),
         )
-        mixed = torch.cat((past.to(mixed.dtype), mixed), dim=1)  # (B, reach + T, N)
-        past = mixed[:, T:]
-        mixed = self.act(self.conv1d(mixed.transpose(1, 2)).transpose(1, 2))  # (B, T, N)
-        q, k, v = mixed.split([G * K, G * K, H * V], dim=2)
-        q = unit(q.reshape(B, T, G, K)).repeat_interleave(H // G, dim=2) * K**-0.5  # (B, T, H, K)
-        k = unit(k.reshape(B, T, G, K)).repeat_interleave(H // G, dim=2)
-        v = v.reshape(B, T, H, V).float()
-        decay = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias.float())  # (B, T, H)
-        beta = self.in_proj_b(x).float().sigmoid()  # (B, T, H)
-        q, k, v, decay, beta = (each.transpose(1, 2) for each in (q, k, v, decay, beta))  # (B, H, T, …)
-        with torch.autocast(x.device.type, enabled=False):  # in 16 bits the state would lose what is added to it
-            y, state = delta_rule(q, k, v, decay, beta, state)  # (B, H, T, V)
-        span.set_state(self.layer, (past, state))
-        y = self.norm(y.transpose(1, 2), self.in_proj_z(x).view(B, T, H, V))
+        qkv = torch.cat((inputs.to(qkv.dtype), qkv), dim=1)  # (B, reach + T, N)
+        inputs = qkv[:, T:]
+        qkv = self.act(self.conv1d(qkv.transpose(1, 2)).transpose(1, 2))  # (B, T, N)
+        beta, decay = self.in_proj_b(x), self.in_proj_a(x)  # (B, T, H) each
+        with torch.autocast(x.device.type, enabled=False):  # a state in 16 bits would lose small updates
+            y, state = gated_delta(qkv, beta, decay, self.A_log, self.dt_bias, self.key_heads, state)  # (B, T, H, V)
+        past.set_state(self.layer, (inputs, state))
+        y = self.norm(y, self.in_proj_z(x).view(B, T, self.heads, self.value_size))
         return self.out_proj(y.flatten(2))
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + R/2) of x (B, H, T, D) by its position's angle; the numbers from R on stay as they are.
-
-    cos, sin: (B or 1, 1, T, R/2).
-    """
-    half = cos.size(-1)
-    first, second, rest = x.split([half, half, x.size(-1) - 2 * half], dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 class Attention(nn.Module):
     def __init__(self, config: "Qwen35Config", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads, self.groups, self.size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        self.dropout = config.attention_dropout
-        C, bias = config.hidden_size, config.attention_bias
-        self.q_proj = nn.Linear(C, self.heads * 2 * self.size, bias=bias)  # of each head q, then its gate
-        self.k_proj = nn.Linear(C, self.groups * self.size, bias=bias)
-        self.v_proj = nn.Linear(C, self.groups * self.size, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.size, C, bias=bias)
-        self.q_norm = RMSNorm(self.size, config.rms_norm_eps)
-        self.k_norm = RMSNorm(self.size, config.rms_norm_eps)
+        C, size, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.num_key_value_heads
+        self.scale, self.dropout = size**-0.5, config.attention_dropout
+        self.q_proj = nn.Linear(C, self.heads * 2 * size, bias=bias)  # q and gate of each head
+        self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
+        self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
+        self.o_proj = nn.Linear(self.heads * size, C, bias=bias)
+        self.q_norm = RMSNorm(size, config.rms_norm_eps, offset=1)
+        self.k_norm = RMSNorm(size, config.rms_norm_eps, offset=1)
 
-    def forward(self, x: Tensor, span: Span, cos: Tensor, sin: Tensor) -> Tensor:
-        B, T, _ = x.shape
-        q, gate = self.q_proj(x).view(B, T, self.heads, 2 * self.size).chunk(2, dim=3)  # (B, T, H, D) each
-        k = self.k_proj(x).view(B, T, self.groups, self.size)
-        v = self.v_proj(x).view(B, T, self.groups, self.size).transpose(1, 2)  # (B, G, T, D)
-        q = rotate(self.q_norm(q).transpose(1, 2), cos, sin)  # (B, H, T, D)
-        k = rotate(self.k_norm(k).transpose(1, 2), cos, sin)  # (B, G, T, D)
-        k, v, seen = span.update(self.layer, k, v)  # (B, G, S, D), (B, G, S, D), (B or 1, S)
-        if self.heads != self.groups:
-            k = k.repeat_interleave(self.heads // self.groups, dim=1)  # (B, H, S, D)
-            v = v.repeat_interleave(self.heads // self.groups, dim=1)
-        mask = span.mask(seen)  # (B or 1, 1, T, S), or None
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-        )  # (B, H, T, D)
-        return self.o_proj((y.transpose(1, 2) * gate.sigmoid()).flatten(2))
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        q, gate = split_heads(self.q_proj(x), self.heads).chunk(2, dim=3)  # (B, H, T, D) each
+        k = split_heads(self.k_proj(x), self.kv_heads)  # (B, G, T, D)
+        v = split_heads(self.v_proj(x), self.kv_heads)
+        q, k = rotation(self.q_norm(q), self.k_norm(k))
+        dropout = self.dropout if self.training else 0.0
+        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout)  # (B, H, T, D)
+        return self.o_proj(merge_heads(y * gate.sigmoid()))
 
 
 class MLP(nn.Module):
@@ -175,18 +124,18 @@ class Block(nn.Module):
     def __init__(self, config: "Qwen35Config", layer: int) -> None:
         super().__init__()
         attends = config.kinds[layer] == "full_attention"
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
         self.self_attn = Attention(config, layer) if attends else None
         self.linear_attn = None if attends else GatedDeltaNet(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, span: Span, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
         h = self.input_layernorm(x)
         if self.self_attn is not None:
-            x = x + self.self_attn(h, span, cos, sin)
+            x = x + self.self_attn(h, past, rotation)
         elif self.linear_attn is not None:
-            x = x + self.linear_attn(h, span)
+            x = x + self.linear_attn(h, past)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -199,22 +148,17 @@ class Qwen35(LanguageModel):
         self.rope = rotary.rope_of(config.rope, config.rotated)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        # Tied weights: the head is the token embedding itself, so a tied model has no parameter for it.
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
+        # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        self.init_weights(config.initializer_range)
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
+    def body(self, idx: Tensor, past: Past) -> Tensor:
         x = self.embed_tokens(idx)  # (B, T, C)
-        cos, sin, _ = self.rope(span.positions)  # (B or 1, T, R/2)
-        cos, sin = cos.to(x.dtype).unsqueeze(1), sin.to(x.dtype).unsqueeze(1)  # (B or 1, 1, T, R/2)
+        rotation = Rotation(self.rope, past.positions, x.dtype)
         for block in self.layers:
-            x = block(x, span, cos, sin)
+            x = block(x, past, rotation)
         return self.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -223,49 +167,46 @@ class Qwen35(LanguageModel):
     def cache_layout(self) -> Layout:
         config = self.config
         keys = KeyValues(config.num_key_value_heads, config.head_dim)
-        past = (config.linear_conv_kernel_dim - 1, config.conv_channels)
-        memory = (config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
-        state = State((past, memory), torch.float32)
+        inputs = (config.linear_conv_kernel_dim - 1, config.conv_channels)
+        matrices = (config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
+        state = State((inputs, matrices), torch.float32)
         return [keys if kind == "full_attention" else state for kind in config.kinds]
 
     def steps(self) -> Iterator[Step]:
         block: Any
         act = self.config.hidden_act
-        yield step("embed", tokens=self.embed_tokens)
+        yield Embed(self.embed_tokens)
         for block in self.layers:
             attn, delta, mlp = block.self_attn, block.linear_attn, block.mlp
-            yield step("rms_norm", layer=block.input_layernorm, plus_one=True)
+            yield Norm(block.input_layernorm)
             if attn is not None:
-                heads = {"heads": attn.heads, "groups": attn.groups, "gate": True}
-                norms = {"q_norm": attn.q_norm, "k_norm": attn.k_norm, "plus_one": True}
-                yield step("linear", layers=[attn.q_proj, attn.k_proj, attn.v_proj])
-                yield step("rotate", **heads, rope=self.rope, **norms)
-                yield step("attend", **heads, scale=attn.size**-0.5, dropout=attn.dropout)
-                yield step("add", layer=attn.o_proj)
+                heads = attn.heads, attn.kv_heads
+                yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
+                yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm, gate=True)
+                yield Attend(*heads, attn.scale, gate=True, dropout=attn.dropout)
+                yield Add(attn.o_proj)
             else:
-                yield step("linear", layers=[delta.in_proj_qkv, delta.in_proj_z, delta.in_proj_b, delta.in_proj_a])
-                yield step(
-                    "delta_rule", heads=delta.heads, groups=delta.groups, conv=delta.conv1d, activation=act,
-                    decay=delta.A_log, bias=delta.dt_bias, norm=delta.norm,
-                )  # fmt: skip
-                yield step("add", layer=delta.out_proj)
-            yield step("rms_norm", layer=block.post_attention_layernorm, plus_one=True)
-            yield step("linear", layers=[mlp.gate_proj, mlp.up_proj])
-            yield step("gate", activation=act)
-            yield step("add", layer=mlp.down_proj)
-        yield step("rms_norm", layer=self.norm, plus_one=True)
-        yield step("logits", layer=self.embed_tokens if self.lm_head is None else self.lm_head)
+                yield Linear([delta.in_proj_qkv, delta.in_proj_z, delta.in_proj_b, delta.in_proj_a])
+                heads = delta.heads, delta.key_heads
+                yield DeltaRule(*heads, delta.conv1d, act, delta.A_log, delta.dt_bias, delta.norm)
+                yield Add(delta.out_proj)
+            yield Norm(block.post_attention_layernorm)
+            yield Linear([mlp.gate_proj, mlp.up_proj])
+            yield Gate(act)
+            yield Add(mlp.down_proj)
+        yield Norm(self.norm)
+        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
 @dataclass(frozen=True)
 class Qwen35Config:
-    """The settings of config.json that change the result, under the Hub's names; defaults are transformers'."""
+    """The settings of config.json that change the result. The defaults are those of transformers."""
 
     TITLE: ClassVar = "Qwen 3.5"
     ROPE_NAMES: ClassVar = {"partial_rotary_factor": "partial_rotary_factor"}
-    # The state is float32 here, in transformers too, whatever the weights are.
+    # The state is float32 for all dtypes, as in transformers.
     ONLY_VALUE: ClassVar = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mlp_only_layers": []}
-    # mtp: layers that guess the next ids but one, which are not read.
+    # mtp: layers for multi-token prediction, not loaded.
     NO_EFFECT: ClassVar = frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
 
     vocab_size: int = 248320
@@ -277,7 +218,7 @@ class Qwen35Config:
     head_dim: int = 256
     hidden_act: str = field(default="silu", metadata={"choices": tuple(ACTIVATIONS)})
     layer_types: list[str] | None = None
-    full_attention_interval: int = 4  # where there are no layer_types: each so many-th layer attends
+    full_attention_interval: int = 4  # without layer_types: each n-th layer has softmax attention
     linear_conv_kernel_dim: int = field(default=4, metadata={"range": (2, 1024)})
     linear_key_head_dim: int = 128
     linear_value_head_dim: int = 128
@@ -340,13 +281,13 @@ class Qwen35Config:
 
     @property
     def rope(self) -> dict[str, Any]:
-        """rope_parameters with what it leaves out, and without mrope's: text has one position for all directions."""
+        """rope_parameters with defaults, without those of mrope: a text position is one number."""
         rope = rotary.completed(self.rope_parameters, self.max_position_embeddings)
         text = {name: value for name, value in rope.items() if name not in ("mrope_section", "mrope_interleaved")}
         return {"partial_rotary_factor": 0.25, **text}
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json of this model, as transformers reads it."""
+        """The config.json of this model for transformers."""
         settings = asdict(self)
         del settings["full_attention_interval"]
         return {
@@ -359,5 +300,5 @@ class Qwen35Config:
 
     @property
     def context_length(self) -> int:
-        """The most positions that the model can see at once."""
+        """Maximum number of positions."""
         return self.max_position_embeddings

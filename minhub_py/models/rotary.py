@@ -1,9 +1,10 @@
-"""Rotary positions: from config.json's rope_parameters to angles, for every family that has them.
+"""Settings of rotary embeddings: from rope_parameters of config.json to the angles of positions.
+
+`layers.rotate` applies the angles. A head rotates R of its D numbers.
 
 Sources
-    Su et al. (2021), "RoFormer". Halves, not neighbours: pair i is (i, i + R/2) of the R rotated numbers of a head.
-    llama3: Grattafiori et al. (2024). yarn: Peng et al. (2023), equations 18 to 23. linear: Chen et al. (2023).
-    dynamic: as default within the context, which is as far as a model here goes.
+    Su et al. (2021), "RoFormer". llama3: Grattafiori et al. (2024). yarn: Peng et al. (2023), equations 18 to 23.
+    linear: Chen et al. (2023). dynamic: equal to default within the context length, the maximum in this package.
 """
 
 import math
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The settings that a rope_type has beside rope_theta and partial_rotary_factor: (needed, optional).
+from minhub_py.models.layers import query_growth, rotary_angles, rotate
+
+# Settings of each rope_type in addition to rope_theta and partial_rotary_factor: (required, optional).
 ROPE_TYPES: dict[str, tuple[set[str], set[str]]] = {
     "default": (set(), set()),
     "linear": ({"factor"}, set()),
@@ -31,10 +34,10 @@ ROPE_TYPES: dict[str, tuple[set[str], set[str]]] = {
 
 @dataclass(frozen=True)
 class Rope:
-    """Angles of positions. Plain numbers and no buffer: nothing to load, to move, or to round to 16 bits.
+    """Angles of positions. Plain numbers, not buffers: there is nothing to load, move or round to 16 bits.
 
-    frequencies: the angle per position of each of the R/2 pairs.    amplitude: a factor of cos and sin.
-    growth: queries grow by 1 + growth * ln(1 + floor(position / original)), as in Ministral 3.
+    frequencies: the angle per position of each of the R/2 pairs.    amplitude: a factor of cosine and sine.
+    growth: queries are multiplied by 1 + growth · ln(1 + floor(position / original)), as in Ministral 3.
     """
 
     frequencies: tuple[float, ...]
@@ -43,32 +46,46 @@ class Rope:
     original: float = 1.0
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Cos and sin of the angles at `positions` (…), each (…, R/2), and the growth of queries (…), or None.
+        """Cosine and sine (…, R/2) of the angles at `positions` (…), and the factor (…) of queries or None: float32."""
+        cos, sin = rotary_angles(positions, list(self.frequencies), self.amplitude)
+        return cos, sin, query_growth(positions, self.growth, self.original) if self.growth else None
 
-        float32 whatever the weights are: in 16 bits, far positions would all be the same.
-        """
-        frequencies = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
-        angles = positions.float().unsqueeze(-1) * frequencies
-        growth = 1 + self.growth * torch.log(1 + torch.floor(positions / self.original)) if self.growth else None
-        return angles.cos() * self.amplitude, angles.sin() * self.amplitude, growth
+
+class Rotation:
+    """The rotation of one forward call. dtype: dtype of the products.
+
+    cos, sin: (B or 1, 1, T, R/2).    growth: the factor (B or 1, 1, T, 1) of queries, or None.
+    """
+
+    def __init__(self, rope: Rope, positions: Tensor, dtype: torch.dtype, interleaved: bool = False) -> None:
+        cos, sin, growth = rope(positions)  # (B or 1, T, R/2) twice, (B or 1, T) or None
+        self.cos, self.sin = cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
+        self.growth = None if growth is None else growth.to(dtype)[:, None, :, None]
+        self.interleaved = interleaved
+
+    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated queries (B, H, T, D) and keys (B, G, T, D)."""
+        q = rotate(q, self.cos, self.sin, self.interleaved)
+        k = rotate(k, self.cos, self.sin, self.interleaved)
+        return q if self.growth is None else q * self.growth, k
 
 
 def completed(parameters: Mapping[str, Any] | None, context: int) -> dict[str, Any]:
-    """rope_parameters with what it leaves out: rope_type, rope_theta, original_max_position_embeddings."""
-    given = {name: value for name, value in (parameters or {}).items() if value is not None}
-    rope = {"rope_type": "default", "rope_theta": 10000.0, **given}
+    """rope_parameters with defaults for rope_type, rope_theta and original_max_position_embeddings."""
+    settings = {name: value for name, value in (parameters or {}).items() if value is not None}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, **settings}
     if rope["rope_type"] in ("llama3", "yarn"):
         rope.setdefault("original_max_position_embeddings", context)
     return rope
 
 
 def check(title: str, rope: Mapping[str, Any], *, partial: bool = False, grows: bool = False) -> None:
-    """ValueError: settings that contradict rope_type, or out of their range.
+    """ValueError: a setting contradicts rope_type or is out of range.
 
-    partial: whether the family honours partial_rotary_factor; grows: whether llama_4_scaling_beta.
+    partial, grows: whether the architecture supports partial_rotary_factor and llama_4_scaling_beta.
     """
     kind = rope["rope_type"]
-    if kind not in list(ROPE_TYPES):  # a kind from a file may be anything
+    if kind not in list(ROPE_TYPES):  # a value from a file may be unhashable
         raise ValueError(f"{title}: rope_parameters' rope_type {brief(kind)} is not one of {', '.join(ROPE_TYPES)}")
     needed, optional = ROPE_TYPES[kind]
     if missing := sorted(needed - set(rope)):
@@ -93,7 +110,7 @@ def check(title: str, rope: Mapping[str, Any], *, partial: bool = False, grows: 
 
 
 def rope_of(rope: Mapping[str, Any], size: int) -> Rope:
-    """The angles for `size` numbers of each head, R, by `completed` settings."""
+    """The angles for R = `size` rotated numbers per head, from `completed` settings."""
     kind, theta = rope["rope_type"], rope["rope_theta"]
     pairs = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
     frequencies = 1.0 / theta**pairs
@@ -101,7 +118,7 @@ def rope_of(rope: Mapping[str, Any], size: int) -> Rope:
     amplitude = 1.0
     if kind == "linear":
         frequencies = frequencies / factor
-    elif kind == "llama3":  # long waves are stretched, short ones are not, and those between by degrees
+    elif kind == "llama3":  # long waves are stretched, short waves are unchanged, waves between are interpolated
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         waves = 2 * math.pi / frequencies
         part = (original / waves - low) / (high - low)
@@ -111,7 +128,7 @@ def rope_of(rope: Mapping[str, Any], size: int) -> Rope:
     elif kind == "yarn":
 
         def turns(count: float) -> float:
-            """The pair that turns so many times within the original context."""
+            """The number of the pair with `count` turns within the original context."""
             return size * math.log(original / (count * 2 * math.pi)) / (2 * math.log(theta))
 
         low, high = turns(rope.get("beta_fast") or 32), turns(rope.get("beta_slow") or 1)

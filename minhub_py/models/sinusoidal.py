@@ -1,15 +1,15 @@
-"""A decoder as the first transformers were, with positions that are not learnt and norms after each part, in one file.
+"""A decoder in the style of the first transformer: sinusoidal positions, norms after attention and MLP. In one file.
 
 Sources
     Vaswani et al. (2017), "Attention Is All You Need": the decoder without its encoder.
-    christianb93's MLLM, wiki/model.py, whose files are read; its blocks are those of torch.nn.TransformerEncoder.
+    christianb93's MLLM, wiki/model.py, with blocks of torch.nn.TransformerEncoder; this model reads its files.
 
-What differs from its siblings
-    GPT-2    learns its positions, norms before each part and once at the end, and ties its head to the embedding.
-    OPT      350M has norms after each part, too.
+Differences from similar architectures
+    GPT-2    has learned positions, norms before attention and MLP and one at the end, and a tied head.
+    OPT      350M has norms after attention and MLP, too.
 
 Notation
-    B batch rows    T positions read in this call    S positions attended to (cached and new)
+    B batch rows    T new positions    S attended positions (cached and new)
     C channels, hidden_size    H heads    D head size, C / H    P max_position_embeddings    V vocabulary
 """
 
@@ -18,11 +18,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference.cache import KeyValues, Span
-from minhub_py.models.base import ACTIVATIONS, LanguageModel, Step, step
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.layers import merge_heads, split_qkv
+from minhub_py.models.steps import Add, AddPositions, Attend, Embed, Linear, Logits, Norm, Step
 
 MODEL_TYPE = "sinusoidal"
 
@@ -35,7 +36,7 @@ def sinusoids(positions: int, size: int) -> Tensor:
 
 
 class Positions(nn.Module):
-    """`sinusoids`, as a buffer: files have them, and what a file has counts."""
+    """`sinusoids` as a buffer, which a checkpoint overwrites."""
 
     weight: Tensor
 
@@ -50,29 +51,16 @@ class Positions(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config: "SinusoidalConfig", layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads, self.size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-        self.dropout = config.attention_dropout
+        self.layer, self.heads = layer, config.num_attention_heads
+        self.scale, self.dropout = (config.hidden_size // self.heads) ** -0.5, config.attention_dropout
         self.in_proj = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, span: Span) -> Tensor:
-        B, T, C = x.shape
-        q, k, v = self.in_proj(x).split(C, dim=2)  # each (B, T, C)
-        q = q.view(B, T, self.heads, -1).transpose(1, 2)  # (B, H, T, D)
-        k = k.view(B, T, self.heads, -1).transpose(1, 2)
-        v = v.view(B, T, self.heads, -1).transpose(1, 2)
-        k, v, seen = span.update(self.layer, k, v)  # (B, H, S, D), (B, H, S, D), (B or 1, S)
-        mask = span.mask(seen)  # (B or 1, 1, T, S), or None
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True if mask is None and T > 1 else False,  # noqa: SIM210  # torch.compile needs a branch
-        )  # (B, H, T, D)
-        return self.out_proj(y.transpose(1, 2).reshape(B, T, C))
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        q, k, v = split_qkv(self.in_proj(x), self.heads, self.heads)  # (B, H, T, D) each
+        dropout = self.dropout if self.training else 0.0
+        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout)  # (B, H, T, D)
+        return self.out_proj(merge_heads(y))
 
 
 class Block(nn.Module):
@@ -87,8 +75,8 @@ class Block(nn.Module):
         self.act = ACTIVATIONS[config.hidden_act]
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, span: Span) -> Tensor:
-        x = self.norm1(x + self.dropout(self.self_attn(x, span)))
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        x = self.norm1(x + self.dropout(self.self_attn(x, past)))
         h = self.dropout(self.act(self.linear1(x)))
         return self.norm2(x + self.dropout(self.linear2(h)))
 
@@ -103,17 +91,17 @@ class Sinusoidal(LanguageModel):
         self.positions = Positions(config)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
-        # Smaller, an id would hardly be seen beside its position, whose numbers go from -1 to 1.
+        # Smaller embeddings would be dominated by the positions, with numbers from -1 to 1.
         nn.init.normal_(self.embedding.weight)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def body(self, idx: Tensor, span: Span) -> Tensor:
-        x = self.embedding(idx) + self.positions(span.positions)  # (B, T, C)
+    def body(self, idx: Tensor, past: Past) -> Tensor:
+        x = self.embedding(idx) + self.positions(past.positions)  # (B, T, C)
         for block in self.layers:
-            x = block(x, span)
+            x = block(x, past)
         return x
 
     def logits(self, x: Tensor) -> Tensor:
@@ -125,23 +113,23 @@ class Sinusoidal(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield step("embed", tokens=self.embedding)
-        yield step("place", positions=self.positions)
+        yield Embed(self.embedding)
+        yield AddPositions(self.positions)
         for block in self.layers:
             attn, p = block.self_attn, block.dropout.p
-            yield step("linear", layers=[attn.in_proj])
-            yield step("attend", heads=attn.heads, scale=attn.size**-0.5, dropout=attn.dropout)
-            yield step("add", layer=attn.out_proj, dropout=p)
-            yield step("norm", layer=block.norm1, stream=True)
-            yield step("linear", layers=[block.linear1], activation=self.config.hidden_act, dropout=p)
-            yield step("add", layer=block.linear2, dropout=p)
-            yield step("norm", layer=block.norm2, stream=True)
-        yield step("logits", layer=self.head, bias=self.head.bias)
+            yield Linear([attn.in_proj])
+            yield Attend(attn.heads, attn.heads, attn.scale, dropout=attn.dropout)
+            yield Add(attn.out_proj, dropout=p)
+            yield Norm(block.norm1, to_residual=True)
+            yield Linear([block.linear1], self.config.hidden_act, dropout=p)
+            yield Add(block.linear2, dropout=p)
+            yield Norm(block.norm2, to_residual=True)
+        yield Logits(self.head, self.head.bias)
 
 
 @dataclass(frozen=True)
 class SinusoidalConfig:
-    """The settings of config.json; defaults are those of MLLM's model of WikiText."""
+    """The settings of config.json. The defaults are those of MLLM's model of WikiText."""
 
     TITLE: ClassVar = "Sinusoidal"
 
@@ -155,7 +143,7 @@ class SinusoidalConfig:
     layer_norm_eps: float = 1e-5
     dropout: float = 0.2
     attention_dropout: float = 0.2
-    # Embeddings are as large as positions, too large for a head.
+    # The embeddings are as large as the positions, too large for a head.
     tie_word_embeddings: bool = field(default=False, metadata={"choices": (False,)})
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -170,9 +158,9 @@ class SinusoidalConfig:
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-        """The sizes that a state dict, under this file's names, tells by itself (for checkpoints without config).
+        """The sizes of a state dict with the tensor names of this file, for checkpoints without config.json.
 
-        All but the number of heads, which is MLLM's, and the default: with another, a config.json has to say so.
+        The number of heads is MLLM's, the default; checkpoints with another number need a config.json.
         """
         for name in ("embedding.weight", "positions.weight", "layers.0.linear1.weight"):
             if len(shapes[name]) != 2:
@@ -192,5 +180,5 @@ class SinusoidalConfig:
 
     @property
     def context_length(self) -> int:
-        """The most positions that the model can see at once."""
+        """Maximum number of positions."""
         return self.max_position_embeddings

@@ -19,8 +19,8 @@ from tokenizers.decoders import DecodeStream
 from minhub_py.console import note
 from minhub_py.files.tokenizer import StopStrings, working
 from minhub_py.inference.batch import Batch, Event
-from minhub_py.inference.compiled import MOST_TOKENS
 from minhub_py.inference.grammar import Grammar
+from minhub_py.inference.library import MOST_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
 # Ids of prompts that one step reads at most: so long do the other rows wait. Fewer would read the weights more often.

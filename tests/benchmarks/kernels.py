@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from minhub_py import from_pretrained, save_pretrained
-from minhub_py.inference.compiled import CompiledReader, library, load
-from minhub_py.inference.untouched import UnsupportedError
+from minhub_py.inference.compiled import CompiledReader
+from minhub_py.inference.library import UnsupportedError, library, load
 from minhub_py.registry import preset
 
 KERNELS = ("amx", "bf16", "vnni", "avx512", "avx2", "dotprod", "neon")  # and plain, which is slow

@@ -1,0 +1,117 @@
+"""The C decoder as a shared library: its structures, and how it is opened.
+
+setup.py compiles native/decoder.c. The constants and structures here match those of the C code.
+"""
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}  # uint8: nf4
+MXFP4 = 5
+BLOCKS = {"Q8_0": 6, "Q4_0": 7, "Q4_1": 8, "Q5_0": 9, "Q5_1": 10, "Q4_K": 11, "Q5_K": 12, "Q6_K": 13}
+ACTIVATIONS = {
+    "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
+}  # fmt: skip
+KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6, "rms_norm": 7,
+         "rotate": 8, "gate": 9, "keep": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
+         "place": 15, "delta_rule": 16, "cross_attend": 17, "remember": 18}  # fmt: skip
+MOST_TOKENS = 128  # of one call: bounds the memory, and each weight read is used many times
+MOST_CHOICES = 1024  # experts of all tokens of a call
+APART = 64  # 16-bit codes between two tokens
+QUERIES, PANEL = 6, 1 << 15  # tokens that attend together; floats of weights that are unpacked together
+
+
+class UnsupportedError(Exception):
+    """The reason why only the model's own `forward` can compute."""
+
+
+integer_array, pointer_array = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_void_p)
+
+
+def integers(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64),
+        ("stride", ctypes.c_int64), ("dtype", ctypes.c_int32), ("transposed", ctypes.c_int32),
+        ("coarse", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+class Operation(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int32), ("activation", ctypes.c_int32), ("layer", ctypes.c_int32), ("heads", ctypes.c_int32),
+        ("groups", ctypes.c_int32), ("size", ctypes.c_int32), ("gate", ctypes.c_int32),
+        ("window", ctypes.c_int64), ("number", ctypes.c_float), ("cap", ctypes.c_float),
+        ("more", ctypes.c_int32), ("rotated", ctypes.c_int32),
+        ("weight", Matrix), ("second", Matrix), ("bias", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        ("tokens", ctypes.c_int64), ("ids", integer_array), ("rows", integer_array), ("positions", integer_array),
+        ("sources", integer_array), ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
+        ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("wanted", integer_array),
+        ("wanted_count", ctypes.c_int64), ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
+        ("g", ctypes.c_void_p), ("kept", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
+        ("scratch", ctypes.c_void_p), ("scratch_width", ctypes.c_int64),
+    ]  # fmt: skip
+
+
+# Version and sizes of the structures, as the library reports them.
+INTERFACE = 15 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+
+
+@cache
+def opened() -> tuple[Any, str]:
+    """The library and the name of its kernels; or None and the reason."""
+    path = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")
+    if not path.exists():
+        return None, "not compiled when the package was installed"
+    try:
+        library = load(path)
+    except UnsupportedError as error:
+        return None, str(error)
+    return library, library.choose(None).decode()
+
+
+def load(path: Path) -> Any:
+    """A library before it chooses its kernels. UnsupportedError: it does not load, or has another version."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:  # compiled on another system
+        raise UnsupportedError(f"does not load: {error}") from error
+    if not hasattr(library, "interface") or interface_of(library) != INTERFACE:
+        raise UnsupportedError("of another version of the package: install it again")
+    library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
+    library.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
+    library.decode.restype = None
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.pack_nf4.argtypes = [pointer, number, number, pointer, number, pointer, pointer, pointer]
+    library.pack_nf4.restype = None
+    return library
+
+
+def interface_of(library: Any) -> int:
+    """The version and sizes of structures of a library."""
+    library.interface.restype = ctypes.c_int64
+    return int(library.interface())
+
+
+def library() -> Any:
+    """The opened library, or None."""
+    return opened()[0]

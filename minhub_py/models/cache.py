@@ -1,0 +1,400 @@
+"""The cache of a model and the positions of one forward call.
+
+A model declares the cache of each layer in `cache_layout()`: keys and values, a recurrent state, or the keys and values
+of the encoder. `Cache` allocates the buffers once. `Past` is the view of one forward call: it counts positions, updates
+the cache, builds masks and computes attention (`Past.attend`).
+
+A layer with a window caches the window only, in a ring buffer: position p is in slot p % size. The native runner stores
+several tokens before the first of them attends, and rejects draft tokens; its rings have `lookahead` additional slots.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minhub_py.models.layers import attention, attention_weights, local_attention
+
+
+@dataclass(frozen=True)
+class KeyValues:
+    """An attention layer: keys and values of `heads` KV heads (G) of `size` numbers (D).
+
+    window: number of positions that a query attends to, including its own; None for all previous positions.
+    """
+
+    heads: int
+    size: int
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A recurrent layer: one tensor per shape and row. dtype: None for the model's dtype."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class EncoderKeyValues:
+    """A cross-attention layer: keys and values of the encoder, one per encoder position, fixed during decoding."""
+
+    heads: int
+    size: int
+
+
+LayerCache = KeyValues | State | EncoderKeyValues
+Layout = Sequence[LayerCache]
+EncoderCache = Mapping[int, tuple[Tensor, Tensor]]  # cross-attention layer -> keys and values (B, H, E, D)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. NumPy allocates it on a CPU: the system provides memory only for the pages written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)  # NumPy has no bfloat16
+
+
+class Cache:
+    """Buffers for several rows, which may contain different numbers of positions.
+
+    layers: the tensors of each layer, (rows, …): keys and values (rows, G, size, D), or the recurrent state.
+    dtype: dtype of keys and values, and of a state without its own dtype.
+    lengths: number of positions of each row in use; the buffers may have room for more rows.
+    encoder_lengths: number of encoder positions of each row; 0 before the encoder has run.
+
+    The buffers start as zeros: a masked key that is NaN would spoil the softmax. They are updated in place, so no
+    gradient flows from one call to the next.
+    """
+
+    def __init__(self, layout: Layout, rows: int, max_length: int, lookahead: int, like: Tensor) -> None:
+        self.layout = list(layout)
+        self.bounded = any(isinstance(layer, KeyValues) for layer in self.layout)  # a state has no maximum length
+        self.max_length = max_length
+        self.dtype = like.dtype
+        self.layers = [
+            [zeros((rows, *shape), (layer.dtype if isinstance(layer, State) else None) or like.dtype, like.device)
+             for shape in shapes_of(layer, max_length, lookahead)]
+            for layer in self.layout
+        ]  # fmt: skip
+        self.lengths = [0] * rows
+        self.encoder_lengths = [0] * rows
+
+    # Rows
+
+    def join(self) -> int:
+        """Add an empty row after the rows in use and return its number. IndexError: all rows are in use."""
+        if len(self.lengths) == self.layers[0][0].size(0):
+            raise IndexError(f"all {len(self.lengths)} rows of the cache are in use")
+        self.lengths.append(0)
+        self.encoder_lengths.append(0)
+        self.clear(len(self.lengths) - 1)
+        return len(self.lengths) - 1
+
+    def empty(self) -> None:
+        """Remove all rows."""
+        self.lengths, self.encoder_lengths = [], []
+
+    def leave(self, row: int) -> None:
+        """Remove a row. The last row takes its number; no other row is copied."""
+        last = len(self.lengths) - 1
+        if row != last:
+            self.set_row(row, self, last)
+        self.lengths.pop()
+        self.encoder_lengths.pop()
+
+    def clear(self, row: int) -> None:
+        """Remove all positions of a row. Its encoder cache remains."""
+        for layer, tensors in zip(self.layout, self.layers, strict=True):
+            if isinstance(layer, State):
+                for tensor in tensors:
+                    tensor[row] = 0
+        self.lengths[row] = 0
+
+    def truncate(self, row: int, count: int) -> None:
+        """Remove the last `count` positions of a row: at most `lookahead` with a window; unsupported for a state."""
+        self.lengths[row] -= count
+
+    def select(self, rows: list[int]) -> None:
+        """Replace the buffers by copies of these rows, in this order."""
+        self.layers = [[tensor[rows] for tensor in tensors] for tensors in self.layers]
+        self.lengths = [self.lengths[row] for row in rows]
+        self.encoder_lengths = [self.encoder_lengths[row] for row in rows]
+
+    def set_row(self, row: int, source: "Cache", from_row: int = 0, length: int | None = None) -> None:
+        """Copy a row of `source`, or its first `length` positions, to `row`. Both caches have rings of equal size.
+
+        `has_prefix` checks whether `source` still contains these positions.
+        """
+        length = source.lengths[from_row] if length is None else length
+        for layer, targets, tensors in zip(self.layout, self.layers, source.layers, strict=True):
+            for target, tensor in zip(targets, tensors, strict=True):
+                if isinstance(layer, State):
+                    target[row] = tensor[from_row]
+                else:
+                    positions = source.encoder_lengths[from_row] if isinstance(layer, EncoderKeyValues) else length
+                    filled = min(positions, tensor.size(2))
+                    target[row, :, :filled] = tensor[from_row, :, :filled]
+        self.lengths[row], self.encoder_lengths[row] = length, source.encoder_lengths[from_row]
+
+    def copy_of(self, row: int) -> "Cache":
+        """A copy of a row as a cache with one row, sized for the positions of the row."""
+        single = copy.copy(self)
+        single.layers = []
+        for layer, tensors in zip(self.layout, self.layers, strict=True):
+            if isinstance(layer, State):
+                single.layers.append([tensor[row : row + 1].clone() for tensor in tensors])
+            else:
+                filled = self.encoder_lengths[row] if isinstance(layer, EncoderKeyValues) else self.lengths[row]
+                single.layers.append([tensor[row : row + 1, :, :filled].clone() for tensor in tensors])
+        single.lengths, single.encoder_lengths = [self.lengths[row]], [self.encoder_lengths[row]]
+        return single
+
+    @property
+    def size(self) -> int:
+        """Bytes of the buffers."""
+        return sum(tensor.nbytes for tensors in self.layers for tensor in tensors)
+
+    def has_prefix(self, row: int, length: int) -> bool:
+        """Whether the cache of a row's first `length` positions is available: no ring has overwritten any of them.
+
+        A recurrent state is available at its last position only.
+        """
+        current = self.lengths[row]
+        return length == current or all(
+            not isinstance(layer, State) and current <= tensors[0].size(2)
+            for layer, tensors in zip(self.layout, self.layers, strict=True)
+        )
+
+    @contextmanager
+    def row(self, row: int) -> Iterator["Cache"]:
+        """A row as a cache with one row, in the same memory."""
+        single = copy.copy(self)
+        single.layers = [[tensor[row : row + 1] for tensor in tensors] for tensors in self.layers]
+        single.lengths, single.encoder_lengths = [self.lengths[row]], [self.encoder_lengths[row]]
+        yield single
+        [self.lengths[row]], [self.encoder_lengths[row]] = single.lengths, single.encoder_lengths
+
+    # Updates by a forward call
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Count the new positions of each row."""
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+
+    def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Store the keys and values (B, G, T, D) of the new `positions` (B or 1, T).
+
+        Returns the attended keys and values, (B, G, S, D) each, and their positions (B or 1, S); a negative position
+        marks an empty slot. With a window and T > 1, the last T of them are the new positions.
+        """
+        about, rows = self.layout[layer], len(self.lengths)
+        keys, values = (tensor[:rows] for tensor in self.layers[layer])
+        size, T, end = keys.size(2), k.size(2), max(self.lengths) + k.size(2)
+        by_row = torch.arange(rows, device=k.device).unsqueeze(1)  # (B, 1)
+        old = None
+        if isinstance(about, KeyValues) and about.window is not None and T > 1:
+            # The positions in reach are read before the new positions overwrite the oldest slots.
+            reach = min(about.window - 1, max(self.lengths))
+            old = positions[:, :1] + torch.arange(-reach, 0, device=k.device)  # (B or 1, P)
+            old_k, old_v = (tensor[by_row, :, old % size].transpose(1, 2) for tensor in (keys, values))
+        if positions.size(0) == 1 and end <= size:  # rows of equal length: plain slices
+            keys[:, :, end - T : end] = k
+            values[:, :, end - T : end] = v
+        else:
+            slots = positions[:, -size:] % size
+            keys[by_row, :, slots] = k[:, :, -size:].transpose(1, 2)
+            values[by_row, :, slots] = v[:, :, -size:].transpose(1, 2)
+        if old is not None:
+            attended = torch.cat((old, positions), dim=1)
+            return torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2), attended
+        S = min(end, size)
+        slots = torch.arange(S, device=k.device).unsqueeze(0)
+        # A single new position attends to the ring in slot order: each slot contains its newest position.
+        attended = slots if T > 1 or end == S else positions - (positions - slots) % size
+        return keys[:, :, :S], values[:, :, :S], attended
+
+    def begin_encoder(self, length: int) -> None:
+        """Set the number of encoder positions in all rows. ValueError: the cache is too small for them."""
+        if length > self.max_length:
+            raise ValueError(f"a source of {length} ids does not fit a cache of {self.max_length}")
+        self.encoder_lengths = [length] * len(self.lengths)
+
+    def set_encoder(self, encoder: EncoderCache) -> None:
+        """Store keys and values of the encoder, of equal length in all rows. ValueError: the cache is too small."""
+        for layer, tensors in encoder.items():
+            self.begin_encoder(tensors[0].size(2))
+            for buffer, tensor in zip(self.layers[layer], tensors, strict=True):
+                buffer[: len(self.lengths), :, : tensor.size(2)] = tensor.detach()
+
+    def encoder(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values (B, H, E, D) of the encoder for a cross-attention layer, and their mask.
+
+        The mask is (B, 1, 1, E) if the rows differ in length, otherwise None.
+        ValueError: the encoder has not run for a row.
+        """
+        if 0 in self.encoder_lengths:
+            raise ValueError("a row of the cache has no source: the encoder reads it before the decoder's first id")
+        rows, E = len(self.encoder_lengths), max(self.encoder_lengths)
+        k, v = (tensor[:rows, :, :E] for tensor in self.layers[layer])
+        if min(self.encoder_lengths) == E:
+            return k, v, None
+        lengths = torch.tensor(self.encoder_lengths, device=k.device)
+        return k, v, (torch.arange(E, device=k.device) < lengths.unsqueeze(1))[:, None, None]
+
+    def state(self, layer: int) -> list[Tensor]:
+        """The state of a recurrent layer, (B, …) each."""
+        return [tensor[: len(self.lengths)] for tensor in self.layers[layer]]
+
+    def set_state(self, layer: int, tensors: Sequence[Tensor]) -> None:
+        """Store the state of a recurrent layer, detached: backpropagation is truncated between calls."""
+        for buffer, tensor in zip(self.state(layer), tensors, strict=True):
+            buffer.copy_(tensor.detach())
+
+
+def shapes_of(layer: LayerCache, max_length: int, lookahead: int) -> Sequence[tuple[int, ...]]:
+    """The shapes of a layer's tensors for one row."""
+    if isinstance(layer, State):
+        return layer.shapes
+    window = layer.window if isinstance(layer, KeyValues) else None
+    size = max_length if window is None else min(window + lookahead, max_length)
+    return [(layer.heads, size, layer.size)] * 2
+
+
+class Past:
+    """The T new positions of one forward call, and the cached positions before them; the same for all layers.
+
+    positions: (B, T) int64, or (1, T) if all rows have equal length.
+    encoder: keys and values of the encoder, for an encoder-decoder without a cache.
+    recorded: receives the attention weights of each layer, float32 (B, H, T, S); None: they are not computed.
+    """
+
+    def __init__(
+        self,
+        idx: Tensor,
+        cache: Cache | None = None,
+        encoder: EncoderCache | None = None,
+        recorded: dict[int, Tensor] | None = None,
+    ) -> None:
+        lengths = [0] if cache is None else cache.lengths
+        if min(lengths) == max(lengths):  # a set of lengths would make torch.compile recompile for each token
+            lengths = lengths[:1]
+        self.cache, self.encoder, self.recorded = cache, encoder, recorded
+        self.length = idx.size(1)
+        self.start, self.ragged = lengths[0], len(lengths) > 1
+        self.end = max(lengths) + idx.size(1)
+        starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)
+        self.positions = starts + torch.arange(idx.size(1), device=idx.device)
+        # By window: the attended positions depend on nothing else. A key that contains the number of positions would
+        # make torch.compile recompile for each token.
+        self._masks: dict[int | None, Tensor | None] = {}
+        self._bias: tuple[Tensor, int | None, Tensor] | None = None  # the latest bias, its window and its masked copy
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        bias: Tensor | None = None,
+        causal: bool = True,
+        dropout: float = 0.0,
+        upcast: bool = False,
+    ) -> Tensor:
+        """Cache k and v (B, G, T, D), and return the attention of q (B, H, T, D) to all positions: (B, H, T, D).
+
+        scale: factor of the scores; None for 1 / √D.    window: each query attends to its own position and to the
+        window - 1 positions before it.    softcap, sinks, dropout, upcast: see `layers.attention`.    bias: (B or 1, H,
+        T, S), added to the scores; S are the positions of `attended`.    causal: False to attend to later positions,
+        too (an encoder, without a cache).
+
+        A rank of tensor parallelism passes its share of the heads: the number of heads follows from the shapes.
+        """
+        T = self.length
+        if self.cache is not None:
+            k, v, attended = self.cache.update(layer, k, v, self.positions)  # (B, G, S, D) twice, (B or 1, S)
+        else:
+            attended = self.positions
+        scale = q.size(-1) ** -0.5 if scale is None else scale
+        if self.recorded is None and window is not None and window < T:
+            starts = self.positions[:, 0].expand(q.size(0))
+            return local_attention(q, k, v, starts, window, scale, softcap, sinks, dropout, upcast)
+        if bias is not None:
+            mask: Tensor | None = self.masked(bias, attended, window) if causal else bias
+        else:
+            mask = self.mask(attended, window) if causal else None
+        # torch.compile needs a branch.
+        is_causal = True if causal and mask is None and T > 1 else False  # noqa: SIM210
+        if self.recorded is not None:
+            self.recorded[layer] = attention_weights(q.float(), k.float(), mask, is_causal, scale, softcap, sinks)
+        return attention(q, k, v, mask, is_causal, scale, softcap, sinks, dropout, upcast)
+
+    def cross_attend(self, layer: int, q: Tensor, *, scale: float, dropout: float = 0.0) -> Tensor:
+        """Attention of q (B, H, T, D) to the keys and values of the encoder: (B, H, T, D)."""
+        k, v, mask = self.encoder_keys_values(layer)
+        if self.recorded is not None:
+            self.recorded[layer] = attention_weights(q.float(), k.float(), mask, False, scale)
+        return attention(q, k, v, mask, False, scale, dropout=dropout)
+
+    @property
+    def attended(self) -> Tensor:
+        """The attended positions (1, S) of a layer without a window: all positions to the last new one."""
+        return torch.arange(self.end, device=self.positions.device).unsqueeze(0)
+
+    def mask(self, attended: Tensor, window: int | None = None) -> Tensor | None:
+        """The mask (B or 1, 1, T, S) of the new positions over the attended positions (B or 1, S).
+
+        None: causal from the first position, or a single new position that attends to all.
+        """
+        S, T = attended.size(1), self.length
+        if window not in self._masks:
+            near = window is None or self.start + T <= window or (T == 1 and window >= S)  # no position is too old
+            self._masks[window] = None
+            if self.ragged or not near or (self.start > 0 and T > 1):
+                self._masks[window] = self.allowed(attended, window)
+        return self._masks[window]
+
+    def allowed(self, attended: Tensor, window: int | None = None) -> Tensor:
+        """The mask of `mask`, never None."""
+        queries, keys = self.positions.unsqueeze(2), attended.unsqueeze(1)  # (B or 1, T, 1), (B or 1, 1, S)
+        allowed = (keys <= queries) & (keys >= 0)
+        if window is not None:
+            allowed = allowed & (keys > queries - window)
+        return allowed.unsqueeze(1)
+
+    def masked(self, bias: Tensor, attended: Tensor, window: int | None = None) -> Tensor:
+        """A bias with -inf at masked positions. Layers that share a bias share the result."""
+        if self._bias is None or self._bias[0] is not bias or self._bias[1] != window:
+            self._bias = bias, window, bias.masked_fill(~self.allowed(attended, window), -torch.inf)
+        return self._bias[2]
+
+    def encoder_keys_values(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values (B, H, E, D) of the encoder for a cross-attention layer, and their mask or None."""
+        if self.cache is not None:
+            return self.cache.encoder(layer)
+        assert self.encoder is not None
+        k, v = self.encoder[layer]
+        return k, v, None
+
+    def state(self, layer: int) -> list[Tensor] | None:
+        """The state of a recurrent layer, (B, …) each; None without a cache, which means zeros."""
+        return None if self.cache is None else self.cache.state(layer)
+
+    def set_state(self, layer: int, tensors: Sequence[Tensor]) -> None:
+        """Store the state of a recurrent layer."""
+        if self.cache is not None:
+            self.cache.set_state(layer, tensors)
+
+    def finish(self) -> None:
+        """Count the new positions. A call that fails before leaves the cache unchanged."""
+        if self.cache is not None:
+            self.cache.advance([self.length] * len(self.cache.lengths))

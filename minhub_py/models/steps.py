@@ -1,0 +1,213 @@
+"""The vocabulary of `LanguageModel.steps`: one frozen dataclass per operation.
+
+`steps` lists the computation of `forward` as data, for the C decoder, quantization, TorchScript, tensor parallelism and
+analysis. There are two values: the residual stream x (B, T, C) and the current value h (B, T, …). Each class states how
+its operation changes them. tests/test_families.py compares `steps` and `forward`.
+
+`dropout` is the probability of dropout after the operation; the runners ignore it, TorchScript does not.
+
+Notation: B batch rows, T positions, C channels, H query heads, G KV heads, D head size, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+from minhub_py.models.experts import Packed
+from minhub_py.models.layers import RMSNorm
+from minhub_py.models.rotary import Rope
+
+# A layer, or its quantized replacement with the same attributes (inference/quantize.py).
+LinearLayer = Any  # nn.Linear: weight (out, in), bias (out,) or None
+EmbeddingLayer = Any  # nn.Embedding: weight (rows, C)
+
+
+@dataclass(frozen=True, eq=False)
+class Embed:
+    """x = h = rows of `tokens` · scale + rows of `positions`. The scale is rounded to the dtype of the rows."""
+
+    tokens: EmbeddingLayer
+    positions: EmbeddingLayer | None = None
+    scale: float | None = None
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class AddPositions:
+    """x = h = h + rows of `positions`. first: the row of position 0."""
+
+    positions: EmbeddingLayer
+    first: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class SaveResidual:
+    """Save the current x, for `Norm`."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadResidual:
+    """h = x."""
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """h = layer(x). saved: of the x of `SaveResidual`.    to_residual: x = h, too."""
+
+    layer: nn.LayerNorm | RMSNorm
+    saved: bool = False
+    to_residual: bool = False
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """h = activation(layer(h)), the outputs of several layers concatenated."""
+
+    layers: Sequence[LinearLayer]
+    activation: str | None = None
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Rotate:
+    """Norm and rotate the heads of q and k in h, which contains q, k and v, (B, T, (H + 2G) * D).
+
+    q_norm, k_norm: norms of each head before the rotation.    all_heads: one norm over all heads of q, and one over all
+    heads of k.    interleaved: see `layers.rotate`.    gate: each head of q is followed by its gate, which stays as it
+    is: (B, T, (2H + 2G) * D).
+    """
+
+    heads: int
+    kv_heads: int
+    rope: Rope
+    q_norm: RMSNorm | None = None
+    k_norm: RMSNorm | None = None
+    all_heads: bool = False
+    interleaved: bool = False
+    gate: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Attend:
+    """h = attention of q, k and v in h, (B, T, H * D); k and v are cached.
+
+    scale, window, softcap, sinks, upcast: see `Past.attend`.    gate: as in `Rotate`; each head is multiplied by the
+    sigmoid of its gate.    bias: a `t5.RelativeBias`, added to the scores.    causal: False for an encoder, without
+    a cache.
+    """
+
+    heads: int
+    kv_heads: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    gate: bool = False
+    bias: Any = None
+    causal: bool = True
+    upcast: bool = False
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class CrossAttend:
+    """h = attention of q in h, (B, T, H * D), to the keys and values of the encoder."""
+
+    heads: int
+    scale: float
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class CacheEncoder:
+    """Cache the keys and values of the encoder for one `CrossAttend`: layers[0](h) and layers[1](h). h is unchanged.
+
+    `encoder_steps` of an encoder-decoder ends with one for each `CrossAttend` of `steps`.
+    """
+
+    heads: int
+    layers: Sequence[LinearLayer]
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaRule:
+    """h = the gated delta rule (models/delta.py) of h, (B, T, H * V), with a recurrent state.
+
+    h contains q and k of `key_heads` heads and v of `heads` heads, which pass through the nn.Conv1d `conv` over time
+    and the activation; then z (H * V), β (H) and the inputs of the decay (H). ln α = -exp(decay) · softplus(input +
+    bias). The output of each head is normed and multiplied by silu(z). norm has weight (V,) and eps.
+    """
+
+    heads: int
+    key_heads: int
+    conv: nn.Conv1d
+    activation: str
+    decay: Tensor
+    bias: Tensor
+    norm: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """h = activation(first half of h) · second half of h."""
+
+    activation: str
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """x = x + layer(h), or x + norm(layer(h))."""
+
+    layer: LinearLayer
+    norm: RMSNorm | None = None
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """x = x + the sum over the `top` experts with the largest router(h), weighted by the softmax of these scores.
+
+    An expert is `experts.gated_mlp` with its part of the weights (experts, in, out).
+    """
+
+    router: LinearLayer
+    top: int
+    gate_up: Tensor | Packed
+    gate_up_bias: Tensor
+    down: Tensor | Packed
+    down_bias: Tensor
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, eq=False)
+class Recurrent:
+    """h = outputs of an nn.LSTM for h, with a recurrent state."""
+
+    layer: Any
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Logits:
+    """The result (B, T, V): layer(scale · h) + bias, with a soft cap. bias: None for the bias of the layer, if any."""
+
+    layer: LinearLayer | EmbeddingLayer
+    bias: Tensor | None = None
+    softcap: float | None = None
+    scale: float = 1.0
+
+
+Step = (
+    Embed | AddPositions | SaveResidual | LoadResidual | Norm | Linear | Rotate | Attend | CrossAttend | CacheEncoder
+    | DeltaRule | Gate | Add | Experts | Recurrent | Logits
+)  # fmt: skip
+
+
+def unreachable(step: NoReturn) -> NoReturn:
+    """Marks the end of a `match` over all steps: mypy reports a missing operation."""
+    raise AssertionError(step)
