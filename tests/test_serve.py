@@ -33,6 +33,7 @@ from minhub_py.serve.openai import Deltas
 from minhub_py.serve.run import Background
 
 CONTEXT, ROWS, WAITING = 256, 4, 40
+RECOMMENDED = {"temperature": 0.9, "top_k": 200, "top_p": 0.97, "repetition_penalty": 1.1}
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if messages[-1].content == 'refuse me' %}{{ raise_exception('no thanks') }}{% endif %}"
@@ -67,7 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Path:
     model = gpt2(
         vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, eos_token_id=vocab_size - 1
     )
-    return make(tmp_path_factory.mktemp("serve"), bpe_folder, large(model))
+    path = make(tmp_path_factory.mktemp("serve"), bpe_folder, large(model))
+    (path / "generation_config.json").write_text(json.dumps(RECOMMENDED), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +119,11 @@ def alone(found: Served, ids: list[int], count: int, seed: int, **settings) -> s
     return "".join(decode_stream(found.tokenizer, new, ids))  # without half a character at its end
 
 
+def in_chat(found: Served, messages: list[dict[str, str]], count: int, seed: int, **settings) -> str:
+    """What `generate` makes of a conversation, with the model's default sampling settings."""
+    return alone(found, found.template.encode(messages), count, seed, **{**found.sampling, **settings})
+
+
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
@@ -133,8 +141,8 @@ def test_a_chat_has_the_text_that_generate_makes(client, main_model: Served) -> 
     ids = main_model.template.encode(messages)
     for parts in (False, True):
         sent = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages] if parts else messages
-        reply = client.chat.completions.create(model="tiny", messages=sent, seed=3, temperature=0.9, max_tokens=20)
-        assert reply.choices[0].message.content == alone(main_model, ids, 20, 3, temperature=0.9)
+        reply = client.chat.completions.create(model="tiny", messages=sent, seed=3, temperature=0.8, max_tokens=20)
+        assert reply.choices[0].message.content == in_chat(main_model, messages, 20, 3, temperature=0.8)
         assert reply.choices[0].finish_reason == "length"
         assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(ids), 20)
 
@@ -157,8 +165,8 @@ def test_many_at_once_each_as_alone(client, main_model: Served) -> None:
         for _ in range(2):  # the second time from kept texts
             found = list(pool.map(ask, range(16)))
             for n, text in enumerate(found):
-                ids = main_model.template.encode(user(prompts[n]))
-                assert text == alone(main_model, ids, 5 + 3 * n, n, temperature=0.8 + 0.02 * n, top_p=0.95)
+                settings = {"temperature": 0.8 + 0.02 * n, "top_p": 0.95}
+                assert text == in_chat(main_model, user(prompts[n]), 5 + 3 * n, n, **settings)
     assert main_model.engine.counts["cached"] > main_model.engine.counts["prompt"] / 2
 
 
@@ -175,7 +183,7 @@ def test_streams(client, http, main_model: Served) -> None:
     streamed = [token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.content]
     assert streamed == whole.choices[0].logprobs.content
     ids = main_model.template.encode(settings["messages"])
-    [new] = generate(main_model.model, [ids], 30, seed=5)
+    [new] = generate(main_model.model, [ids], 30, seed=5, **main_model.sampling)
     scores = score(main_model.model, [[*ids, *new]])[0][len(ids) - 1 :]
     assert torch.equal(torch.tensor([token.logprob for token in streamed]), scores)
     for token in streamed:
@@ -209,8 +217,8 @@ def test_stops_and_choices(client, main_model: Served) -> None:
     parts = client.chat.completions.create(**settings, stop=middle, stream=True)
     assert "".join(part.choices[0].delta.content or "" for part in parts) == reply.message.content
     several = client.chat.completions.create(**settings, n=3)
-    ids = main_model.template.encode(settings["messages"])
-    assert [each.message.content for each in several.choices] == [alone(main_model, ids, 40, 11 + n) for n in range(3)]
+    expected = [in_chat(main_model, settings["messages"], 40, 11 + n) for n in range(3)]
+    assert [each.message.content for each in several.choices] == expected
     assert several.usage.completion_tokens == 120
 
 
@@ -237,6 +245,30 @@ def test_completions_echo_and_score(client, main_model: Served) -> None:
     parts = list(client.completions.create(model="tiny", prompt=text, max_tokens=6, seed=2, stream=True))
     assert "".join(part.choices[0].text for part in parts) == both.choices[0].text
     assert parts[-1].choices[0].finish_reason == "length"
+
+
+def test_default_sampling_of_chats_is_the_models_own(client, http, main_model: Served) -> None:
+    """In all APIs; text completions sample from the model's distribution, and a request's own settings win."""
+    ask = {"model": "tiny", "seed": 6, "messages": user("Hi")}
+    expected = in_chat(main_model, user("Hi"), 30, 6)
+    ids = main_model.template.encode(user("Hi"))
+    assert expected == alone(main_model, ids, 30, 6, **RECOMMENDED) != alone(main_model, ids, 30, 6)
+    assert client.chat.completions.create(**ask, max_tokens=30).choices[0].message.content == expected
+    neutral = {"temperature": 1, "top_p": 1, "extra_body": {"top_k": 0, "repetition_penalty": 1}}
+    found = client.chat.completions.create(**ask, max_tokens=30, **neutral)
+    assert found.choices[0].message.content == alone(main_model, ids, 30, 6)
+    body = {"model": "tiny", "input": "Hi", "seed": 6, "max_output_tokens": 30}
+    told = http.post("/v1/responses", json=body).json()
+    assert told["output"][0]["content"][0]["text"] == expected
+    assert (told["temperature"], told["top_p"]) == (0.9, 0.97)
+    body = {**ask, "stream": False, "options": {"num_predict": 30, "seed": 6}}
+    assert http.post("/api/chat", json=body).json()["message"]["content"] == expected
+    found = client.completions.create(model="tiny", prompt="Once", seed=6, max_tokens=30)
+    assert found.choices[0].text == alone(main_model, main_model.tokenizer.encode("Once").ids, 30, 6)
+    assert http.get("/v1/models/tiny").json()["meta"]["default_sampling"] == main_model.sampling
+    assert "repeat_penalty 1.1" in http.post("/api/show", json={"model": "tiny"}).json()["parameters"]
+    usual = http.get("/v1/models/other").json()["meta"]["default_sampling"]
+    assert (usual["temperature"], usual["top_p"]) == (0.7, 0.95)
 
 
 def test_responses(client, main_model: Served) -> None:
@@ -266,8 +298,7 @@ def test_ollama(http, main_model: Served) -> None:
     ask = {"model": "tiny", "messages": user("Hi"), "options": {"seed": 4, "num_predict": 9, "temperature": 0.7}}
     plain = http.post("/api/chat", json={**ask, "stream": False})
     assert "content-length" in plain.headers
-    ids = main_model.template.encode(user("Hi"))
-    wanted = alone(main_model, ids, 9, 4, temperature=0.7, top_k=40, top_p=0.9)
+    wanted = in_chat(main_model, user("Hi"), 9, 4, temperature=0.7)
     assert plain.json()["message"]["content"] == wanted
     streamed = http.post("/api/chat", json=ask)
     assert streamed.headers["transfer-encoding"] == "chunked"
@@ -281,7 +312,7 @@ def test_ollama(http, main_model: Served) -> None:
         "format": [], "raw": True, "keep_alive": "5m", "stream": False, "options": {"seed": 4, "num_predict": 9},
     }).json()  # fmt: skip
     ids = main_model.tokenizer.encode("Once").ids
-    assert made["response"] == alone(main_model, ids, 9, 4, temperature=0.8, top_k=40, top_p=0.9)
+    assert made["response"] == alone(main_model, ids, 9, 4, **RECOMMENDED)
     assert http.post("/api/generate", json={"model": "tiny"}).json()["done_reason"] == "load"
     refused = http.post("/api/chat", json={"model": "nobody", "messages": user("Hi")})
     assert (refused.status_code, list(refused.json())) == (404, ["error"])
@@ -431,6 +462,27 @@ def test_every_field_that_is_read(http, path: str, monkeypatch: pytest.MonkeyPat
             "have tools",
         ),
         (b'{"messages": [{"role": "user", "content": "Hi"}], "frequency_penalty": 1}', 400, "frequency_penalty"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "repetition_penalty": 1e-300}',
+            400,
+            "repetition_penalty must be between 0.01 and 100 (1 has no effect), not 1e-300",
+        ),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": -1}',
+            400,
+            "temperature must be 0 (greedy)",
+        ),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "top_p": 1.5}', 400, "top_p must be above 0 and at most"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "stop": "' + b"x" * 1001 + b'"}',
+            400,
+            "a stop string can have at most 1,000 characters, not 1,001",
+        ),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "stop": ["x"' + b', "x"' * 64 + b"]}",
+            400,
+            "stop can have at most 64 strings, not 65",
+        ),
     ],
 )
 def test_bad_bodies(http, body: bytes, status: int, told: str) -> None:
@@ -579,8 +631,7 @@ def test_a_prefix_is_read_once(client, main_model: Served) -> None:
     for n in range(3):
         messages = [*system, *user(f"Question {n}")]
         reply = client.chat.completions.create(model="tiny", messages=messages, seed=1, max_tokens=8)
-        ids = main_model.template.encode(messages)
-        assert reply.choices[0].message.content == alone(main_model, ids, 8, 1)
+        assert reply.choices[0].message.content == in_chat(main_model, messages, 8, 1)
         shared = len(main_model.template.encode(system)) - 10
         assert (reply.usage.prompt_tokens_details.cached_tokens > shared) == (n > 0)
 
@@ -719,8 +770,7 @@ def test_json_of_a_schema(client, http, main_model: Served) -> None:
 
     def plain(seed: int) -> bool:
         text = client.chat.completions.create(**{**ask, "max_tokens": 60}, seed=seed).choices[0].message.content
-        ids = main_model.template.encode(ask["messages"])
-        return text == alone(main_model, ids, 60, seed, temperature=1.3)
+        return text == in_chat(main_model, ask["messages"], 60, seed, temperature=1.3)
 
     def formed(seed: int) -> str:
         reply = client.chat.completions.create(**ask, seed=seed, response_format=FORMAT, logprobs=True, n=2)

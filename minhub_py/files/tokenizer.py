@@ -388,27 +388,56 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int
 
 
 class StopStrings:
-    """Text that comes in pieces, up to the first of the strings `stops`.
+    """Streamed text up to the first completed stop string, independent of how the text is split into pieces.
 
-    What could be the beginning of one is held back meanwhile.    found: whether the text has ended with one.
+    A suffix that may begin a stop string is held back. Knuth-Morris-Pratt search: the time is linear in the text's
+    length and, once, in the stop strings' length.
+
+    Attributes:
+        found: whether a stop string has ended the text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops, self.held, self.found = stops, "", False
+        self._borders = [borders(stop) for stop in stops]
+        self._matched = [0] * len(stops)  # length of each stop string's longest prefix that the text ends with
 
     def add(self, piece: str) -> str:
-        """What is certain with one more piece."""
-        text = self.held + piece
-        ends = [place for stop in self.stops if (place := text.find(stop)) >= 0]
-        keep = max((n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
-        certain = min(ends, default=len(text) - keep)
-        self.held, self.found = "" if ends else text[certain:], bool(ends)
+        """The text that is certain after one more piece."""
+        if not self.stops:
+            return piece
+        text, start = self.held + piece, len(self.held)
+        for end, char in enumerate(piece, start + 1):
+            for i, (stop, border) in enumerate(zip(self.stops, self._borders, strict=True)):
+                length = self._matched[i]
+                while length and stop[length] != char:
+                    length = border[length - 1]
+                self._matched[i] = length + (stop[length] == char)
+            complete = [
+                len(stop) for stop, length in zip(self.stops, self._matched, strict=True) if length == len(stop)
+            ]
+            if complete:
+                self.held, self.found = "", True
+                return text[: end - max(complete)]
+        certain = len(text) - max(self._matched)
+        self.held = text[certain:]
         return text[:certain]
 
     def rest(self) -> str:
         """What was held back, at the end of the text."""
         text, self.held = self.held, ""
         return text
+
+
+def borders(text: str) -> list[int]:
+    """For each prefix of a text, the length of its longest proper prefix that is also its suffix."""
+    found, length = [0], 0
+    for char in text[1:]:
+        while length and text[length] != char:
+            length = found[length - 1]
+        length += text[length] == char
+        found.append(length)
+    return found
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:

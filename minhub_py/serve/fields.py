@@ -66,14 +66,17 @@ class Fields:
             raise self._wrong(name, f"a whole number from {least} to {most}", value)
         return value
 
-    def number(self, name: str, least: float, most: float, default: float | None = None) -> float | None:
+    def number(self, name: str) -> float | None:
         """A number."""
         value = self.get(name)
         if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise self._wrong(name, f"a number from {least:g} to {most:g}", value)
-        return float(value)
+            return None
+        try:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError
+            return float(value)
+        except (TypeError, OverflowError) as error:
+            raise self._wrong(name, "a number", value) from error
 
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""
@@ -89,12 +92,12 @@ class Fields:
         value = self.get(name)
         return default if value is None else checked_text(value, self._name(name))
 
-    def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """A string or a list of strings; none of them is empty."""
+    def texts(self, name: str) -> tuple[str, ...]:
+        """The non-empty ones of a string or a list of strings."""
         value = self.get(name)
         values = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(values, list) or len(values) > most:
-            raise self._wrong(name, f"a string or a list of at most {most}", value)
+        if not isinstance(values, list):
+            raise self._wrong(name, "a string or a list of strings", value)
         return tuple(each for each in (checked_text(each, self._name(name)) for each in values) if each)
 
     def object(self, name: str) -> "Fields":

@@ -13,9 +13,11 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from tokenizers import Tokenizer
 
+from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.files.tokenizer import encode
 from minhub_py.inference.grammar import Grammar, Vocabulary
+from minhub_py.inference.limits import check_sampling, stop_strings
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.serve.engine import BusyError, Engine, Failure, Piece, Request
@@ -28,7 +30,10 @@ RETRY = 2  # seconds that a refused client is asked to wait
 
 @dataclass(eq=False)
 class Served:
-    """A model with its name, tokenizer, chat template and engine. seconds: that a reply may take."""
+    """A model with its name, tokenizer, chat template and engine. seconds: that a reply may take.
+
+    ValueError: the model's generation_config.json has a value outside its range.
+    """
 
     name: str
     model: Any
@@ -41,6 +46,7 @@ class Served:
     def __post_init__(self) -> None:
         # Clients are told no path of this machine.
         self.template = replace(self.template, where="the model's chat template")
+        self.sampling = default_sampling(self.model)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -190,25 +196,39 @@ class Replies:
         return max((request.cached for request in self.requests), default=0)
 
 
-def sampling_of(fields: Fields, temperature: float, top_p: float, top_k: int = 0, penalty: str = "repetition_penalty"
-) -> Sampling:  # fmt: skip
-    """How ids are chosen; the arguments are what a client means that does not say."""
+def sampling_of(fields: Fields, defaults: Mapping[str, Any], penalty: str = "repetition_penalty") -> Sampling:
+    """Sampling settings of a request, with `defaults` for those that it leaves out.
+
+    `penalty` is the API's name of the repetition penalty. RefusedError: a value outside its range.
+    """
     fields.refuse("presence_penalty", "frequency_penalty", "logit_bias", "min_p", "mirostat")
     fields.refuse("typical_p", "tfs_z", harmless=(1,))
-    found_top_p = fields.number("top_p", 0, 1, top_p)
-    found_top_k = fields.whole("top_k", -1, 2**31, top_k)
-    assert found_top_k is not None
-    penalty_value = fields.number(penalty, 0, 100, 1.0)
-    temperature_value = fields.number("temperature", 0, 100, temperature)
+    settings = dict(defaults)
+    top_k = fields.whole("top_k", -1, 2**31)
+    if top_k is not None:
+        settings["top_k"] = top_k if top_k > 0 else None
+    top_p = fields.number("top_p")
+    if top_p is not None:
+        settings["top_p"] = top_p or 1e-9  # 0: only the most likely token
+    names = {"top_k": "top_k", "top_p": "top_p", "temperature": "temperature", "repetition_penalty": penalty}
+    for name in ("temperature", "repetition_penalty"):
+        if (value := fields.number(names[name])) is not None:
+            settings[name] = value
+    settings["repetition_penalty"] = settings["repetition_penalty"] or 1.0  # 0: off, as some clients send it
+    for name, value in settings.items():
+        try:
+            check_sampling(name, value)
+        except ValueError as error:
+            raise bad(str(error).replace(name, names[name]), names[name]) from error
+    return Sampling(**settings)
+
+
+def stops_of(fields: Fields) -> tuple[str, ...]:
+    """Stop strings of a request. Empty ones are ignored."""
     try:
-        return Sampling(
-            temperature=1.0 if temperature_value is None else temperature_value,
-            top_k=found_top_k if found_top_k > 0 else None,
-            top_p=None if found_top_p == 1 else (found_top_p or 1e-9),  # 0 is the likeliest id alone
-            repetition_penalty=penalty_value or 1.0,
-        )
+        return stop_strings(fields.texts("stop"))
     except ValueError as error:
-        raise bad(str(error)) from error
+        raise bad(str(error), "stop") from error
 
 
 def seed_of(fields: Fields) -> int:

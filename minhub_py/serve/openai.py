@@ -5,21 +5,24 @@ Source: OpenAI's API reference; what clients send beyond it, and stumble over, i
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request as Call
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.inference.grammar import Grammar
+from minhub_py.inference.sampling import Sampling
 from minhub_py.serve.answers import answer, event, server_of
 from minhub_py.serve.engine import Token, token_text
 from minhub_py.serve.fields import Fields, RefusedError, bad, checked_text, finite
-from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of, variables_of
+from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of, stops_of, variables_of
 
 MOST_CHOICES = 16
 MOST_TOP = 20
-MOST_STOPS = 16
+# Text completions sample from the model's distribution, as the OpenAI API specifies. Chats have the model's defaults.
+COMPLETION_SAMPLING = asdict(Sampling())
 
 
 async def models(call: Call) -> Response:
@@ -36,7 +39,8 @@ def about(served: Served) -> dict[str, Any]:
     """A model as lists show it."""
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub",
             "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
-                     "size": served.bytes, "note": served.template.note}}  # fmt: skip
+                     "size": served.bytes, "default_sampling": served.sampling,
+                     "note": served.template.note}}  # fmt: skip
 
 
 # Chat completions
@@ -50,7 +54,7 @@ async def chat_completions(call: Call) -> Response:
     fields.refuse("tools", "functions", "logit_bias", "audio", "continue_final_message")
     fields.refuse("tool_choice", "function_call", harmless=("auto", "none"))
     messages = messages_of(fields.get("messages"))
-    settings = await settings_of(fields, served)
+    settings = await settings_of(fields, served, served.sampling)
     settings["stops"] += served.template.stops
     settings["stop_ids"] |= served.template.end_ids
     logprobs = fields.flag("logprobs")
@@ -154,7 +158,7 @@ async def completions(call: Call) -> Response:  # noqa: PLR0915
     fields.refuse("suffix")
     prompts = [served.encode(prompt) if isinstance(prompt, str) else prompt
                for prompt in prompts_of(served, fields.get("prompt"))]  # fmt: skip
-    settings = await settings_of(fields, served)
+    settings = await settings_of(fields, served, COMPLETION_SAMPLING)
     top = fields.whole("logprobs", 0, MOST_TOP)
     count = fields.whole("n", 1, MOST_CHOICES, 1) or 1
     fields.refuse("best_of", harmless=(count,))
@@ -273,7 +277,7 @@ async def responses(call: Call) -> Response:
     instructions = fields.text("instructions")
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
-    settings = await settings_of(fields, served)
+    settings = await settings_of(fields, served, served.sampling)
     settings["grammar"] = await grammar_of(fields.object("text"), "format", served)
     settings["stops"] += served.template.stops
     settings["stop_ids"] |= served.template.end_ids
@@ -343,13 +347,13 @@ async def responses(call: Call) -> Response:
 # What they share
 
 
-async def settings_of(fields: Fields, served: Served) -> dict[str, Any]:
-    """The settings of `engine.Request` that all three have."""
+async def settings_of(fields: Fields, served: Served, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `engine.Request` that all three have. sampling: defaults."""
     fields.refuse("grammar", "json_schema", "structured_outputs", "guided_json")  # other servers' words for formats
     return {
-        "sampling": sampling_of(fields, temperature=1.0, top_p=1.0),
+        "sampling": sampling_of(fields, sampling),
         "seed": seed_of(fields),
-        "stops": fields.texts("stop", MOST_STOPS),
+        "stops": stops_of(fields),
         "stop_ids": frozenset() if fields.flag("ignore_eos") else served.end_ids,
         "grammar": await grammar_of(fields, "response_format", served),
     }
