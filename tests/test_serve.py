@@ -26,7 +26,7 @@ from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS, Server
-from minhub_py.serve.engine import Engine
+from minhub_py.serve.engine import Engine, token_texts
 from minhub_py.serve.fields import Fields
 from minhub_py.serve.models import Models, Served
 from minhub_py.serve.openai import Deltas
@@ -493,14 +493,24 @@ def test_bad_bodies(http, body: bytes, status: int, told: str) -> None:
 
 
 def test_other_paths_and_methods(http) -> None:
-    for method, path, status in (
-        ("GET", "/nowhere", 404),
-        ("GET", "/v1/chat/completions", 405),
-        ("POST", "/health", 405),
-    ):
+    for path in ("/nowhere", "/v1/chat/completion", "/v1/%1b%5b2J" + "x" * 3000):
+        for method in ("GET", "POST"):
+            found = http.request(method, path)
+            assert found.status_code == 404
+            error = found.json()["error"]
+            assert (error["type"], error["code"]) == ("not_found_error", "unknown_url")
+            assert "GET /v1/models, " in error["message"]
+            assert "POST /v1/chat/completions, " in error["message"]
+            assert error["message"].isprintable()
+            assert len(error["message"]) < 800
+    message = http.post("/api/nothing").json()["error"]
+    assert message.startswith("there is no path /api/nothing; available: GET /api/tags, ")
+    assert "POST /api/chat, " in message
+    for method, path, allowed in (("GET", "/v1/chat/completions", "POST"), ("POST", "/health", "GET, HEAD")):
         found = http.request(method, path)
-        assert (found.status_code, list(found.json())) == (status, ["error"])
-    assert isinstance(http.get("/api/nothing").json()["error"], str)
+        assert (found.status_code, found.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert found.json()["error"]["message"] == f"{path} does not support {method}: use {allowed}"
+    assert http.get("/api/chat").json()["error"] == "/api/chat does not support GET: use POST"
     lenient = {
         "messages": user("Hi"),
         "max_tokens": 2,
@@ -525,7 +535,9 @@ def test_who_may_call(main_model: Served) -> None:
 
     key = {"authorization": "Bearer secret"}
     assert status(**key) == status(**{"x-api-key": "secret"}) == 200
-    for wrong in ("", "Bearer", "Bearer other", "Basic secret", "Bearer sécret"):
+    for right in ("bearer secret", "BEARER secret", "Bearer  secret"):
+        assert status(authorization=right) == 200
+    for wrong in ("", "Bearer", "bearer", "Bearersecret", "Bearer other", "Basic secret", "Bearer sécret"):
         assert status(authorization=wrong) == 401
     assert status("/health") == status("/") == 200
     for host in ("localhost", "[::1]:80", "127.9.9.9:1", "a.localhost"):
@@ -533,12 +545,26 @@ def test_who_may_call(main_model: Served) -> None:
     for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "10.0.0.1"):
         assert status(**key, host=host) == 403
     assert status(**key, origin="http://127.0.0.1:1") == status(**key, origin="https://good.example") == 200
-    for origin in ("null", "http://evil.example", "http://127.0.0.1:2", "https://good.example.evil"):
+    for origin in (
+        "null",
+        "http://evil.example",
+        "http://127.0.0.1:2",
+        "https://good.example.evil",
+        "http://[",
+        "http://[::1",
+        "//",
+        "",
+    ):
         assert status(**key, origin=origin) == 403
 
 
 def test_web_pages_elsewhere(address: str, http) -> None:
-    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}):
+    for headers in (
+        {"Origin": "http://evil.example"},
+        {"Host": "evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+    ):
         found = http.post("/v1/chat/completions", json={"messages": user("Hi")}, headers=headers)
         assert found.status_code == 403
         assert "access-control-allow-origin" not in found.headers
@@ -836,6 +862,55 @@ def test_formats_that_are_wrong(http, form: dict, told: str) -> None:
     found = http.post("/v1/chat/completions", json={"messages": user("Hi"), "response_format": form})
     assert found.status_code in (400, 413)
     assert told in found.json()["error"]["message"]
+
+
+def wide(count: int) -> dict:
+    """A schema that is too complex after the first token."""
+    return {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(count)}}
+
+
+def test_errors_of_requests_do_not_disturb_a_stream(address: str, http, main_model: Served, capfd, monkeypatch) -> None:
+    """A reply that streams is bitwise identical to its single run, and the engine's batch is never rebuilt."""
+    engine = main_model.engine
+    wait(lambda: engine.open == 0)
+    step = engine._step
+    monkeypatch.setattr(engine, "_step", lambda batch: time.sleep(0.01) or step(batch))
+    failed_before, reading = engine.counts["failed"], []
+    prompts = ["Once upon a time", "In the beginning", "A third text"]
+    ids = [main_model.tokenizer.encode(prompt).ids for prompt in prompts]
+
+    def stream(n: int) -> list[tuple[str, float]]:
+        body = {"model": "tiny", "prompt": prompts[n], "max_tokens": 200, "ignore_eos": True, "seed": n,
+                "stream": True, "logprobs": 1}  # fmt: skip
+        tokens: list[tuple[str, float]] = []
+        with http.stream("POST", "/v1/completions", json=body) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    told = json.loads(line[6:])["choices"][0]["logprobs"]
+                    tokens += zip(told["tokens"], told["token_logprobs"], strict=True)
+                    reading.append(n)
+        return tokens
+
+    def ask(more: dict) -> None:
+        found = http.post("/v1/chat/completions", json={"messages": user("Hi"), "max_tokens": 50, **more})
+        assert (found.status_code, len(found.json()["error"]["message"]) < 300) == (400, True), found.text[:500]
+
+    schemas = [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}, {"enum": []}, wide(700), wide(3000)]
+    bad = [{"response_format": {"type": "json_object", "schema": schema}} for schema in schemas]
+    bad += [{"repetition_penalty": 1e-300}, {"temperature": -1}, {"stop": "x" * 50_000}, {"stop": ["a"] * 1000}]
+    expected = [generate(main_model.model, [ids[n]], 200, seed=n, eos_id=None)[0] for n in range(3)]
+    with ThreadPoolExecutor(7) as pool:
+        streams = [pool.submit(stream, n) for n in range(3)]
+        wait(lambda: len(set(reading)) == 3)
+        for _ in range(2):
+            list(pool.map(ask, bad))
+        for n, future in enumerate(streams):
+            scores = score(main_model.model, [[*ids[n], *expected[n]]])[0][len(ids[n]) - 1 :]
+            texts, logprobs = zip(*future.result(), strict=True)
+            assert torch.equal(torch.tensor(logprobs), scores)
+            assert list(texts) == list(token_texts(main_model.tokenizer, expected[n]))
+    assert engine.counts["failed"] == failed_before + 4  # within the batch: the two wide schemas, twice
+    assert "one by one" not in capfd.readouterr().err
 
 
 def test_a_schema_in_a_batch_that_starts_again(folder: Path) -> None:

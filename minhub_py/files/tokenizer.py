@@ -235,9 +235,14 @@ def working(tokenizer: Tokenizer) -> Iterator[None]:
         raise ValueError(f"{where} cannot take this text ({gist(error)}): it is damaged, fetch it again") from error
 
 
-def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """The ids of a text. ValueError: the tokenizer is damaged."""
+def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True, release_gil: bool = False) -> list[int]:
+    """The ids of a text. ValueError: the tokenizer is damaged.
+
+    release_gil: let other threads run meanwhile. Not before a fork, which the library's own threads do not survive.
+    """
     with working(tokenizer):
+        if release_gil:  # only the methods for batches release the GIL
+            return list(tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
 

@@ -1,6 +1,7 @@
 """The models of a server, and replies on their way from an engine's thread to a coroutine."""
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,7 +11,6 @@ from functools import cached_property
 from reprlib import repr as brief
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from tokenizers import Tokenizer
 
 from minhub_py.chat.defaults import default_sampling
@@ -22,10 +22,11 @@ from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.serve.engine import BusyError, Engine, Failure, Piece, Request
 from minhub_py.serve.fields import Fields, RefusedError, bad, checked_text
+from minhub_py.serve.workers import RETRY, Workers
 
 # HTTP's status for each kind of failure.
-STATUS = {"model": 500, "time": 503, "shutdown": 503}
-RETRY = 2  # seconds that a refused client is asked to wait
+STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
+MAX_VARIABLES = 100_000  # characters of a chat template's variables
 
 
 @dataclass(eq=False)
@@ -47,6 +48,11 @@ class Served:
         # Clients are told no path of this machine.
         self.template = replace(self.template, where="the model's chat template")
         self.sampling = default_sampling(self.model)
+        _ = self.template.end_ids  # renders the template, which may take long
+        # Two threads: a long text does not delay all others. One: a schema may take much memory.
+        self.texts, self.schemas = Workers(2), Workers(1)
+        longest = max(map(len, self.tokenizer.get_vocab()), default=1)
+        self.most_characters = self.engine.max_length * longest
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -64,15 +70,32 @@ class Served:
         kept = {tensor.data_ptr(): tensor for tensor in self.model.state_dict().values()}
         return sum(tensor.nbytes for tensor in kept.values())
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a plain text. RefusedError: the model has no id to begin with."""
-        ids = encode(self.tokenizer, text)
+    def check_text(self, characters: int, name: str) -> None:
+        """RefusedError: a text has more characters than the longest tokens of a context. It is not encoded."""
+        if characters > self.most_characters:
+            raise bad(
+                f"{name} has {characters:,} characters, and {self.engine.max_length:,} tokens have at most "
+                f"{self.most_characters:,}: shorten it", name, "context_length_exceeded",
+            )  # fmt: skip
+
+    async def tokens(self, text: str, name: str, **options: Any) -> list[int]:
+        """The token IDs of a text. RefusedError: it is too long, or the tokenizer does not take it."""
+        self.check_text(len(text), name)
+        try:
+            return await self.texts.run(lambda: encode(self.tokenizer, text, release_gil=True, **options))
+        except ValueError as error:
+            raise bad(str(error), name) from error
+
+    async def encode(self, text: str) -> list[int]:
+        """The token IDs of a prompt. RefusedError: it is too long, or empty for a model without a first token."""
+        ids = await self.tokens(text, "prompt")
         if not ids:
             bos = getattr(self.model.config, "bos_token_id", None)
             firsts = [bos, *sorted(self.end_ids)]
             ids = [id for id in firsts if id is not None and 0 <= id < self.model.config.vocab_size][:1]
         if not ids:
             raise bad("the prompt is empty: give some text", "prompt")
+        self.check_length(ids)
         return ids
 
     @cached_property
@@ -85,30 +108,53 @@ class Served:
         if schema is not None and not isinstance(schema, dict):
             raise bad(f"{name} must be a JSON schema, not {brief(schema)}", name)
         try:
-            return await run_in_threadpool(lambda: self.vocabulary.grammar(schema))
+            return await self.schemas.run(lambda: self.vocabulary.grammar(schema))
         except ValueError as error:
             raise bad(str(error), name, "schema") from error
 
     async def chat(self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> list[int]:
         """The ids of a conversation. variables: what else its template knows. RefusedError: it does not take them."""
+        if len(messages) > self.engine.max_length:
+            raise bad(
+                f"{len(messages):,} messages are more than the {self.engine.max_length:,} tokens of prompt and reply "
+                "together: shorten the conversation", "messages", "context_length_exceeded",
+            )  # fmt: skip
+        self.check_text(sum(len(message["content"]) for message in messages), "messages")
+
+        def prompt() -> list[int]:
+            text = self.template.render(messages, **(variables or {}))
+            self.check_text(len(text), "messages")
+            return self.template.ids_of(text, release_gil=True)
+
         try:
-            return await run_in_threadpool(lambda: self.template.encode(messages, **(variables or {})))
+            ids = await self.texts.run(prompt)
         except ValueError as error:
             raise bad(str(error), "messages", "template") from error
+        self.check_length(ids)
+        return ids
+
+    def check_length(self, ids: Sequence[Any]) -> None:
+        """RefusedError: a prompt has more tokens than the context."""
+        if len(ids) > (most := self.engine.max_length):
+            raise bad(
+                f"the prompt has {len(ids):,} tokens, and prompt and reply together may have {most:,}: shorten it",
+                "messages", "context_length_exceeded",
+            )  # fmt: skip
 
     def room(self, ids: Sequence[int], wanted: int | None) -> int:
         """New ids that a prompt leaves room for, at most `wanted`. RefusedError: none."""
         most = self.engine.max_length
         left = most if self.model.encoder_decoder else most - len(ids)
-        if left < 1 or len(ids) > most:
+        if left < 1:
             raise bad(
-                f"the prompt has {len(ids)} tokens, and prompt and reply together may have {most}: shorten it",
+                f"the prompt has {len(ids):,} tokens, and prompt and reply together may have {most:,}: shorten it",
                 "messages", "context_length_exceeded",
             )  # fmt: skip
         return left if wanted is None else min(wanted, left)
 
     def check_ids(self, ids: Sequence[Any]) -> list[int]:
-        """Ids of the vocabulary. RefusedError: something else."""
+        """Ids of the vocabulary, of one prompt. RefusedError: something else, or too many."""
+        self.check_length(ids)
         size = self.model.config.vocab_size
         if not all(type(id) is int and 0 <= id < size for id in ids):
             raise bad(f"token ids are whole numbers from 0 to {size - 1}", "prompt")
@@ -176,7 +222,7 @@ class Replies:
         """The next piece of any text."""
         number, item = await self.queue.get()
         if isinstance(item, Failure):
-            retry = RETRY if item.kind != "model" else None
+            retry = RETRY if STATUS[item.kind] == 503 else None
             raise RefusedError(STATUS[item.kind], item.message, item.kind, retry=retry)
         return number, item
 
@@ -240,6 +286,12 @@ def seed_of(fields: Fields) -> int:
 def variables_of(fields: Fields) -> dict[str, Any]:
     """What a chat template is told besides the messages, such as enable_thinking. RefusedError: what it may not be."""
     found = dict(fields.object("chat_template_kwargs").values)
+    try:
+        size = len(json.dumps(found))
+    except RecursionError as error:
+        raise bad("chat_template_kwargs is nested too deeply", "chat_template_kwargs") from error
+    if size > MAX_VARIABLES:
+        raise bad(f"chat_template_kwargs has {size:,} characters: at most {MAX_VARIABLES:,}", "chat_template_kwargs")
     for name in ("messages", "tools", "add_generation_prompt", "self"):
         if name in found:
             raise bad(f"chat_template_kwargs cannot have {name}", "chat_template_kwargs")

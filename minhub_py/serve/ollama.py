@@ -114,7 +114,7 @@ async def generate(call: Call) -> Response:
     if not prompt:
         return JSONResponse({**loaded(served), "response": ""})
     if fields.flag("raw") or served.template.kind == "plain":  # what is no chat model goes on with the text
-        ids = served.encode(f"{system}\n{prompt}" if system else prompt)
+        ids = await served.encode(f"{system}\n{prompt}" if system else prompt)
         replies = await begin(served, fields, ids, (), frozenset())
     else:
         messages = [{"role": "system", "content": system}] if system else []

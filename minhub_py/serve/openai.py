@@ -156,14 +156,13 @@ async def completions(call: Call) -> Response:  # noqa: PLR0915
     fields = await server.read(call)
     served = server.models.find(fields.text("model"))
     fields.refuse("suffix")
-    prompts = [served.encode(prompt) if isinstance(prompt, str) else prompt
-               for prompt in prompts_of(served, fields.get("prompt"))]  # fmt: skip
+    given = prompts_of(served, fields.get("prompt"))
     settings = await settings_of(fields, served, COMPLETION_SAMPLING)
     top = fields.whole("logprobs", 0, MOST_TOP)
     count = fields.whole("n", 1, MOST_CHOICES, 1) or 1
     fields.refuse("best_of", harmless=(count,))
-    if 2 * len(prompts) * count > (most := served.engine.rows + served.engine.waiting):
-        raise bad(f"{len(prompts)} prompts, {count} of each, are too many: at most {most // 2} in all", "prompt")
+    if 2 * len(given) * count > (most := served.engine.rows + served.engine.waiting):
+        raise bad(f"{len(given):,} prompts, {count} of each, are too many: at most {most // 2} in all", "prompt")
     echo = fields.flag("echo")
     wanted = fields.whole("max_tokens", 0, 2**31, 16)
     stream, usage_chunk = stream_of(fields)
@@ -171,6 +170,7 @@ async def completions(call: Call) -> Response:  # noqa: PLR0915
         raise bad("max_tokens must be 1 or more, unless echo is true", "max_tokens")
     if echo and served.model.encoder_decoder:
         raise bad("this model answers a prompt and does not continue it: it cannot echo it", "echo")
+    prompts = [await served.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
     replies, places, scored = Replies(served), {}, {}
     for place, ids in enumerate(prompts):
         room = served.room(ids, wanted) if wanted else 0
