@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,8 +28,8 @@ from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS, Server
 from minhub_py.serve.engine import Engine, token_texts
-from minhub_py.serve.fields import Fields
-from minhub_py.serve.models import Models, Served
+from minhub_py.serve.fields import Fields, RefusedError
+from minhub_py.serve.models import Models, Served, variables_of
 from minhub_py.serve.openai import Deltas
 from minhub_py.serve.run import Background
 
@@ -448,6 +449,7 @@ def test_every_field_that_is_read(http, path: str, monkeypatch: pytest.MonkeyPat
         (b"[" * 90_000, 400, "not JSON"),
         (b'{"seed": 1' + b"0" * 5000 + b"}", 400, "not JSON"),
         (b'{"messages": "' + b"x" * 100_000 + b'"}', 413, "more than 100,000 bytes"),
+        (b'{"chat_template_kwargs": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}", 400, "messages must be a list"),
         (b'{"messages": [{"role": "user", "content": "' + b"word " * 15_000 + b'"}]}', 400, "shorten"),
         (b'{"messages": [{"role": "user", "content": "refuse me"}]}', 400, "no thanks"),
         (
@@ -481,7 +483,7 @@ def test_every_field_that_is_read(http, path: str, monkeypatch: pytest.MonkeyPat
         (
             b'{"messages": [{"role": "user", "content": "Hi"}], "stop": ["x"' + b', "x"' * 64 + b"]}",
             400,
-            "stop can have at most 64 strings, not 65",
+            "stop must be a string or a list of at most 64 strings",
         ),
     ],
 )
@@ -490,6 +492,75 @@ def test_bad_bodies(http, body: bytes, status: int, told: str) -> None:
     assert found.status_code == status
     assert told in found.json()["error"]["message"]
     assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.fixture
+def closed_gate(main_model: Served):
+    """An event that all threads for texts wait for."""
+    gate = threading.Event()
+    started = threading.Barrier(3)
+    for _ in range(2):
+        main_model.texts._pool.submit(lambda: (started.wait(), gate.wait()))
+    started.wait()
+    yield gate
+    gate.set()
+
+
+WORDS = "word " * 15_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/tokenize", {"content": WORDS}, "content has 75,000 characters, and 256 tokens have at most"),
+        ("/v1/completions", {"prompt": WORDS}, "prompt has 75,000 characters"),
+        ("/v1/completions", {"prompt": [1] * 257}, "the prompt has 257 tokens, and prompt and reply together"),
+        ("/v1/completions", {"prompt": ["x"] * 23}, "23 prompts, 1 of each, are too many: at most 22 in all"),
+        ("/v1/completions", {"prompt": ["x"] * 2, "n": 12}, "2 prompts, 12 of each, are too many: at most 22"),
+        ("/v1/completions", {"prompt": ["x"] * 2, "max_tokens": 0}, "max_tokens must be 1 or more"),
+        ("/v1/chat/completions", {"messages": user(WORDS)}, "messages has 75,000 characters"),
+        ("/v1/chat/completions", {"messages": user("Hi") * 257}, "messages has 257 elements"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ["x"] * 257}]}, "has 257 elements"),
+        ("/v1/responses", {"input": WORDS}, "messages has 75,000 characters"),
+        ("/api/chat", {"model": "tiny", "messages": user(WORDS)}, "messages has 75,000 characters"),
+        ("/api/generate", {"model": "tiny", "prompt": WORDS, "raw": True}, "prompt has 75,000 characters"),
+        ("/detokenize", {"tokens": [1] * 257}, "the prompt has 257 tokens"),
+        ("/apply-template", {"messages": user(WORDS)}, "messages has 75,000 characters"),
+    ],
+)  # fmt: skip
+def test_what_cannot_fit_is_refused_before_it_is_encoded(
+    http, closed_gate: threading.Event, path: str, body: dict, message: str
+) -> None:
+    """The gate is closed all the while: a text that is encoded gets no answer."""
+    found = http.post(path, json=body, timeout=20)
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert message in (error if path.startswith("/api/") else error["message"])
+
+
+def test_other_clients_are_served_while_texts_are_encoded(http, main_model: Served, closed_gate) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        bodies = {"/tokenize": {"content": "Hi"}, "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+                  "/v1/chat/completions": {"messages": user("Hi"), "max_tokens": 2}}  # fmt: skip
+        pending = [pool.submit(http.post, path, json=body) for path, body in bodies.items()]
+        wait(lambda: main_model.texts._pool._work_queue.qsize() == 3)
+        assert http.get("/health", timeout=20).status_code == 200
+        assert http.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 2}, timeout=20).status_code == 200
+        assert not any(each.done() for each in pending)
+        closed_gate.set()
+        assert [each.result().status_code for each in pending] == [200] * 3
+
+
+def test_a_full_queue_of_texts(http, main_model: Served, closed_gate, monkeypatch) -> None:
+    monkeypatch.setattr(main_model.texts, "_free", 1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(http.post, "/tokenize", json={"content": "Hi"})
+        wait(lambda: main_model.texts._free == 0)
+        found = http.post("/tokenize", json={"content": "Hi"}, timeout=20)
+        assert (found.status_code, found.headers["Retry-After"]) == (429, "2")
+        closed_gate.set()
+        assert first.result().status_code == 200
+    assert http.post("/tokenize", json={"content": "Hi"}).status_code == 200
 
 
 def test_other_paths_and_methods(http) -> None:
@@ -771,6 +842,23 @@ def test_calls_that_are_wrong(tmp_path: Path, folder: Path) -> None:
         assert "--port" in failed("serve", str(folder), "--port", port)
     assert "--host" in failed("serve", str(folder), "--host", "999.1.1.1", "--api-key", "x")
     assert Fields({"a": 3.0}).whole("a", 0, 5) == 3
+
+
+def test_variables_of_a_chat_template_are_bounded() -> None:
+    deep: list = []
+    for _ in range(50_000):
+        deep = [deep]
+    for value, message in (("x" * 100_000, "has 100,00. characters: at most 100,000"), (deep, "nested too deeply")):
+        with pytest.raises(RefusedError) as refused:
+            variables_of(Fields({"chat_template_kwargs": {"a": value}}))
+        assert re.search(message, refused.value.message)
+
+
+def test_a_body_of_many_values_is_refused_before_it_is_parsed() -> None:
+    for value in ([[1]] * 600_000, {str(number): 1 for number in range(300_000)}):
+        with pytest.raises(RefusedError, match="too many elements: at most 500,000") as refused:
+            Fields.parse(json.dumps({"a": value}).encode())
+        assert refused.value.status == 413
 
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"},

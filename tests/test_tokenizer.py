@@ -45,6 +45,13 @@ def test_the_published_ids_of_gpt2() -> None:
     assert gpt2.encode("a<|endoftext|>b").ids == [64, 50256, 65]
 
 
+@pytest.mark.parametrize("special", [False, True])
+def test_the_same_ids_while_other_threads_run(bpe: Tokenizer, special: bool) -> None:
+    for text in ("", "a", "Hello, w\u00f6rld \U0001f600 ", "<|endoftext|>x", "\n\n  tab\t" * 100):
+        plain = encode(bpe, text, add_special_tokens=special)
+        assert encode(bpe, text, add_special_tokens=special, release_gil=True) == plain
+
+
 def test_the_end_of_a_text_is_no_text(bpe: Tokenizer) -> None:
     [a, end, b] = bpe.encode("a<|endoftext|>b").ids
     assert end == SIZE - 1

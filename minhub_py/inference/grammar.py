@@ -21,8 +21,8 @@ from minhub_py.printable import printable
 WRITING: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,20})?"}
 MISSING = "replies in JSON need llguidance: pip install 'minhub_py[json]'"
 MAX_SCHEMA = 100_000  # characters
-# The time and the memory to compile `multipleOf` grow with its value: 0.4 s and 30 MB for this one.
-MAX_MULTIPLE = 100_000
+MAX_STRING = 10_000  # characters of one string: with 100,000 in a constant each mask takes 30 ms instead of 4
+MAX_MULTIPLE = 10_000  # `multipleOf` compiles to as many states; those of 1,000,000 take 12 s and 450 MB
 # States of a grammar's lexer, of 1 to 2 kB each.
 MAX_STATES = 50_000
 COMBINE = ("$ref", "allOf", "anyOf", "oneOf")  # keywords that may apply several `multipleOf` to one number
@@ -112,31 +112,39 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     text = json.dumps(schema)
     if len(text) > MAX_SCHEMA:
         raise ValueError(f"it has {len(text):,} characters; at most {MAX_SCHEMA:,} are supported")
+    combines = any(f'"{keyword}"' in text for keyword in COMBINE)
     multiple = Fraction(1)
-    for value in multiples(schema):
-        if any(f'"{keyword}"' in text for keyword in COMBINE):
-            multiple = Fraction(
-                math.lcm(multiple.numerator, value.numerator), math.gcd(multiple.denominator, value.denominator)
-            )
-        else:
-            multiple = max(multiple, value, key=lambda each: each.numerator)
-        if multiple.numerator > MAX_MULTIPLE:
+    for value in values_of(schema):
+        if isinstance(value, str) and len(value) > MAX_STRING:
+            raise ValueError(f"it has a string of {len(value):,} characters; at most {MAX_STRING:,} are supported")
+        if not isinstance(value, Mapping) or not (number := multiple_of(value)):
+            continue
+        if combines:
+            both = math.lcm(multiple.numerator, number.numerator)
+            multiple = Fraction(both, math.gcd(multiple.denominator, number.denominator))
+        if max(multiple, number, key=lambda each: each.numerator).numerator > MAX_MULTIPLE:
             raise ValueError(f"multipleOf can be at most {MAX_MULTIPLE:,}, also as a common multiple of several")
     return text
 
 
-def multiples(schema: Any) -> Iterator[Fraction]:
-    """The values of `multipleOf` anywhere in a schema."""
+def values_of(schema: Any) -> Iterator[Any]:
+    """All values and keys within a schema, and the schema itself."""
     remaining = [schema]
     while remaining:
         value = remaining.pop()
+        yield value
         if isinstance(value, Mapping):
-            number = value.get("multipleOf")
-            if isinstance(number, int | float) and not isinstance(number, bool) and number > 0:
-                yield Fraction(str(number))
-            remaining += value.values()
+            remaining += [*value.keys(), *value.values()]
         elif isinstance(value, list | tuple):
             remaining += value
+
+
+def multiple_of(schema: Mapping[str, Any]) -> Fraction | None:
+    """The value of `multipleOf`; None without a valid one."""
+    number = schema.get("multipleOf")
+    if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+        return None
+    return Fraction(str(number))
 
 
 def problem(state: Any) -> str:

@@ -279,7 +279,7 @@ async def apply_template(call: Call) -> Response:
     server = server_of(call)
     fields = await server.read(call)
     served = server.models.find(fields.text("model"))
-    ids = await served.chat(messages_of(fields.get("messages")), variables_of(fields))
+    ids = await served.chat(messages_of(fields.get("messages"), served.engine.max_length), variables_of(fields))
     return JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
 
 

@@ -17,7 +17,7 @@ from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.files.tokenizer import encode
 from minhub_py.inference.grammar import Grammar, Vocabulary
-from minhub_py.inference.limits import check_sampling, stop_strings
+from minhub_py.inference.limits import MAX_STOPS, check_sampling, stop_strings
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.serve.engine import BusyError, Engine, Failure, Piece, Request
@@ -114,11 +114,6 @@ class Served:
 
     async def chat(self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> list[int]:
         """The ids of a conversation. variables: what else its template knows. RefusedError: it does not take them."""
-        if len(messages) > self.engine.max_length:
-            raise bad(
-                f"{len(messages):,} messages are more than the {self.engine.max_length:,} tokens of prompt and reply "
-                "together: shorten the conversation", "messages", "context_length_exceeded",
-            )  # fmt: skip
         self.check_text(sum(len(message["content"]) for message in messages), "messages")
 
         def prompt() -> list[int]:
@@ -272,7 +267,7 @@ def sampling_of(fields: Fields, defaults: Mapping[str, Any], penalty: str = "rep
 def stops_of(fields: Fields) -> tuple[str, ...]:
     """Stop strings of a request. Empty ones are ignored."""
     try:
-        return stop_strings(fields.texts("stop"))
+        return stop_strings(fields.texts("stop", MAX_STOPS))
     except ValueError as error:
         raise bad(str(error), "stop") from error
 
@@ -299,10 +294,14 @@ def variables_of(fields: Fields) -> dict[str, Any]:
     return found if effort is None else {"reasoning_effort": effort, **found}
 
 
-def messages_of(values: Any, name: str = "messages") -> list[dict[str, Any]]:
-    """A conversation as templates take it: role and text of each message. RefusedError: it is none."""
+def messages_of(values: Any, most: int, name: str = "messages") -> list[dict[str, Any]]:
+    """A conversation as templates take it: role and text of each message. RefusedError: it is none.
+
+    most: messages, and parts of each, as each of them is a token or more.
+    """
     if not isinstance(values, list) or not values:
         raise bad(f"{name} must be a list of messages, at least one", name)
+    check_count(values, most, name)
     found = []
     for number, value in enumerate(values):
         message = Fields(value, f"{name}[{number}]")
@@ -314,17 +313,27 @@ def messages_of(values: Any, name: str = "messages") -> list[dict[str, Any]]:
         message.refuse("tool_calls", "images")
         found.append({
             "role": "system" if role == "developer" else role,
-            "content": content_of(message.get("content"), f"{name}[{number}].content"),
+            "content": content_of(message.get("content"), most, f"{name}[{number}].content"),
         })  # fmt: skip
     return found
 
 
-def content_of(value: Any, name: str) -> str:
+def check_count(values: list[Any], most: int, name: str) -> None:
+    """RefusedError: a list has more elements than the context has tokens."""
+    if len(values) > most:
+        raise bad(
+            f"{name} has {len(values):,} elements, and prompt and reply together may have {most:,} tokens: shorten it",
+            name, "context_length_exceeded",
+        )  # fmt: skip
+
+
+def content_of(value: Any, most: int, name: str) -> str:
     """The text of a message, which is a string or a list of parts."""
     if value is None:
         return ""
     if not isinstance(value, list):
         return checked_text(value, name)
+    check_count(value, most, name)
     texts = []
     for number, part in enumerate(value):
         if isinstance(part, str):

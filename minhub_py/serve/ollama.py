@@ -99,7 +99,7 @@ async def chat(call: Call) -> Response:
     fields.refuse("tools")
     if fields.get("messages") in (None, []):  # a way to load a model
         return JSONResponse({**loaded(served), "message": {"role": "assistant", "content": ""}})
-    ids = await served.chat(messages_of(fields.get("messages")))
+    ids = await served.chat(messages_of(fields.get("messages"), served.engine.max_length))
     replies = await begin(served, fields, ids, served.template.stops, served.template.end_ids)
     return await told(call, fields, replies, ids, lambda text: {"message": {"role": "assistant", "content": text}})
 

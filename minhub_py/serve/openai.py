@@ -53,7 +53,7 @@ async def chat_completions(call: Call) -> Response:
     served = server.models.find(fields.text("model"))
     fields.refuse("tools", "functions", "logit_bias", "audio", "continue_final_message")
     fields.refuse("tool_choice", "function_call", harmless=("auto", "none"))
-    messages = messages_of(fields.get("messages"))
+    messages = messages_of(fields.get("messages"), served.engine.max_length)
     settings = await settings_of(fields, served, served.sampling)
     settings["stops"] += served.template.stops
     settings["stop_ids"] |= served.template.end_ids
@@ -161,8 +161,7 @@ async def completions(call: Call) -> Response:  # noqa: PLR0915
     top = fields.whole("logprobs", 0, MOST_TOP)
     count = fields.whole("n", 1, MOST_CHOICES, 1) or 1
     fields.refuse("best_of", harmless=(count,))
-    if 2 * len(given) * count > (most := served.engine.rows + served.engine.waiting):
-        raise bad(f"{len(given):,} prompts, {count} of each, are too many: at most {most // 2} in all", "prompt")
+    check_prompts(served, len(given), count)
     echo = fields.flag("echo")
     wanted = fields.whole("max_tokens", 0, 2**31, 16)
     stream, usage_chunk = stream_of(fields)
@@ -235,13 +234,21 @@ def prompts_of(served: Served, value: Any) -> list[str | list[int]]:
     if value is None:
         value = ""
     values = value if isinstance(value, list) else [value]
-    if not values or len(values) > 2**20:
+    if not values:
         raise bad("prompt must be a text, a list of ids, or a list of either, not empty", "prompt")
-    if all(type(each) is int for each in values):
+    if type(values[0]) is int:
         return [served.check_ids(values)]
+    check_prompts(served, len(values), 1)
     if any(isinstance(each, list) and not each for each in values):
         raise bad("a prompt of no ids: give at least one", "prompt")
     return [served.check_ids(each) if isinstance(each, list) else checked_text(each, "prompt") for each in values]
+
+
+def check_prompts(served: Served, count: int, choices: int) -> None:
+    """RefusedError: a request has more prompts than half of the queue."""
+    most = (served.engine.rows + served.engine.waiting) // 2
+    if count * choices > most:
+        raise bad(f"{count:,} prompts, {choices} of each, are too many: at most {most} in all", "prompt")
 
 
 def old_logprobs(tokens: Sequence[Token], top: int) -> dict[str, Any]:
@@ -273,7 +280,7 @@ async def responses(call: Call) -> Response:
     fields.refuse("tool_choice", harmless=("auto", "none"))
     given = fields.get("input")
     values = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    messages = messages_of(values, "input")
+    messages = messages_of(values, served.engine.max_length, "input")
     instructions = fields.text("instructions")
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
