@@ -57,7 +57,7 @@ def choose(rows: Sequence[Chooser], logits: Tensor) -> list[Choice | ValueError]
 def sampled(
     sampling: Sampling, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor
 ) -> list[int | ValueError]:
-    """As `Sampling.choose`. After an error, each row is sampled by itself: its token does not depend on other rows."""
+    """As `Sampling.choose`, with an error per row: after an error, each row is sampled separately, with equal results."""
     try:
         return [*sampling.choose(logits, texts, draws)]
     except ValueError as error:
@@ -80,7 +80,7 @@ def described(row: Chooser, chosen: int | ValueError, logits: Tensor) -> Choice 
 
 
 def top_of(logits: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
-    """The `count` likeliest ids by logits (n, V), with their log-probabilities (nats), the likeliest first."""
+    """The `count` most likely token IDs by logits (n, V) with their log-probabilities (nats), in descending order."""
     if count == 0:
         return [()] * len(logits)
     values, ids = torch.log_softmax(logits.float(), dim=-1).topk(min(count, logits.size(-1)), dim=-1)

@@ -22,7 +22,7 @@ WRITING: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,
 MISSING = "replies in JSON need llguidance: pip install 'minhub_py[json]'"
 MAX_SCHEMA = 100_000  # characters
 MAX_STRING = 10_000  # characters of one string: with 100,000 in a constant each mask takes 30 ms instead of 4
-MAX_MULTIPLE = 10_000  # `multipleOf` compiles to as many states; those of 1,000,000 take 12 s and 450 MB
+MAX_MULTIPLE = 10_000  # `multipleOf` compiles to as many states; 1,000,000 take 12 s and 450 MB
 # States of a grammar's lexer, of 1 to 2 kB each.
 MAX_STATES = 50_000
 COMBINE = ("$ref", "allOf", "anyOf", "oneOf")  # keywords that may apply several `multipleOf` to one number
@@ -33,7 +33,7 @@ class GrammarError(ValueError):
 
 
 class Matcher:
-    """One text of a grammar in the making. GrammarError: it has become too complex."""
+    """The state of a grammar within one text. GrammarError: the text has become too complex."""
 
     def __init__(self, state: Any) -> None:
         self._state = state

@@ -12,7 +12,7 @@ RETRY = 2  # seconds that a refused client is asked to wait
 
 
 class Workers:
-    """A few threads for one kind of work, so that its clients do not delay those of another kind.
+    """A few threads for one kind of work, so that one kind does not delay another.
 
     Args:
         threads: jobs that run at the same time.
