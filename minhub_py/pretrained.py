@@ -55,9 +55,9 @@ def from_pretrained(
     process it changes nothing.
     local_files_only: open no connection; so does the environment variable HF_HUB_OFFLINE=1.
 
-    Two limits: on a CPU the weights are the file's memory-mapped bytes, so truncating the file while the model is in use
-    ends the process with SIGBUS; replace files by renaming. As in PyTorch, a process that is forked after the model has
-    computed with several threads may hang; use `multiprocessing.get_context("spawn")`.
+    Two limits: on a CPU the weights are the file's memory-mapped bytes, so truncating the file while the model is in
+    use ends the process with SIGBUS; replace files by renaming. As in PyTorch, a process that is forked after the model
+    has computed with several threads may hang; use `multiprocessing.get_context("spawn")`.
 
     FileNotFoundError: no such repository, revision, folder or file.    PermissionError: a gated repository.
     ConnectionError: the Hub cannot be reached.    ValueError: damaged files, a family or a setting without code,

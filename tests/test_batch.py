@@ -96,6 +96,16 @@ def alone():
     return alone
 
 
+def test_the_number_of_cached_texts_is_bounded() -> None:
+    """A state of an LSTM is so small that bytes alone would allow a million."""
+    batch = Batch(new("lstm"), 1, CONTEXT, keep=2**28)
+    texts = [[first, second] for first in range(20) for second in range(15)]
+    for ids in texts:
+        batch.admit(ids, 1)
+        run(batch)
+    assert [kept.ids for kept in batch.kept] == texts[-256:]
+
+
 @pytest.mark.parametrize("piece", [None, 8])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("name", ["gpt2", "gptneo"])

@@ -38,6 +38,9 @@ from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculate import Guesser
 from minhub_py.models.base import LanguageModel
 
+# Every prompt is compared with each cached text. In bytes alone, a small model would cache a million of them.
+MOST_KEPT = 256
+
 
 def context_start(known: int, context: int | None) -> int:
     """Where the context begins that predicts the id after `known` ones: the rule at the top of this file."""
@@ -112,8 +115,8 @@ class Batch:
     rows: texts at a time.    max_length: positions of each; a longer text goes on with a part of it, as the rule says.
     Of an encoder-decoder it bounds the prompt, which the encoder reads, and the text, each by itself.
 
-    keep: bytes for texts that have left. A prompt that begins like one of them, or like a text in the making, copies
-    what it has in common with it instead of reading it. The text that was not used for longest goes first.
+    keep: bytes for the prefix cache, the caches of up to MOST_KEPT texts that have left, least recently used first out.
+    A prompt copies the longest prefix that it has in common with one of them, or with a text in the making.
     piece: ids of prompts that one step reads at most, so that a long prompt does not hold up the other rows.
     reader: one of this model that has been made already.
     """
@@ -419,7 +422,7 @@ class Batch:
             each for each in self.kept
             if each.ids != ids[: len(each.ids)] or not new.cache.holds_start(0, len(each.ids))
         ] + [new]  # fmt: skip
-        while sum(each.cache.size for each in self.kept) > self.keep:
+        while len(self.kept) > MOST_KEPT or sum(each.cache.size for each in self.kept) > self.keep:
             self.kept.pop(0)
 
 

@@ -57,7 +57,7 @@ def choose(rows: Sequence[Chooser], logits: Tensor) -> list[Choice | ValueError]
 def sampled(
     sampling: Sampling, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor
 ) -> list[int | ValueError]:
-    """As `Sampling.choose`, with an error per row: after an error, each row is sampled separately, with equal results."""
+    """As `Sampling.choose`, with an error per row: after one, the rows are sampled separately, with equal results."""
     try:
         return [*sampling.choose(logits, texts, draws)]
     except ValueError as error:
