@@ -29,6 +29,7 @@ from minhub_py.files import hub
 from minhub_py.files.gguf import read_header
 from minhub_py.files.gguf_tokenizer import gguf_tokenizer, hub_files, tokenizer_settings
 from minhub_py.files.sentencepiece import UNIGRAM, SentencePiece, read_sentencepiece, sentencepiece_tokenizer
+from minhub_py.files.stops import StopStrings
 from minhub_py.files.storage import read_json, read_object
 from minhub_py.files.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
 from minhub_py.files.wordbpe import read_word_bpe
@@ -390,59 +391,6 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int
             piece = stream.step(tokenizer, id)
         if piece:
             yield piece
-
-
-class StopStrings:
-    """Streamed text up to the first completed stop string, independent of how the text is split into pieces.
-
-    A suffix that may begin a stop string is held back. Knuth-Morris-Pratt search: the time is linear in the text's
-    length and, once, in the stop strings' length.
-
-    Attributes:
-        found: whether a stop string has ended the text.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self.stops, self.held, self.found = stops, "", False
-        self._borders = [borders(stop) for stop in stops]
-        self._matched = [0] * len(stops)  # length of each stop string's longest prefix that the text ends with
-
-    def add(self, piece: str) -> str:
-        """The text that is certain after one more piece."""
-        if not self.stops:
-            return piece
-        text, start = self.held + piece, len(self.held)
-        for end, char in enumerate(piece, start + 1):
-            for i, (stop, border) in enumerate(zip(self.stops, self._borders, strict=True)):
-                length = self._matched[i]
-                while length and stop[length] != char:
-                    length = border[length - 1]
-                self._matched[i] = length + (stop[length] == char)
-            complete = [
-                len(stop) for stop, length in zip(self.stops, self._matched, strict=True) if length == len(stop)
-            ]
-            if complete:
-                self.held, self.found = "", True
-                return text[: end - max(complete)]
-        certain = len(text) - max(self._matched)
-        self.held = text[certain:]
-        return text[:certain]
-
-    def rest(self) -> str:
-        """What was held back, at the end of the text."""
-        text, self.held = self.held, ""
-        return text
-
-
-def borders(text: str) -> list[int]:
-    """For each prefix of a text, the length of its longest proper prefix that is also its suffix."""
-    found, length = [0], 0
-    for char in text[1:]:
-        while length and text[length] != char:
-            length = found[length - 1]
-        length += text[length] == char
-        found.append(length)
-    return found
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:

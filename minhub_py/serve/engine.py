@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.console import note
-from minhub_py.files.tokenizer import StopStrings, working
+from minhub_py.files.stops import StopStrings
+from minhub_py.files.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.compiled import MOST_TOKENS
 from minhub_py.inference.grammar import Grammar, GrammarError
