@@ -6,14 +6,14 @@ from os import PathLike
 from reprlib import repr as brief
 from typing import Any, TypeGuard
 
-from torch import nn
-
 
 def model_of(model: object, call: str) -> Any:
     """The model itself, without wrappers for data parallelism. call: the called function, for messages.
 
     ValueError: it is not a model of this package.
     """
+    from torch import nn
+
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         model = model.module
     if hasattr(getattr(model, "config", None), "to_hub"):

@@ -33,6 +33,7 @@ from minhub_py.console import (
 )
 from minhub_py.files import hub
 from minhub_py.files.hub import size
+from minhub_py.inference.limits import check_sampling, stop_strings
 from minhub_py.printable import displayed
 from minhub_py.registry import ENTRIES, FAMILIES
 from minhub_py.tables import cli as tables
@@ -90,20 +91,32 @@ quantize_option = click.option(
 )
 
 
+def checked_setting(_: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """A setting within its range. BadParameter: it is not, with the message of the Python functions."""
+    try:
+        if parameter.name == "stop":
+            return stop_strings(value)
+        if value is not None:
+            check_sampling(str(parameter.name), value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
 def sampling_options(temperature: float = 1.0, top_p: float | None = None) -> Callable[[F], F]:
     """The options that say how tokens are chosen, and what ends a text; their defaults are given."""
     options = [
-        click.option("--temperature", type=click.FloatRange(min=0), default=temperature, show_default=True,
+        click.option("--temperature", type=float, default=temperature, show_default=True, callback=checked_setting,
                      help="Divides the logits; 0 always takes the most likely token."),
-        click.option("--top-k", type=click.IntRange(min=1), help="Sample from the k most likely tokens."),
-        click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=top_p,
-                     show_default=top_p is not None,
+        click.option("--top-k", type=int, callback=checked_setting, help="Sample from the k most likely tokens."),
+        click.option("--top-p", type=float, default=top_p, show_default=top_p is not None, callback=checked_setting,
                      help="Sample from the smallest set of most likely tokens whose probabilities sum to p."),
-        click.option("--repetition-penalty", type=click.FloatRange(min=0, min_open=True), default=1.0,
-                     show_default=True, help="Values above 1 reduce repetition."),
+        click.option("--repetition-penalty", type=float, default=1.0, show_default=True, callback=checked_setting,
+                     help="Values above 1 reduce repetition."),
         click.option("--seed", type=click.IntRange(0, 2**63 - 1),
                      help="Random seed; the same seed gives the same text."),
-        click.option("--stop", multiple=True, help="End the text before this string; may be given several times."),
+        click.option("--stop", multiple=True, callback=checked_setting,
+                     help="End the text before this string; may be given several times."),
     ]  # fmt: skip
 
     def add(command: F) -> F:
@@ -348,8 +361,6 @@ def generate(
     """
     if not prompts:
         raise click.UsageError("Missing argument 'PROMPT'. To read it from standard input, give - as PROMPT.")
-    if "" in stop:
-        raise click.BadParameter("a stop string cannot be empty", param_hint="'--stop'")
     if rows := tables.take(options):
         settings = {**options, "max_new_tokens": max_new_tokens, "seed": seed, "stop": stop}
         loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
@@ -412,8 +423,6 @@ def chat(
 
     If standard input is a pipe or a file, each of its lines is a message, and only the replies are printed.
     """
-    if "" in settings["stop"]:
-        raise click.BadParameter("a stop string cannot be empty", param_hint="'--stop'")
     network, tokenizer = _open(model, revision, device, dtype, quantize)
 
     from minhub_py.chat.terminal import run

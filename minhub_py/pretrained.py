@@ -55,6 +55,10 @@ def from_pretrained(
     process it changes nothing.
     local_files_only: open no connection; so does the environment variable HF_HUB_OFFLINE=1.
 
+    Two limits: on a CPU the weights are the file's memory-mapped bytes, so truncating the file while the model is in
+    use ends the process with SIGBUS; replace files by renaming. As in PyTorch, a process that is forked after the model
+    has computed with several threads may hang; use `multiprocessing.get_context("spawn")`.
+
     FileNotFoundError: no such repository, revision, folder or file.    PermissionError: a gated repository.
     ConnectionError: the Hub cannot be reached.    ValueError: damaged files, a family or a setting without code,
     tensors that do not fit, an unknown device, dtype or quantization.
@@ -173,7 +177,9 @@ def load(
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
     native = with_values(meta, checkpoint)
     if processes is not None:
-        return split(model, native, target, quantize, processes)
+        model = split(model, native, target, quantize, processes)
+        model.generation_config = checkpoint.generation_config
+        return model
     paths = {module: path for path, module in model.named_modules()}
 
     def fill(module: nn.Module) -> None:
@@ -200,6 +206,7 @@ def load(
     fill(model)
     if kinds:
         model.to(target)
+    model.generation_config = checkpoint.generation_config
     return model.eval()
 
 

@@ -97,6 +97,62 @@ def alone():
     return alone
 
 
+def test_the_number_of_cached_texts_is_bounded() -> None:
+    """A state of an LSTM is so small that bytes alone would allow a million."""
+    batch = Batch(new("lstm"), 1, CONTEXT, keep=2**28)
+    texts = [[first, second] for first in range(20) for second in range(15)]
+    for ids in texts:
+        batch.admit(ids, 1)
+        run(batch)
+    assert [kept.ids for kept in batch.kept] == texts[-256:]
+
+
+@pytest.mark.parametrize("piece", [None, 8])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("name", ["gpt2", "gptneo"])
+def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
+    name: str, dtype: str, piece: int | None
+) -> None:
+    """Logits are NaN from position 30 on: for rows of prompts, of new text and of given text that reach it."""
+    model = new(name, dtype)
+    with torch.no_grad():
+        model.get_parameter("wpe.weight")[30:] = torch.nan
+    settings = {"sampling": Sampling(), "logprobs": True, "top": 2}
+    rows = [
+        (text(1, 5), {**settings, "max_new_tokens": 20}),
+        (text(2, 35), {**settings, "max_new_tokens": 3}),
+        (text(3, 26), {**settings, "max_new_tokens": 9}),
+        (text(4, 2), {"max_new_tokens": 0, "given": text(5, 40)}),
+        (text(6, 20), {"max_new_tokens": 10, "sampling": Sampling()}),
+        (text(7, 26), {"max_new_tokens": 20, "sampling": Sampling()}),
+    ]
+    fails = [False, True, True, True, False, True]
+
+    def outcomes(numbers: list[int]) -> list[list[tuple]]:
+        batch = Batch(model, len(numbers), CONTEXT, keep=2**20, piece=piece)
+        assert isinstance(batch.reader, CompiledReader)
+        keys = []
+        for number in numbers:
+            ids, more = rows[number]
+            keys.append(batch.admit(ids, generator=torch.Generator().manual_seed(number), **more))
+        found: dict[int, list[tuple]] = {}
+        while len(batch):
+            for event in batch.advance():
+                found.setdefault(event.row, []).append(
+                    (event.id, event.logprob, event.end, event.top, str(event.error))
+                )
+        assert all(len(kept.ids) <= 30 for kept in batch.kept)  # no other row may continue from NaN
+        return [found[key] for key in keys]
+
+    alone = [outcomes([number])[0] for number in range(len(rows))]
+    assert [events[-1][0] == -1 and "NaN" in events[-1][4] for events in alone] == fails
+    assert outcomes(list(range(len(rows)))) == alone
+    batch = Batch(model, 1, CONTEXT)
+    batch.admit(*rows[1][:1], 3)
+    with pytest.raises(ValueError, match="logits are NaN"):
+        batch.step()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4", "int8+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
 def test_rows_that_join_and_leave_at_any_time(alone, name: str, dtype: str) -> None:

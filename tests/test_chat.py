@@ -286,7 +286,7 @@ def test_a_reply_in_json(model: Any, tokenizer: Tokenizer, monkeypatch: pytest.M
     assert json.loads(chat.regenerate(schema=schema).text)
     assert not chat.say("And now?").text.startswith("{")
     assert json.loads("".join(chat.fork().stream("Well?", schema=schema)))
-    for wrong, told in (({"type": "hiccup"}, "hiccup"), ({"const": object()}, "no JSON schema"), (3, "no JSON schema")):
+    for wrong, told in (({"type": "hiccup"}, "hiccup"), ({"const": object()}, "invalid JSON"), (3, "invalid JSON")):
         with pytest.raises(ValueError, match=told):
             chat.say("How?", schema=wrong)
     assert len(chat.turns) == 4

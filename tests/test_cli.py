@@ -318,8 +318,16 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", "a b", "x"], 1, "is neither a folder nor a name on the Hub"),
         (["generate", GPT2, ""], 2, "it has no token that MODEL knows; give some text"),
         (["generate", GPT2, "\udcff"], 1, "PROMPT is not UTF-8 text"),
-        (["generate", GPT2, "x", "--temperature", "-1"], 2, "-1.0 is not in the range x>=0"),
-        (["generate", GPT2, "x", "--top-p", "0"], 2, "0.0 is not in the range 0<x<=1"),
+        (["generate", GPT2, "x", "--temperature", "-1"], 2, "temperature must be 0 (greedy) or more, not -1.0"),
+        (["generate", GPT2, "x", "--top-p", "0"], 2, "top_p must be above 0 and at most 1, not 0.0"),
+        (
+            ["generate", GPT2, "x", "--repetition-penalty", "1e-300"],
+            2,
+            "repetition_penalty must be between 0.01 and 100",
+        ),
+        (["generate", GPT2, "x", "--temperature", "hot"], 2, "'hot' is not a valid float."),
+        (["generate", GPT2, "x", "--stop", "x" * 1001], 2, "at most 1,000 characters"),
+        (["chat", GPT2, "--stop", "x" * 1001], 2, "at most 1,000 characters"),
         (["generate", GPT2, "x", "--seed", "1" + "0" * 30], 2, "is not in the range"),
         (["generate", GPT2, "x", "--stop", ""], 2, "a stop string cannot be empty"),
         (["generate", GPT2, "x", "--device", "cuda:7"], 1, 'device "cuda:7" does not work here'),
@@ -335,7 +343,7 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["download", "./nothing"], 1, "'./nothing' is neither a folder nor a name on the Hub"),
         (["frobnicate"], 2, "No such command"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )
 def test_errors_say_what_is_wrong(arguments: list[str], status: int, message: str) -> None:
     assert message in failed(*arguments, status=status)

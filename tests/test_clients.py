@@ -16,7 +16,7 @@ from typing import Literal
 import ollama
 import pytest
 from pydantic import BaseModel, Field
-from test_serve import alone, folder, main_model, recurrent, served, user  # noqa: F401  # fixtures
+from test_serve import folder, in_chat, main_model, recurrent, served, user  # noqa: F401  # fixtures
 
 from minhub_py.serve.app import Server
 from minhub_py.serve.models import Models, Served
@@ -55,7 +55,7 @@ def test_ollama(address: str, main_model: Served) -> None:  # noqa: F811
         assert client.show("tiny").capabilities == ["completion"]
         assert [each.model for each in client.ps().models] == ["tiny:latest"]
         ask = {"model": "tiny", "options": {"seed": 4, "num_predict": 12, "temperature": 0.7}}
-        wanted = alone(main_model, main_model.template.encode(user("Hi")), 12, 4, temperature=0.7, top_k=40, top_p=0.9)
+        wanted = in_chat(main_model, user("Hi"), 12, 4, temperature=0.7)
         assert client.chat(**ask, messages=user("Hi")).message.content == wanted
         parts = list(client.chat(**ask, messages=user("Hi"), stream=True))
         assert "".join(part.message.content for part in parts) == wanted
@@ -87,10 +87,10 @@ def test_llm(address: str, main_model: Served, tmp_path: Path) -> None:  # noqa:
         return done.stdout
 
     question = user("How are you?")
-    wanted = alone(main_model, main_model.template.encode(question), 10, 3)
+    wanted = in_chat(main_model, question, 10, 3)
     assert llm("How are you?", "-o", "max_tokens", "10").strip() == wanted.strip()
     turns = [*question, {"role": "assistant", "content": wanted}, *user("And you?")]
-    wanted = alone(main_model, main_model.template.encode(turns), 10, 3)
+    wanted = in_chat(main_model, turns, 10, 3)
     assert llm("-c", "And you?", "-o", "max_tokens", "10", "--no-stream").strip() == wanted.strip()
     assert Animal.model_validate_json(llm("Which?", "--schema", json.dumps(Animal.model_json_schema())))
 
@@ -143,7 +143,7 @@ def test_httr2_and_curl_in_r(address: str, main_model: Served, tmp_path: Path) -
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    wanted = alone(main_model, main_model.template.encode(user("Hi")), 12, 3)
+    wanted = in_chat(main_model, user("Hi"), 12, 3)
     assert found["reply"] == found["streamed"] == found["curl"] == wanted
     assert Animal.model_validate_json(found["formed"])
     assert (found["status"], "messages" in found["error"]) == (400, True)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,13 +27,14 @@ from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS, Server
-from minhub_py.serve.engine import Engine
-from minhub_py.serve.fields import Fields
-from minhub_py.serve.models import Models, Served
+from minhub_py.serve.engine import Engine, token_texts
+from minhub_py.serve.fields import Fields, RefusedError
+from minhub_py.serve.models import Models, Served, variables_of
 from minhub_py.serve.openai import Deltas
 from minhub_py.serve.run import Background
 
 CONTEXT, ROWS, WAITING = 256, 4, 40
+RECOMMENDED = {"temperature": 0.9, "top_k": 200, "top_p": 0.97, "repetition_penalty": 1.1}
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if messages[-1].content == 'refuse me' %}{{ raise_exception('no thanks') }}{% endif %}"
@@ -67,7 +69,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Path:
     model = gpt2(
         vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, eos_token_id=vocab_size - 1
     )
-    return make(tmp_path_factory.mktemp("serve"), bpe_folder, large(model))
+    path = make(tmp_path_factory.mktemp("serve"), bpe_folder, large(model))
+    (path / "generation_config.json").write_text(json.dumps(RECOMMENDED), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +120,11 @@ def alone(found: Served, ids: list[int], count: int, seed: int, **settings) -> s
     return "".join(decode_stream(found.tokenizer, new, ids))  # without half a character at its end
 
 
+def in_chat(found: Served, messages: list[dict[str, str]], count: int, seed: int, **settings) -> str:
+    """What `generate` makes of a conversation, with the model's default sampling settings."""
+    return alone(found, found.template.encode(messages), count, seed, **{**found.sampling, **settings})
+
+
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
@@ -133,8 +142,8 @@ def test_a_chat_has_the_text_that_generate_makes(client, main_model: Served) -> 
     ids = main_model.template.encode(messages)
     for parts in (False, True):
         sent = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages] if parts else messages
-        reply = client.chat.completions.create(model="tiny", messages=sent, seed=3, temperature=0.9, max_tokens=20)
-        assert reply.choices[0].message.content == alone(main_model, ids, 20, 3, temperature=0.9)
+        reply = client.chat.completions.create(model="tiny", messages=sent, seed=3, temperature=0.8, max_tokens=20)
+        assert reply.choices[0].message.content == in_chat(main_model, messages, 20, 3, temperature=0.8)
         assert reply.choices[0].finish_reason == "length"
         assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(ids), 20)
 
@@ -157,8 +166,8 @@ def test_many_at_once_each_as_alone(client, main_model: Served) -> None:
         for _ in range(2):  # the second time from kept texts
             found = list(pool.map(ask, range(16)))
             for n, text in enumerate(found):
-                ids = main_model.template.encode(user(prompts[n]))
-                assert text == alone(main_model, ids, 5 + 3 * n, n, temperature=0.8 + 0.02 * n, top_p=0.95)
+                settings = {"temperature": 0.8 + 0.02 * n, "top_p": 0.95}
+                assert text == in_chat(main_model, user(prompts[n]), 5 + 3 * n, n, **settings)
     assert main_model.engine.counts["cached"] > main_model.engine.counts["prompt"] / 2
 
 
@@ -175,7 +184,7 @@ def test_streams(client, http, main_model: Served) -> None:
     streamed = [token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.content]
     assert streamed == whole.choices[0].logprobs.content
     ids = main_model.template.encode(settings["messages"])
-    [new] = generate(main_model.model, [ids], 30, seed=5)
+    [new] = generate(main_model.model, [ids], 30, seed=5, **main_model.sampling)
     scores = score(main_model.model, [[*ids, *new]])[0][len(ids) - 1 :]
     assert torch.equal(torch.tensor([token.logprob for token in streamed]), scores)
     for token in streamed:
@@ -209,8 +218,8 @@ def test_stops_and_choices(client, main_model: Served) -> None:
     parts = client.chat.completions.create(**settings, stop=middle, stream=True)
     assert "".join(part.choices[0].delta.content or "" for part in parts) == reply.message.content
     several = client.chat.completions.create(**settings, n=3)
-    ids = main_model.template.encode(settings["messages"])
-    assert [each.message.content for each in several.choices] == [alone(main_model, ids, 40, 11 + n) for n in range(3)]
+    expected = [in_chat(main_model, settings["messages"], 40, 11 + n) for n in range(3)]
+    assert [each.message.content for each in several.choices] == expected
     assert several.usage.completion_tokens == 120
 
 
@@ -237,6 +246,30 @@ def test_completions_echo_and_score(client, main_model: Served) -> None:
     parts = list(client.completions.create(model="tiny", prompt=text, max_tokens=6, seed=2, stream=True))
     assert "".join(part.choices[0].text for part in parts) == both.choices[0].text
     assert parts[-1].choices[0].finish_reason == "length"
+
+
+def test_default_sampling_of_chats_is_the_models_own(client, http, main_model: Served) -> None:
+    """In all APIs; text completions sample from the model's distribution, and a request's own settings win."""
+    ask = {"model": "tiny", "seed": 6, "messages": user("Hi")}
+    expected = in_chat(main_model, user("Hi"), 30, 6)
+    ids = main_model.template.encode(user("Hi"))
+    assert expected == alone(main_model, ids, 30, 6, **RECOMMENDED) != alone(main_model, ids, 30, 6)
+    assert client.chat.completions.create(**ask, max_tokens=30).choices[0].message.content == expected
+    neutral = {"temperature": 1, "top_p": 1, "extra_body": {"top_k": 0, "repetition_penalty": 1}}
+    found = client.chat.completions.create(**ask, max_tokens=30, **neutral)
+    assert found.choices[0].message.content == alone(main_model, ids, 30, 6)
+    body = {"model": "tiny", "input": "Hi", "seed": 6, "max_output_tokens": 30}
+    told = http.post("/v1/responses", json=body).json()
+    assert told["output"][0]["content"][0]["text"] == expected
+    assert (told["temperature"], told["top_p"]) == (0.9, 0.97)
+    body = {**ask, "stream": False, "options": {"num_predict": 30, "seed": 6}}
+    assert http.post("/api/chat", json=body).json()["message"]["content"] == expected
+    found = client.completions.create(model="tiny", prompt="Once", seed=6, max_tokens=30)
+    assert found.choices[0].text == alone(main_model, main_model.tokenizer.encode("Once").ids, 30, 6)
+    assert http.get("/v1/models/tiny").json()["meta"]["default_sampling"] == main_model.sampling
+    assert "repeat_penalty 1.1" in http.post("/api/show", json={"model": "tiny"}).json()["parameters"]
+    usual = http.get("/v1/models/other").json()["meta"]["default_sampling"]
+    assert (usual["temperature"], usual["top_p"]) == (0.7, 0.95)
 
 
 def test_responses(client, main_model: Served) -> None:
@@ -266,8 +299,7 @@ def test_ollama(http, main_model: Served) -> None:
     ask = {"model": "tiny", "messages": user("Hi"), "options": {"seed": 4, "num_predict": 9, "temperature": 0.7}}
     plain = http.post("/api/chat", json={**ask, "stream": False})
     assert "content-length" in plain.headers
-    ids = main_model.template.encode(user("Hi"))
-    wanted = alone(main_model, ids, 9, 4, temperature=0.7, top_k=40, top_p=0.9)
+    wanted = in_chat(main_model, user("Hi"), 9, 4, temperature=0.7)
     assert plain.json()["message"]["content"] == wanted
     streamed = http.post("/api/chat", json=ask)
     assert streamed.headers["transfer-encoding"] == "chunked"
@@ -281,7 +313,7 @@ def test_ollama(http, main_model: Served) -> None:
         "format": [], "raw": True, "keep_alive": "5m", "stream": False, "options": {"seed": 4, "num_predict": 9},
     }).json()  # fmt: skip
     ids = main_model.tokenizer.encode("Once").ids
-    assert made["response"] == alone(main_model, ids, 9, 4, temperature=0.8, top_k=40, top_p=0.9)
+    assert made["response"] == alone(main_model, ids, 9, 4, **RECOMMENDED)
     assert http.post("/api/generate", json={"model": "tiny"}).json()["done_reason"] == "load"
     refused = http.post("/api/chat", json={"model": "nobody", "messages": user("Hi")})
     assert (refused.status_code, list(refused.json())) == (404, ["error"])
@@ -417,6 +449,7 @@ def test_every_field_that_is_read(http, path: str, monkeypatch: pytest.MonkeyPat
         (b"[" * 90_000, 400, "not JSON"),
         (b'{"seed": 1' + b"0" * 5000 + b"}", 400, "not JSON"),
         (b'{"messages": "' + b"x" * 100_000 + b'"}', 413, "more than 100,000 bytes"),
+        (b'{"chat_template_kwargs": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}", 400, "messages must be a list"),
         (b'{"messages": [{"role": "user", "content": "' + b"word " * 15_000 + b'"}]}', 400, "shorten"),
         (b'{"messages": [{"role": "user", "content": "refuse me"}]}', 400, "no thanks"),
         (
@@ -431,6 +464,27 @@ def test_every_field_that_is_read(http, path: str, monkeypatch: pytest.MonkeyPat
             "have tools",
         ),
         (b'{"messages": [{"role": "user", "content": "Hi"}], "frequency_penalty": 1}', 400, "frequency_penalty"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "repetition_penalty": 1e-300}',
+            400,
+            "repetition_penalty must be between 0.01 and 100 (1 has no effect), not 1e-300",
+        ),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": -1}',
+            400,
+            "temperature must be 0 (greedy)",
+        ),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "top_p": 1.5}', 400, "top_p must be above 0 and at most"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "stop": "' + b"x" * 1001 + b'"}',
+            400,
+            "a stop string can have at most 1,000 characters, not 1,001",
+        ),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "stop": ["x"' + b', "x"' * 64 + b"]}",
+            400,
+            "stop must be a string or a list of at most 64 strings",
+        ),
     ],
 )
 def test_bad_bodies(http, body: bytes, status: int, told: str) -> None:
@@ -440,15 +494,94 @@ def test_bad_bodies(http, body: bytes, status: int, told: str) -> None:
     assert set(found.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.fixture
+def closed_gate(main_model: Served):
+    """An event that all threads for texts wait for."""
+    gate = threading.Event()
+    started = threading.Barrier(3)
+    for _ in range(2):
+        main_model.texts._pool.submit(lambda: (started.wait(), gate.wait()))
+    started.wait()
+    yield gate
+    gate.set()
+
+
+WORDS = "word " * 15_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/tokenize", {"content": WORDS}, "content has 75,000 characters, and 256 tokens have at most"),
+        ("/v1/completions", {"prompt": WORDS}, "prompt has 75,000 characters"),
+        ("/v1/completions", {"prompt": [1] * 257}, "the prompt has 257 tokens, and prompt and reply together"),
+        ("/v1/completions", {"prompt": ["x"] * 23}, "23 prompts, 1 of each, are too many: at most 22 in all"),
+        ("/v1/completions", {"prompt": ["x"] * 2, "n": 12}, "2 prompts, 12 of each, are too many: at most 22"),
+        ("/v1/completions", {"prompt": ["x"] * 2, "max_tokens": 0}, "max_tokens must be 1 or more"),
+        ("/v1/chat/completions", {"messages": user(WORDS)}, "messages has 75,000 characters"),
+        ("/v1/chat/completions", {"messages": user("Hi") * 257}, "messages has 257 elements"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ["x"] * 257}]}, "has 257 elements"),
+        ("/v1/responses", {"input": WORDS}, "messages has 75,000 characters"),
+        ("/api/chat", {"model": "tiny", "messages": user(WORDS)}, "messages has 75,000 characters"),
+        ("/api/generate", {"model": "tiny", "prompt": WORDS, "raw": True}, "prompt has 75,000 characters"),
+        ("/detokenize", {"tokens": [1] * 257}, "the prompt has 257 tokens"),
+        ("/apply-template", {"messages": user(WORDS)}, "messages has 75,000 characters"),
+    ],
+)  # fmt: skip
+def test_what_cannot_fit_is_refused_before_it_is_encoded(
+    http, closed_gate: threading.Event, path: str, body: dict, message: str
+) -> None:
+    """The gate is closed all the while: a text that is encoded gets no answer."""
+    found = http.post(path, json=body, timeout=20)
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert message in (error if path.startswith("/api/") else error["message"])
+
+
+def test_other_clients_are_served_while_texts_are_encoded(http, main_model: Served, closed_gate) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        bodies = {"/tokenize": {"content": "Hi"}, "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+                  "/v1/chat/completions": {"messages": user("Hi"), "max_tokens": 2}}  # fmt: skip
+        pending = [pool.submit(http.post, path, json=body) for path, body in bodies.items()]
+        wait(lambda: main_model.texts._pool._work_queue.qsize() == 3)
+        assert http.get("/health", timeout=20).status_code == 200
+        assert http.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 2}, timeout=20).status_code == 200
+        assert not any(each.done() for each in pending)
+        closed_gate.set()
+        assert [each.result().status_code for each in pending] == [200] * 3
+
+
+def test_a_full_queue_of_texts(http, main_model: Served, closed_gate, monkeypatch) -> None:
+    monkeypatch.setattr(main_model.texts, "_free", 1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(http.post, "/tokenize", json={"content": "Hi"})
+        wait(lambda: main_model.texts._free == 0)
+        found = http.post("/tokenize", json={"content": "Hi"}, timeout=20)
+        assert (found.status_code, found.headers["Retry-After"]) == (429, "2")
+        closed_gate.set()
+        assert first.result().status_code == 200
+    assert http.post("/tokenize", json={"content": "Hi"}).status_code == 200
+
+
 def test_other_paths_and_methods(http) -> None:
-    for method, path, status in (
-        ("GET", "/nowhere", 404),
-        ("GET", "/v1/chat/completions", 405),
-        ("POST", "/health", 405),
-    ):
+    for path in ("/nowhere", "/v1/chat/completion", "/v1/%1b%5b2J" + "x" * 3000):
+        for method in ("GET", "POST"):
+            found = http.request(method, path)
+            assert found.status_code == 404
+            error = found.json()["error"]
+            assert (error["type"], error["code"]) == ("not_found_error", "unknown_url")
+            assert "GET /v1/models, " in error["message"]
+            assert "POST /v1/chat/completions, " in error["message"]
+            assert error["message"].isprintable()
+            assert len(error["message"]) < 800
+    message = http.post("/api/nothing").json()["error"]
+    assert message.startswith("there is no path /api/nothing; available: GET /api/tags, ")
+    assert "POST /api/chat, " in message
+    for method, path, allowed in (("GET", "/v1/chat/completions", "POST"), ("POST", "/health", "GET, HEAD")):
         found = http.request(method, path)
-        assert (found.status_code, list(found.json())) == (status, ["error"])
-    assert isinstance(http.get("/api/nothing").json()["error"], str)
+        assert (found.status_code, found.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert found.json()["error"]["message"] == f"{path} does not support {method}: use {allowed}"
+    assert http.get("/api/chat").json()["error"] == "/api/chat does not support GET: use POST"
     lenient = {
         "messages": user("Hi"),
         "max_tokens": 2,
@@ -473,7 +606,9 @@ def test_who_may_call(main_model: Served) -> None:
 
     key = {"authorization": "Bearer secret"}
     assert status(**key) == status(**{"x-api-key": "secret"}) == 200
-    for wrong in ("", "Bearer", "Bearer other", "Basic secret", "Bearer sécret"):
+    for right in ("bearer secret", "BEARER secret", "Bearer  secret"):
+        assert status(authorization=right) == 200
+    for wrong in ("", "Bearer", "bearer", "Bearersecret", "Bearer other", "Basic secret", "Bearer sécret"):
         assert status(authorization=wrong) == 401
     assert status("/health") == status("/") == 200
     for host in ("localhost", "[::1]:80", "127.9.9.9:1", "a.localhost"):
@@ -481,12 +616,26 @@ def test_who_may_call(main_model: Served) -> None:
     for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "10.0.0.1"):
         assert status(**key, host=host) == 403
     assert status(**key, origin="http://127.0.0.1:1") == status(**key, origin="https://good.example") == 200
-    for origin in ("null", "http://evil.example", "http://127.0.0.1:2", "https://good.example.evil"):
+    for origin in (
+        "null",
+        "http://evil.example",
+        "http://127.0.0.1:2",
+        "https://good.example.evil",
+        "http://[",
+        "http://[::1",
+        "//",
+        "",
+    ):
         assert status(**key, origin=origin) == 403
 
 
 def test_web_pages_elsewhere(address: str, http) -> None:
-    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}):
+    for headers in (
+        {"Origin": "http://evil.example"},
+        {"Host": "evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+    ):
         found = http.post("/v1/chat/completions", json={"messages": user("Hi")}, headers=headers)
         assert found.status_code == 403
         assert "access-control-allow-origin" not in found.headers
@@ -579,8 +728,7 @@ def test_a_prefix_is_read_once(client, main_model: Served) -> None:
     for n in range(3):
         messages = [*system, *user(f"Question {n}")]
         reply = client.chat.completions.create(model="tiny", messages=messages, seed=1, max_tokens=8)
-        ids = main_model.template.encode(messages)
-        assert reply.choices[0].message.content == alone(main_model, ids, 8, 1)
+        assert reply.choices[0].message.content == in_chat(main_model, messages, 8, 1)
         shared = len(main_model.template.encode(system)) - 10
         assert (reply.usage.prompt_tokens_details.cached_tokens > shared) == (n > 0)
 
@@ -696,6 +844,23 @@ def test_calls_that_are_wrong(tmp_path: Path, folder: Path) -> None:
     assert Fields({"a": 3.0}).whole("a", 0, 5) == 3
 
 
+def test_variables_of_a_chat_template_are_bounded() -> None:
+    deep: list = []
+    for _ in range(50_000):
+        deep = [deep]
+    for value, message in (("x" * 100_000, "has 100,00. characters: at most 100,000"), (deep, "nested too deeply")):
+        with pytest.raises(RefusedError) as refused:
+            variables_of(Fields({"chat_template_kwargs": {"a": value}}))
+        assert re.search(message, refused.value.message)
+
+
+def test_a_body_of_many_values_is_refused_before_it_is_parsed() -> None:
+    for value in ([[1]] * 600_000, {str(number): 1 for number in range(300_000)}):
+        with pytest.raises(RefusedError, match="too many elements: at most 500,000") as refused:
+            Fields.parse(json.dumps({"a": value}).encode())
+        assert refused.value.status == 413
+
+
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"},
                                            "kind": {"enum": ["cat", "dög"]}, "loud": {"type": "boolean"}},
           "required": ["name", "age", "kind", "loud"], "additionalProperties": False}  # fmt: skip
@@ -719,8 +884,7 @@ def test_json_of_a_schema(client, http, main_model: Served) -> None:
 
     def plain(seed: int) -> bool:
         text = client.chat.completions.create(**{**ask, "max_tokens": 60}, seed=seed).choices[0].message.content
-        ids = main_model.template.encode(ask["messages"])
-        return text == alone(main_model, ids, 60, seed, temperature=1.3)
+        return text == in_chat(main_model, ask["messages"], 60, seed, temperature=1.3)
 
     def formed(seed: int) -> str:
         reply = client.chat.completions.create(**ask, seed=seed, response_format=FORMAT, logprobs=True, n=2)
@@ -786,6 +950,55 @@ def test_formats_that_are_wrong(http, form: dict, told: str) -> None:
     found = http.post("/v1/chat/completions", json={"messages": user("Hi"), "response_format": form})
     assert found.status_code in (400, 413)
     assert told in found.json()["error"]["message"]
+
+
+def wide(count: int) -> dict:
+    """A schema that is too complex after the first token."""
+    return {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(count)}}
+
+
+def test_errors_of_requests_do_not_disturb_a_stream(address: str, http, main_model: Served, capfd, monkeypatch) -> None:
+    """A reply that streams is bitwise identical to its single run, and the engine's batch is never rebuilt."""
+    engine = main_model.engine
+    wait(lambda: engine.open == 0)
+    step = engine._step
+    monkeypatch.setattr(engine, "_step", lambda batch: time.sleep(0.01) or step(batch))
+    failed_before, reading = engine.counts["failed"], []
+    prompts = ["Once upon a time", "In the beginning", "A third text"]
+    ids = [main_model.tokenizer.encode(prompt).ids for prompt in prompts]
+
+    def stream(n: int) -> list[tuple[str, float]]:
+        body = {"model": "tiny", "prompt": prompts[n], "max_tokens": 200, "ignore_eos": True, "seed": n,
+                "stream": True, "logprobs": 1}  # fmt: skip
+        tokens: list[tuple[str, float]] = []
+        with http.stream("POST", "/v1/completions", json=body) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    told = json.loads(line[6:])["choices"][0]["logprobs"]
+                    tokens += zip(told["tokens"], told["token_logprobs"], strict=True)
+                    reading.append(n)
+        return tokens
+
+    def ask(more: dict) -> None:
+        found = http.post("/v1/chat/completions", json={"messages": user("Hi"), "max_tokens": 50, **more})
+        assert (found.status_code, len(found.json()["error"]["message"]) < 300) == (400, True), found.text[:500]
+
+    schemas = [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}, {"enum": []}, wide(700), wide(3000)]
+    bad = [{"response_format": {"type": "json_object", "schema": schema}} for schema in schemas]
+    bad += [{"repetition_penalty": 1e-300}, {"temperature": -1}, {"stop": "x" * 50_000}, {"stop": ["a"] * 1000}]
+    expected = [generate(main_model.model, [ids[n]], 200, seed=n, eos_id=None)[0] for n in range(3)]
+    with ThreadPoolExecutor(7) as pool:
+        streams = [pool.submit(stream, n) for n in range(3)]
+        wait(lambda: len(set(reading)) == 3)
+        for _ in range(2):
+            list(pool.map(ask, bad))
+        for n, future in enumerate(streams):
+            scores = score(main_model.model, [[*ids[n], *expected[n]]])[0][len(ids[n]) - 1 :]
+            texts, logprobs = zip(*future.result(), strict=True)
+            assert torch.equal(torch.tensor(logprobs), scores)
+            assert list(texts) == list(token_texts(main_model.tokenizer, expected[n]))
+    assert engine.counts["failed"] == failed_before + 4  # within the batch: the two wide schemas, twice
+    assert "one by one" not in capfd.readouterr().err
 
 
 def test_a_schema_in_a_batch_that_starts_again(folder: Path) -> None:

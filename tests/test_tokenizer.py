@@ -10,7 +10,15 @@ from real_data import real_data
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from minhub_py import decode_stream, tokenizer_from_pretrained
-from minhub_py.files.tokenizer import byte_level_bpe, characters, describe_unknown, encode, unknown_characters, until
+from minhub_py.files.stops import StopStrings
+from minhub_py.files.tokenizer import (
+    byte_level_bpe,
+    characters,
+    describe_unknown,
+    encode,
+    unknown_characters,
+    until,
+)
 
 SIZE = 600  # of the fixture bpe_folder
 
@@ -35,6 +43,13 @@ def test_the_published_ids_of_gpt2() -> None:
     assert gpt2.encode(text).ids == [int(id) for id in expected.split()]
     assert gpt2.decode(gpt2.encode(text).ids) == text
     assert gpt2.encode("a<|endoftext|>b").ids == [64, 50256, 65]
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_the_same_ids_while_other_threads_run(bpe: Tokenizer, special: bool) -> None:
+    for text in ("", "a", "Hello, w\u00f6rld \U0001f600 ", "<|endoftext|>x", "\n\n  tab\t" * 100):
+        plain = encode(bpe, text, add_special_tokens=special)
+        assert encode(bpe, text, add_special_tokens=special, release_gil=True) == plain
 
 
 def test_the_end_of_a_text_is_no_text(bpe: Tokenizer) -> None:
@@ -198,6 +213,51 @@ def test_a_tokenizer_that_panics_is_refused(tmp_path: Path, single) -> None:
 )
 def test_text_up_to_a_stop_string(pieces, stops, expected: str) -> None:
     assert "".join(until(pieces, stops)) == expected
+
+
+def test_stop_strings_do_not_depend_on_how_the_text_is_split() -> None:
+    """Compared with a plain search after each character; the letters repeat, so that prefixes overlap."""
+    draw = random.Random(0)
+    ended = 0
+    for _ in range(500):
+        text = "".join(draw.choices("ab", k=40))
+        stops = ["".join(draw.choices("abc", [6, 6, 1], k=draw.randrange(1, 12))) for _ in range(draw.randrange(4))]
+        ends = [end for end in range(41) if any(text[:end].endswith(stop) for stop in stops)]
+        expected = text
+        if ends:
+            ended += 1
+            expected = text[: ends[0] - max(len(stop) for stop in stops if text[: ends[0]].endswith(stop))]
+        cuts = sorted(draw.sample(range(1, 40), k=draw.randrange(6)))
+        pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, 40], strict=True)]
+        assert "".join(until(pieces, stops)) == expected
+        certain = StopStrings(stops)
+        shown = "".join(certain.add(char) for char in text[: ends[0] - 1 if ends else 40])
+        assert expected.startswith(shown)  # no part of a stop string is shown
+        assert len(certain.held) < max(map(len, stops), default=1)
+    assert 100 < ended < 450
+
+
+def test_the_work_for_stop_strings_is_linear() -> None:
+    """Counted in compared characters, of the stop strings and of the text, not in seconds."""
+
+    class Counting(str):
+        compared = 0
+
+        def __getitem__(self, place):
+            Counting.compared += 1
+            return str.__getitem__(self, place)
+
+        def find(self, *_):
+            raise AssertionError("a search from the beginning")
+
+    for length in (1000, 100_000):
+        Counting.compared = 0
+        stop = Counting("a" * length + "b")
+        text = StopStrings([stop])
+        for _ in range(100):
+            assert text.add("a" * (length // 100)) == ""
+        assert text.add("c") == "a" * length + "c"
+        assert Counting.compared < 10 * length
 
 
 def test_unknown_characters_are_found_and_nothing_else_is() -> None:

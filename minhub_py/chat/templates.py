@@ -104,9 +104,9 @@ class ChatTemplate:
         text = self.render(messages, add_generation_prompt=add_generation_prompt, **variables)
         return self.ids_of(text)
 
-    def ids_of(self, text: str) -> list[int]:
+    def ids_of(self, text: str, *, release_gil: bool = False) -> list[int]:
         """The ids of a rendered text, as `encode` says."""
-        ids = encode(self.tokenizer, text, add_special_tokens=False)
+        ids = encode(self.tokenizer, text, add_special_tokens=False, release_gil=release_gil)
         bos = self._bos
         if bos is None:
             return ids

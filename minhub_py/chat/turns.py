@@ -21,11 +21,12 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, Literal
 
-from minhub_py.arguments import all_of, check_tokenizer, is_text, is_whole, model_of, whole
+from minhub_py.arguments import check_tokenizer, is_text, is_whole, model_of, whole
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.files.tokenizer import decode_stream, until
 from minhub_py.inference.batch import Batch, Event, Kept
 from minhub_py.inference.grammar import Grammar, Vocabulary
+from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 
 End = Literal["stop", "length", "interrupted"]
@@ -60,8 +61,8 @@ class Settings:
         known = [each.name for each in fields(cls)]
         if unknown := [name for name in given if name not in known]:
             raise ValueError(f"a chat has no setting {unknown[0]}; it has {', '.join(known)}")
-        if is_text(stop := given.get("stop", ())):
-            given = {**given, "stop": (stop,)}
+        if "stop" in given:
+            given = {**given, "stop": stop_strings(given["stop"])}
         found = replace(before, **given)
         whole("max_new_tokens", found.max_new_tokens, 1)
         whole("top", found.top, 0)
@@ -69,9 +70,7 @@ class Settings:
         if not is_whole(found.seed) and found.seed is not None:
             raise ValueError(f"a chat has one seed, not {brief(found.seed)}")
         _ = found.sampling
-        if (stop := all_of(found.stop, is_text)) is None or "" in stop:
-            raise ValueError(f"stop must be a string or several, and none of them empty, not {brief(found.stop)}")
-        return replace(found, stop=stop)
+        return found
 
     @property
     def sampling(self) -> Sampling:

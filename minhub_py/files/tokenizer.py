@@ -29,6 +29,7 @@ from minhub_py.files import hub
 from minhub_py.files.gguf import read_header
 from minhub_py.files.gguf_tokenizer import gguf_tokenizer, hub_files, tokenizer_settings
 from minhub_py.files.sentencepiece import UNIGRAM, SentencePiece, read_sentencepiece, sentencepiece_tokenizer
+from minhub_py.files.stops import StopStrings
 from minhub_py.files.storage import read_json, read_object
 from minhub_py.files.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
 from minhub_py.files.wordbpe import read_word_bpe
@@ -235,9 +236,14 @@ def working(tokenizer: Tokenizer) -> Iterator[None]:
         raise ValueError(f"{where} cannot take this text ({gist(error)}): it is damaged, fetch it again") from error
 
 
-def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """The ids of a text. ValueError: the tokenizer is damaged."""
+def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True, release_gil: bool = False) -> list[int]:
+    """The ids of a text. ValueError: the tokenizer is damaged.
+
+    release_gil: let other threads run meanwhile. Not before a fork, which the library's own threads do not survive.
+    """
     with working(tokenizer):
+        if release_gil:  # only the methods for batches release the GIL
+            return list(tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
@@ -385,30 +391,6 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int
             piece = stream.step(tokenizer, id)
         if piece:
             yield piece
-
-
-class StopStrings:
-    """Text that comes in pieces, up to the first of the strings `stops`.
-
-    What could be the beginning of one is held back meanwhile.    found: whether the text has ended with one.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self.stops, self.held, self.found = stops, "", False
-
-    def add(self, piece: str) -> str:
-        """What is certain with one more piece."""
-        text = self.held + piece
-        ends = [place for stop in self.stops if (place := text.find(stop)) >= 0]
-        keep = max((n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
-        certain = min(ends, default=len(text) - keep)
-        self.held, self.found = "" if ends else text[certain:], bool(ends)
-        return text[:certain]
-
-    def rest(self) -> str:
-        """What was held back, at the end of the text."""
-        text, self.held = self.held, ""
-        return text
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:

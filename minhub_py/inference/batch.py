@@ -29,14 +29,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from minhub_py.inference.choose import Choice, choose, logprobs_of, top_of
 from minhub_py.inference.compiled import reader_of
 from minhub_py.inference.eager import CHUNK, Reader
 from minhub_py.inference.grammar import Matcher
 from minhub_py.inference.library import MOST_TOKENS
-from minhub_py.inference.sampling import Sampling, StopCriteria, check_finite, one_thread
+from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculate import Guesser
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
+
+# Every prompt is compared with each cached text. In bytes alone, a small model would cache a million of them.
+MOST_KEPT = 256
 
 
 def context_start(known: int, context: int | None) -> int:
@@ -54,13 +58,15 @@ class Event:
     row: what `admit` gave.    logprob: its log-probability in nats, before temperature and the like, where wanted.
     end: why the text has ended with it, if it has: "stop" by its stop criteria, "length" by its budget.
     top: the likeliest ids in its place, with their log-probabilities, the likeliest first; as many as were wanted.
+    error: what has ended the text, and this text alone, such as NaN logits; the event has no id then.
     """
 
     row: int
-    id: int
+    id: int = -1
     logprob: float | None = None
     end: Literal["stop", "length"] | None = None
     top: tuple[tuple[int, float], ...] = ()
+    error: ValueError | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Row:
     slot: int = -1
     reads_prompt: bool = True  # some ids of the prompt are still to be read
     guess: list[int] = field(default_factory=list)  # read after the newest id, before it is known to be right
-    stop_reason: Literal["stop", "length"] | None = None
+    stop_reason: Literal["stop", "length", "error"] | None = None
 
 
 class Batch:
@@ -110,8 +116,8 @@ class Batch:
     rows: texts at a time.    max_length: positions of each; a longer text goes on with a part of it, as the rule says.
     Of an encoder-decoder it bounds the prompt, which the encoder reads, and the text, each by itself.
 
-    keep: bytes for texts that have left. A prompt that begins like one of them, or like a text in the making, copies
-    what it has in common with it instead of reading it. The text that was not used for longest goes first.
+    keep: bytes for the prefix cache, the caches of up to MOST_KEPT texts that have left, least recently used first out.
+    A prompt copies the longest prefix that it has in common with one of them, or with a text in the making.
     piece: ids of prompts that one step reads at most, so that a long prompt does not hold up the other rows.
     reader: one of this model that has been made already.
     """
@@ -205,11 +211,20 @@ class Batch:
         for each in [each for each in self.rows if each.key == row]:
             self._leave(each)
 
-    @torch.inference_mode()
     def step(self) -> list[Event]:
-        """At least one more id of every row, in order of joining for each row. ValueError: logits that are NaN.
+        """As `advance`. ValueError: a row has ended by an error."""
+        events = self.advance()
+        for event in events:
+            if event.error is not None:
+                raise event.error
+        return events
 
-        Where prompts are read in pieces, a row whose prompt has not been read to its end has none yet.
+    @torch.inference_mode()
+    def advance(self) -> list[Event]:
+        """At least one more id of every row, in order of joining for each row, or the error that ends it.
+
+        An error of one row, such as NaN logits or an unsatisfiable grammar, does not change other rows. Where prompts
+        are read in pieces, a row whose prompt has not been read to its end has no event yet.
         """
         events: list[Event] = []
         self.copied = {row.key: self.copied.get(row.key, 0) for row in self.rows}
@@ -340,14 +355,10 @@ class Batch:
                 logits[[first[row.key] + right[row.key] for row in asking]] if len(asking) < len(logits) else logits
             )
             again = []
-            for row, id, logprob, top in zip(asking, *choose(asking, chosen), strict=True):
-                row.text.append(id)
-                complete = row.matcher is not None and row.matcher.accept(id)
-                row.stop_reason = "stop" if complete or row.stop.reached(row.text, row.start) else None
-                if len(row.text) == row.end and row.stop_reason is None:
-                    row.stop_reason = "length"
-                events.append(Event(row.key, id, logprob, row.stop_reason, top))
-                if row.stop_reason is None and row.guess[right[row.key] :][:1] == [id]:
+            for row, choice in zip(asking, choose(asking, chosen), strict=True):
+                event = self._add(row, choice)
+                events.append(event)
+                if row.stop_reason is None and row.guess[right[row.key] :][:1] == [event.id]:
                     right[row.key] += 1
                     again.append(row)
             asking = again
@@ -358,6 +369,26 @@ class Batch:
             row.guess = []
         return events
 
+    def _add(self, row: Row, choice: Choice | ValueError) -> Event:
+        """Extend a row by a token, or end it by an error."""
+        try:
+            if isinstance(choice, ValueError):
+                raise choice
+            row.text.append(choice.id)
+            complete = row.matcher is not None and row.matcher.accept(choice.id)
+            complete = complete or row.stop.reached(row.text, row.start)
+        except ValueError as error:
+            return self._failed(row, error)
+        end: Literal["stop", "length"] | None
+        end = "stop" if complete else "length" if len(row.text) == row.end else None
+        row.stop_reason = end
+        return Event(row.key, choice.id, choice.logprob, end, choice.top)
+
+    def _failed(self, row: Row, error: ValueError) -> Event:
+        """End a row by an error of its own."""
+        row.stop_reason = "error"
+        return Event(row.key, error=error)
+
     def _score(self, row: Row, logits: Tensor) -> list[Event]:
         """The next given ids of a row, as many as there are logits (n, V) for."""
         done = len(row.text) - row.start
@@ -366,12 +397,15 @@ class Batch:
         ended = len(row.text) == row.end
         row.stop_reason = "length" if ended else None
         ends: list[Any] = [None] * (len(ids) - 1) + [row.stop_reason]
-        tops = top_of(logits, row.top)
-        return [Event(row.key, *each) for each in zip(ids, logprobs_of(logits, ids), ends, tops, strict=True)]
+        try:
+            logprobs = logprobs_of(logits, ids)
+        except ValueError as error:
+            return [self._failed(row, error)]
+        return [Event(row.key, *each) for each in zip(ids, logprobs, ends, top_of(logits, row.top), strict=True)]
 
     def _leave(self, row: Row) -> None:
         """The last row takes the place of one that leaves."""
-        if self.keep:
+        if self.keep and row.stop_reason != "error":
             self._keep(row)
         self.cache.leave(row.slot)
         last = self.rows.pop()
@@ -389,7 +423,7 @@ class Batch:
             each for each in self.kept
             if each.ids != ids[: len(each.ids)] or not new.cache.has_prefix(0, len(each.ids))
         ] + [new]  # fmt: skip
-        while sum(each.cache.size for each in self.kept) > self.keep:
+        while len(self.kept) > MOST_KEPT or sum(each.cache.size for each in self.kept) > self.keep:
             self.kept.pop(0)
 
 
@@ -399,53 +433,3 @@ def common(ids: Sequence[int], others: Sequence[int]) -> int:
     if ids[:most] == others[:most]:  # comparing lists is much faster than a loop
         return most
     return next(i for i in range(most) if ids[i] != others[i])
-
-
-def choose(
-    rows: Sequence[Row], logits: Tensor
-) -> tuple[list[int], list[float | None], list[tuple[tuple[int, float], ...]]]:
-    """The next id of each row from logits (R, V); its log-probability, and the likeliest ids, where they are wanted."""
-    ids: list[int] = [0] * len(rows)
-    logprobs: list[float | None] = [None] * len(rows)
-    tops: list[tuple[tuple[int, float], ...]] = [()] * len(rows)
-    with one_thread(logits):
-        possible = allowed(rows, logits)
-        for sampling in dict.fromkeys(row.sampling for row in rows):
-            places = [i for i, row in enumerate(rows) if row.sampling == sampling]
-            draws = torch.cat([torch.rand(1, dtype=torch.float64, generator=rows[i].generator) for i in places])
-            alike = possible[places] if len(places) < len(rows) else possible
-            for i, id in zip(places, sampling.choose(alike, [rows[i].text for i in places], draws), strict=True):
-                ids[i] = id
-        for i, row in enumerate(rows):
-            if row.logprobs:
-                [logprobs[i]] = logprobs_of(logits[i : i + 1], ids[i : i + 1])
-            if row.top:
-                [tops[i]] = top_of(logits[i : i + 1], row.top)
-    return ids, logprobs, tops
-
-
-def allowed(rows: Sequence[Row], logits: Tensor) -> Tensor:
-    """Logits (R, V) with minus infinity for what a row's matcher does not allow."""
-    bound = [(i, row.matcher) for i, row in enumerate(rows) if row.matcher is not None]
-    if bound:
-        logits = logits.clone()
-    for i, matcher in bound:
-        logits[i].masked_fill_(~matcher.allowed().to(logits.device), -torch.inf)
-    return logits
-
-
-def top_of(logits: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
-    """The `count` likeliest ids by logits (n, V), with their log-probabilities (nats), the likeliest first."""
-    if count == 0:
-        return [()] * len(logits)
-    values, ids = torch.log_softmax(logits.float(), dim=-1).topk(min(count, logits.size(-1)), dim=-1)
-    return [tuple(zip(*each, strict=True)) for each in zip(ids.tolist(), values.tolist(), strict=True)]
-
-
-def logprobs_of(logits: Tensor, ids: Sequence[int]) -> list[float]:
-    """The log-probabilities (nats) of ids by logits (n, V). ValueError: logits that are NaN."""
-    logits = logits.float()
-    check_finite(logits.amax(dim=-1))
-    targets = torch.tensor(ids, device=logits.device).unsqueeze(1)
-    found: list[float] = torch.log_softmax(logits, dim=-1).gather(1, targets).squeeze(1).tolist()
-    return found

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.arguments import all_of, check_tokenizer, is_number, is_text, is_whole
+from minhub_py.arguments import all_of, check_tokenizer, is_whole
+from minhub_py.inference.limits import check_sampling, stop_strings
 from minhub_py.models.base import LanguageModel
 
 # The likeliest ids that top_p looks at first.
@@ -42,18 +43,8 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "repetition_penalty"):
-            value = getattr(self, name)
-            if not is_number(value) and not (name == "top_p" and value is None):
-                raise ValueError(f"{name} must be a number, not {brief(value)}")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
-        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 1):
-            raise ValueError(f"top_k must be a whole number of at least 1, not {brief(self.top_k)}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"repetition_penalty must be above 0 (1 is none), not {self.repetition_penalty}")
+        for name, value in vars(self).items():
+            check_sampling(name, value)
 
     def choose(self, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor) -> list[int]:
         """One id per row from logits (R, V), the ids so far, and one number in [0, 1) for each row, draws (R,)."""
@@ -76,7 +67,7 @@ class Sampling:
         if self.top_k is not None:
             largest = logits.topk(min(self.top_k, logits.size(-1)), dim=-1).values
             logits = logits.masked_fill(logits < largest[:, -1:], -torch.inf)
-        if self.top_p is not None:
+        if self.top_p is not None and self.top_p < 1:  # rounding of sums could exclude tokens at 1
             total = logits.logsumexp(dim=-1, keepdim=True)
             if self.top_k is None:
                 largest = self._most(logits, total, self.top_p)
@@ -137,13 +128,9 @@ class StopCriteria:
         ids = all_of(() if eos_id is None else (eos_id,) if is_whole(eos_id) else eos_id, is_whole)
         if ids is None:
             raise ValueError(f'eos_id must be "auto", None, an id or several, not {brief(eos_id)}')
-        strings = all_of((stop,) if isinstance(stop, str) else stop, is_text)
-        if strings is None:
-            raise ValueError(f"stop must be a string or several, not {brief(stop)}")
+        strings = stop_strings(stop)
         if strings and tokenizer is None:
             raise ValueError("stop strings are looked for in the decoded text: give tokenizer= too")
-        if "" in strings:
-            raise ValueError("a stop string cannot be empty")
         if tokenizer is not None:
             check_tokenizer(tokenizer, "decode")
         return cls(frozenset(map(int, ids)), strings, tokenizer)

@@ -22,10 +22,10 @@ from starlette.routing import Route, Router
 
 from minhub_py import __version__
 from minhub_py.console import note
-from minhub_py.files.tokenizer import encode
+from minhub_py.printable import printable
 from minhub_py.serve import ollama, openai
 from minhub_py.serve.answers import server_of
-from minhub_py.serve.engine import token_text
+from minhub_py.serve.engine import token_texts
 from minhub_py.serve.fields import Fields, RefusedError, bad
 from minhub_py.serve.models import Models, Served, messages_of, variables_of
 
@@ -84,13 +84,13 @@ class Server:
             raise RefusedError(
                 403, "this server answers to localhost only: call it by that name, or start it with --host", "host"
             )
-        origin = headers.get("origin")
-        if origin is not None and origin not in self.origins and urlsplit(origin).netloc != headers.get("host"):
+        origin, own = headers.get("origin"), headers.get("host")
+        if origin is not None and origin not in self.origins and (not own or authority(origin) != own):
             raise RefusedError(403, "web pages from elsewhere may not call this server: --allow-origin", "origin")
-        if self.key is not None and path not in OPEN:
-            given = headers.get("authorization", headers.get("x-api-key", "")).removeprefix("Bearer ").strip()
-            if not hmac.compare_digest(given.encode(), self.key.encode()):
-                raise RefusedError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
+        if self.key is None or path in OPEN:
+            return
+        if not hmac.compare_digest(shown_key(headers).encode(), self.key.encode()):
+            raise RefusedError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
 
     def error_of(self, call: Call, refused: RefusedError) -> dict[str, Any]:
         """An error in the shape of the face that was called."""
@@ -103,6 +103,21 @@ class Server:
 
 def is_ollama(path: str) -> bool:
     return path.startswith("/api/")
+
+
+def shown_key(headers: Headers) -> str:
+    """The API key of a request. The authentication scheme is case-insensitive."""
+    value = headers.get("authorization", headers.get("x-api-key", "")).strip()
+    scheme, _, credentials = value.partition(" ")
+    return credentials.strip() if scheme.lower() == "bearer" else value
+
+
+def authority(origin: str) -> str | None:
+    """Host and port of an Origin header; None: it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def name_of_host(host: str) -> str:
@@ -163,7 +178,7 @@ class Guard:
         except RefusedError as refused:
             await self._refuse(call, refused, sending, begun)
         except HTTPException as error:
-            await self._refuse(call, RefusedError(error.status_code, error.detail), sending, begun)
+            await self._refuse(call, without_route(call, error), sending, begun)
         except (ClientDisconnect, asyncio.CancelledError):
             status = 499
             raise
@@ -239,11 +254,12 @@ async def tokenize(call: Call) -> Response:
     """POST /tokenize: the ids of `content`, as llama.cpp's server gives them."""
     server = server_of(call)
     fields = await server.read(call)
-    tokenizer = server.models.find(fields.text("model")).tokenizer
-    content = fields.text("content", "") or ""
-    ids = encode(tokenizer, content, add_special_tokens=fields.flag("add_special"))
-    if fields.flag("with_pieces"):
-        return JSONResponse({"tokens": [{"id": id, "piece": token_text(tokenizer, id)} for id in ids]})
+    served = server.models.find(fields.text("model"))
+    content, with_pieces = fields.text("content", "") or "", fields.flag("with_pieces")
+    ids = await served.tokens(content, "content", add_special_tokens=fields.flag("add_special"))
+    if with_pieces:
+        texts = await served.texts.run(lambda: list(token_texts(served.tokenizer, ids)))
+        return JSONResponse({"tokens": [{"id": id, "piece": text} for id, text in zip(ids, texts, strict=True)]})
     return JSONResponse({"tokens": ids})
 
 
@@ -263,7 +279,7 @@ async def apply_template(call: Call) -> Response:
     server = server_of(call)
     fields = await server.read(call)
     served = server.models.find(fields.text("model"))
-    ids = await served.chat(messages_of(fields.get("messages")), variables_of(fields))
+    ids = await served.chat(messages_of(fields.get("messages"), served.engine.max_length), variables_of(fields))
     return JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
 
 
@@ -279,6 +295,23 @@ POSTS: dict[str, Endpoint] = {
 }
 OLLAMA_GETS: dict[str, Endpoint] = {"/tags": ollama.tags, "/ps": ollama.running, "/version": ollama.version}
 OLLAMA_POSTS: dict[str, Endpoint] = {"/chat": ollama.chat, "/generate": ollama.generate, "/show": ollama.show}
+
+
+def without_route(call: Call, error: HTTPException) -> RefusedError:
+    """The error for an unknown path, with the paths of the same API, or for a method that a path does not have."""
+    method, path = call.method, printable(call.url.path[:200])
+    if error.status_code == 405:
+        methods = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        return RefusedError(405, f"{path} does not support {method}: use {methods}", "method_not_allowed")
+    if error.status_code != 404:
+        return RefusedError(error.status_code, error.detail)
+    if is_ollama(path):
+        prefix, gets, posts = "/api", OLLAMA_GETS, OLLAMA_POSTS
+    else:
+        prefix, gets, posts = "/v1", GETS, POSTS
+    routes = [f"GET {prefix}{each}" for each in gets] + [f"POST {prefix}{each}" for each in posts]
+    listed = ", ".join(routes).replace(":path}", "}")
+    return RefusedError(404, f"there is no path {path}; available: {listed}, GET /metrics", "unknown_url")
 
 
 def application(server: Server) -> Guard:

@@ -17,9 +17,10 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.console import note
-from minhub_py.files.tokenizer import StopStrings, working
+from minhub_py.files.stops import StopStrings
+from minhub_py.files.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
-from minhub_py.inference.grammar import Grammar
+from minhub_py.inference.grammar import Grammar, GrammarError
 from minhub_py.inference.library import MOST_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
@@ -52,9 +53,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Failure:
-    """A reply that ends without its text. kind: the model's fault, the time's, or the server's end."""
+    """A reply that ends without its text. kind: the model's fault, the schema's, the time's, or the server's end."""
 
-    kind: Literal["model", "time", "shutdown"]
+    kind: Literal["model", "schema", "time", "shutdown"]
     message: str
 
 
@@ -190,12 +191,22 @@ class Engine:
                 self.line.append(request)
 
     def _step(self, batch: Batch) -> Batch:
-        """Let requests leave and join, and make one step; the batch to go on with."""
+        """One step, or the recovery from an exception in it; the batch to go on with."""
+        try:
+            self._advance(batch)
+        except Exception as error:
+            many = len(self.running)
+            note(f"Note: {type(error).__name__} in a step of the model: its {many} requests go on one by one")
+            return self._recover()
+        return batch
+
+    def _advance(self, batch: Batch) -> None:
+        """Let requests leave and join, and make one step."""
         now = time.monotonic()
         for row, request in list(self.running.items()):
             if self._is_over(request, now):
-                batch.retire(row)
                 del self.running[row]
+                batch.retire(row)
         self.line = [request for request in self.line if not self._is_over(request, now)]
         while self.line and len(batch) < batch.capacity:
             request = self.line.pop(0)
@@ -203,17 +214,9 @@ class Engine:
                 self.running[self._admit(batch, request)] = request
             except Exception as error:  # whatever it is, it concerns this request alone
                 self._fail(request, failure_of(error))
-        if not self.running:
-            return batch
-        try:
-            events = batch.step()
-        except Exception as error:
-            many = len(self.running)
-            note(f"Note: {type(error).__name__} in a step of the model: its {many} requests go on one by one")
-            return self._recover()
-        for event in events:
-            self._hear(batch, event)
-        return batch
+        if self.running:
+            for event in batch.advance():
+                self._hear(batch, event)
 
     def _is_over(self, request: Request, now: float) -> bool:
         """Whether a request is cancelled or late; it is then told."""
@@ -252,6 +255,10 @@ class Engine:
         request = self.running.get(event.row)
         if request is None:  # its text has ended within this step
             return
+        if event.error is not None:
+            del self.running[event.row]
+            self._fail(request, failure_of(event.error))
+            return
         if request.heard:
             request.heard -= 1
             return
@@ -267,18 +274,19 @@ class Engine:
         try:
             piece = request.text.add(self._token(request, event), event.end)
         except Exception as error:  # a damaged tokenizer
-            batch.retire(event.row)
             del self.running[event.row]
+            batch.retire(event.row)
             self._fail(request, failure_of(error))
             return
-        if piece is not None and piece.end is not None:
-            if event.end is None:
-                batch.retire(event.row)  # a stop string
+        if piece is None:
+            return
+        if piece.end is not None:
             del self.running[event.row]
             self.counts["finished"] += 1
             self._leave()
-        if piece is not None:
-            request.send(piece)
+        request.send(piece)
+        if piece.end is not None and event.end is None:
+            batch.retire(event.row)  # a stop string
 
     def _token(self, request: Request, event: Event) -> Token:
         if not (request.logprobs or request.top):
@@ -296,7 +304,7 @@ class Engine:
                 row = self._admit(batch, request)
                 self.running = {row: request}
                 while self.running and request.made == made:  # an id more, or its end
-                    for event in batch.step():
+                    for event in batch.advance():
                         self._hear(batch, event)
                 if self.running:
                     batch.retire(row)
@@ -319,14 +327,17 @@ class Engine:
 
 def failure_of(error: Exception) -> Failure:
     """What a client is told of an exception: the message of those that this package raises on purpose."""
+    if isinstance(error, GrammarError):
+        return Failure("schema", str(error))
     known = isinstance(error, ValueError) and str(error)
     return Failure("model", str(error) if known else f"the model failed ({type(error).__name__})")
 
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:
     """An id as it stands within a text: with the space before a word, which some decoders drop at the beginning."""
-    once: str = tokenizer.decode([id], skip_special_tokens=False)
-    twice: str = tokenizer.decode([id, id], skip_special_tokens=False)
+    with working(tokenizer):
+        once: str = tokenizer.decode([id], skip_special_tokens=False)
+        twice: str = tokenizer.decode([id, id], skip_special_tokens=False)
     return twice[len(once) :]
 
 

@@ -1,6 +1,7 @@
 """The models of a server, and replies on their way from an engine's thread to a coroutine."""
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,25 +11,30 @@ from functools import cached_property
 from reprlib import repr as brief
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from tokenizers import Tokenizer
 
+from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.files.tokenizer import encode
 from minhub_py.inference.grammar import Grammar, Vocabulary
+from minhub_py.inference.limits import MAX_STOPS, check_sampling, stop_strings
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.serve.engine import BusyError, Engine, Failure, Piece, Request
 from minhub_py.serve.fields import Fields, RefusedError, bad, checked_text
+from minhub_py.serve.workers import RETRY, Workers
 
 # HTTP's status for each kind of failure.
-STATUS = {"model": 500, "time": 503, "shutdown": 503}
-RETRY = 2  # seconds that a refused client is asked to wait
+STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
+MAX_VARIABLES = 100_000  # characters of a chat template's variables
 
 
 @dataclass(eq=False)
 class Served:
-    """A model with its name, tokenizer, chat template and engine. seconds: that a reply may take."""
+    """A model with its name, tokenizer, chat template and engine. seconds: that a reply may take.
+
+    ValueError: the model's generation_config.json has a value outside its range.
+    """
 
     name: str
     model: Any
@@ -41,6 +47,12 @@ class Served:
     def __post_init__(self) -> None:
         # Clients are told no path of this machine.
         self.template = replace(self.template, where="the model's chat template")
+        self.sampling = default_sampling(self.model)
+        _ = self.template.end_ids  # renders the template, which may take long
+        # Two threads: a long text does not delay all others. One: a schema may take much memory.
+        self.texts, self.schemas = Workers(2), Workers(1)
+        longest = max(map(len, self.tokenizer.get_vocab()), default=1)
+        self.most_characters = self.engine.max_length * longest
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -58,15 +70,32 @@ class Served:
         kept = {tensor.data_ptr(): tensor for tensor in self.model.state_dict().values()}
         return sum(tensor.nbytes for tensor in kept.values())
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a plain text. RefusedError: the model has no id to begin with."""
-        ids = encode(self.tokenizer, text)
+    def check_text(self, characters: int, name: str) -> None:
+        """RefusedError: a text has more characters than the longest tokens of a context. It is not encoded."""
+        if characters > self.most_characters:
+            raise bad(
+                f"{name} has {characters:,} characters, and {self.engine.max_length:,} tokens have at most "
+                f"{self.most_characters:,}: shorten it", name, "context_length_exceeded",
+            )  # fmt: skip
+
+    async def tokens(self, text: str, name: str, **options: Any) -> list[int]:
+        """The token IDs of a text. RefusedError: it is too long, or the tokenizer does not take it."""
+        self.check_text(len(text), name)
+        try:
+            return await self.texts.run(lambda: encode(self.tokenizer, text, release_gil=True, **options))
+        except ValueError as error:
+            raise bad(str(error), name) from error
+
+    async def encode(self, text: str) -> list[int]:
+        """The token IDs of a prompt. RefusedError: it is too long, or empty for a model without a first token."""
+        ids = await self.tokens(text, "prompt")
         if not ids:
             bos = getattr(self.model.config, "bos_token_id", None)
             firsts = [bos, *sorted(self.end_ids)]
             ids = [id for id in firsts if id is not None and 0 <= id < self.model.config.vocab_size][:1]
         if not ids:
             raise bad("the prompt is empty: give some text", "prompt")
+        self.check_length(ids)
         return ids
 
     @cached_property
@@ -79,30 +108,48 @@ class Served:
         if schema is not None and not isinstance(schema, dict):
             raise bad(f"{name} must be a JSON schema, not {brief(schema)}", name)
         try:
-            return await run_in_threadpool(lambda: self.vocabulary.grammar(schema))
+            return await self.schemas.run(lambda: self.vocabulary.grammar(schema))
         except ValueError as error:
             raise bad(str(error), name, "schema") from error
 
     async def chat(self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> list[int]:
         """The ids of a conversation. variables: what else its template knows. RefusedError: it does not take them."""
+        self.check_text(sum(len(message["content"]) for message in messages), "messages")
+
+        def prompt() -> list[int]:
+            text = self.template.render(messages, **(variables or {}))
+            self.check_text(len(text), "messages")
+            return self.template.ids_of(text, release_gil=True)
+
         try:
-            return await run_in_threadpool(lambda: self.template.encode(messages, **(variables or {})))
+            ids = await self.texts.run(prompt)
         except ValueError as error:
             raise bad(str(error), "messages", "template") from error
+        self.check_length(ids)
+        return ids
+
+    def check_length(self, ids: Sequence[Any]) -> None:
+        """RefusedError: a prompt has more tokens than the context."""
+        if len(ids) > (most := self.engine.max_length):
+            raise bad(
+                f"the prompt has {len(ids):,} tokens, and prompt and reply together may have {most:,}: shorten it",
+                "messages", "context_length_exceeded",
+            )  # fmt: skip
 
     def room(self, ids: Sequence[int], wanted: int | None) -> int:
         """New ids that a prompt leaves room for, at most `wanted`. RefusedError: none."""
         most = self.engine.max_length
         left = most if self.model.encoder_decoder else most - len(ids)
-        if left < 1 or len(ids) > most:
+        if left < 1:
             raise bad(
-                f"the prompt has {len(ids)} tokens, and prompt and reply together may have {most}: shorten it",
+                f"the prompt has {len(ids):,} tokens, and prompt and reply together may have {most:,}: shorten it",
                 "messages", "context_length_exceeded",
             )  # fmt: skip
         return left if wanted is None else min(wanted, left)
 
     def check_ids(self, ids: Sequence[Any]) -> list[int]:
-        """Ids of the vocabulary. RefusedError: something else."""
+        """Ids of the vocabulary, of one prompt. RefusedError: something else, or too many."""
+        self.check_length(ids)
         size = self.model.config.vocab_size
         if not all(type(id) is int and 0 <= id < size for id in ids):
             raise bad(f"token ids are whole numbers from 0 to {size - 1}", "prompt")
@@ -170,7 +217,7 @@ class Replies:
         """The next piece of any text."""
         number, item = await self.queue.get()
         if isinstance(item, Failure):
-            retry = RETRY if item.kind != "model" else None
+            retry = RETRY if STATUS[item.kind] == 503 else None
             raise RefusedError(STATUS[item.kind], item.message, item.kind, retry=retry)
         return number, item
 
@@ -190,25 +237,39 @@ class Replies:
         return max((request.cached for request in self.requests), default=0)
 
 
-def sampling_of(fields: Fields, temperature: float, top_p: float, top_k: int = 0, penalty: str = "repetition_penalty"
-) -> Sampling:  # fmt: skip
-    """How ids are chosen; the arguments are what a client means that does not say."""
+def sampling_of(fields: Fields, defaults: Mapping[str, Any], penalty: str = "repetition_penalty") -> Sampling:
+    """Sampling settings of a request, with `defaults` for those that it leaves out.
+
+    `penalty` is the API's name of the repetition penalty. RefusedError: a value outside its range.
+    """
     fields.refuse("presence_penalty", "frequency_penalty", "logit_bias", "min_p", "mirostat")
     fields.refuse("typical_p", "tfs_z", harmless=(1,))
-    found_top_p = fields.number("top_p", 0, 1, top_p)
-    found_top_k = fields.whole("top_k", -1, 2**31, top_k)
-    assert found_top_k is not None
-    penalty_value = fields.number(penalty, 0, 100, 1.0)
-    temperature_value = fields.number("temperature", 0, 100, temperature)
+    settings = dict(defaults)
+    top_k = fields.whole("top_k", -1, 2**31)
+    if top_k is not None:
+        settings["top_k"] = top_k if top_k > 0 else None
+    top_p = fields.number("top_p")
+    if top_p is not None:
+        settings["top_p"] = top_p or 1e-9  # 0: only the most likely token
+    names = {"top_k": "top_k", "top_p": "top_p", "temperature": "temperature", "repetition_penalty": penalty}
+    for name in ("temperature", "repetition_penalty"):
+        if (value := fields.number(names[name])) is not None:
+            settings[name] = value
+    settings["repetition_penalty"] = settings["repetition_penalty"] or 1.0  # 0: off, as some clients send it
+    for name, value in settings.items():
+        try:
+            check_sampling(name, value)
+        except ValueError as error:
+            raise bad(str(error).replace(name, names[name]), names[name]) from error
+    return Sampling(**settings)
+
+
+def stops_of(fields: Fields) -> tuple[str, ...]:
+    """Stop strings of a request. Empty ones are ignored."""
     try:
-        return Sampling(
-            temperature=1.0 if temperature_value is None else temperature_value,
-            top_k=found_top_k if found_top_k > 0 else None,
-            top_p=None if found_top_p == 1 else (found_top_p or 1e-9),  # 0 is the likeliest id alone
-            repetition_penalty=penalty_value or 1.0,
-        )
+        return stop_strings(fields.texts("stop", MAX_STOPS))
     except ValueError as error:
-        raise bad(str(error)) from error
+        raise bad(str(error), "stop") from error
 
 
 def seed_of(fields: Fields) -> int:
@@ -220,6 +281,12 @@ def seed_of(fields: Fields) -> int:
 def variables_of(fields: Fields) -> dict[str, Any]:
     """What a chat template is told besides the messages, such as enable_thinking. RefusedError: what it may not be."""
     found = dict(fields.object("chat_template_kwargs").values)
+    try:
+        size = len(json.dumps(found))
+    except RecursionError as error:
+        raise bad("chat_template_kwargs is nested too deeply", "chat_template_kwargs") from error
+    if size > MAX_VARIABLES:
+        raise bad(f"chat_template_kwargs has {size:,} characters: at most {MAX_VARIABLES:,}", "chat_template_kwargs")
     for name in ("messages", "tools", "add_generation_prompt", "self"):
         if name in found:
             raise bad(f"chat_template_kwargs cannot have {name}", "chat_template_kwargs")
@@ -227,10 +294,14 @@ def variables_of(fields: Fields) -> dict[str, Any]:
     return found if effort is None else {"reasoning_effort": effort, **found}
 
 
-def messages_of(values: Any, name: str = "messages") -> list[dict[str, Any]]:
-    """A conversation as templates take it: role and text of each message. RefusedError: it is none."""
+def messages_of(values: Any, most: int, name: str = "messages") -> list[dict[str, Any]]:
+    """A conversation as templates take it: role and text of each message. RefusedError: it is none.
+
+    most: messages, and parts of each, as each of them is a token or more.
+    """
     if not isinstance(values, list) or not values:
         raise bad(f"{name} must be a list of messages, at least one", name)
+    check_count(values, most, name)
     found = []
     for number, value in enumerate(values):
         message = Fields(value, f"{name}[{number}]")
@@ -242,17 +313,27 @@ def messages_of(values: Any, name: str = "messages") -> list[dict[str, Any]]:
         message.refuse("tool_calls", "images")
         found.append({
             "role": "system" if role == "developer" else role,
-            "content": content_of(message.get("content"), f"{name}[{number}].content"),
+            "content": content_of(message.get("content"), most, f"{name}[{number}].content"),
         })  # fmt: skip
     return found
 
 
-def content_of(value: Any, name: str) -> str:
+def check_count(values: list[Any], most: int, name: str) -> None:
+    """RefusedError: a list has more elements than the context has tokens."""
+    if len(values) > most:
+        raise bad(
+            f"{name} has {len(values):,} elements, and prompt and reply together may have {most:,} tokens: shorten it",
+            name, "context_length_exceeded",
+        )  # fmt: skip
+
+
+def content_of(value: Any, most: int, name: str) -> str:
     """The text of a message, which is a string or a list of parts."""
     if value is None:
         return ""
     if not isinstance(value, list):
         return checked_text(value, name)
+    check_count(value, most, name)
     texts = []
     for number, part in enumerate(value):
         if isinstance(part, str):

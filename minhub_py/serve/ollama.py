@@ -15,10 +15,8 @@ from minhub_py import __version__
 from minhub_py.inference.quantize import kind_of
 from minhub_py.serve.answers import answer, line, server_of
 from minhub_py.serve.fields import Fields, RefusedError, bad
-from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of
+from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of, stops_of
 
-# What Ollama means by options that a client leaves out.
-TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
 # Clients know these names of bits; a type of GGUF has its own.
 LEVELS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}
 
@@ -52,7 +50,7 @@ async def show(call: Call) -> Response:
     served = server.models.find(name)
     kind = family(served)
     return JSONResponse({
-        "modelfile": "", "parameters": "", "template": served.template.templates.get("default", ""),
+        "modelfile": "", "parameters": parameters(served), "template": served.template.templates.get("default", ""),
         "details": details(served), "modified_at": modified(served), "capabilities": ["completion"],
         "model_info": {"general.architecture": kind, "general.parameter_count": served.parameters,
                        f"{kind}.context_length": served.engine.max_length},
@@ -72,6 +70,12 @@ def details(served: Served) -> dict[str, Any]:
     kind = kind_of(served.model) or str(next(served.model.parameters()).dtype).removeprefix("torch.")
     return {"parent_model": "", "format": "minhub", "family": family(served), "families": [family(served)],
             "parameter_size": size, "quantization_level": LEVELS.get(kind, kind)}  # fmt: skip
+
+
+def parameters(served: Served) -> str:
+    """Default sampling settings, one a line, by Ollama's names."""
+    names = {"repetition_penalty": "repeat_penalty"}
+    return "\n".join(f"{names.get(name, name)} {value}" for name, value in served.sampling.items() if value is not None)
 
 
 def family(served: Served) -> str:
@@ -95,7 +99,7 @@ async def chat(call: Call) -> Response:
     fields.refuse("tools")
     if fields.get("messages") in (None, []):  # a way to load a model
         return JSONResponse({**loaded(served), "message": {"role": "assistant", "content": ""}})
-    ids = await served.chat(messages_of(fields.get("messages")))
+    ids = await served.chat(messages_of(fields.get("messages"), served.engine.max_length))
     replies = await begin(served, fields, ids, served.template.stops, served.template.end_ids)
     return await told(call, fields, replies, ids, lambda text: {"message": {"role": "assistant", "content": text}})
 
@@ -110,7 +114,7 @@ async def generate(call: Call) -> Response:
     if not prompt:
         return JSONResponse({**loaded(served), "response": ""})
     if fields.flag("raw") or served.template.kind == "plain":  # what is no chat model goes on with the text
-        ids = served.encode(f"{system}\n{prompt}" if system else prompt)
+        ids = await served.encode(f"{system}\n{prompt}" if system else prompt)
         replies = await begin(served, fields, ids, (), frozenset())
     else:
         messages = [{"role": "system", "content": system}] if system else []
@@ -143,9 +147,9 @@ async def begin(
     replies.add(
         ids,
         served.room(ids, wanted if wanted is not None and wanted > 0 else None),
-        sampling=sampling_of(options, TEMPERATURE, TOP_P, TOP_K, "repeat_penalty"),
+        sampling=sampling_of(options, served.sampling, "repeat_penalty"),
         seed=seed_of(options),
-        stops=options.texts("stop", 16) + stops,
+        stops=stops_of(options) + stops,
         stop_ids=served.end_ids | end_ids,
         grammar=grammar,
     )

@@ -5,21 +5,24 @@ Source: OpenAI's API reference; what clients send beyond it, and stumble over, i
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request as Call
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.inference.grammar import Grammar
+from minhub_py.inference.sampling import Sampling
 from minhub_py.serve.answers import answer, event, server_of
 from minhub_py.serve.engine import Token, token_text
 from minhub_py.serve.fields import Fields, RefusedError, bad, checked_text, finite
-from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of, variables_of
+from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of, stops_of, variables_of
 
 MOST_CHOICES = 16
 MOST_TOP = 20
-MOST_STOPS = 16
+# Text completions sample from the model's distribution, as the OpenAI API specifies. Chats have the model's defaults.
+COMPLETION_SAMPLING = asdict(Sampling())
 
 
 async def models(call: Call) -> Response:
@@ -36,7 +39,8 @@ def about(served: Served) -> dict[str, Any]:
     """A model as lists show it."""
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub",
             "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
-                     "size": served.bytes, "note": served.template.note}}  # fmt: skip
+                     "size": served.bytes, "default_sampling": served.sampling,
+                     "note": served.template.note}}  # fmt: skip
 
 
 # Chat completions
@@ -49,8 +53,8 @@ async def chat_completions(call: Call) -> Response:
     served = server.models.find(fields.text("model"))
     fields.refuse("tools", "functions", "logit_bias", "audio", "continue_final_message")
     fields.refuse("tool_choice", "function_call", harmless=("auto", "none"))
-    messages = messages_of(fields.get("messages"))
-    settings = await settings_of(fields, served)
+    messages = messages_of(fields.get("messages"), served.engine.max_length)
+    settings = await settings_of(fields, served, served.sampling)
     settings["stops"] += served.template.stops
     settings["stop_ids"] |= served.template.end_ids
     logprobs = fields.flag("logprobs")
@@ -152,14 +156,12 @@ async def completions(call: Call) -> Response:  # noqa: PLR0915
     fields = await server.read(call)
     served = server.models.find(fields.text("model"))
     fields.refuse("suffix")
-    prompts = [served.encode(prompt) if isinstance(prompt, str) else prompt
-               for prompt in prompts_of(served, fields.get("prompt"))]  # fmt: skip
-    settings = await settings_of(fields, served)
+    given = prompts_of(served, fields.get("prompt"))
+    settings = await settings_of(fields, served, COMPLETION_SAMPLING)
     top = fields.whole("logprobs", 0, MOST_TOP)
     count = fields.whole("n", 1, MOST_CHOICES, 1) or 1
     fields.refuse("best_of", harmless=(count,))
-    if 2 * len(prompts) * count > (most := served.engine.rows + served.engine.waiting):
-        raise bad(f"{len(prompts)} prompts, {count} of each, are too many: at most {most // 2} in all", "prompt")
+    check_prompts(served, len(given), count)
     echo = fields.flag("echo")
     wanted = fields.whole("max_tokens", 0, 2**31, 16)
     stream, usage_chunk = stream_of(fields)
@@ -167,6 +169,7 @@ async def completions(call: Call) -> Response:  # noqa: PLR0915
         raise bad("max_tokens must be 1 or more, unless echo is true", "max_tokens")
     if echo and served.model.encoder_decoder:
         raise bad("this model answers a prompt and does not continue it: it cannot echo it", "echo")
+    prompts = [await served.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
     replies, places, scored = Replies(served), {}, {}
     for place, ids in enumerate(prompts):
         room = served.room(ids, wanted) if wanted else 0
@@ -231,13 +234,21 @@ def prompts_of(served: Served, value: Any) -> list[str | list[int]]:
     if value is None:
         value = ""
     values = value if isinstance(value, list) else [value]
-    if not values or len(values) > 2**20:
+    if not values:
         raise bad("prompt must be a text, a list of ids, or a list of either, not empty", "prompt")
-    if all(type(each) is int for each in values):
+    if type(values[0]) is int:
         return [served.check_ids(values)]
+    check_prompts(served, len(values), 1)
     if any(isinstance(each, list) and not each for each in values):
         raise bad("a prompt of no ids: give at least one", "prompt")
     return [served.check_ids(each) if isinstance(each, list) else checked_text(each, "prompt") for each in values]
+
+
+def check_prompts(served: Served, count: int, choices: int) -> None:
+    """RefusedError: a request has more prompts than half of the queue."""
+    most = (served.engine.rows + served.engine.waiting) // 2
+    if count * choices > most:
+        raise bad(f"{count:,} prompts, {choices} of each, are too many: at most {most} in all", "prompt")
 
 
 def old_logprobs(tokens: Sequence[Token], top: int) -> dict[str, Any]:
@@ -269,11 +280,11 @@ async def responses(call: Call) -> Response:
     fields.refuse("tool_choice", harmless=("auto", "none"))
     given = fields.get("input")
     values = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    messages = messages_of(values, "input")
+    messages = messages_of(values, served.engine.max_length, "input")
     instructions = fields.text("instructions")
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
-    settings = await settings_of(fields, served)
+    settings = await settings_of(fields, served, served.sampling)
     settings["grammar"] = await grammar_of(fields.object("text"), "format", served)
     settings["stops"] += served.template.stops
     settings["stop_ids"] |= served.template.end_ids
@@ -343,13 +354,13 @@ async def responses(call: Call) -> Response:
 # What they share
 
 
-async def settings_of(fields: Fields, served: Served) -> dict[str, Any]:
-    """The settings of `engine.Request` that all three have."""
+async def settings_of(fields: Fields, served: Served, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `engine.Request` that all three have. sampling: defaults."""
     fields.refuse("grammar", "json_schema", "structured_outputs", "guided_json")  # other servers' words for formats
     return {
-        "sampling": sampling_of(fields, temperature=1.0, top_p=1.0),
+        "sampling": sampling_of(fields, sampling),
         "seed": seed_of(fields),
-        "stops": fields.texts("stop", MOST_STOPS),
+        "stops": stops_of(fields),
         "stop_ids": frozenset() if fields.flag("ignore_eos") else served.end_ids,
         "grammar": await grammar_of(fields, "response_format", served),
     }

@@ -28,7 +28,12 @@ def serve(
     template = chat_template_of(None if tokenizer else model.folder, tok)
     background = Background(Server(Models([]), key=key), port=port)
     engine = Engine(model.module, tok, rows=rows, max_length=length_of(model.module, context, name))
-    background.running.server.models.all.append(Served(name, model.module, tok, template, engine, 600))
+    try:
+        served = Served(name, model.module, tok, template, engine, 600)
+    except ValueError:
+        engine.close()
+        raise
+    background.running.server.models.all.append(served)
     address = background.__enter__()
     return {"address": address, "number": caller.keep(background), "note": template.note}
 

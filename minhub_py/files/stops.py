@@ -1,0 +1,56 @@
+"""Stop strings in streamed text."""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Streamed text up to the first completed stop string, independent of how the text is split into pieces.
+
+    A suffix that may begin a stop string is held back. Knuth-Morris-Pratt search: the time is linear in the text's
+    length and, once, in the stop strings' length.
+
+    Attributes:
+        found: whether a stop string has ended the text.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops, self.held, self.found = stops, "", False
+        self._borders = [borders(stop) for stop in stops]
+        self._matched = [0] * len(stops)  # length of each stop string's longest prefix that the text ends with
+
+    def add(self, piece: str) -> str:
+        """The text that is certain after one more piece."""
+        if not self.stops:
+            return piece
+        text, start = self.held + piece, len(self.held)
+        for end, char in enumerate(piece, start + 1):
+            for i, (stop, border) in enumerate(zip(self.stops, self._borders, strict=True)):
+                length = self._matched[i]
+                while length and stop[length] != char:
+                    length = border[length - 1]
+                self._matched[i] = length + (stop[length] == char)
+            complete = [
+                len(stop) for stop, length in zip(self.stops, self._matched, strict=True) if length == len(stop)
+            ]
+            if complete:
+                self.held, self.found = "", True
+                return text[: end - max(complete)]
+        certain = len(text) - max(self._matched)
+        self.held = text[certain:]
+        return text[:certain]
+
+    def rest(self) -> str:
+        """What was held back, at the end of the text."""
+        text, self.held = self.held, ""
+        return text
+
+
+def borders(text: str) -> list[int]:
+    """For each prefix of a text, the length of its longest proper prefix that is also its suffix."""
+    found, length = [0], 0
+    for char in text[1:]:
+        while length and text[length] != char:
+            length = found[length - 1]
+        length += text[length] == char
+        found.append(length)
+    return found

@@ -1,0 +1,96 @@
+"""The next token of each sequence of a batch. An error concerns one sequence and is part of the result."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from minhub_py.inference.grammar import Matcher
+from minhub_py.inference.sampling import Sampling, check_finite, one_thread
+
+
+class Chooser(Protocol):
+    """The settings and the state of a sequence that determine its next token."""
+
+    text: list[int]
+    sampling: Sampling
+    generator: torch.Generator
+    matcher: Matcher | None
+    logprobs: bool
+    top: int
+
+
+class Choice(NamedTuple):
+    """A token ID. logprob: its log-probability (nats), if requested. top: the most likely tokens, if requested."""
+
+    id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+def choose(rows: Sequence[Chooser], logits: Tensor) -> list[Choice | ValueError]:
+    """The next token of each row from logits (R, V), or the error that ends the row."""
+    results: dict[int, int | ValueError] = {}
+    with one_thread(logits):
+        possible = logits
+        for i, row in enumerate(rows):
+            if row.matcher is not None:
+                try:
+                    mask = row.matcher.allowed()
+                except ValueError as error:
+                    results[i] = error
+                    continue
+                if possible is logits:
+                    possible = logits.clone()
+                possible[i].masked_fill_(~mask.to(logits.device), -torch.inf)
+        remaining = [i for i in range(len(rows)) if i not in results]
+        for sampling in dict.fromkeys(rows[i].sampling for i in remaining):
+            alike = [i for i in remaining if rows[i].sampling == sampling]
+            draws = torch.cat([torch.rand(1, dtype=torch.float64, generator=rows[i].generator) for i in alike])
+            part = possible[alike] if len(alike) < len(rows) else possible
+            chosen = sampled(sampling, part, [rows[i].text for i in alike], draws)
+            results.update(zip(alike, chosen, strict=True))
+        return [described(row, results[i], logits[i : i + 1]) for i, row in enumerate(rows)]
+
+
+def sampled(
+    sampling: Sampling, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor
+) -> list[int | ValueError]:
+    """As `Sampling.choose`, with an error per row: after one, the rows are sampled separately, with equal results."""
+    try:
+        return [*sampling.choose(logits, texts, draws)]
+    except ValueError as error:
+        if len(texts) == 1:
+            return [error]
+    parts = zip(logits.split(1), texts, draws.split(1), strict=True)
+    return [result for part, text, draw in parts for result in sampled(sampling, part, [text], draw)]
+
+
+def described(row: Chooser, chosen: int | ValueError, logits: Tensor) -> Choice | ValueError:
+    """A token with the log-probabilities that its row requests, from the model's logits (1, V)."""
+    if isinstance(chosen, ValueError):
+        return chosen
+    try:
+        [logprob] = logprobs_of(logits, [chosen]) if row.logprobs else [None]
+        [top] = top_of(logits, row.top)
+    except ValueError as error:
+        return error
+    return Choice(chosen, logprob, top)
+
+
+def top_of(logits: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """The `count` most likely token IDs by logits (n, V) with their log-probabilities (nats), in descending order."""
+    if count == 0:
+        return [()] * len(logits)
+    values, ids = torch.log_softmax(logits.float(), dim=-1).topk(min(count, logits.size(-1)), dim=-1)
+    return [tuple(zip(*each, strict=True)) for each in zip(ids.tolist(), values.tolist(), strict=True)]
+
+
+def logprobs_of(logits: Tensor, ids: Sequence[int]) -> list[float]:
+    """The log-probabilities (nats) of ids by logits (n, V). ValueError: logits that are NaN."""
+    logits = logits.float()
+    check_finite(logits.amax(dim=-1))
+    targets = torch.tensor(ids, device=logits.device).unsqueeze(1)
+    found: list[float] = torch.log_softmax(logits, dim=-1).gather(1, targets).squeeze(1).tolist()
+    return found
