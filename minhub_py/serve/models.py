@@ -220,7 +220,7 @@ def seed_of(fields: Fields) -> int:
 def variables_of(fields: Fields) -> dict[str, Any]:
     """What a chat template is told besides the messages, such as enable_thinking. RefusedError: what it may not be."""
     found = dict(fields.object("chat_template_kwargs").values)
-    for name in ("messages", "tools", "add_generation_prompt", "self"):
+    for name in ("messages", "tools", "add_generation_prompt", "continue_final_message", "self"):
         if name in found:
             raise bad(f"chat_template_kwargs cannot have {name}", "chat_template_kwargs")
     effort = fields.text("reasoning_effort")

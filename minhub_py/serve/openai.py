@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request as Call
 from starlette.responses import JSONResponse, Response
 
+from minhub_py.chat.defaults import default_sampling
 from minhub_py.inference.grammar import Grammar
 from minhub_py.serve.answers import answer, event, server_of
 from minhub_py.serve.engine import Token, token_text
@@ -33,10 +34,11 @@ async def model(call: Call) -> Response:
 
 
 def about(served: Served) -> dict[str, Any]:
-    """A model as lists show it."""
+    """Entry of a model in lists. meta's first three fields are those of llama.cpp; `note` and `sampling` are ours."""
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub",
             "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
-                     "size": served.bytes, "note": served.template.note}}  # fmt: skip
+                     "size": served.bytes, "note": served.template.note,
+                     "sampling": default_sampling(served.model)}}  # fmt: skip
 
 
 # Chat completions
@@ -47,7 +49,7 @@ async def chat_completions(call: Call) -> Response:
     server = server_of(call)
     fields = await server.read(call)
     served = server.models.find(fields.text("model"))
-    fields.refuse("tools", "functions", "logit_bias", "audio", "continue_final_message")
+    fields.refuse("tools", "functions", "logit_bias", "audio")
     fields.refuse("tool_choice", "function_call", harmless=("auto", "none"))
     messages = messages_of(fields.get("messages"))
     settings = await settings_of(fields, served)
@@ -60,7 +62,8 @@ async def chat_completions(call: Call) -> Response:
     count = fields.whole("n", 1, MOST_CHOICES, 1) or 1
     wanted = fields.whole("max_completion_tokens", 1, 2**31, fields.whole("max_tokens", 1, 2**31))
     stream, usage_chunk = stream_of(fields)
-    ids = await served.chat(messages, variables_of(fields))
+    variables = variables_of(fields) | {"continue_final_message": fields.flag("continue_final_message")}
+    ids = await served.chat(messages, variables)
     replies = Replies(served)
     room = served.room(ids, wanted)
     for number in range(count):
