@@ -473,6 +473,17 @@ def test_touch_screens_show_actions_and_probabilities(browser, address: str) -> 
     page.locator("article.assistant .word").nth(2).tap()
     assert page.locator("#hint tr").count() >= 5
     show(page, "touch")
+    # The list covers a part of the page, and closes by a tap beside it. A long title does not make the notice tall.
+    page.locator("#new").tap()
+    say(page, "A long title of a conversation " * 4)
+    ended(page)
+    page.locator("#list").tap()
+    page.touchscreen.tap(380, 400)
+    assert page.locator("#chats").is_hidden()
+    page.locator("#list").tap()
+    page.get_by_role("button", name="Delete “A long").tap()
+    assert page.locator("#toast").bounding_box()["height"] < 70
+    show(page, "touch-deleted")
     context.close()
 
 

@@ -43,7 +43,7 @@ class AttentionWeights:
     def plot(
         self, path: str | os.PathLike[str] | None = None, *, layer: int | None = None, head: int | None = None
     ) -> "Figure":
-        """A matplotlib figure: every head, or the heads of one layer, one head of every layer, or one head, with tokens.
+        """A matplotlib figure: all heads, the heads of one layer, one head of every layer, or a single head.
 
         More than 144 heads are shown as the mean of each layer; `layer` and `head` select them.
 

@@ -1,4 +1,4 @@
-"""Plots of attention and of what layers predict, for a slide: matplotlib figures."""
+"""Plots of attention weights and of the predictions of layers: matplotlib figures."""
 
 import math
 import os

@@ -201,7 +201,7 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
             held_out = [row["held_out_loss"] * scale for row in run.rows]
             train = [row["train_loss"] * scale for row in run.rows]
             between = middles(steps)  # a mean over several steps is drawn in the middle of them
-            # Matplotlib would read $ as mathematics. The label has a prefix since one that begins with "_" is hidden.
+            # Matplotlib would read $ as mathematics. The label's prefix matters: names with a leading "_" are hidden.
             name = run.name.replace("$", r"\$")
             best = run.nats_per_token * scale
             points.append((run.best_step, best, colour))

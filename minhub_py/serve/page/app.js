@@ -133,7 +133,7 @@ function discard(old) {
 }
 function toast(text = "", ...buttons) {
   $("toast").hidden = !text;
-  $("toast").replaceChildren(element("span", { textContent: text }), ...buttons);
+  $("toast").replaceChildren(element("span", { textContent: text, title: text }), ...buttons);
 }
 const closer = () => button("✕", "Close", () => toast());
 function drawer(shown) { $("chats").hidden = !shown; $("list").setAttribute("aria-expanded", shown) }
@@ -225,7 +225,7 @@ function take(choice, node, clock) {
   node.text += text;
   node.words.push({ t: text, k: tokens.map(one => [one.token, one.logprob, one.top_logprobs.map(top => [top.token, top.logprob])]) });
 }
-// Show what has arrived, at most once per frame.
+// Show the new words, at most once per frame.
 function refresh(node) {
   if (busy.waits) return;
   const { view } = busy;
@@ -292,7 +292,7 @@ document.addEventListener("click", async event => {
     area.select();
     const copied = document.execCommand("copy");
     area.remove();
-    if (!copied) return toast("This browser does not allow copying here: select the text instead.", closer());
+    if (!copied) return toast("Copying is not allowed here. Select the text instead.", closer());
   }
   button.textContent = "Copied";
   setTimeout(() => { button.textContent = "Copy" }, 2000);
@@ -321,6 +321,7 @@ $("reset").onclick = () => {
 };
 $("more").onclick = () => panel($("settings").hidden);
 $("list").onclick = () => drawer($("chats").hidden);
+$("column").onclick = () => { if (narrow.matches) drawer(false) };
 $("key").value = read(sessionStorage, "minhub.key") ?? "";
 $("key").onchange = () => { sessionStorage.setItem("minhub.key", JSON.stringify($("key").value)); listModels() };
 $("new").onclick = () => { open(fresh()); $("prompt").focus() };

@@ -6,7 +6,7 @@ const PREFIX = "minhub.chat.";
 const DEFAULTS = { system: "", temperature: "", top_p: "", repetition_penalty: "", max_tokens: 512, seed: "", theme: "",
   shade: false, markdown: true, model: "" };
 const NUMBERS = ["temperature", "top_p", "repetition_penalty", "max_tokens", "seed"];
-const VERSION = 2; // of the settings: version 1 stored sampling defaults of its own, which are dropped
+const VERSION = 2; // of the settings: sampling settings of version 1 are dropped: it stored them without a user's choice
 
 export const read = (storage, key) => { try { return JSON.parse(storage.getItem(key)) } catch { return null } };
 
@@ -26,8 +26,8 @@ export function writeSettings(settings) {
 
 export const fresh = () => ({ id: `${Date.now()}-${Math.random().toString(36).slice(2)}`, nodes: {}, leaf: null, count: 0 });
 
-// The conversation with only those messages that are reachable from a first one; null if there are none. So parents
-// that are missing, or form a circle, are dropped.
+// A stored conversation with its valid messages, from the first ones down; null without any. Messages whose parents are
+// missing or form a circle are dropped.
 function checked(id, stored) {
   if (typeof stored?.nodes !== "object" || !stored.nodes) return null;
   const text = value => typeof value === "string", number = value => Number.isFinite(value), below = new Map(), nodes = {};

@@ -66,7 +66,8 @@ function blocks(source, lines, depth) {
       ({ block, i } = match);
     } else {
       for (i++; i < lines.length && !blank(lines[i]) && !interrupts(text(lines[i]), depth) && !table(source, lines, i, text);) i++;
-      block = node("p", inline(source, lines.slice(first, i)));
+      const start = { from: lines[first].from + line.search(/\S/), to: lines[first].to };
+      block = node("p", inline(source, [start, ...lines.slice(first + 1, i)]));
     }
     result.push({ ...block, from: lines[first].from });
   }

@@ -297,7 +297,7 @@ as.character.minhub_reply <- function(x, ...) x$text
 #' @export
 format.minhub_reply <- as.character.minhub_reply
 
-# A row for each token: its bar, its probability, and beside it what else it might have been.
+# A row for each token: its bar, its probability, and the most likely alternatives.
 #' @rdname plot.minhub
 #' @export
 plot.minhub_reply <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
