@@ -125,7 +125,7 @@ def test_models_by_all_paths(http, client) -> None:
         assert [each["id"] for each in http.get(path).json()["data"]] == ["tiny", "other"]
     assert [model.id for model in client.models.list()] == ["tiny", "other"]
     assert client.models.retrieve("other").id == "other"
-    assert http.get("/v1/models/other").json()["meta"]["sampling"] == {
+    assert http.get("/v1/models/other").json()["meta"]["default_sampling"] == {
         "temperature": 0.7, "top_p": 0.95, "top_k": None, "repetition_penalty": 1.0
     }  # fmt: skip
 

@@ -34,11 +34,11 @@ async def model(call: Call) -> Response:
 
 
 def about(served: Served) -> dict[str, Any]:
-    """Entry of a model in lists. meta's first three fields are those of llama.cpp; `note` and `sampling` are ours."""
+    """Entry of a model in lists. meta's first three fields are those of llama.cpp; the others are ours."""
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub",
             "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
-                     "size": served.bytes, "note": served.template.note,
-                     "sampling": default_sampling(served.model)}}  # fmt: skip
+                     "size": served.bytes, "default_sampling": default_sampling(served.model),
+                     "note": served.template.note}}  # fmt: skip
 
 
 # Chat completions

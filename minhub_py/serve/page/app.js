@@ -161,7 +161,7 @@ async function listModels() {
 }
 // The chosen model's name, and its sampling defaults in the empty fields of the settings.
 function showModel() {
-  const sampling = models[settings.model]?.sampling ?? {};
+  const sampling = models[settings.model]?.default_sampling ?? {};
   $("model-name").textContent = settings.model;
   for (const name of SAMPLING) $(name).placeholder = settings.model in models ? sampling[name] ?? 1 : "";
 }
