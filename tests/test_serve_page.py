@@ -18,6 +18,7 @@ from test_chat import bot, tokenizer  # noqa: F401  # fixtures
 from test_serve import alone, folder, main_model, recurrent, served, wait  # noqa: F401  # fixtures
 
 from minhub_py import gpt2, save_pretrained
+from minhub_py.chat.defaults import default_sampling
 from minhub_py.files.tokenizer import read_tokenizer
 from minhub_py.serve.app import PAGE_POLICY, Server
 from minhub_py.serve.models import Models
@@ -575,12 +576,14 @@ def test_damaged_conversations_in_the_storage_are_left_out(page) -> None:
     assert ended(page)[:3] == ["sound", "reply", "and a new message"]
 
 
-def test_sampling_defaults_are_those_of_the_model(page) -> None:
+def test_sampling_defaults_are_those_of_the_model(page, main_model) -> None:  # noqa: F811
     """The page sends no value that a user has not set, and shows the model's."""
     bodies: list[dict[str, Any]] = []
     page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
     names = ("temperature", "top_p", "repetition_penalty")
-    assert [page.locator(f"#{name}").get_attribute("placeholder") for name in names] == ["0.7", "0.95", "1"]
+    defaults = default_sampling(main_model.model)
+    for name in names:
+        assert float(page.locator(f"#{name}").get_attribute("placeholder")) == (defaults[name] or 1)
     assert [page.locator(f"#{name}").input_value() for name in names] == ["", "", ""]
     say(page, "Hello")
     ended(page)
