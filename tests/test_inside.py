@@ -156,6 +156,57 @@ def test_texts(tmp_path: Path) -> None:
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["#1", "#2"]
 
 
+def random_attention(layer_count: int, heads: int, tokens: int) -> inside.AttentionWeights:
+    weights = torch.rand(layer_count, heads, tokens, tokens)
+    names: list[str | None] = [f"t{number}" for number in range(tokens)]
+    return inside.AttentionWeights(names, list(range(tokens)), list(range(1, layer_count + 1)), weights)
+
+
+def panels_of(figure: Any) -> list[Any]:
+    return [axes for axes in figure.axes if axes.images]
+
+
+def ticks(labels: Any) -> list[str]:
+    return [label.get_text() for label in labels]
+
+
+@pytest.mark.parametrize(("settings", "names"), [({"layer": 2}, "head"), ({"head": 3}, "layer")])
+def test_panels_of_a_layer_or_head_have_their_tokens_at_the_edges(settings: dict[str, int], names: str) -> None:
+    found = random_attention(5, 4, 9)
+    figure = found.plot(**settings)
+    panels = panels_of(figure)
+    assert [axes.get_title() for axes in panels] == [f"{names} {i + 1}" for i in range(5 if names == "layer" else 4)]
+    left = [axes for axes in panels if axes.get_ylabel()]
+    lowest = [axes for axes in panels if axes.get_xlabel()]
+    assert {axes.get_ylabel() for axes in left} | {axes.get_xlabel() for axes in lowest} == {"query", "key"}
+    assert all(ticks(axes.get_yticklabels()) == found.tokens for axes in left)
+    assert all(ticks(axes.get_xticklabels()) == found.tokens for axes in lowest)
+    assert (len(left), len(lowest)) == ((2, 2) if names == "head" else (2, 3))
+
+
+def test_more_heads_than_fit_are_shown_as_the_mean_of_each_layer() -> None:
+    found = random_attention(30, 9, 6)
+    figure = found.plot()
+    panels = panels_of(figure)
+    assert [axes.get_title() for axes in panels] == [f"layer {number}" for number in range(1, 31)]
+    torch.testing.assert_close(torch.as_tensor(panels[7].images[0].get_array()), found.weights[7].mean(0))
+    assert "mean of 9 heads" in figure.get_suptitle()
+    width, height = figure.get_size_inches()
+    assert 0.7 < width / height < 1.8
+    figure.canvas.draw()
+    smallest = min(axes.get_window_extent().width / figure.dpi for axes in panels)
+    assert smallest > 1.5  # inches
+
+
+def test_the_lens_mentions_frames_only_if_there_are_any() -> None:
+    for following, expected in ((2, True), (3, False)):
+        found = inside.LayerPredictions(
+            ["a", "b"], [1, following], [0], torch.tensor([[[2], [9]]]), torch.ones(1, 2, 1), {2: "b", 9: "x"}
+        )
+        figure = found.plot()
+        assert ("framed" in figure.axes[0].get_xlabel()) == expected == bool(figure.axes[0].patches)
+
+
 def test_mistakes(load) -> None:
     model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=10, n_embd=24, n_layer=2, n_head=4).eval()
     for function in (attention_weights, layers):

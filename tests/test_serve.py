@@ -134,6 +134,24 @@ def test_models_by_all_paths(http, client) -> None:
         assert [each["id"] for each in http.get(path).json()["data"]] == ["tiny", "other"]
     assert [model.id for model in client.models.list()] == ["tiny", "other"]
     assert client.models.retrieve("other").id == "other"
+    assert http.get("/v1/models/other").json()["meta"]["default_sampling"] == {
+        "temperature": 0.7, "top_p": 0.95, "top_k": None, "repetition_penalty": 1.0
+    }  # fmt: skip
+
+
+def test_continue_final_message_generates_the_rest_of_a_reply(http, main_model: Served) -> None:
+    messages = [*user("Hello there"), {"role": "assistant", "content": "I am"}]
+    body = {"messages": messages, "continue_final_message": True, "seed": 3, "temperature": 0.9, "max_tokens": 20,
+            "top_p": 1, "top_k": 0, "repetition_penalty": 1}  # fmt: skip
+    answer = http.post("/v1/chat/completions", json=body).json()
+    ids = main_model.template.ids_of(main_model.template.render(messages[:1]) + "I am")
+    assert answer["choices"][0]["message"]["content"] == alone(main_model, ids, 20, 3, temperature=0.9)
+    for wrong in (user("Hello there"), messages[1:]):
+        answer = http.post("/v1/chat/completions", json={**body, "messages": wrong})
+        assert answer.status_code == 400
+        assert "requires an assistant message" in answer.json()["error"]["message"]
+    hidden = {**body, "chat_template_kwargs": {"continue_final_message": True}}
+    assert http.post("/v1/chat/completions", json=hidden).status_code == 400
 
 
 def test_a_chat_has_the_text_that_generate_makes(client, main_model: Served) -> None:

@@ -375,6 +375,20 @@ def test_end_of_a_turn(tmp_path: Path) -> None:
     assert refusing.end_ids == frozenset()
 
 
+def test_continue_final_message_appends_the_reply_to_its_prompt(tmp_path: Path) -> None:
+    reply = says("assistant", "<think>\nhm\n</think>\n\nYes, it is ")
+    folder = write_folder(tmp_path / "m", chat_template=OURS["thinking"])
+    for template in (found(folder), found(write_folder(tmp_path / "plain"))):
+        for before in ([HI], [HI, says("assistant", "Hello"), says("user", "How?")]):
+            text = template.render([*before, reply], continue_final_message=True)
+            assert text == template.render(before) + reply["content"]
+        ids = template.encode([HI, reply], continue_final_message=True)
+        assert ids == template.ids_of(template.render([HI]) + reply["content"])
+        for messages in ([HI], [reply], [HI, {**reply, "reasoning_content": "hm"}]):
+            with pytest.raises(ValueError, match="continue_final_message requires an assistant message"):
+                template.render(messages, continue_final_message=True)
+
+
 def test_without_a_template(tmp_path: Path) -> None:
     """A plain dialogue; or DialoGPT's way, where config.json says that the model is one."""
     folder = write_folder(tmp_path / "m", eos_token="</s>")

@@ -4,6 +4,7 @@ Models are tiny but real. Processes to be killed are forked from a server that h
 """
 
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -32,7 +33,7 @@ from minhub_py.files import hub
 from minhub_py.files.tokenizer import characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.inspection import verify
 from minhub_py.registry import FAMILIES
-from minhub_py.train import Listener, Run, Settings, faster
+from minhub_py.train import Listener, Run, Settings, faster, summary
 from minhub_py.train.checkpoint import RunFolder
 from minhub_py.train.data import Corpus, Streams, Tokens, Windows, at_words
 from minhub_py.train.faster import Faster, attention, dropout, linear
@@ -1483,6 +1484,19 @@ def test_the_curves_are_a_picture(tmp_path: Path, text: Path, pictures: None) ->
     assert picture.shape[1] > 700
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50
     assert resume(run.folder, listener=Notes(0)).folder.joinpath("losses.png").exists()
+
+
+def test_equal_curves_of_a_comparison_are_all_visible(tmp_path: Path, text: Path, pictures: None) -> None:
+    from matplotlib.colors import to_rgb
+    from matplotlib.image import imread
+
+    run = summary.read(train(text, tmp_path / "run", **TINY | {"steps": 40, "evaluate_every": 2}).folder)
+    for count in (2, 3):
+        summary.draw([dataclasses.replace(run, name=f"run {number}") for number in range(count)], tmp_path / "x.png")
+        picture = imread(tmp_path / "x.png")[:, :, :3]
+        curves = picture[:, : int(0.6 * picture.shape[1])].reshape(-1, 3)  # left of the legend
+        for colour in summary.COLOURS[:count]:
+            assert (np.abs(curves - to_rgb(colour)).max(axis=1) < 0.02).sum() > 50
 
 
 def test_a_training_loss_is_drawn_in_the_middle_of_its_steps(

@@ -45,7 +45,9 @@ class AttentionWeights:
     def plot(
         self, path: str | os.PathLike[str] | None = None, *, layer: int | None = None, head: int | None = None
     ) -> "Figure":
-        """A matplotlib figure: all heads of all layers, or those of a layer, or one of them, with its tokens.
+        """A matplotlib figure: all heads, the heads of one layer, one head of every layer, or a single head.
+
+        More than 144 heads are shown as the mean of each layer; `layer` and `head` select them.
 
         path: where to write it, in the format of its suffix.    layer, head: numbers from 1.
         ValueError: there is no such layer or head, or matplotlib is missing.

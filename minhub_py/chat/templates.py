@@ -67,16 +67,29 @@ class ChatTemplate:
         """Strings that end a reply."""
         return PLAIN_STOPS if self.kind == "plain" else ()
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
-        """The text of a conversation, up to where the reply begins.
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:  # fmt: skip
+        """Text of a conversation, up to the beginning of the reply.
 
-        messages: {"role": …, "content": …} each; the content is a text, or a list of parts, {"type": "text", "text":
-        …}, whose texts are joined by line ends.    variables: what else the template knows, such as enable_thinking.
+        messages: {"role": …, "content": …} each. The content is a string, or a list of parts, {"type": "text", "text":
+        …}; line ends join the parts.    continue_final_message: the last message is an unfinished reply. The result is
+        the prompt of this reply and its text, so that the model continues it.    variables: other variables of the
+        template, such as enable_thinking.
 
-        ValueError: the messages are none, or the template fails or takes too much time or memory.
-        TemplateRefusedError, a ValueError: the template says that it does not take them.
+        ValueError: invalid messages, or the template fails or exceeds its limits of time or memory.
+        TemplateRefusedError, a ValueError: the template rejects the messages.
         """
         plain = [plain_message(message) for message in checked(messages)]
+        if continue_final_message:
+            *before, reply = plain
+            if reply["role"] != "assistant" or not before or reply.keys() - {"role", "content"}:
+                raise ValueError(
+                    "continue_final_message requires an assistant message with text content at the end, after a user "
+                    "message: append the unfinished reply to messages"
+                )
+            return self.render(before, **variables) + reply.get("content", "")
         if self.kind == "dialogue":
             return self._dialogue(plain)
         if self.kind == "plain":
@@ -96,13 +109,12 @@ class ChatTemplate:
             raise ValueError(f"{self.where} does not work here: {printable(answer['error'])}")
         return answer["text"]
 
-    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> list[int]:
-        """The ids of a conversation, with one token that begins a text where the tokenizer has such. Errors: render's.
+    def encode(self, messages: Sequence[Message], **settings: Any) -> list[int]:
+        """Token IDs of a conversation, with exactly one BOS token if the tokenizer uses one.
 
-        Templates write that token, or leave it to the tokenizer, or do both; here it is one, whichever they do.
+        Templates write the BOS token, leave it to the tokenizer, or do both. settings, errors: see `render`.
         """
-        text = self.render(messages, add_generation_prompt=add_generation_prompt, **variables)
-        return self.ids_of(text)
+        return self.ids_of(self.render(messages, **settings))
 
     def ids_of(self, text: str, *, release_gil: bool = False) -> list[int]:
         """The ids of a rendered text, as `encode` says."""

@@ -30,11 +30,14 @@ from minhub_py.serve.fields import Fields, RefusedError, bad
 from minhub_py.serve.models import Models, Served, messages_of, variables_of
 
 Scope = MutableMapping[str, Any]
-PAGE = Path(__file__).with_name("page.html")
-OPEN = ("/", "/health", "/v1/health")  # paths that need no key
-# The page is one file: it may load nothing else, and no other page may frame it.
-PAGE_POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
-               "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")  # fmt: skip
+PAGE = Path(__file__).with_name("page")
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+FILES = {path.name: TYPES[path.suffix] for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
+OPEN = ("/", "/health", "/v1/health", *(f"/page/{name}" for name in FILES))  # paths that need no key
+# The page loads its own files only, turns no string into HTML or code, and cannot be framed by another page.
+PAGE_POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+               "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+               "require-trusted-types-for 'script'; trusted-types 'none'")  # fmt: skip
 
 
 @dataclass
@@ -211,12 +214,27 @@ class Guard:
 
 
 async def page(call: Call) -> Response:
-    """GET /: the web page; programs that ask whether somebody is there get a word."""
-    if "text/html" in call.headers.get("accept", ""):
-        return FileResponse(PAGE, media_type="text/html; charset=utf-8",
-                            headers={"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache",
-                                     "Referrer-Policy": "no-referrer"})  # fmt: skip
-    return PlainTextResponse("minhub is running")
+    """GET /: the web page for browsers; a line of text for programs that check for a server."""
+    return (
+        page_file("index.html")
+        if "text/html" in call.headers.get("accept", "")
+        else PlainTextResponse("minhub is running")
+    )
+
+
+async def page_part(call: Call) -> Response:
+    """GET /page/NAME: a file of the web page."""
+    name = call.path_params["name"]
+    if name not in FILES:
+        raise HTTPException(404)
+    return page_file(name)
+
+
+def page_file(name: str) -> Response:
+    """A file of the web page with its security headers."""
+    return FileResponse(PAGE / name, media_type=f"{FILES[name]}; charset=utf-8",
+                        headers={"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache",
+                                 "Referrer-Policy": "no-referrer"})  # fmt: skip
 
 
 async def health(call: Call) -> Response:
@@ -316,7 +334,8 @@ def without_route(call: Call, error: HTTPException) -> RefusedError:
 
 def application(server: Server) -> Guard:
     """The whole server as an ASGI application."""
-    routes = [Route("/", page, name="/"), Route("/metrics", metrics, name="/metrics")]
+    routes = [Route("/", page, name="/"), Route("/page/{name}", page_part, name="/page"),
+              Route("/metrics", metrics, name="/metrics")]  # fmt: skip
     # Clients differ in whether the address that they are given ends in /v1.
     for prefix in ("", "/v1", "/v1/v1"):
         for found, method in ((GETS, "GET"), (POSTS, "POST")):

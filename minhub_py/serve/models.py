@@ -287,7 +287,7 @@ def variables_of(fields: Fields) -> dict[str, Any]:
         raise bad("chat_template_kwargs is nested too deeply", "chat_template_kwargs") from error
     if size > MAX_VARIABLES:
         raise bad(f"chat_template_kwargs has {size:,} characters: at most {MAX_VARIABLES:,}", "chat_template_kwargs")
-    for name in ("messages", "tools", "add_generation_prompt", "self"):
+    for name in ("messages", "tools", "add_generation_prompt", "continue_final_message", "self"):
         if name in found:
             raise bad(f"chat_template_kwargs cannot have {name}", "chat_template_kwargs")
     effort = fields.text("reasoning_effort")

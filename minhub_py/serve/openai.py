@@ -36,7 +36,7 @@ async def model(call: Call) -> Response:
 
 
 def about(served: Served) -> dict[str, Any]:
-    """A model as lists show it."""
+    """Entry of a model in lists. meta's first three fields are those of llama.cpp; the others are ours."""
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub",
             "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
                      "size": served.bytes, "default_sampling": served.sampling,
@@ -51,7 +51,7 @@ async def chat_completions(call: Call) -> Response:
     server = server_of(call)
     fields = await server.read(call)
     served = server.models.find(fields.text("model"))
-    fields.refuse("tools", "functions", "logit_bias", "audio", "continue_final_message")
+    fields.refuse("tools", "functions", "logit_bias", "audio")
     fields.refuse("tool_choice", "function_call", harmless=("auto", "none"))
     messages = messages_of(fields.get("messages"), served.engine.max_length)
     settings = await settings_of(fields, served, served.sampling)
@@ -64,7 +64,8 @@ async def chat_completions(call: Call) -> Response:
     count = fields.whole("n", 1, MOST_CHOICES, 1) or 1
     wanted = fields.whole("max_completion_tokens", 1, 2**31, fields.whole("max_tokens", 1, 2**31))
     stream, usage_chunk = stream_of(fields)
-    ids = await served.chat(messages, variables_of(fields))
+    variables = variables_of(fields) | {"continue_final_message": fields.flag("continue_final_message")}
+    ids = await served.chat(messages, variables)
     replies = Replies(served)
     room = served.room(ids, wanted)
     for number in range(count):

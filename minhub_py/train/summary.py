@@ -18,6 +18,8 @@ from minhub_py.train.data import Corpus
 from minhub_py.train.rescue import check_best, rescued
 from minhub_py.train.settings import Change, Settings, parts, read_settings
 
+MARKERS = "osD^vP"
+STYLES = ("-", (0, (4, 2)), (0, (4, 2, 1, 2)))  # of held-out losses
 COLOURS = ("#1f6f8b", "#e0a030", "#b05a6a", "#5b8c5a", "#7a5c99", "#8c8c94")
 INK, GREY = "#30343b", "#70757d"
 
@@ -174,7 +176,9 @@ def middles(steps: Sequence[float]) -> list[float]:
 
 
 def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) -> None:
-    """Draw the losses of runs over their steps: held-out loss as a line, training loss thin and dotted.
+    """Draw the losses of runs over their steps: held-out loss as a line with markers, training loss thin and dotted.
+
+    Equal curves stay visible: line styles differ, and the markers and dots of several runs are at different steps.
 
     ModuleNotFoundError: matplotlib is missing.    OSError: the file cannot be written.
     """
@@ -189,6 +193,7 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         low, high = math.inf, -math.inf
+        points = []  # (step, loss, colour) of the best models
         for number, run in enumerate(runs):
             colour = COLOURS[number % len(COLOURS)]
             scale = run.tokens_per_character if per_character else 1.0
@@ -196,19 +201,28 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
             held_out = [row["held_out_loss"] * scale for row in run.rows]
             train = [row["train_loss"] * scale for row in run.rows]
             between = middles(steps)  # a mean over several steps is drawn in the middle of them
-            # Matplotlib would read $ as mathematics. The label has a prefix since one that begins with "_" is hidden.
+            # Matplotlib would read $ as mathematics. The label's prefix matters: names with a leading "_" are hidden.
             name = run.name.replace("$", r"\$")
-            axes.plot(steps, held_out, color=colour, linewidth=1.8, label=f"held out: {name}")
-            axes.plot(between, train, color=colour, linewidth=1, linestyle=":", label=f"training: {name}")
             best = run.nats_per_token * scale
-            axes.plot([run.best_step], [best], "o", color=colour, markersize=5)
-            axes.annotate(f"{best:.3f}", (run.best_step, best), (0, 7), textcoords="offset points", color=colour,
-                          ha="center", fontsize=8)  # fmt: skip
+            points.append((run.best_step, best, colour))
+            several = len(runs) > 1
+            every = max(1, len(steps) // 12) * len(runs)
+            axes.plot(steps, held_out, color=colour, linewidth=1.8, linestyle=STYLES[number % len(STYLES)],
+                      marker=MARKERS[number % len(MARKERS)] if several else "", markersize=6, markeredgecolor="white",
+                      markevery=(number * every // len(runs) % len(steps), every),
+                      label=f"held out: {name}" + (f", best {best:.3f}" if several else ""))  # fmt: skip
+            dots = (2 * number, (1, 2 * min(len(runs), 4) - 1))
+            axes.plot(between, train, color=colour, linewidth=1, linestyle=dots, label=f"training: {name}")
             # The losses of the first tenth are high and would squeeze all others.
             seen = held_out[max(1, len(held_out) // 10) :] + train[max(1, len(train) // 10) :] or held_out
             low, high = min(low, *seen, best), max(high, *seen, best)
         room = max(high - low, 0.05)
         axes.set_ylim(low - 0.1 * room, high + 0.1 * room)
+        for number, (step, best, colour) in enumerate(points):  # equal ones are rings around each other
+            axes.plot([step], [best], "o", color=colour, markersize=min(12, 3 + 2.5 * (len(points) - number)), zorder=3)
+        if len(points) == 1:
+            axes.annotate(f"{best:.3f}", (step, best), (0, 7), textcoords="offset points", color=colour, ha="center",
+                          fontsize=8)  # fmt: skip
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
         axes.set_axisbelow(True)

@@ -297,13 +297,13 @@ as.character.minhub_reply <- function(x, ...) x$text
 #' @export
 format.minhub_reply <- as.character.minhub_reply
 
-# A row for each token: its bar, its probability, and beside it what else it might have been.
+# A row for each token: its bar, its probability, and the most likely alternatives.
 #' @rdname plot.minhub
 #' @export
 plot.minhub_reply <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
   most <- whole(most, least = 1)
   if (!nrow(x$tokens)) fail("there is no token to plot: the reply is empty")
-  draw_panels(main %||% "Likelihood of each token, and what else it might have been", function(i) {
+  draw_panels(main %||% "Probability of each token, and of alternatives", function(i) {
     draw_reply(utils::head(x$tokens, most), x$top, nrow(x$tokens), col)
   }, ...)
   invisible(x)
@@ -312,20 +312,31 @@ plot.minhub_reply <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
 draw_reply <- function(shown, top, of, col) {
   n <- nrow(shown)
   labels <- shorten(readable(shown), 16L)
-  others <- vapply(seq_len(n), function(i) runners_up(top[top$position == i & top$id != shown$id[[i]], ]), "")
+  values <- percent(shown$prob)
   size <- text_size(labels, figure_width() * 0.3, (figure_height() - lines_high(4.5)) / max(n, 4L))
   set_margins(left = text_width(labels, size) + 0.25, bottom = lines_high(2), right = 0.2)
-  graphics::plot.window(c(0, 2.6), c(max(n, 4L) + 0.5, 0.5), xaxs = "i", yaxs = "i")
+  # Inches: bars have two fifths of the width at least, then come their values and as many other tokens as fit.
+  width <- graphics::par("pin")[[1L]]
+  after <- text_width(values, size, "") + 0.16
+  room <- 0.6 * width - after
+  for (count in 3:1) {
+    others <- vapply(seq_len(n), function(i) runners_up(top[top$position == i & top$id != shown$id[[i]], ], count), "")
+    if (text_width(others, 0.85 * size) <= room) break
+  }
+  small <- min(0.85 * size, size * max(room, 0.1) / max(text_width(others, size), 0.01))
+  bar <- width - after - text_width(others, small)
+  graphics::plot.window(c(0, width / bar), c(max(n, 4L) + 0.5, 0.5), xaxs = "i", yaxs = "i")
   graphics::rect(0, seq_len(n) - 0.4, 1, seq_len(n) + 0.4, col = "grey95", border = NA)
   graphics::rect(0, seq_len(n) - 0.4, shown$prob, seq_len(n) + 0.4, col = col, border = NA)
   token_text(-graphics::xinch(0.08), seq_len(n), labels, adj = c(1, 0.5), cex = size)
-  graphics::text(1.04, seq_len(n), percent(shown$prob), adj = c(0, 0.5), cex = size, xpd = NA)
-  token_text(1.3, seq_len(n), others, adj = c(0, 0.5), cex = 0.85 * size, col = "grey40")
+  graphics::text(1 + graphics::xinch(0.06), seq_len(n), values, adj = c(0, 0.5), cex = size, xpd = NA)
+  token_text(1 + graphics::xinch(after), seq_len(n), others, adj = c(0, 0.5), cex = small, col = "grey40")
   if (n < of) footer("the first ", grouped(n), " of ", grouped(of), " tokens")
 }
 
-runners_up <- function(others) {
-  others <- utils::head(others, 3L)
+# The most likely of the other tokens, at most `count`.
+runners_up <- function(others, count) {
+  others <- utils::head(others, count)
   if (!nrow(others)) return("")
   paste(shorten(readable(others), 12L), percent(others$prob), collapse = "   ")
 }

@@ -111,7 +111,9 @@ print.minhub_layers <- function(x, ...) {
 #' Draws what [attention_weights()] returns: a panel for each head of each layer,
 #' from the first token (top) to the last; or, with `layer`, the heads of that
 #' layer; or, with `head` too, one of them, with its tokens at both sides. The
-#' darker, the more a token (row) attends to another (column).
+#' darker, the more a token (row) attends to another (column). If the panels of
+#' all heads would be too small for the device, the mean of each layer's heads is
+#' shown.
 #'
 #' @param x What [attention_weights()] returned.
 #' @param layer,head Which layer and head to show, by number; all, if not given.
@@ -130,18 +132,29 @@ plot.minhub_attention <- function(x, layer = NULL, head = NULL, main = NULL, col
   rows <- one_of(layer, known[[1L]], "layer")
   columns <- one_of(head, known[[2L]], "head")
   what <- paste0("Attention", if (!is.null(layer)) paste(", layer", layer), if (!is.null(head)) paste(", head", head))
+  names <- data.frame(token = known[[3L]], id = attr(x, "ids"))
   shade <- shades(col)
-  draw <- function(i) {
-    if (length(rows) == 1L && length(columns) == 1L) {
-      names <- data.frame(token = known[[3L]], id = attr(x, "ids"))
-      draw_head(matrix(x[rows, columns, , ], nrow = dim(x)[[3L]]), names, shade)
-    } else {
-      draw_heads(x, rows, columns, shade)
-    }
+  weights <- function(row, column) matrix(x[row, column, , ], nrow = dim(x)[[3L]])
+  every <- length(rows) > 1L && length(columns) > 1L
+  if (every && min(figure_width() / length(columns), figure_height() / length(rows)) >= SMALLEST_PANEL) {
+    draw <- function(i) draw_heads(x, shade)
+  } else if (every) {
+    what <- paste0(what, ", mean of the ", length(columns), " heads of each layer")
+    means <- lapply(rows, function(row) Reduce(`+`, lapply(columns, weights, row = row)) / length(columns))
+    draw <- function(i) draw_grid(means, paste("layer", known[[1L]]), names, shade, "; layer = and head = select")
+  } else if (length(rows) * length(columns) > 1L) {
+    titles <- if (length(rows) > 1L) paste("layer", known[[1L]]) else paste("head", known[[2L]])
+    all <- Map(weights, rows, columns)
+    draw <- function(i) draw_grid(all, titles, names, shade)
+  } else {
+    draw <- function(i) draw_head(weights(rows, columns), names, shade)
   }
   draw_panels(if (is.null(main)) what else main, draw, ...)
   invisible(x)
 }
+
+SMALLEST_PANEL <- 0.5 # inches; of the heads of all layers
+AXES <- "rows: queries; columns: keys (attended to)"
 
 # The places of what was chosen, by number; all of them for NULL.
 one_of <- function(chosen, known, what) {
@@ -163,35 +176,64 @@ draw_head <- function(weights, names, shade) {
   token_text(-graphics::xinch(0.08), seq_len(n) - 0.5, labels, adj = c(1, 0.5), cex = size)
   token_text(seq_len(n) - 0.5, n + abs(graphics::yinch(0.08)), labels, adj = c(1, 0.5), srt = 90, cex = size)
   legend_of_shares(shade, "weight")
-  footer("row: token; column: what it attends to")
+  footer(AXES, room = 0.6)
 }
 
-# Many heads, without their tokens.
-draw_heads <- function(x, rows, columns, shade) {
-  panels <- expand.grid(column = columns, row = rows)
-  # The heads of one layer fill a page that is wider than high.
-  wide <- if (length(rows) > 1L) length(columns) else ceiling(length(columns) / max(1, round(sqrt(length(columns) / 1.8))))
-  tall <- ceiling(nrow(panels) / wide)
-  by_layer <- length(rows) > 1L
-  set_margins(left = if (by_layer) lines_high(3.6) else 0.2, bottom = lines_high(2.4), right = 0.2)
-  graphics::plot.window(c(0, wide), c(tall, if (by_layer) -0.25 else 0), xaxs = "i", yaxs = "i")
-  for (i in seq_len(nrow(panels))) {
-    across <- (i - 1L) %% wide
-    down <- (i - 1L) %/% wide
-    weights <- matrix(x[panels$row[[i]], panels$column[[i]], , ], nrow = dim(x)[[3L]])
-    gap <- if (by_layer) 0.06 else 0.2
-    draw_weights(weights, across + 0.04, down + gap, 0.92, shade, high = 1 - gap - 0.04)
-    if (!by_layer) panel_name(across + 0.5, down + gap / 2, paste("head", dimnames(x)[[2L]][panels$column[[i]]]))
-    if (by_layer && down == 0) panel_name(across + 0.5, -0.1, paste0(if (across == 0) "head ", dimnames(x)[[2L]][panels$column[[i]]]))
-    if (by_layer && across == 0) {
-      panel_name(-graphics::xinch(0.06), down + 0.5, paste0(if (down == 0) "layer ", dimnames(x)[[1L]][panels$row[[i]]]), adj = c(1, 0.5))
+# A grid of panels with their names; tokens are at its left and lower edge if they fit.
+draw_grid <- function(all, titles, names, shade, hint = "") {
+  labels <- shorten(readable(names), 10L)
+  above <- lines_high(1.1) # a panel's name
+  area <- c(figure_width() - 0.4, figure_height() - lines_high(6))
+  columns <- seq_along(all)
+  sizes <- pmin(area[[1L]] / columns, area[[2L]] / ceiling(length(all) / columns) - above)
+  wide <- columns[[which.max(sizes)]]
+  tall <- ceiling(length(all) / wide)
+  size <- text_size(labels, figure_width() * 0.12, max(sizes) * 0.85 / nrow(names))
+  labelled <- size >= 0.35
+  beside <- if (labelled) text_width(labels, size) + 0.15 else lines_high(0.5)
+  set_margins(left = beside, bottom = lines_high(2.6) + if (labelled) beside else 0, right = 0.2)
+  unit <- graphics::par("pin") / c(wide, tall)
+  side <- max(0.05, min(unit[[1L]] * 0.94, unit[[2L]] - above)) # squares
+  unit[[2L]] <- min(unit[[2L]], side + 1.5 * above) # rows as close as columns
+  graphics::plot.window(c(0, wide), c(graphics::par("pin")[[2L]] / unit[[2L]], 0), xaxs = "i", yaxs = "i")
+  high <- side / unit[[2L]]
+  name_size <- min(0.75, unit[[1L]] * 0.95 / text_width(titles, 1, ""))
+  for (i in seq_along(all)) {
+    left <- (i - 1L) %% wide
+    top <- (i - 1L) %/% wide + 1 - high
+    draw_weights(all[[i]], left, top, side / unit[[1L]], shade, high = high)
+    panel_name(left, top - 0.5 * above / unit[[2L]], titles[[i]], adj = c(0, 0.5), cex = name_size)
+    if (!labelled) next
+    at <- (seq_len(nrow(names)) - 0.5) / nrow(names)
+    if (left == 0) token_text(left - graphics::xinch(0.05), top + high * at, labels, adj = c(1, 0.5), cex = size)
+    if (i + wide > length(all)) {
+      y <- rep(top + high + 0.05 / unit[[2L]], nrow(names))
+      token_text(left + side / unit[[1L]] * at, y, labels, adj = c(1, 0.5), srt = 90, cex = size)
     }
   }
   legend_of_shares(shade, "weight")
-  footer("row: token; column: what it attends to")
+  footer(AXES, hint, room = 0.6)
 }
 
-panel_name <- function(x, y, name, adj = c(0.5, 0.5)) graphics::text(x, y, name, adj = adj, cex = 0.75, xpd = NA)
+# A small panel for each head of each layer.
+draw_heads <- function(x, shade) {
+  tall <- dim(x)[[1L]]
+  wide <- dim(x)[[2L]]
+  set_margins(left = lines_high(3.6), bottom = lines_high(2.4), right = 0.2)
+  graphics::plot.window(c(0, wide), c(tall, -0.25), xaxs = "i", yaxs = "i")
+  for (row in seq_len(tall)) {
+    for (column in seq_len(wide)) {
+      weights <- matrix(x[row, column, , ], nrow = dim(x)[[3L]])
+      draw_weights(weights, column - 0.96, row - 0.94, 0.92, shade, high = 0.9)
+    }
+  }
+  panel_name(seq_len(wide) - 0.5, -0.1, paste0(rep(c("head ", ""), c(1L, wide - 1L)), dimnames(x)[[2L]]))
+  panel_name(-graphics::xinch(0.06), seq_len(tall) - 0.5, paste0(rep(c("layer ", ""), c(1L, tall - 1L)), dimnames(x)[[1L]]), adj = c(1, 0.5))
+  legend_of_shares(shade, "weight")
+  footer(AXES, room = 0.6)
+}
+
+panel_name <- function(x, y, name, adj = c(0.5, 0.5), cex = 0.75) graphics::text(x, y, name, adj = adj, cex = cex, xpd = NA)
 
 # A square of weights, from the first token on top; `left` and `top` are its corner.
 draw_weights <- function(weights, left, top, wide, shade, high = wide) {
@@ -266,5 +308,5 @@ draw_layers <- function(shown, ids, count, shade) {
   )
   legend_of_shares(shade, "probability")
   part <- if (length(positions) < count) paste0("; tokens ", positions[[1L]], " to ", max(positions), " of ", count)
-  footer("framed: what does come next", part)
+  footer(if (any(right)) "framed: the actual next token" else "token of the text", part, room = 0.6)
 }

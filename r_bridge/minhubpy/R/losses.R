@@ -137,7 +137,9 @@ plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), 
     rows
   }, losses, x$nats_per_character / x$nats_per_token)
   colours <- rep_len(if (is.null(col)) MANY else col, nrow(x))
-  dashes <- 1L + (seq_len(nrow(x)) - 1L) %/% length(MANY)
+  # Equal curves do not hide each other: their lines and signs differ, and the signs are at different steps.
+  dashes <- rep_len(c("solid", "44", "1343", "73", "2262"), nrow(x))
+  signs <- if (nrow(x) > 1L) rep_len(c(16L, 15L, 17L, 18L), nrow(x)) else NA
   before <- begin_plot(...)
   on.exit(graphics::par(before))
 
@@ -145,14 +147,18 @@ plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), 
   for (i in seq_along(scaled)) {
     rows <- scaled[[i]]
     graphics::lines(rows[[against]], rows$held_out_loss, col = colours[[i]], lwd = 2, lty = dashes[[i]])
+    every <- max(1L, nrow(rows) %/% 12L)
+    some <- seq_len(nrow(rows)) %% (every * nrow(x)) == ((i - 1L) * every + 1L) %% (every * nrow(x))
+    graphics::points(rows[[against]][some], rows$held_out_loss[some], col = colours[[i]], pch = signs[[min(i, length(signs))]])
     best <- which.min(rows$held_out_loss)
-    graphics::points(rows[[against]][[best]], rows$held_out_loss[[best]], col = colours[[i]], pch = 16L)
+    size <- min(3, 1.2 + 0.5 * (nrow(x) - i)) # equal ones are around each other
+    graphics::points(rows[[against]][[best]], rows$held_out_loss[[best]], col = colours[[i]], lwd = 2, cex = size)
   }
   graphics::legend("topright", paste0(x$run, sprintf("  %.3f", x$nats_per_character)), col = colours, lty = dashes,
-    lwd = 2, bty = "n", cex = 0.8 * graphics::par("cex"), seg.len = 1.5, xpd = NA
+    pch = signs, lwd = 2, bty = "n", cex = 0.8 * graphics::par("cex"), seg.len = 1.5, xpd = NA
   )
-  graphics::title(main, line = 0.8, adj = 0)
-  footer("points: the best model of each run")
+  title_above(main)
+  footer("rings: the best model of each run")
   invisible(x)
 }
 

@@ -353,8 +353,16 @@ draw_panels <- function(titles, draw, ...) {
   for (i in seq_len(panels)) {
     begin_panel()
     draw(i)
-    graphics::title(titles[[i]], line = 0.8, adj = 0)
+    title_above(titles[[i]])
   }
+}
+
+# A title in the largest size, at most the usual one, at which it fits.
+title_above <- function(text) {
+  usual <- graphics::par("cex.main")
+  wide <- graphics::strwidth(text, units = "inches", cex = usual, font = graphics::par("font.main"))
+  room <- figure_width() - graphics::par("mai")[[2L]] - 0.05
+  graphics::title(text, line = 0.8, adj = 0, cex.main = usual * max(0.05, min(1, room / max(wide, 0.01))))
 }
 
 # `which`: the column with the text or prompt of each row, if there is one.
@@ -390,6 +398,9 @@ token_text <- function(x, y, labels, ...) graphics::text(x, y, labels, family = 
 # A font of fixed width; postscript() has only the fonts that were declared to it.
 token_family <- function() if (names(grDevices::dev.cur()) == "postscript") "" else "mono"
 
-footer <- function(..., line = graphics::par("mar")[[1L]] - 1.2) {
-  graphics::mtext(paste0(...), side = 1L, line = line, adj = 1, cex = 0.8 * graphics::par("cex"), col = "grey40")
+# A line at the lower right. room: share of the figure's width that it may have.
+footer <- function(..., line = graphics::par("mar")[[1L]] - 1.2, room = 1) {
+  text <- paste0(...)
+  size <- 0.8 * min(1, (room * figure_width() - 0.1) / text_width(text, 0.8, ""))
+  graphics::mtext(text, side = 1L, line = line, adj = 1, cex = max(0.05, size) * graphics::par("cex"), col = "grey40")
 }

@@ -67,3 +67,19 @@ random_text <- function(n) {
   set.seed(n)
   paste(sample(c(letters, " ", "\n"), n, replace = TRUE), collapse = "")
 }
+
+# What is drawn, as the operators of PDF.
+drawn <- function(draw, width = 7, height = 5) {
+  path <- tempfile(fileext = ".pdf")
+  on.exit(unlink(path))
+  grDevices::pdf(path, width, height, compress = FALSE)
+  tryCatch(force(draw), finally = grDevices::dev.off())
+  iconv(readLines(path, warn = FALSE, encoding = "latin1"), "latin1", "UTF-8", sub = "?")
+}
+
+# The texts in the order in which they were drawn.
+strings <- function(lines) {
+  shown <- regmatches(lines, regexpr("\\(.*\\) Tj|\\[.*\\] TJ", lines))
+  kerned <- gsub("\\) -?[0-9.]+ \\(", "", sub("^\\[?\\(", "", sub("\\)\\]? T[jJ]$", "", shown)))
+  gsub("\\\\([()\\\\])", "\\1", kerned)
+}

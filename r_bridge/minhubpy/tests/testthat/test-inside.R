@@ -65,6 +65,16 @@ test_that("plots can be drawn at any size, of any part", {
   draw(plot(layers(a_random_model(), 1:9)))
 })
 
+test_that("frames are mentioned only if there are any", {
+  y <- predictions()
+  ids <- attr(y, "ids")
+  expect_true(any(y$rank == 1 & y$position < 13 & y$id == ids[pmin(y$position + 1L, 13L)]))
+  framed <- function(y) any(grepl("framed", strings(drawn(plot(y)))))
+  expect_true(framed(y))
+  y$id <- -1L
+  expect_false(framed(y))
+})
+
 test_that("mistakes say what to do", {
   model <- a_model()
   expect_refused(attention_weights(model, c("a", "b")), "text must be one text")

@@ -40,22 +40,6 @@ odd <- c(" the", "\n", "\"", "\u00a0x", "\ufffd", "\u65e5\u672c", "\U1F600", "",
 # R names a method, not plot(), in its errors.
 refused <- function(object, message) expect_error(object, message, fixed = TRUE, class = "minhubpy_error")
 
-# What is drawn, as the operators of PDF.
-drawn <- function(draw, width = 7, height = 5) {
-  path <- tempfile(fileext = ".pdf")
-  on.exit(unlink(path))
-  grDevices::pdf(path, width, height, compress = FALSE)
-  tryCatch(force(draw), finally = grDevices::dev.off())
-  iconv(readLines(path, warn = FALSE, encoding = "latin1"), "latin1", "UTF-8", sub = "?")
-}
-
-# The texts in the order in which they were drawn.
-strings <- function(lines) {
-  shown <- regmatches(lines, regexpr("\\(.*\\) Tj|\\[.*\\] TJ", lines))
-  kerned <- gsub("\\) -?[0-9.]+ \\(", "", sub("^\\[?\\(", "", sub("\\)\\]? T[jJ]$", "", shown)))
-  gsub("\\\\([()\\\\])", "\\1", kerned)
-}
-
 # x, y, width and height of the boxes of a colour.
 boxes <- function(lines, colour) {
   operator <- paste(c(sprintf("%.3f", grDevices::col2rgb(colour) / 255), "scn"), collapse = " ")
@@ -247,6 +231,70 @@ test_that("runs are a line each in their own colours, per character", {
   refused(plot(lost), "its losses are lost: plot what minhub_compare() returned")
 })
 
+test_that("runs with equal losses are both visible, with their own dashes, signs and rings", {
+  same <- measured(seq(3, 1, length.out = 25))
+  lines <- drawn(plot(compared(one = same, two = same)))
+  dashes <- grep("^\\[.*\\] 0 d$", lines, value = TRUE)
+  expect_gte(length(unique(dashes)), 2L)
+  # Signs of a colour: circles of curves, and squares of lines.
+  section <- cumsum(grepl(" (scn|SCN)$", lines))
+  signs <- function(colour, path) {
+    begins <- grep(paste(c(sprintf("%.3f", grDevices::col2rgb(colour) / 255), "scn"), collapse = " "), lines, fixed = TRUE)
+    sum(grepl(path, lines[section %in% section[begins]]))
+  }
+  expect_gt(signs("#0072B2", " c$"), 5L)
+  expect_gt(signs("#D55E00", "h f$"), 5L)
+})
+
+attention_of <- function(layers, heads, tokens) {
+  n <- length(tokens)
+  weights <- array(0, c(layers, heads, n, n), list(layer = seq_len(layers), head = seq_len(heads), token = tokens, attended_to = tokens))
+  for (layer in seq_len(layers)) for (head in seq_len(heads)) weights[layer, head, , ] <- diag(n)
+  structure(weights, ids = seq_len(n), class = "minhub_attention")
+}
+
+test_that("panels of a layer or of a head have their names and tokens, and name the axes", {
+  tokens <- c("The", " cat", " sat")
+  x <- attention_of(30L, 9L, tokens)
+  layer <- strings(drawn(plot(x, layer = 3)))
+  expect_true(all(paste("head", 1:9) %in% layer))
+  expect_gte(sum(layer == "The"), 4L)
+  expect_true("rows: queries; columns: keys (attended to)" %in% layer)
+  head <- strings(drawn(plot(x, head = 3), width = 9, height = 9))
+  expect_true(all(paste("layer", 1:30) %in% head))
+  one <- strings(drawn(plot(x, layer = 3, head = 3)))
+  expect_identical(sum(one == "The"), 2L)
+})
+
+test_that("heads that are too many for the device are shown as the mean of each layer", {
+  x <- attention_of(30L, 9L, c("a", "b"))
+  x[1L, , , ] <- 0
+  x[1L, 1L, 2L, 1L] <- 0.9 # a mean of 0.1
+  shown <- drawn(plot(x))
+  expect_true(all(c("Attention, mean of the 9 heads of each layer", paste("layer", 1:30)) %in% strings(shown)))
+  few <- strings(drawn(plot(attention_of(4L, 4L, c("a", "b")))))
+  expect_true(all(c("Attention", "head 1", "layer 1", "4") %in% few))
+})
+
+test_that("a reply is drawn within the device, whatever its width", {
+  token <- c("Good", " unquestionably", "\n", "extraordinarily")
+  reply <- structure(list(
+    tokens = data.frame(token = token, id = 1:4, prob = c(0.9, 0.5, 0.1, 1)),
+    top = data.frame(position = rep(1:4, each = 3L), token = " incomprehensible", id = 11:22, prob = 0.01)
+  ), class = "minhub_reply")
+  for (width in c(3, 5, 7, 14)) {
+    lines <- drawn(plot(reply), width = width)
+    text <- grep(" Tf .* Tm \\(", lines, value = TRUE)
+    fields <- strsplit(text, " ")
+    mono <- vapply(fields, `[[`, "", 1L) == fields[[1L]][[1L]] # the first text is a token
+    ends <- vapply(fields, function(f) as.numeric(f[[8L]]) + 0.6 * as.numeric(f[[4L]]) * nchar(sub(".*Tm \\((.*)\\) Tj", "\\1", paste(f, collapse = " "))), 0)
+    expect_lte(max(ends[mono]), 72 * width)
+    alternatives <- grep("incompre", strings(lines), value = TRUE)
+    expect_length(alternatives, 4L)
+    expect_identical(lengths(regmatches(alternatives, gregexpr("1.0%", alternatives, fixed = TRUE)))[[1L]] == 3L, width > 10)
+  }
+})
+
 test_that("any device and size takes any picture without a warning, and keeps its parameters", {
   likely_odd <- likely(odd, 2^-seq_along(odd))
   scored_odd <- scored(odd, seq_along(odd))
@@ -273,6 +321,7 @@ test_that("any device and size takes any picture without a warning, and keeps it
       plot(measured(3))
       plot(measured(c(2, 2)), against = "seconds", cex = 0.7)
       plot(compared(one = measured(4:1), odd = measured(7)))
+      for (layer in list(NULL, 2)) for (head in list(NULL, 1)) plot(attention_of(30L, 3L, odd[1:6]), layer = layer, head = head)
       plot(many)
       plot(many, type = "text", cex = 0.7, bg = "grey95")
     })
