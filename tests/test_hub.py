@@ -1,5 +1,6 @@
 """hub.py against a real server on loopback, through the real huggingface_hub client."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -550,6 +552,22 @@ def test_a_redirect_without_end(hub: HubServer) -> None:
     assert len(hub.requests) == transfer.MAX_REDIRECTS
 
 
+def test_a_redirect_body_is_not_decoded(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    packed = gzip.compress(gzip.compress(bytes(64_000_000)))
+    assert len(packed) < 1_000
+    headers = {"Location": f"{hub.url}/api/models/{REPO}/revision/main?blobs=true", "Content-Encoding": "gzip, gzip"}
+    hub.answer(302, headers=headers, body=packed, times=1)
+    tracemalloc.start()
+    try:
+        plan = minhub.plan_download(REPO)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "model.safetensors" in names(plan)
+    assert peak < 16_000_000
+
+
 @pytest.mark.parametrize(
     ("part", "where", "message"),
     [
@@ -569,6 +587,10 @@ def test_a_byte_at_a_time(hub: HubServer, part: str, where: str, message: str, m
     hub.drip(part, where=where)
     with pytest.raises(ConnectionError, match=message):
         minhub.fetch(REPO)
+    for thread in threading.enumerate():
+        if thread.name == "minhub request":
+            thread.join(timeout=60)
+            assert not thread.is_alive()
 
 
 def test_a_lock_is_waited_for_aloud(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
