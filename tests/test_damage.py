@@ -14,6 +14,7 @@ import random
 import re
 import resource
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
@@ -781,9 +782,17 @@ def bombs() -> Iterator[tuple[str, bytes]]:
     text = b"X\x04\0\0\0abcdX\x06\0\0\0latin1\x86R"
     doubled = b"c_codecs\nencode\n" * 29 + text + b"X\x03\0\0\0hex\x86R" * 28 + b"."
     filled = b"c__builtin__\nbytearray\nJ" + gigabyte.to_bytes(4, "little") + b"\x85R."
+    magic = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.\x80\x02}."
     for name, calls in (("doubled", doubled), ("filled", filled)):
-        yield name, zipped(**{"data.pkl": b"\x80\x02" + calls})
+        hostile = zipped(**{"data.pkl": b"\x80\x02" + calls})
+        yield name, hostile
         yield f"{name}, legacy", b"\x80\x02" + calls
+        yield f"{name}, legacy, in the list of storages", magic + b"\x80\x02" + calls
+        sound = zipped(**{"data.pkl": b"\x80\x02}.".ljust(len(calls) + 2)})
+        yield f"{name}, legacy, before a sound archive", b"\x80\x02" + calls + sound
+        # zipfile reads the directory before the end record, PyTorch the one at the record's offset.
+        end = hostile.rindex(b"PK\x05\x06")
+        yield f"{name}, two directories", hostile[:end] + sound[: sound.rindex(b"PK\x05\x06")] + hostile[end:]
     overlapping = bytearray(zipped(**{"data.pkl": b"\x80\x02}.", "data/0": bytes(1000)}))
     entry = overlapping.rindex(b"PK\x01\x02")  # the last in the directory
     overlapping[entry + 20 : entry + 28] = (gigabyte.to_bytes(4, "little")) * 2
@@ -806,6 +815,28 @@ def test_pickle_that_wants_memory(name: str, tmp_path: Path) -> None:
                 load(str(folder))
             assert not bad_message(caught.value, [name]), label
         assert peak() - before < 50 * 2**20, label
+
+
+def test_pickle_of_many_instructions(tmp_path: Path) -> None:
+    """The check ends before PyTorch's unpickler builds the stack."""
+    folder = save("lstm", tmp_path / "lstm")
+    (folder / WEIGHTS).unlink()
+    marks = b"\x80\x02" + b"(" * 1_000_000 + b"."
+    for data in (marks, zipped(**{"data.pkl": marks})):
+        (folder / "model.pt").write_bytes(data)
+        with pytest.raises(ValueError, match="model.pt was refused"):
+            minhub_py.from_pretrained(str(folder))
+
+
+def test_pickle_of_many_modules(tmp_path: Path) -> None:
+    """A state dict of a module with many parts without weights loads."""
+    folder = save("lstm", tmp_path / "lstm")
+    state = OrderedDict(state_dict(folder))
+    state._metadata = OrderedDict((f"module.{i}", {"version": 1}) for i in range(1_000))  # type: ignore[attr-defined]
+    expected = minhub_py.from_pretrained(str(folder))(IDS)
+    (folder / WEIGHTS).unlink()
+    (folder / "model.pt").write_bytes(saved(state))
+    assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), expected)
 
 
 def raise_first(problems: list[str]) -> None:

@@ -6,12 +6,12 @@ Sources: the safetensors format (a length, a JSON header, the bytes), and the Hu
 """
 
 import errno
+import io
 import json
 import os
 import pickle
 import pickletools
 import re
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -160,7 +160,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self._open = {
             file: handle
             for file, handle in self._open.items()
-            if isinstance(handle, dict) and not zipfile.is_zipfile(file)
+            if isinstance(handle, dict) and not is_archive(file)
         }
 
     @cached_property
@@ -211,7 +211,7 @@ def open_pickle(path: Path) -> dict[str, Tensor]:
     """
     try:
         check_pickle(path)
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive(path))
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} was refused: it is damaged, or a pickle that holds more than tensors and could run code. "
@@ -230,35 +230,61 @@ def open_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def check_pickle(path: Path) -> None:
-    """Look at what a pickle would do, without doing it: PyTorch's unpickler calls functions that fill memory, too.
+    """Check the instructions of a pickle without running them: PyTorch's unpickler allows calls that fill memory.
 
-    UnpicklingError: it calls more than what builds the tensors of a state dict. ValueError: it holds parts that are
-    larger than the file, or is no pickle. zipfile's errors: a damaged archive.
+    UnpicklingError: a call other than those that build the tensors of a state dict. ValueError: an archive with records
+    that overlap or exceed the file, or no pickle. RuntimeError: a corrupt archive.
     """
-    if not zipfile.is_zipfile(path):
-        with path.open("rb") as file:  # PyTorch's old format: four pickles, the names of storages, and their bytes
-            for _ in range(4):
-                check_calls(file)
+    if is_archive(path):
+        # PyTorch's own reader: a file may have two directories, and Python's zipfile may choose the other one.
+        reader = torch._C.PyTorchFileReader(str(path))
+        check_records(path, reader)
+        check_calls(io.BytesIO(reader.get_record("data.pkl")))
         return
-    with zipfile.ZipFile(path) as archive:
-        parts = archive.infolist()
-        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-            raise ValueError("its parts are compressed, which PyTorch does not do")
-        if sum(part.file_size for part in parts) > path.stat().st_size:
-            raise ValueError("its parts are larger than the file")
-        for part in parts:
-            if part.filename.lower().endswith("data.pkl"):
-                with archive.open(part) as file:
-                    check_calls(file)
+    with path.open("rb") as file:  # PyTorch's old format: five pickles, then the bytes of the storages
+        for _ in range(5):
+            check_calls(file)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether PyTorch reads a file as a zip archive. It decides by the first bytes."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def check_records(path: Path, reader: Any) -> None:
+    """ValueError: the records of an archive overlap, exceed the file, or are compressed."""
+    names = reader.get_all_records()
+    spans = sorted(
+        (reader.get_record_header_offset(name), reader.get_record_offset(name) + reader.get_record_size(name))
+        for name in names
+    )
+    starts = [start for start, _ in spans[1:]] + [path.stat().st_size]
+    if any(end > next_start for (_, end), next_start in zip(spans, starts, strict=True)):
+        raise ValueError("its records overlap, exceed the file, or are compressed")
+    with path.open("rb") as file:
+        for start, _ in spans:
+            file.seek(start + 8)  # the compression method in a record's own header
+            if file.read(2) != bytes(2):
+                raise ValueError("its records are compressed; torch.save does not compress")
 
 
 def check_calls(file: IO[bytes]) -> None:
-    """Read one pickle's instructions. UnpicklingError: it names more than what builds the tensors of a state dict."""
-    for instruction, argument, _ in pickletools.genops(file):
+    """Check one pickle's instructions.
+
+    UnpicklingError: a name other than those that build the tensors of a state dict, or more instructions than the
+    pickle's tensors need.
+    """
+    storages = 0
+    for count, (instruction, argument, _) in enumerate(pickletools.genops(file)):
+        storages += instruction.name in ("BINPERSID", "PERSID")
         if instruction.name in ("STACK_GLOBAL", "INST") or (
             instruction.name == "GLOBAL" and not BUILDERS.fullmatch(str(argument))
         ):
             raise pickle.UnpicklingError(f"{instruction.name} {argument}")
+        # torch.save writes 30 instructions for a tensor, and 10 for the version of a module.
+        if count > 10_000 + 1_000 * storages:
+            raise pickle.UnpicklingError(f"{count:,} instructions, and {storages:,} tensors")
 
 
 def is_plain(value: object) -> bool:
