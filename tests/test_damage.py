@@ -914,6 +914,63 @@ def test_tokenizer_json(bpe: Path) -> None:
     trials.end(500, 10)
 
 
+def prefixed_bpe(prefix: str, tokens: list[str], merge: Any) -> dict[str, Any]:
+    model = {"type": "BPE", "continuing_subword_prefix": prefix, "merges": [merge]}
+    return {"added_tokens": [], "model": model | {"vocab": {token: id for id, token in enumerate(tokens)}}}
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("prefix", "right", "merged", "fits"),
+    [
+        ("a", "\u65e5", "x\u65e5", False),
+        ("ab", "\u65e5", "x\u65e5", False),
+        ("abcd", "\u65e5", "x\u65e5", False),
+        ("\u00e9", "\u65e5\u672c", "x\u65e5", False),
+        ("##", "y", "xy", False),
+        ("##", "##y", "xy", True),
+        ("\u00e9", "\u00e9\u65e5", "x\u65e5", True),
+        ("", "\u65e5", "x\u65e5", True),
+    ],
+)
+def test_merge_inside_a_character(
+    prefix: str, right: str, merged: str, fits: bool, joined: bool, escaped: bool, tmp_path: Path
+) -> None:
+    """The library would abort the process."""
+    merge = f"x {right}" if joined else ["x", right]
+    text = json.dumps(prefixed_bpe(prefix, ["x", right, merged], merge))
+    if escaped:
+        text = text.replace("continuing_subword", "\\u0063ontinuing\\u005Fsubword")
+    (tmp_path / "tokenizer.json").write_text(text)
+    if fits:
+        tokenizer = minhub_py.tokenizer_from_pretrained(str(tmp_path))
+        assert tokenizer.encode("x" + right.removeprefix(prefix)).ids == [2]
+        return
+    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer .*does not fit the continuing_subword_prefix"):
+        minhub_py.tokenizer_from_pretrained(str(tmp_path))
+
+
+def test_prefix_of_continued_words_in_duplicate_keys(tmp_path: Path) -> None:
+    """The library may use either value of a key that occurs twice."""
+    text = json.dumps(prefixed_bpe("ab", ["x", "\u65e5", "x\u65e5"], ["x", "\u65e5"]))
+    for duplicate in ('"merges": [],', '"continuing_subword_prefix": null,'):
+        for changed in (text.replace('"type"', duplicate + '"type"'), text.replace('"vocab"', duplicate + '"vocab"')):
+            (tmp_path / "tokenizer.json").write_text(changed)
+            with pytest.raises(ValueError, match="does not fit the continuing_subword_prefix"):
+                minhub_py.tokenizer_from_pretrained(str(tmp_path))
+
+
+def test_map_of_characters_with_a_large_table(tmp_path: Path) -> None:
+    """The library would reserve 2 GB, and abort where it cannot."""
+    charsmap = base64.b64encode(b"\xff\xff\xff\x7f" + bytes(40)).decode()
+    unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}
+    content = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}, "model": unigram}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer .its map of characters is cut"):
+        minhub_py.tokenizer_from_pretrained(str(tmp_path))
+
+
 def test_merge_of_no_token(bpe: Path) -> None:
     """The library panics over it, with an exception that is no Exception."""
     minhub_py.tokenizer_from_pretrained(str(bpe)).save(str(bpe / "tokenizer.json"))

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from minhub_py.files.tokenizer_json import check_charsmap
+
 SPACE = "\u2581"
 # Kinds of pieces, and of models.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -78,6 +80,8 @@ def read_sentencepiece(path: Path) -> SentencePiece:
             remove_extra_whitespaces=bool(number(normalizer, 4, 1)),
         )
         check_pieces(found)
+        if found.charsmap:
+            check_charsmap(found.charsmap)
     except (ValueError, struct.error) as error:
         raise ValueError(f"{path} is no sentencepiece model ({error}); it is damaged or cut: fetch it again") from error
     # Settings that change the result, and the one value that is implemented; no published language model has another.

@@ -158,9 +158,7 @@ class Checkpoint(Mapping[str, Tensor]):
         """Close the files: memory that the tensors given so far mapped is free when they are."""
         # A file in PyTorch's old format cannot be mapped: it would be read as a whole again for every tensor.
         self._open = {
-            file: handle
-            for file, handle in self._open.items()
-            if isinstance(handle, dict) and not is_archive(file)
+            file: handle for file, handle in self._open.items() if isinstance(handle, dict) and not is_archive(file)
         }
 
     @cached_property

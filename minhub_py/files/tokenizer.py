@@ -31,6 +31,7 @@ from minhub_py.files.gguf_tokenizer import gguf_tokenizer, hub_files, tokenizer_
 from minhub_py.files.sentencepiece import UNIGRAM, SentencePiece, read_sentencepiece, sentencepiece_tokenizer
 from minhub_py.files.storage import read_json, read_object
 from minhub_py.files.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
+from minhub_py.files.tokenizer_json import check_tokenizer_json
 from minhub_py.files.wordbpe import read_word_bpe
 from minhub_py.printable import gist
 
@@ -182,7 +183,9 @@ def parse(path: Path) -> Tokenizer:
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}: check its name.")
     with parsing(path):
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        check_tokenizer_json(text)
+        tokenizer = Tokenizer.from_str(text)
         # Settings of some training run: here a text is as long as it is.
         tokenizer.no_padding()
         tokenizer.no_truncation()
