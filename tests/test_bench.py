@@ -22,7 +22,7 @@ from minhub_py import llama, save_pretrained
 from minhub_py.bench import CASES, cases, gguf, tables
 from minhub_py.bench.run import Bench, LeftOutError, Runner, Settings, look
 from minhub_py.bench.worker import Worker
-from minhub_py.files.gguf import read_header
+from minhub_py.files.gguf_header import read_header
 
 GPT2 = "minhub/shakespeare-gpt2"
 QUICK = ("bench", "--quick", "--repeats", "1", "--threads", "1")

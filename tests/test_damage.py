@@ -1038,6 +1038,28 @@ def test_model_files(name: str, model_files: dict[str, bytes], tmp_path: Path) -
     trials.end(300)
 
 
+def test_long_tokens(model_files: dict[str, bytes], tmp_path: Path) -> None:
+    """Each cut of a token is a merge to try, and the library frees a unigram's trie recursively."""
+    size = 200_000
+    encoded = base64.b64encode(b"a" * size)
+    piece = b"\x0a\xc0\x9a\x0c" + b"a" * size  # field 1, 200,000 bytes
+    tekken = json.loads(model_files["tekken.json"])
+    tekken["vocab"].append({"rank": 258, "token_bytes": encoded.decode()})
+    tekken["config"]["default_vocab_size"] += 1
+    unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a" * size, 0.0]]}
+    files = {
+        "tokenizer.model": model_files["tokenizer.model"] + b"\x0a\xc4\x9a\x0c" + piece,
+        "qwen.tiktoken": model_files["qwen.tiktoken"] + encoded + b" 258\n",
+        "tekken.json": json.dumps(tekken).encode(),
+        "tokenizer.json": json.dumps({"added_tokens": [], "model": unigram}).encode(),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=f"{name} .*token of 200,000 characters"):
+            minhub_py.tokenizer_from_pretrained(str(tmp_path))
+        (tmp_path / name).unlink()
+
+
 def test_tekken_of_wrong_types(model_files: dict[str, bytes], tmp_path: Path) -> None:
     trials = Trials(tmp_path, use_tokenizer)
     places: list[list[Any]] = [["config"], ["vocab"], ["special_tokens"], ["vocab", 5], ["special_tokens", 1]]

@@ -28,7 +28,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import weights_map
 from minhub_py import from_pretrained, generate, llama_from_pretrained, save_pretrained, tokenizer_from_pretrained
 from minhub_py.files import gguf as reading
-from minhub_py.files.gguf import IN_BLOCKS, PLAIN, GGUFCheckpoint, read_header
+from minhub_py.files.gguf import GGUFCheckpoint
+from minhub_py.files.gguf_header import IN_BLOCKS, MAX_PAIRS, MAX_STRINGS, MAX_TENSORS, PLAIN, read_header
 from minhub_py.files.tokenizer import read_tokenizer
 from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.inference.quantize import Quantized, kind_of
@@ -471,6 +472,8 @@ REFUSED: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
     (change("llama.rope.freq_base", "x", "string"), "rope_theta cannot be 'x'"),
     (change("llama.block_count", 3), "missing: layers.2"),
     (change("llama.embedding_length", 32), "wrong shape"),
+    (change("llama.\x1b[2J", 8), r"llama\.\\x1b\[2J is 8, for which"),
+    (change("llama.block_count", ["a", "b"], "array"), r"num_hidden_layers cannot be an array of 2 strings"),
     (change("split.count", 2, "uint16"), "one of 2 parts: join them with llama-gguf-split"),
     (change("tokenizer.ggml.eos_token_id", "x", "string"), "special tokens cannot be"),
     (lambda writer: writer.add_tensor("blk.0.strange.weight", torch.zeros(2).numpy()), "unknown: blk.0.strange.weight"),
@@ -492,6 +495,7 @@ def test_refused_by_name(apply: Callable[[gguf.GGUFWriter], None], message: str,
         (change("tokenizer.ggml.bos_token_id", 9999), "bos_token_id cannot be 9999"),
         (change("tokenizer.ggml.merges", ["a"], "array"), "is no tokenizer"),
         (change("tokenizer.ggml.merges", ["a zzz"], "array"), "a merge makes no token"),
+        (change("tokenizer.ggml.tokens", ["a" * 200_000, "b"], "array"), "token of 200,000 characters"),
         (change("tokenizer.ggml.tokens", [1], "array"), "tokens is no list of strings"),
         (change("tokenizer.ggml.token_type", [1], "array"), "does not fit the tokens"),
     ],
@@ -555,6 +559,18 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "numbers": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(99)), "numbers, for which"),
     "lists in lists": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 9, 1) + bytes(99)), "unknown type 9"),
     "key twice": (header(2, 0, (string("a") + struct.pack("<IB", 0, 1)) * 2), "'a' twice"),
+    "long key": (header(1, 0, string("a" * 65_536) + bytes(99)), "string of 65,536 bytes"),
+    "many pairs": (header(MAX_PAIRS + 1, 0, bytes(13 * MAX_PAIRS + 99)), "10,001 pairs; this package reads 10,000"),
+    "many tensors": (header(0, MAX_TENSORS + 1, bytes(24 * MAX_TENSORS + 99)), "100,001 tensors; this package reads"),
+    "many strings": (
+        header(1, 0, string("a") + struct.pack("<IIQ", 9, 8, MAX_STRINGS + 1) + bytes(8 * MAX_STRINGS + 99)),
+        "2,097,153 strings; this package reads 2,097,152",
+    ),
+    "many strings in two arrays": (
+        header(2, 0, *(string(name) + struct.pack("<IIQ", 9, 8, MAX_STRINGS // 2 + 1) + bytes(4 * MAX_STRINGS + 8)
+                       for name in "ab")),
+        "1,048,577 strings; this package reads 1,048,575",
+    ),
     "alignment": (header(1, 0, string("general.alignment") + struct.pack("<II", 4, 24)), "alignment cannot be 24"),
     "dimensions": (header(0, 1, info("x", (1,) * 5), bytes(99)), "x has 5 dimensions"),
     "no dimensions": (header(0, 1, info("x", ()), bytes(99)), "x has 0 dimensions"),
@@ -582,6 +598,26 @@ def test_damage(name: str, tmp_path: Path) -> None:
         from_pretrained(path)
     assert "damaged.gguf" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_large_arrays_need_no_memory(tmp_path: Path) -> None:
+    count = 100_000_000
+    path = tmp_path / "large.gguf"
+    path.write_bytes(header(1, 0, string("general.numbers") + struct.pack("<IIQ", 9, 0, count)))
+    with path.open("ab") as file:
+        file.truncate(path.stat().st_size + count)
+    reset_peak()
+    before = peak()
+    assert str(read_header(path).metadata["general.numbers"]) == "an array of 100,000,000 numbers"
+    assert peak() - before < 50 * 2**20
+
+
+def test_a_header_is_read_once(tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf", reference("llama"), tokenizer=chatty)
+    first = read_header(file)
+    assert read_header(file) is first
+    write(file, reference("llama"))
+    assert read_header(file).metadata.keys() < first.metadata.keys()
 
 
 def cuts(data: bytes) -> Iterator[bytes]:

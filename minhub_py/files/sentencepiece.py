@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from minhub_py.files.tokenizer_json import check_charsmap
+from minhub_py.files.tokenizer_json import check_charsmap, check_lengths
 
 SPACE = "\u2581"
 # Kinds of pieces, and of models.
@@ -165,6 +165,7 @@ def parse_piece(data: int | bytes) -> Piece:
 def check_pieces(model: SentencePiece) -> None:
     """ValueError: the pieces cannot be a vocabulary."""
     texts = [piece.text for piece in model.pieces]
+    check_lengths(texts)
     if not all(texts) or len(set(texts)) < len(texts):
         raise ValueError("a piece is empty, or is there twice")
     if len(model.of_kind(UNKNOWN)) != 1:

@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from minhub_py.files.storage import read_object
+from minhub_py.files.tokenizer_json import check_lengths
 from minhub_py.printable import gist
 
 # Words, as in OpenAI's cl100k; {} is how many digits are one.
@@ -105,6 +106,7 @@ def read_tekken(path: Path) -> Ranks:
 
 def check_tokens(tokens: Sequence[bytes]) -> None:
     """ValueError: they cannot be a vocabulary, in which every byte is a token."""
+    check_lengths(tokens)
     if not all(tokens) or len(set(tokens)) < len(tokens):
         raise ValueError("a token is empty, or is there twice")
     if not {bytes([byte]) for byte in range(256)} <= set(tokens):

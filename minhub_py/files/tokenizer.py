@@ -26,7 +26,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.files import hub
-from minhub_py.files.gguf import read_header
+from minhub_py.files.gguf_header import read_header
 from minhub_py.files.gguf_tokenizer import gguf_tokenizer, hub_files, tokenizer_settings
 from minhub_py.files.sentencepiece import UNIGRAM, SentencePiece, read_sentencepiece, sentencepiece_tokenizer
 from minhub_py.files.storage import read_json, read_object
@@ -41,6 +41,7 @@ FORMS = ("tokenizer.json", "vocab.json", *hub.OLDER_TOKENIZERS, "vocab.dat")
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 # Where the tokenizers that are in use came from: the class takes no subclass.
 FILES: WeakKeyDictionary[Tokenizer, Path] = WeakKeyDictionary()
+TOKENS = "tokenizer.ggml.tokens"  # a GGUF file without this key has no tokenizer
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -69,7 +70,7 @@ def tokenizer_from_pretrained(
 def tokenizer_file(folder: Path) -> Path | None:
     """The file that the tokenizer of a folder, or of a GGUF file, is read from; None: it has none."""
     if folder.is_file():
-        return folder if "tokenizer.ggml.tokens" in read_header(folder).metadata else None
+        return folder if TOKENS in read_header(folder).metadata else None
     return next((folder / name for name in FORMS if (folder / name).exists()), None)
 
 
@@ -78,6 +79,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
     FileNotFoundError: it has none. ValueError: its files are damaged.
     """
+    if folder.is_file():
+        return read_gguf(folder)
     path = tokenizer_file(folder)
     if path is None:
         raise FileNotFoundError(
@@ -89,8 +92,6 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         tokenizer = read_word_bpe(path)
         FILES[tokenizer] = path
         return tokenizer
-    if path == folder:
-        return read_gguf(path)
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).exists():
@@ -103,8 +104,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_gguf(path: Path) -> Tokenizer:
-    """The tokenizer of a GGUF file. ValueError: it is damaged, or of a kind without code."""
+    """The tokenizer of a GGUF file.
+
+    FileNotFoundError: it has none. ValueError: it is corrupt, or of a kind without code.
+    """
     metadata = read_header(path).metadata
+    if TOKENS not in metadata:
+        raise FileNotFoundError(f"{path} has no tokenizer: take a GGUF file of the same model that has one")
     try:
         settings = tokenizer_settings(metadata)
     except ValueError as error:
