@@ -109,6 +109,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     ValueError: the metadata is damaged.
     """
     tokens = strings(metadata, "tokens")
+    check_lengths(tokens)
     no_kinds = "tokenizer.ggml.token_type" not in metadata
     kinds = [NORMAL] * len(tokens) if no_kinds else numbers(metadata, "token_type", len(tokens))
     make = byte_bpe if metadata["tokenizer.ggml.model"] == "gpt2" else sentencepiece
@@ -118,7 +119,6 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 def byte_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
     """A byte-level BPE."""
     words = words_of(metadata)
-    check_lengths(tokens)
     ids = {token: id for id, token in enumerate(tokens)}
     if len(ids) < len(tokens):
         raise ValueError("a token is there twice")
