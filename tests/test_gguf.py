@@ -13,6 +13,7 @@ import gguf
 import pytest
 import sentencepiece
 import torch
+from click.testing import CliRunner
 from gguf import GGMLQuantizationType as Type
 from gguf_files import blocks, write
 from hub_server import HubServer
@@ -27,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import weights_map
 from minhub_py import from_pretrained, generate, llama_from_pretrained, save_pretrained, tokenizer_from_pretrained
+from minhub_py.cli import main
 from minhub_py.files import gguf as reading
 from minhub_py.files.gguf import GGUFCheckpoint
 from minhub_py.files.gguf_header import IN_BLOCKS, MAX_PAIRS, MAX_STRINGS, MAX_TENSORS, PLAIN, read_header
@@ -129,7 +131,8 @@ def test_a_quantized_file_is_what_the_package_makes_of_it(name: str, kind: str, 
             found = torch.from_numpy(found)
             parameter.copy_(found.t() if name == "gpt2" and ".h." in key else found)
     model.save_pretrained(tmp_path / "hub")
-    ours, theirs = from_pretrained(file, device="cpu"), from_pretrained(tmp_path / "hub", device="cpu")
+    ours = from_pretrained(file, device="cpu", quantize="none")
+    theirs = from_pretrained(tmp_path / "hub", device="cpu")
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
     for key, tensor in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[key], tensor), key
@@ -166,7 +169,7 @@ def test_each_type_of_tensor(kind: str, tmp_path: Path) -> None:
 def test_quantize_auto_keeps_the_blocks_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
     """No weight is rounded once more, in whatever order its rows are; in C it is as in `forward`."""
     file = write(tmp_path / "model.gguf", reference(name), kind)
-    ours, floats = (from_pretrained(file, device="cpu", quantize=how) for how in ("auto", None))
+    ours, floats = (from_pretrained(file, device="cpu", quantize=how) for how in ("auto", "none"))
     kept = {path: module for path, module in ours.named_modules() if isinstance(module, Quantized)}
     assert {module.kind for module in kept.values()} == {kind_of(ours)} == {kind}
     assert len(kept) == sum(isinstance(module, nn.Linear | nn.Embedding) for module in floats.modules()) - (
@@ -185,6 +188,38 @@ def test_quantize_auto_keeps_the_blocks_of_the_file(name: str, kind: str, tmp_pa
     assert all(torch.equal(module.codes, kept[path].codes) for path, module in half.named_modules() if path in kept)
 
 
+def test_the_default_of_a_gguf_file_is_its_blocks(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    model = reference("llama")
+    file = write(tmp_path / "model.gguf", model, "Q4_1")
+    model.save_pretrained(tmp_path / "hub")
+    assert kind_of(from_pretrained(file, device="cpu")) == "Q4_1"
+    assert kind_of(llama_from_pretrained(file, device="cpu", quantize="auto")) == "Q4_1"
+    assert kind_of(from_pretrained(file, device="cpu", quantize="none")) is None
+    floats = from_pretrained(file, device="cpu", dtype="bfloat16")
+    assert (kind_of(floats), floats.lm_head.weight.dtype) == (None, torch.bfloat16)
+    assert kind_of(from_pretrained(file, device="cpu", dtype="bfloat16", quantize="auto")) == "Q4_1"
+    assert kind_of(from_pretrained(tmp_path / "hub", device="cpu")) is None
+    assert kind_of(from_pretrained(tmp_path / "hub", device="cpu", quantize="none")) is None
+    with pytest.raises(ValueError, match=r'a quantized model cannot be saved: load it again with quantize = "none"'):
+        save_pretrained(from_pretrained(file, device="cpu"), tmp_path / "saved")
+    assert not recwarn
+    for path in (tmp_path / "hub", write(tmp_path / "half.gguf", model, "F16")):
+        with pytest.warns(UserWarning, match=r'^quantize="auto" has no effect: it applies to the quantized weights'):
+            assert kind_of(from_pretrained(path, device="cpu", quantize="auto")) is None
+
+
+def test_the_shell_notes_the_default_of_a_gguf_file(file: Path) -> None:
+    def notes(model: str, *options: str) -> str:
+        result = CliRunner().invoke(main, ["generate", model, "Hello", "-n", "1", "--device", "cpu", *options])
+        assert result.exit_code == 0
+        return result.stderr
+
+    note = "Note: weights stay in Q8_0, as in the file; --quantize none turns them into floating point.\n"
+    assert notes(str(file)) == note
+    assert notes(str(file), "--quantize", "none") == notes(str(file), "--quantize", "auto") == ""
+    assert 'Note: quantize="auto" has no effect' in notes("minhub/shakespeare-gpt2", "--quantize", "auto")
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("kind", "wanted"), [("F16", None), ("IQ4_NL", "int8")])
 def test_quantize_auto_of_other_types(kind: str, wanted: str | None, tmp_path: Path) -> None:
@@ -195,9 +230,9 @@ def test_quantize_auto_of_other_types(kind: str, wanted: str | None, tmp_path: P
     else:
         matrix = torch.from_numpy(blocks(kind, 64 * 64 // 32)).view(64, -1).numpy()
         file = write(tmp_path / "model.gguf", model, "F32", change=lambda writer: replace(writer, matrix, kind))
-    ours = from_pretrained(file, device="cpu", quantize="auto")
+    ours = from_pretrained(file, device="cpu")
     assert kind_of(ours) == wanted
-    floats = from_pretrained(file, device="cpu")
+    floats = from_pretrained(file, device="cpu", quantize="none")
     assert (ours(IDS) - floats(IDS)).abs().max() < 0.02 * floats(IDS).abs().max()
     assert generate(ours, [[1, 2, 3]], 4, temperature=0)
 
@@ -410,7 +445,7 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
     auto = json.loads(done("generate", str(file), "Hello", "-n", "4", "--quantize", "auto", "--json"))
     assert len(auto["ids"]) <= 4
     (tmp_path / "text.txt").write_text("Some text to score.")
-    scored = json.loads(done("score", str(file), str(tmp_path / "text.txt"), "--json"))
+    scored = json.loads(done("score", str(file), str(tmp_path / "text.txt"), "--json", "--quantize", "none"))
     done("convert", str(file), str(tmp_path / "hub"))
     again = json.loads(done("score", str(tmp_path / "hub"), str(tmp_path / "text.txt"), "--json"))
     assert again["scores"] == scored["scores"]
@@ -418,12 +453,12 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
         wanted = theirs(IDS).logits
-        assert (from_pretrained(file)(IDS) - wanted).abs().max() <= 5e-5 * wanted.abs().max()
+        assert (from_pretrained(file, quantize="none")(IDS) - wanted).abs().max() <= 5e-5 * wanted.abs().max()
     assert theirs.config.eos_token_id == [0, 5]
     assert (tmp_path / "hub" / "chat_template.jinja").read_text() == TEMPLATE
     settings = json.loads((tmp_path / "hub" / "tokenizer_config.json").read_text())
     assert (settings["bos_token"], settings["add_bos_token"]) == ("<|im_start|>", False)
-    save_pretrained(from_pretrained(file), tmp_path / "saved", tokenizer_from_pretrained(str(file)))
+    save_pretrained(from_pretrained(file, quantize="none"), tmp_path / "saved", tokenizer_from_pretrained(str(file)))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "hub" / name).read_bytes()
 
