@@ -36,7 +36,7 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         family, config = describe(checkpoint)
         model, tensors, layout = skeleton(family, config), checkpoint.meta, checkpoint.layout
         stored = {name: checkpoint.stored_as(name) for name in tensors}
-        source = {"kind": "files", "folder": str(folder), "layout": layout}
+        source = {"kind": "files", "folder": str(folder), "layout": "gguf" if folder.is_file() else layout}
     else:
         family, config, read_from = read_config(identifier, revision)
         source = {"kind": "preset" if read_from is None else "config"}

@@ -439,6 +439,8 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
     q = next(tensor for tensor in report["tensors"] if tensor["native"] == "layers.0.self_attn.q_proj.weight")
     assert (q["hub"], q["dtype"]) == ("model.layers.0.self_attn.q_proj.weight", "Q8_0")
     assert "Q8_0" in done("inspect", str(file))
+    assert report["source"] == {"kind": "files", "folder": str(file), "layout": "gguf"}
+    assert f"{file} (GGUF file)\n" in done("inspect", str(file))
     assert "no problems found" in done("verify", str(file))
     made = json.loads(done("generate", str(file), "Hello", "-n", "4", "--temperature", "0", "--json"))
     assert len(made["ids"]) == 4
@@ -482,6 +484,19 @@ def test_a_file_of_a_repository(hub: HubServer, file: Path) -> None:
         assert "owner/name" in failed("generate", name, "x")
     assert "There is no file" in failed("generate", "absent.gguf", "x")
     assert "does not begin with GGUF" in failed("generate", "owner/name:it.gguf", "x")
+
+
+def test_a_folder_with_a_gguf_file_alone(file: Path, hub: HubServer) -> None:
+    """The message has the path to pass."""
+    for load in (from_pretrained, tokenizer_from_pretrained):
+        with pytest.raises(FileNotFoundError, match=f"To open a GGUF file, name it: {re.escape(str(file))}$"):
+            load(str(file.parent))
+    (file.parent / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(FileNotFoundError, match=f"has no weights .* name it: {re.escape(str(file))}$"):
+        from_pretrained(file.parent)
+    hub.add("owner/name", {"config.json": '{"model_type": "llama"}', "it.gguf": b"GGUF"})
+    with pytest.raises(FileNotFoundError, match=r"has no weights .* Name one file of it, as owner/name:it\.gguf"):
+        from_pretrained("owner/name")
 
 
 # --- What is refused

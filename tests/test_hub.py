@@ -221,6 +221,60 @@ def test_revisions(hub: HubServer, revision: str) -> None:
     assert minhub.fetch(REPO, first if revision == "commit" else revision, local_files_only=True) == folder
 
 
+def test_a_listing_with_names_that_no_file_can_have(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE | {"x" * 300: "long", "a/" * 3000 + "b": "deep", "nul\0": "nul"})
+    assert_right(minhub.fetch(REPO), SINGLE)
+
+
+def test_a_shard_with_the_longest_name(hub: HubServer) -> None:
+    name = "m" * 241 + ".safetensors"
+    hub.add(REPO, SMALL | {name: WEIGHTS, "model.safetensors.index.json": json.dumps({"weight_map": {"a": name}})})
+    assert (minhub.fetch(REPO) / name).read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("revisions", [("v1", "v1/x"), ("v1/x", "v1")])
+def test_revisions_that_no_folder_can_have_together(hub: HubServer, revisions: tuple[str, str]) -> None:
+    first, second = revisions
+    hub.add(REPO, SINGLE, tag=first)
+    hub.add(REPO, SINGLE | {"merges.txt": "b a\n"}, tag=second)
+    assert_right(minhub.fetch(REPO, first), SINGLE)
+    with pytest.warns(UserWarning, match=rf"^revision '{second}' is not recorded .*/refs/v1 is in the way: offline"):
+        folder = minhub.fetch(REPO, second)
+    assert (folder / "merges.txt").read_text() == "b a\n"
+    assert_right(minhub.fetch(REPO, first, local_files_only=True), SINGLE)
+    assert minhub.fetch(REPO, folder.name, local_files_only=True) == folder
+    assert not list((hub.cache / "models--owner--model").rglob("*.tmp"))
+
+
+def test_a_ref_that_is_no_text(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    folder = minhub.fetch(REPO)
+    ref = hub.cache / "models--owner--model" / "refs" / "main"
+    ref.write_bytes(b"\xff\xfe" * 1000)
+    assert [model.revisions for model in minhub.cached_models()] == [()]
+    with pytest.raises(FileNotFoundError, match="neither a folder here nor in the local cache"):
+        minhub.fetch(REPO, local_files_only=True)
+    assert minhub.fetch(REPO) == folder
+    assert ref.read_text() == folder.name
+
+
+STORE, PARTS = "models--owner--model", ("blobs", "snapshots", "snapshots/COMMIT")
+
+
+@pytest.mark.parametrize("part", ["", ".locks", STORE, *(f"{STORE}/{part}" for part in PARTS)])
+def test_a_file_in_the_way_of_the_cache(hub: HubServer, part: str) -> None:
+    hub.add(REPO, SHARDED)
+    path = hub.cache / part.replace("COMMIT", minhub.plan_download(REPO, weights=False).commit)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("a file")
+    with pytest.raises(OSError, match=rf"^The cache cannot be used \([^:]+: {re.escape(str(path))}.*set HF_HOME"):
+        minhub.fetch(REPO)
+    with pytest.raises(FileNotFoundError, match="run `minhub download owner/model` when online"):
+        minhub.fetch(REPO, local_files_only=True)
+    assert not any(model.complete for model in minhub.cached_models())
+    assert path.read_text() == "a file"
+
+
 def test_a_moved_branch_is_followed_but_not_before_its_files_are_there(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     old = minhub.fetch(REPO)

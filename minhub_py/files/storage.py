@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minhub_py.files.hub import COMPANIONS, WEIGHTS, shard_names
+from minhub_py.files.hub import COMPANIONS, WEIGHTS, gguf_hint, shard_names
 from minhub_py.printable import gist
 from weights_map.blocks import Blocks
 from weights_map.engine import Mapped
@@ -100,7 +100,8 @@ class Checkpoint(Mapping[str, Tensor]):
                         f"{path} names {file.name}, which is missing: download the checkpoint again"
                     )
             return files
-        raise FileNotFoundError(f"{self.path} has no weights (none of {', '.join(WEIGHTS)}): check the path")
+        hint = gguf_hint(self.path) or " Check the path"
+        raise FileNotFoundError(f"{self.path} has no weights (none of {', '.join(WEIGHTS)}).{hint}")
 
     def kept_as(self, name: str, native: Mapped) -> Blocks | str | None:
         """How `quantize="auto"` keeps one of our tensors: in the blocks of its file, or quantized; None: in floats.

@@ -84,7 +84,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     path = tokenizer_file(folder)
     if path is None:
         raise FileNotFoundError(
-            f"{folder} has no tokenizer, neither tokenizer.json nor vocab.json: copy those of the model that it is from"
+            f"{folder} has no tokenizer, neither tokenizer.json nor vocab.json: "
+            f"copy those of the model that it is from.{hub.gguf_hint(folder)}"
         )
     if path.name == "tokenizer.json":
         return parse(path)

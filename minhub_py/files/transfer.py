@@ -314,11 +314,15 @@ def fault(path: Path, size: int | None, declared: str) -> str | None:
 
 
 def publish(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a small file or a link so that no one ever sees half of it, whoever else writes it too."""
+    """Write a small file or a link atomically: other processes see the old content or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    write(draft)
-    os.replace(draft, path)
+    draft = path.with_name(f"{uuid.uuid4().hex}.tmp")  # the name may have all the bytes that a name can have
+    try:
+        write(draft)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 class RefusedError(Exception):
