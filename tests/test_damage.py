@@ -494,6 +494,27 @@ def test_index(family: str, tmp_path: Path) -> None:
     trials.end(300, 60)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_settings_have_a_limit(name: str, folder: Path) -> None:
+    (folder / name).write_text(" " * 10_000_000 + "{}")
+    with pytest.raises(ValueError, match=f"{name} has 10,000,002 bytes; this package reads settings of 10,000,000"):
+        minhub_py.from_pretrained(str(folder))
+
+
+def test_limits_on_tensors_and_shards(tmp_path: Path) -> None:
+    folder = save("lstm", tmp_path / "lstm")
+    names = {f"x.{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_001)}
+    header = json.dumps(names).encode()
+    (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=f"{WEIGHTS} has too many tensors; this package reads 20,000"):
+        minhub_py.from_pretrained(str(folder))
+    (folder / WEIGHTS).unlink()
+    index = {"weight_map": {f"x.{i}": f"model-{i}.safetensors" for i in range(10_001)}}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="names 10,001 files; this package reads 10,000"):
+        minhub_py.from_pretrained(str(folder))
+
+
 @pytest.mark.parametrize("place", ["../x.safetensors", "{}/x.safetensors", "./x.safetensors", "../gpt2/x.safetensors"])
 def test_index_that_leads_elsewhere(place: str, tmp_path: Path) -> None:
     """A path in an index is refused even where it leads to the very file."""
@@ -1095,6 +1116,30 @@ def test_vocabulary_of_wrong_types(merges: bool, bpe: Path) -> None:
             trials.run(name, junk.encode(), f"all of it {brief(junk)}")
         (bpe / name).unlink()
     trials.end(200, 0)
+
+
+def test_many_added_tokens(bpe: Path) -> None:
+    """Added together: the library prepares its search at each call, so one by one they take minutes."""
+    (bpe / "added_tokens.json").write_text(json.dumps({f"<t{i}>": 9 + i for i in range(50_000)}))
+    assert minhub_py.tokenizer_from_pretrained(str(bpe)).token_to_id("<t49999>") == 50_008
+    (bpe / "added_tokens.json").write_text(json.dumps({"<a>": 9, "<b>": 11}))
+    with pytest.raises(ValueError, match="gives the added token '<b>' the id 11, which is not the next one"):
+        minhub_py.tokenizer_from_pretrained(str(bpe))
+
+
+def test_messages_are_short(bpe: Path) -> None:
+    """A long token, and a long symbol, are cut in a message."""
+    (bpe / "merges.txt").write_text("a" * 100_000 + " b\n")
+    with pytest.raises(ValueError, match="there is no token") as caught:
+        minhub_py.tokenizer_from_pretrained(str(bpe))
+    assert len(str(caught.value)) < 500
+    for name in ("vocab.json", "merges.txt"):
+        (bpe / name).unlink()
+    (bpe / "vocab.dat").write_text("a\nb\n")
+    (bpe / "rules.dat").write_text("a" * 100_000 + " b\n")
+    with pytest.raises(ValueError, match="lacks a symbol of the pair") as caught:
+        minhub_py.tokenizer_from_pretrained(str(bpe))
+    assert len(str(caught.value)) < 500
 
 
 # --- Sound files with wrong content: what `verify` says

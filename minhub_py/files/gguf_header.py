@@ -27,7 +27,7 @@ STRING, ARRAY = 8, 9
 # Bounds on a header. Published files have up to 100 pairs, 3,000 tensors and a million tokens and merges.
 MAX_STRING = 100_000_000  # bytes
 MAX_KEY = 65_535  # bytes, by the format
-MAX_PAIRS, MAX_TENSORS, MAX_STRINGS = 10_000, 100_000, 2**21
+MAX_PAIRS, MAX_TENSORS, MAX_STRINGS = 10_000, 20_000, 2**21
 MAX_SETTINGS = 10_000  # numbers in an array of settings: one for each layer
 LENGTH = struct.Struct("<Q").unpack_from
 # Types of tensors that are as torch has them, and others that are read, by the package's names.

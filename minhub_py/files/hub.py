@@ -56,6 +56,7 @@ SMALL = (*COMPANIONS, "config.json")
 NO_REVISION = re.compile(r"^@?$|^[-/]|[/.]$|//|\.\.|@\{|(^|/)\.|\.lock(/|$)|[\s~^:?*\[\\]")
 # Bytes that settings, a tokenizer or an index of shards may have: ten times what the largest known have.
 MAX_SMALL = 500_000_000
+MAX_SHARDS = 10_000
 # Words of a server that become paths here must look like this.
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHARD = re.compile(r"\w[\w.-]{0,240}\.(safetensors|bin)", re.ASCII)
@@ -505,6 +506,8 @@ def shard_names(index: Path, called: str) -> list[str]:
         names = set(json.loads(index.read_bytes())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{called} is no index of shards ({type(error).__name__}): fetch it again.") from error
+    if len(names) > MAX_SHARDS:
+        raise ValueError(f"{called} names {len(names):,} files; this package reads {MAX_SHARDS:,}.")
     for name in names or {""}:
         if not isinstance(name, str) or not SHARD.fullmatch(name):
             raise ValueError(f"{called} names {brief(name)}, which is no weight file of its own folder: do not use it.")

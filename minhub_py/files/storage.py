@@ -35,6 +35,8 @@ DTYPES = {
 }  # fmt: skip
 # Those of the mask buffers of old checkpoints, which are dropped, but have a shape.
 MASKS = {"BOOL": torch.bool, "I64": torch.int64}
+MAX_SETTINGS = 10_000_000  # bytes of a file of settings; published ones have up to a million
+MAX_TENSORS = 20_000  # of a checkpoint; published ones of the known families have up to 1,200
 # The names in a pickle of a state dict: "module name".
 BUILDERS = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
@@ -51,8 +53,10 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}); it is damaged or cut: fetch it again") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that must hold an object. ValueError: it is damaged, or holds something else."""
+def read_object(path: Path, limit: int | None = None) -> dict[str, Any]:
+    """Read a JSON file that holds an object. ValueError: it is corrupt, has other content, or over `limit` bytes."""
+    if limit is not None and path.stat().st_size > limit:
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; this package reads settings of {limit:,}")
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} should hold a JSON object, not {type(content).__name__}")
@@ -76,13 +80,13 @@ class Checkpoint(Mapping[str, Tensor]):
     def config(self) -> dict[str, Any] | None:
         """config.json; None where there is none."""
         path = self.path / "config.json"
-        return read_object(path) if path.exists() else None
+        return read_object(path, MAX_SETTINGS) if path.exists() else None
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """generation_config.json; empty where there is none."""
         path = self.path / "generation_config.json"
-        return read_object(path) if path.exists() else {}
+        return read_object(path, MAX_SETTINGS) if path.exists() else {}
 
     @cached_property
     def files(self) -> list[Path]:
@@ -123,6 +127,8 @@ class Checkpoint(Mapping[str, Tensor]):
                     raise ValueError(f"{file} is damaged: it names a tensor {brief(name)}")
                 if name in places:
                     raise ValueError(f"{name} is both in {places[name].name} and in {file.name}")
+                if len(places) == MAX_TENSORS:
+                    raise ValueError(f"{file} has too many tensors; this package reads {MAX_TENSORS:,}")
                 places[name] = file
         return places
 

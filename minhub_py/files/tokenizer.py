@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -271,7 +272,9 @@ def byte_level_bpe(
     """GPT-2's tokenizer: BPE over bytes, so that no text is unknown. ValueError: a merge makes no known token."""
     for left, right in merges:
         if left + right not in vocabulary:  # the library may panic, which is no Exception
-            raise ValueError(f"vocab.json and merges.txt do not fit each other: there is no token {left + right!r}")
+            raise ValueError(
+                f"vocab.json and merges.txt do not fit each other: there is no token {brief(left + right)}"
+            )
     try:
         model = models.BPE(dict(vocabulary), list(merges))
     except Exception as error:  # the library raises plain Exception
@@ -346,10 +349,14 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) 
         raise ValueError(f"the added tokens of {folder} should map tokens to ids; its files are damaged")
     special = {name for value in named if (name := content(value))} or {"<|endoftext|>", "<unk>"}
     known = {name: id for name in special if (id := tokenizer.token_to_id(name)) is not None}
-    for name, wanted in sorted((known | added).items(), key=lambda item: item[1]):
-        tokenizer.add_tokens([AddedToken(name, special=name in special, normalized=False)])
-        if tokenizer.token_to_id(name) != wanted:
-            raise ValueError(f"{folder} gives the added token {name!r} the id {wanted}, which is not the next one")
+    in_order = sorted((known | added).items(), key=lambda item: item[1])
+    # All at once: the library prepares its search again at each call.
+    tokenizer.add_tokens([AddedToken(name, special=name in special, normalized=False) for name, _ in in_order])
+    for name, expected in in_order:
+        if tokenizer.token_to_id(name) != expected:
+            raise ValueError(
+                f"{folder} gives the added token {brief(name)} the id {expected}, which is not the next one"
+            )
 
 
 def content(token: Any) -> str | None:

@@ -13,6 +13,7 @@ import base64
 import json
 import re
 from collections.abc import Iterable
+from reprlib import repr as brief
 from typing import Any
 
 # Characters of a token. Published vocabularies have at most a few hundred; time and stack grow with longer ones.
@@ -46,7 +47,7 @@ def check_tokenizer_json(text: str) -> None:
         size = len(encoded(prefix))
         for right in right_sides:
             if len(encoded(right)) < size or encoded(right)[size : size + 1] in CONTINUATION_BYTES:
-                raise ValueError(f"the merge with {right!r} does not fit the {PREFIX} {prefix!r}")
+                raise ValueError(f"the merge with {brief(right)} does not fit the {PREFIX} {brief(prefix)}")
 
 
 CONTINUATION_BYTES = {bytes([byte]) for byte in range(0x80, 0xC0)}
