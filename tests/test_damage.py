@@ -501,6 +501,14 @@ def test_settings_have_a_limit(name: str, folder: Path) -> None:
         minhub_py.from_pretrained(str(folder))
 
 
+def test_long_lists_in_settings(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0] * 10_001}))
+    with pytest.raises(
+        ValueError, match=r"generation_config\.json: .*eos_token_id cannot be \[0, 0, 0, 0, 0, 0, \.\.\.\]"
+    ):
+        minhub_py.from_pretrained(str(folder))
+
+
 def test_limits_on_tensors_and_shards(tmp_path: Path) -> None:
     folder = save("lstm", tmp_path / "lstm")
     names = {f"x.{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_001)}
@@ -1116,6 +1124,24 @@ def test_vocabulary_of_wrong_types(merges: bool, bpe: Path) -> None:
             trials.run(name, junk.encode(), f"all of it {brief(junk)}")
         (bpe / name).unlink()
     trials.end(200, 0)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken"])
+def test_merges_that_need_much_memory(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
+    """Each token of one repeated letter can be put together in as many ways as it is long."""
+    tokens = [b"~" * size for size in range(2, 1001)]
+    if name == "tokenizer.model":
+        pieces = [b"\x0a" + varint(len(token)) + token for token in (b"~", *tokens)]
+        added = b"".join(b"\x0a" + varint(len(piece)) + piece for piece in pieces)
+    else:
+        added = b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens, 258))
+    (tmp_path / name).write_bytes(model_files[name] + added)
+    with pytest.raises(ValueError, match=f"{name} .*the merges of its tokens have more than 100,000,000 characters"):
+        minhub_py.tokenizer_from_pretrained(str(tmp_path))
+
+
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
 
 
 def test_many_added_tokens(bpe: Path) -> None:

@@ -30,7 +30,7 @@ from minhub_py.files.sentencepiece import (
     sentencepiece_tokenizer,
 )  # fmt: skip
 from minhub_py.files.tiktoken import WORDS
-from minhub_py.files.tokenizer_json import check_lengths
+from minhub_py.files.vocabulary import check_lengths
 
 # Mistral's tekken.json has it too.
 TEKKEN_WORDS = (

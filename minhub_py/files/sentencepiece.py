@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from minhub_py.files.tokenizer_json import check_charsmap, check_lengths
+from minhub_py.files.tokenizer_json import check_charsmap
+from minhub_py.files.vocabulary import check_lengths, cuts
 
 SPACE = "\u2581"
 # Kinds of pieces, and of models.
@@ -231,10 +232,8 @@ def unigram(model: SentencePiece) -> models.Unigram:
 def merges(model: SentencePiece) -> list[tuple[str, str]]:
     """Each way to put a piece together from two others, the best score first."""
     ids = {piece.text: id for id, piece in enumerate(model.pieces) if piece.kind == NORMAL}
-    found = []
-    for text, id in ids.items():
-        for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in ids and right in ids:
-                found.append((-model.pieces[id].score, id, ids[left], ids[right], left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+    by_score = sorted(
+        (-model.pieces[ids[text]].score, ids[text], ids[left], ids[right], left, right)
+        for text, left, right in cuts(ids.keys())
+    )
+    return [(left, right) for *_, left, right in by_score]

@@ -12,12 +12,11 @@ Other corrupt content raises an exception of the library.
 import base64
 import json
 import re
-from collections.abc import Iterable
 from reprlib import repr as brief
 from typing import Any
 
-# Characters of a token. Published vocabularies have at most a few hundred; time and stack grow with longer ones.
-MAX_TOKEN = 1_000
+from minhub_py.files.vocabulary import check_lengths
+
 PREFIX, CHARSMAP = "continuing_subword_prefix", "precompiled_charsmap"
 # Content that may matter, and escapes that may hide a key. Most files have none of them, and parsing takes a second.
 SUSPECT = re.compile(rf'"{PREFIX}"\s*:\s*(?!\s|null|"")|"{CHARSMAP}"|"vocab"\s*:\s*\[|\\u00[4-7]')
@@ -51,13 +50,6 @@ def check_tokenizer_json(text: str) -> None:
 
 
 CONTINUATION_BYTES = {bytes([byte]) for byte in range(0x80, 0xC0)}
-
-
-def check_lengths(tokens: Iterable[object]) -> None:
-    """ValueError: a token is longer than MAX_TOKEN."""
-    longest = max((len(token) for token in tokens if isinstance(token, str | bytes)), default=0)
-    if longest > MAX_TOKEN:
-        raise ValueError(f"it has a token of {longest:,} characters; a vocabulary has at most {MAX_TOKEN:,}")
 
 
 def encoded(text: str) -> bytes:
