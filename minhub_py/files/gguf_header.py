@@ -36,7 +36,7 @@ IN_BLOCKS = (*TYPES, "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K")
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies in the file. type: by the package's name. start, size: in bytes."""
+    """The place of a tensor in the file. type: by the package's name. start, size: in bytes."""
 
     type: str
     shape: tuple[int, ...]
