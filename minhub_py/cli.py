@@ -85,9 +85,10 @@ dtype_option = click.option(
 
 quantize_option = click.option(
     "--quantize",
-    type=click.Choice(["auto", "int8", "nf4"]),
-    help="Store weights in 8 or 4 bits: faster on a CPU, slightly less accurate; with --dtype bfloat16 prompts are "
-    "read faster still. auto: as they lie in a GGUF file, without loss.",
+    type=click.Choice(["auto", "none", "int8", "nf4"]),
+    help="int8, nf4: store weights in 8 or 4 bits, which is faster on a CPU and slightly less accurate; with --dtype "
+    "bfloat16 prompts are read faster still. auto: compute with the quantized weights of a GGUF file, without loss; "
+    "the default for such files on a CPU, unless --dtype is set. none: turn them into floating point.",
 )
 
 
@@ -208,12 +209,18 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
         emit(report)
         return
     source = report["source"]
-    where = {
+    origin = {
         "preset": "published size; not downloaded",
         "config": "from config.json; weights not downloaded",
+        "hub": "hub layout",
+        "native": "native layout",
+        "gguf": "GGUF file",
     }
     say(f"{model}: {report['class']}", bold=True)
-    say(where.get(source["kind"]) or f"{source['folder']} ({source['layout']} layout)")
+    if source["kind"] == "files":
+        say(f"{source['folder']} ({origin[source['layout']]})")
+    else:
+        say(origin[source["kind"]])
     count = report["parameters"]["total"]
     click.echo(f"\n{count:,} parameters: {size(4 * count)} in float32, {size(2 * count)} in 16 bits\n")
     parts = [(name, n, f"{100 * n / count:.1f} %") for name, n in report["parameters"].items() if name != "total"]
@@ -461,7 +468,17 @@ def _open(
         found.append(read_tokenizer(files.path))
 
     checkpoint = open_checkpoint(model, revision, check=check, processes=processes)
-    return load(checkpoint, device=device, dtype=dtype, quantize=quantize, processes=processes), found[0]
+    network = load(checkpoint, device=device, dtype=dtype, quantize=quantize, processes=processes)
+    note_default(network, quantize)
+    return network, found[0]
+
+
+def note_default(network: Any, quantize: str | None) -> None:
+    """Note that a GGUF file's quantized weights are used, unless the user has chosen."""
+    from minhub_py.inference.quantize import kind_of
+
+    if quantize is None and (kind := kind_of(network)):
+        note(f"Note: weights stay in {kind}, as in the file; --quantize none turns them into floating point.")
 
 
 def encode(tokenizer: "Tokenizer", text: str) -> list[int]:

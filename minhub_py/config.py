@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the command imports PyTorch where it is used
 
 C = TypeVar("C", bound="ModelConfig")
 
+MAX_LIST = 10_000  # items of a setting: the layers have up to 4,096
 SIZE, RATE = (1, 2**24), (0.0, 1.0)
 
 # Settings without effect on the logits: bookkeeping, generation defaults (today in generation_config.json), and heads
@@ -138,7 +139,9 @@ def fits(value: object, kind: Any) -> bool:
     if isinstance(kind, UnionType):
         return any(fits(value, part) for part in get_args(kind))
     if get_origin(kind) is list:
-        return isinstance(value, list | tuple) and all(fits(item, get_args(kind)[0]) for item in value)
+        if not isinstance(value, list | tuple) or len(value) > MAX_LIST:
+            return False
+        return all(fits(item, get_args(kind)[0]) for item in value)
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

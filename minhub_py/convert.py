@@ -51,7 +51,7 @@ def convert(
     ValueError: the checkpoint is damaged, or its tensors do not fit its config.    OSError: the disk is full.
     """
     if to == "torchscript":
-        model = load(checkpoint, device="cpu", dtype=dtype or "auto")
+        model = load(checkpoint, device="cpu", dtype=dtype or "auto", quantize="none")
         save_torchscript(model, out, companions_of(checkpoint.path))
         return
     family, model, meta = fit(checkpoint)  # every check comes before the first byte is written

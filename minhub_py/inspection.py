@@ -20,6 +20,8 @@ from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
 from weights_map.mxfp4 import NAN_SCALE
 
+RELEASE_AFTER = 2**28  # bytes of tensors that `verify` reads before it frees the memory that they mapped
+
 
 def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
     """A model's family, settings, parameter counts and tensors. No weights are downloaded, and none are read.
@@ -36,7 +38,7 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         family, config = describe(checkpoint)
         model, tensors, layout = skeleton(family, config), checkpoint.meta, checkpoint.layout
         stored = {name: checkpoint.stored_as(name) for name in tensors}
-        source = {"kind": "files", "folder": str(folder), "layout": layout}
+        source = {"kind": "files", "folder": str(folder), "layout": "gguf" if folder.is_file() else layout}
     else:
         family, config, read_from = read_config(identifier, revision)
         source = {"kind": "preset" if read_from is None else "config"}
@@ -131,7 +133,7 @@ def _check_tensors(checkpoint: Checkpoint, progress: Progress) -> list[str]:
 def _check_values(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     problems = []
     meta = checkpoint.meta
-    total, done = sum(tensor.nbytes for tensor in meta.values()), 0
+    total, done, mapped = sum(tensor.nbytes for tensor in meta.values()), 0, 0
     for name, about in meta.items():
         if about.is_floating_point():
             # In parts: isfinite makes three tensors on its way.
@@ -142,8 +144,10 @@ def _check_values(checkpoint: Checkpoint, progress: Progress) -> list[str]:
             wrong = int((checkpoint[name] == NAN_SCALE).sum())
             if wrong:
                 problems.append(f"{name}: {wrong} of {about.numel()} scales are {NAN_SCALE}, which stands for NaN")
-        checkpoint.release()
         done += about.nbytes
+        if done - mapped > RELEASE_AFTER:  # to open a file again, its whole header is parsed
+            checkpoint.release()
+            mapped = done
         if progress is not None:
             progress(done, total)
     return problems

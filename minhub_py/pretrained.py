@@ -4,6 +4,7 @@ A reader's way goes on in `registry`, then a model file, then its table in `weig
 """
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from minhub_py.arguments import check_tokenizer, model_of
 from minhub_py.config import build, changed, read
 from minhub_py.device import choose_device, choose_dtype
 from minhub_py.files import hub
-from minhub_py.files.gguf import checkpoint_at
+from minhub_py.files.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.files.storage import Checkpoint, write_checkpoint
 from minhub_py.inference.processes import Processes, connect
 from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
@@ -47,9 +48,10 @@ def from_pretrained(
     quantize: "int8" or "nf4" (4 bits) makes the weights smaller, text on a CPU faster (by the native decoder; elsewhere
     slower), and changes results a little; such a model is for inference, and is not saved. The inputs of its
     products are rounded to 16 bits, or to 8 if dtype is "bfloat16": then prompts are read faster, and results
-    change more. dtype "auto" is float32 beside them, on a CPU. quantize="auto" computes with the weights of a GGUF
-    file as they lie in it, without loss (those in a rare type, such as Q3_K, in int8); without it they become
-    float32, or `dtype`.
+    change more. dtype "auto" is float32 beside them, on a CPU. "auto" computes with the quantized weights of a GGUF
+    file without loss (those in a rare type, such as Q3_K, in int8). "none" turns them into floating point, for training
+    or saving. None, the default, is "auto" for a GGUF file on a CPU, and "none" for other models, on other devices,
+    with `parallel`, or if `dtype` is not "auto".
     parallel: "tensor" splits the weights among the processes that torchrun has started, each of which makes this call
     and those of `generate`, `stream` and `score`, with the same arguments; on CUDA each has a GPU of its own. In one
     process it changes nothing.
@@ -78,7 +80,7 @@ def _from_pretrained(
     entry: Entry | None = None,
 ) -> LanguageModel:
     """`from_pretrained`, for the model types of one `entry` if it is given."""
-    check_kind(quantize, "auto")
+    check_kind(quantize, "auto", "none")
     if parallel not in (None, "tensor"):
         raise ValueError(f'parallel {parallel!r} is unknown; give None or "tensor"')
 
@@ -169,9 +171,13 @@ def load(
     processes: those that share the weights, if there are several.
     ValueError: an unknown device, dtype or quantization.
     """
-    check_kind(quantize, "auto")
-    _, model, meta = fit(checkpoint)
+    check_kind(quantize, "auto", "none")
     probe = choose_device(str(processes.device) if processes else device)
+    asked_for_auto = quantize == "auto"
+    if quantize is None and dtype == "auto" and probe.name == "cpu" and not processes:
+        quantize = "auto" if isinstance(checkpoint, GGUFCheckpoint) else None
+    quantize = None if quantize == "none" else quantize
+    _, model, meta = fit(checkpoint)
     if dtype == "auto" and quantize in KINDS and probe.name == "cpu":
         dtype = "float32"  # in bfloat16 the decoder rounds more than the weights: only where that is asked for
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
@@ -202,6 +208,12 @@ def load(
                 kinds[layer] = found if isinstance(found, str) else found._replace(rows=found.rows.to(probe.name))
     elif quantize:
         kinds.update(layers_of(model, quantize))
+    if asked_for_auto and not kinds:
+        warnings.warn(
+            'quantize="auto" has no effect: it applies to the quantized weights of GGUF files. '
+            '"int8" and "nf4" quantize any model.',
+            stacklevel=2,
+        )
     replace_layers(model, kinds, fill)
     fill(model)
     if kinds:

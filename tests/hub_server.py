@@ -24,9 +24,10 @@ Bad days, until `hub.heal()`, or for the first `times` requests that they meet:
     hub.flip("model.safetensors", 1000)              byte 1000 arrives wrong
     hub.ignore_ranges()                              a range is answered with the whole file
     hub.flood("model.safetensors")                   zeros follow the file, without end, and no length is declared
-    hub.drip("headers", where="/api/")               the headers, or the body, of an answer come a byte at a time
+    hub.drip("headers", where="/api/")               endless headers, or a body, come a byte at a time
     hub.answer(429, retry_after=3, times=1, where="/api/")   a status instead of an answer, where the path contains that
     hub.answer(404, headers={"X-Error-Message": "…"}, flood=True)   the same, with headers, and a body without end
+    hub.answer(302, headers={"Location": "…"}, body=b"…")   the same, with headers, and a body
     hub.gate("owner/name", token="hf_right")         files need that token: 401 without, 403 with another
     hub.hide("owner/name", token="hf_right")         private: without the token it is not there
     hub.stop()                                       nobody listens any more
@@ -43,6 +44,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -103,6 +105,7 @@ class Trouble:
     left: int | None
     value: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
 
 
 class Server(ThreadingHTTPServer):
@@ -246,11 +249,12 @@ class HubServer(AbstractContextManager["HubServer"]):
         times: int | None = None,
         headers: Mapping[str, str] | None = None,
         flood: bool = False,
+        body: bytes | None = None,
     ) -> None:
         asked = {} if retry_after is None else {"Retry-After": str(retry_after)}
         kind = "status and flood" if flood else "status"
         self.troubles.append(
-            Trouble(kind, lambda request: where in request.path, times, status, asked | dict(headers or {}))
+            Trouble(kind, lambda request: where in request.path, times, status, asked | dict(headers or {}), body)
         )
 
     def heal(self) -> None:
@@ -267,10 +271,16 @@ class HubServer(AbstractContextManager["HubServer"]):
 
 class Refusal(Exception):
     def __init__(
-        self, status: int, code: str = "", message: str = "", headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        code: str = "",
+        message: str = "",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.headers = status, code, message, headers or {}
+        self.body = body
 
 
 class Drip:
@@ -281,7 +291,7 @@ class Drip:
 
     def write(self, data: bytes) -> int:
         with suppress(OSError):
-            for byte in data if self.slow else ():
+            for byte in chain(data[:-4], repeat(0x61)) if self.slow and self.part == "headers" else data * self.slow:
                 self.file.write(bytes([byte]))
                 self.file.flush()
                 threading.Event().wait(0.02)  # tests take time.sleep away
@@ -350,7 +360,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def busy(self, request: Request) -> Refusal | None:
         trouble = self.hub.trouble("status", request)
-        return Refusal(trouble.value, "", "Bad day.", trouble.headers) if trouble else None
+        return Refusal(trouble.value, "", "Bad day.", trouble.headers, trouble.body) if trouble else None
 
     # Who answers
 
@@ -430,7 +440,7 @@ class Handler(BaseHTTPRequestHandler):
         return entries
 
     def send_json(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
-        data = json.dumps(body).encode()
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         for name, value in {"Content-Type": "application/json", "Content-Length": len(data), **(headers or {})}.items():
             self.send_header(name, str(value))
@@ -442,7 +452,8 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Error-Message": refusal.message, **refusal.headers}
         if refusal.code:
             headers["X-Error-Code"] = refusal.code
-        self.send_json(refusal.status, {"error": refusal.message}, headers)
+        body = {"error": refusal.message} if refusal.body is None else refusal.body
+        self.send_json(refusal.status, body, headers)
 
     def send_link(self, file: File, commit: str, place: str) -> None:
         linked = {"X-Linked-Etag": f'"{file.sha256}"', "X-Linked-Size": str(len(file.data)), "X-Repo-Commit": commit}

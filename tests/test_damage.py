@@ -14,6 +14,7 @@ import random
 import re
 import resource
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
@@ -493,6 +494,35 @@ def test_index(family: str, tmp_path: Path) -> None:
     trials.end(300, 60)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_settings_have_a_limit(name: str, folder: Path) -> None:
+    (folder / name).write_text(" " * 10_000_000 + "{}")
+    with pytest.raises(ValueError, match=f"{name} has 10,000,002 bytes; this package reads settings of 10,000,000"):
+        minhub_py.from_pretrained(str(folder))
+
+
+def test_long_lists_in_settings(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0] * 10_001}))
+    with pytest.raises(
+        ValueError, match=r"generation_config\.json: .*eos_token_id cannot be \[0, 0, 0, 0, 0, 0, \.\.\.\]"
+    ):
+        minhub_py.from_pretrained(str(folder))
+
+
+def test_limits_on_tensors_and_shards(tmp_path: Path) -> None:
+    folder = save("lstm", tmp_path / "lstm")
+    names = {f"x.{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_001)}
+    header = json.dumps(names).encode()
+    (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=f"{WEIGHTS} has too many tensors; this package reads 20,000"):
+        minhub_py.from_pretrained(str(folder))
+    (folder / WEIGHTS).unlink()
+    index = {"weight_map": {f"x.{i}": f"model-{i}.safetensors" for i in range(10_001)}}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="names 10,001 files; this package reads 10,000"):
+        minhub_py.from_pretrained(str(folder))
+
+
 @pytest.mark.parametrize("place", ["../x.safetensors", "{}/x.safetensors", "./x.safetensors", "../gpt2/x.safetensors"])
 def test_index_that_leads_elsewhere(place: str, tmp_path: Path) -> None:
     """A path in an index is refused even where it leads to the very file."""
@@ -781,9 +811,17 @@ def bombs() -> Iterator[tuple[str, bytes]]:
     text = b"X\x04\0\0\0abcdX\x06\0\0\0latin1\x86R"
     doubled = b"c_codecs\nencode\n" * 29 + text + b"X\x03\0\0\0hex\x86R" * 28 + b"."
     filled = b"c__builtin__\nbytearray\nJ" + gigabyte.to_bytes(4, "little") + b"\x85R."
+    magic = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.\x80\x02}."
     for name, calls in (("doubled", doubled), ("filled", filled)):
-        yield name, zipped(**{"data.pkl": b"\x80\x02" + calls})
+        hostile = zipped(**{"data.pkl": b"\x80\x02" + calls})
+        yield name, hostile
         yield f"{name}, legacy", b"\x80\x02" + calls
+        yield f"{name}, legacy, in the list of storages", magic + b"\x80\x02" + calls
+        sound = zipped(**{"data.pkl": b"\x80\x02}.".ljust(len(calls) + 2)})
+        yield f"{name}, legacy, before a sound archive", b"\x80\x02" + calls + sound
+        # zipfile reads the directory before the end record, PyTorch the one at the record's offset.
+        end = hostile.rindex(b"PK\x05\x06")
+        yield f"{name}, two directories", hostile[:end] + sound[: sound.rindex(b"PK\x05\x06")] + hostile[end:]
     overlapping = bytearray(zipped(**{"data.pkl": b"\x80\x02}.", "data/0": bytes(1000)}))
     entry = overlapping.rindex(b"PK\x01\x02")  # the last in the directory
     overlapping[entry + 20 : entry + 28] = (gigabyte.to_bytes(4, "little")) * 2
@@ -806,6 +844,28 @@ def test_pickle_that_wants_memory(name: str, tmp_path: Path) -> None:
                 load(str(folder))
             assert not bad_message(caught.value, [name]), label
         assert peak() - before < 50 * 2**20, label
+
+
+def test_pickle_of_many_instructions(tmp_path: Path) -> None:
+    """The check ends before PyTorch's unpickler builds the stack."""
+    folder = save("lstm", tmp_path / "lstm")
+    (folder / WEIGHTS).unlink()
+    marks = b"\x80\x02" + b"(" * 1_000_000 + b"."
+    for data in (marks, zipped(**{"data.pkl": marks})):
+        (folder / "model.pt").write_bytes(data)
+        with pytest.raises(ValueError, match="model.pt was refused"):
+            minhub_py.from_pretrained(str(folder))
+
+
+def test_pickle_of_many_modules(tmp_path: Path) -> None:
+    """A state dict of a module with many parts without weights loads."""
+    folder = save("lstm", tmp_path / "lstm")
+    state = OrderedDict(state_dict(folder))
+    state._metadata = OrderedDict((f"module.{i}", {"version": 1}) for i in range(1_000))  # type: ignore[attr-defined]
+    expected = minhub_py.from_pretrained(str(folder))(IDS)
+    (folder / WEIGHTS).unlink()
+    (folder / "model.pt").write_bytes(saved(state))
+    assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), expected)
 
 
 def raise_first(problems: list[str]) -> None:
@@ -883,6 +943,63 @@ def test_tokenizer_json(bpe: Path) -> None:
     trials.end(500, 10)
 
 
+def prefixed_bpe(prefix: str, tokens: list[str], merge: Any) -> dict[str, Any]:
+    model = {"type": "BPE", "continuing_subword_prefix": prefix, "merges": [merge]}
+    return {"added_tokens": [], "model": model | {"vocab": {token: id for id, token in enumerate(tokens)}}}
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("prefix", "right", "merged", "fits"),
+    [
+        ("a", "\u65e5", "x\u65e5", False),
+        ("ab", "\u65e5", "x\u65e5", False),
+        ("abcd", "\u65e5", "x\u65e5", False),
+        ("\u00e9", "\u65e5\u672c", "x\u65e5", False),
+        ("##", "y", "xy", False),
+        ("##", "##y", "xy", True),
+        ("\u00e9", "\u00e9\u65e5", "x\u65e5", True),
+        ("", "\u65e5", "x\u65e5", True),
+    ],
+)
+def test_merge_inside_a_character(
+    prefix: str, right: str, merged: str, fits: bool, joined: bool, escaped: bool, tmp_path: Path
+) -> None:
+    """The library would abort the process."""
+    merge = f"x {right}" if joined else ["x", right]
+    text = json.dumps(prefixed_bpe(prefix, ["x", right, merged], merge))
+    if escaped:
+        text = text.replace("continuing_subword", "\\u0063ontinuing\\u005Fsubword")
+    (tmp_path / "tokenizer.json").write_text(text)
+    if fits:
+        tokenizer = minhub_py.tokenizer_from_pretrained(str(tmp_path))
+        assert tokenizer.encode("x" + right.removeprefix(prefix)).ids == [2]
+        return
+    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer .*does not fit the continuing_subword_prefix"):
+        minhub_py.tokenizer_from_pretrained(str(tmp_path))
+
+
+def test_prefix_of_continued_words_in_duplicate_keys(tmp_path: Path) -> None:
+    """The library may use either value of a key that occurs twice."""
+    text = json.dumps(prefixed_bpe("ab", ["x", "\u65e5", "x\u65e5"], ["x", "\u65e5"]))
+    for duplicate in ('"merges": [],', '"continuing_subword_prefix": null,'):
+        for changed in (text.replace('"type"', duplicate + '"type"'), text.replace('"vocab"', duplicate + '"vocab"')):
+            (tmp_path / "tokenizer.json").write_text(changed)
+            with pytest.raises(ValueError, match="does not fit the continuing_subword_prefix"):
+                minhub_py.tokenizer_from_pretrained(str(tmp_path))
+
+
+def test_map_of_characters_with_a_large_table(tmp_path: Path) -> None:
+    """The library would reserve 2 GB, and abort where it cannot."""
+    charsmap = base64.b64encode(b"\xff\xff\xff\x7f" + bytes(40)).decode()
+    unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}
+    content = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}, "model": unigram}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer .its map of characters is cut"):
+        minhub_py.tokenizer_from_pretrained(str(tmp_path))
+
+
 def test_merge_of_no_token(bpe: Path) -> None:
     """The library panics over it, with an exception that is no Exception."""
     minhub_py.tokenizer_from_pretrained(str(bpe)).save(str(bpe / "tokenizer.json"))
@@ -950,6 +1067,28 @@ def test_model_files(name: str, model_files: dict[str, bytes], tmp_path: Path) -
     trials.end(300)
 
 
+def test_long_tokens(model_files: dict[str, bytes], tmp_path: Path) -> None:
+    """Each cut of a token is a merge to try, and the library frees a unigram's trie recursively."""
+    size = 200_000
+    encoded = base64.b64encode(b"a" * size)
+    piece = b"\x0a\xc0\x9a\x0c" + b"a" * size  # field 1, 200,000 bytes
+    tekken = json.loads(model_files["tekken.json"])
+    tekken["vocab"].append({"rank": 258, "token_bytes": encoded.decode()})
+    tekken["config"]["default_vocab_size"] += 1
+    unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a" * size, 0.0]]}
+    files = {
+        "tokenizer.model": model_files["tokenizer.model"] + b"\x0a\xc4\x9a\x0c" + piece,
+        "qwen.tiktoken": model_files["qwen.tiktoken"] + encoded + b" 258\n",
+        "tekken.json": json.dumps(tekken).encode(),
+        "tokenizer.json": json.dumps({"added_tokens": [], "model": unigram}).encode(),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=f"{name} .*token of 200,000 characters"):
+            minhub_py.tokenizer_from_pretrained(str(tmp_path))
+        (tmp_path / name).unlink()
+
+
 def test_tekken_of_wrong_types(model_files: dict[str, bytes], tmp_path: Path) -> None:
     trials = Trials(tmp_path, use_tokenizer)
     places: list[list[Any]] = [["config"], ["vocab"], ["special_tokens"], ["vocab", 5], ["special_tokens", 1]]
@@ -985,6 +1124,48 @@ def test_vocabulary_of_wrong_types(merges: bool, bpe: Path) -> None:
             trials.run(name, junk.encode(), f"all of it {brief(junk)}")
         (bpe / name).unlink()
     trials.end(200, 0)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken"])
+def test_merges_that_need_much_memory(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
+    """Each token of one repeated letter can be put together in as many ways as it is long."""
+    tokens = [b"~" * size for size in range(2, 1001)]
+    if name == "tokenizer.model":
+        pieces = [b"\x0a" + varint(len(token)) + token for token in (b"~", *tokens)]
+        added = b"".join(b"\x0a" + varint(len(piece)) + piece for piece in pieces)
+    else:
+        added = b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens, 258))
+    (tmp_path / name).write_bytes(model_files[name] + added)
+    with pytest.raises(ValueError, match=f"{name} .*the merges of its tokens have more than 100,000,000 characters"):
+        minhub_py.tokenizer_from_pretrained(str(tmp_path))
+
+
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+
+def test_many_added_tokens(bpe: Path) -> None:
+    """Added together: the library prepares its search at each call, so one by one they take minutes."""
+    (bpe / "added_tokens.json").write_text(json.dumps({f"<t{i}>": 9 + i for i in range(50_000)}))
+    assert minhub_py.tokenizer_from_pretrained(str(bpe)).token_to_id("<t49999>") == 50_008
+    (bpe / "added_tokens.json").write_text(json.dumps({"<a>": 9, "<b>": 11}))
+    with pytest.raises(ValueError, match="gives the added token '<b>' the id 11, which is not the next one"):
+        minhub_py.tokenizer_from_pretrained(str(bpe))
+
+
+def test_messages_are_short(bpe: Path) -> None:
+    """A long token, and a long symbol, are cut in a message."""
+    (bpe / "merges.txt").write_text("a" * 100_000 + " b\n")
+    with pytest.raises(ValueError, match="there is no token") as caught:
+        minhub_py.tokenizer_from_pretrained(str(bpe))
+    assert len(str(caught.value)) < 500
+    for name in ("vocab.json", "merges.txt"):
+        (bpe / name).unlink()
+    (bpe / "vocab.dat").write_text("a\nb\n")
+    (bpe / "rules.dat").write_text("a" * 100_000 + " b\n")
+    with pytest.raises(ValueError, match="lacks a symbol of the pair") as caught:
+        minhub_py.tokenizer_from_pretrained(str(bpe))
+    assert len(str(caught.value)) < 500
 
 
 # --- Sound files with wrong content: what `verify` says

@@ -13,6 +13,7 @@ import gguf
 import pytest
 import sentencepiece
 import torch
+from click.testing import CliRunner
 from gguf import GGMLQuantizationType as Type
 from gguf_files import blocks, write
 from hub_server import HubServer
@@ -27,8 +28,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import weights_map
 from minhub_py import from_pretrained, generate, llama_from_pretrained, save_pretrained, tokenizer_from_pretrained
+from minhub_py.cli import main
 from minhub_py.files import gguf as reading
-from minhub_py.files.gguf import IN_BLOCKS, PLAIN, GGUFCheckpoint, read_header
+from minhub_py.files.gguf import GGUFCheckpoint
+from minhub_py.files.gguf_header import IN_BLOCKS, MAX_PAIRS, MAX_STRINGS, MAX_TENSORS, PLAIN, read_header
 from minhub_py.files.tokenizer import read_tokenizer
 from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.inference.quantize import Quantized, kind_of
@@ -128,7 +131,8 @@ def test_a_quantized_file_is_what_the_package_makes_of_it(name: str, kind: str, 
             found = torch.from_numpy(found)
             parameter.copy_(found.t() if name == "gpt2" and ".h." in key else found)
     model.save_pretrained(tmp_path / "hub")
-    ours, theirs = from_pretrained(file, device="cpu"), from_pretrained(tmp_path / "hub", device="cpu")
+    ours = from_pretrained(file, device="cpu", quantize="none")
+    theirs = from_pretrained(tmp_path / "hub", device="cpu")
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
     for key, tensor in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[key], tensor), key
@@ -165,7 +169,7 @@ def test_each_type_of_tensor(kind: str, tmp_path: Path) -> None:
 def test_quantize_auto_keeps_the_blocks_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
     """No weight is rounded once more, in whatever order its rows are; in C it is as in `forward`."""
     file = write(tmp_path / "model.gguf", reference(name), kind)
-    ours, floats = (from_pretrained(file, device="cpu", quantize=how) for how in ("auto", None))
+    ours, floats = (from_pretrained(file, device="cpu", quantize=how) for how in ("auto", "none"))
     kept = {path: module for path, module in ours.named_modules() if isinstance(module, Quantized)}
     assert {module.kind for module in kept.values()} == {kind_of(ours)} == {kind}
     assert len(kept) == sum(isinstance(module, nn.Linear | nn.Embedding) for module in floats.modules()) - (
@@ -184,6 +188,38 @@ def test_quantize_auto_keeps_the_blocks_of_the_file(name: str, kind: str, tmp_pa
     assert all(torch.equal(module.codes, kept[path].codes) for path, module in half.named_modules() if path in kept)
 
 
+def test_the_default_of_a_gguf_file_is_its_blocks(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    model = reference("llama")
+    file = write(tmp_path / "model.gguf", model, "Q4_1")
+    model.save_pretrained(tmp_path / "hub")
+    assert kind_of(from_pretrained(file, device="cpu")) == "Q4_1"
+    assert kind_of(llama_from_pretrained(file, device="cpu", quantize="auto")) == "Q4_1"
+    assert kind_of(from_pretrained(file, device="cpu", quantize="none")) is None
+    floats = from_pretrained(file, device="cpu", dtype="bfloat16")
+    assert (kind_of(floats), floats.lm_head.weight.dtype) == (None, torch.bfloat16)
+    assert kind_of(from_pretrained(file, device="cpu", dtype="bfloat16", quantize="auto")) == "Q4_1"
+    assert kind_of(from_pretrained(tmp_path / "hub", device="cpu")) is None
+    assert kind_of(from_pretrained(tmp_path / "hub", device="cpu", quantize="none")) is None
+    with pytest.raises(ValueError, match=r'a quantized model cannot be saved: load it again with quantize = "none"'):
+        save_pretrained(from_pretrained(file, device="cpu"), tmp_path / "saved")
+    assert not recwarn
+    for path in (tmp_path / "hub", write(tmp_path / "half.gguf", model, "F16")):
+        with pytest.warns(UserWarning, match=r'^quantize="auto" has no effect: it applies to the quantized weights'):
+            assert kind_of(from_pretrained(path, device="cpu", quantize="auto")) is None
+
+
+def test_the_shell_notes_the_default_of_a_gguf_file(file: Path) -> None:
+    def notes(model: str, *options: str) -> str:
+        result = CliRunner().invoke(main, ["generate", model, "Hello", "-n", "1", "--device", "cpu", *options])
+        assert result.exit_code == 0
+        return result.stderr
+
+    note = "Note: weights stay in Q8_0, as in the file; --quantize none turns them into floating point.\n"
+    assert notes(str(file)) == note
+    assert notes(str(file), "--quantize", "none") == notes(str(file), "--quantize", "auto") == ""
+    assert 'Note: quantize="auto" has no effect' in notes("minhub/shakespeare-gpt2", "--quantize", "auto")
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("kind", "wanted"), [("F16", None), ("IQ4_NL", "int8")])
 def test_quantize_auto_of_other_types(kind: str, wanted: str | None, tmp_path: Path) -> None:
@@ -194,9 +230,9 @@ def test_quantize_auto_of_other_types(kind: str, wanted: str | None, tmp_path: P
     else:
         matrix = torch.from_numpy(blocks(kind, 64 * 64 // 32)).view(64, -1).numpy()
         file = write(tmp_path / "model.gguf", model, "F32", change=lambda writer: replace(writer, matrix, kind))
-    ours = from_pretrained(file, device="cpu", quantize="auto")
+    ours = from_pretrained(file, device="cpu")
     assert kind_of(ours) == wanted
-    floats = from_pretrained(file, device="cpu")
+    floats = from_pretrained(file, device="cpu", quantize="none")
     assert (ours(IDS) - floats(IDS)).abs().max() < 0.02 * floats(IDS).abs().max()
     assert generate(ours, [[1, 2, 3]], 4, temperature=0)
 
@@ -403,13 +439,15 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
     q = next(tensor for tensor in report["tensors"] if tensor["native"] == "layers.0.self_attn.q_proj.weight")
     assert (q["hub"], q["dtype"]) == ("model.layers.0.self_attn.q_proj.weight", "Q8_0")
     assert "Q8_0" in done("inspect", str(file))
+    assert report["source"] == {"kind": "files", "folder": str(file), "layout": "gguf"}
+    assert f"{file} (GGUF file)\n" in done("inspect", str(file))
     assert "no problems found" in done("verify", str(file))
     made = json.loads(done("generate", str(file), "Hello", "-n", "4", "--temperature", "0", "--json"))
     assert len(made["ids"]) == 4
     auto = json.loads(done("generate", str(file), "Hello", "-n", "4", "--quantize", "auto", "--json"))
     assert len(auto["ids"]) <= 4
     (tmp_path / "text.txt").write_text("Some text to score.")
-    scored = json.loads(done("score", str(file), str(tmp_path / "text.txt"), "--json"))
+    scored = json.loads(done("score", str(file), str(tmp_path / "text.txt"), "--json", "--quantize", "none"))
     done("convert", str(file), str(tmp_path / "hub"))
     again = json.loads(done("score", str(tmp_path / "hub"), str(tmp_path / "text.txt"), "--json"))
     assert again["scores"] == scored["scores"]
@@ -417,12 +455,12 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
         wanted = theirs(IDS).logits
-        assert (from_pretrained(file)(IDS) - wanted).abs().max() <= 5e-5 * wanted.abs().max()
+        assert (from_pretrained(file, quantize="none")(IDS) - wanted).abs().max() <= 5e-5 * wanted.abs().max()
     assert theirs.config.eos_token_id == [0, 5]
     assert (tmp_path / "hub" / "chat_template.jinja").read_text() == TEMPLATE
     settings = json.loads((tmp_path / "hub" / "tokenizer_config.json").read_text())
     assert (settings["bos_token"], settings["add_bos_token"]) == ("<|im_start|>", False)
-    save_pretrained(from_pretrained(file), tmp_path / "saved", tokenizer_from_pretrained(str(file)))
+    save_pretrained(from_pretrained(file, quantize="none"), tmp_path / "saved", tokenizer_from_pretrained(str(file)))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "hub" / name).read_bytes()
 
@@ -448,6 +486,19 @@ def test_a_file_of_a_repository(hub: HubServer, file: Path) -> None:
     assert "does not begin with GGUF" in failed("generate", "owner/name:it.gguf", "x")
 
 
+def test_a_folder_with_a_gguf_file_alone(file: Path, hub: HubServer) -> None:
+    """The message has the path to pass."""
+    for load in (from_pretrained, tokenizer_from_pretrained):
+        with pytest.raises(FileNotFoundError, match=f"To open a GGUF file, name it: {re.escape(str(file))}$"):
+            load(str(file.parent))
+    (file.parent / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(FileNotFoundError, match=f"has no weights .* name it: {re.escape(str(file))}$"):
+        from_pretrained(file.parent)
+    hub.add("owner/name", {"config.json": '{"model_type": "llama"}', "it.gguf": b"GGUF"})
+    with pytest.raises(FileNotFoundError, match=r"has no weights .* Name one file of it, as owner/name:it\.gguf"):
+        from_pretrained("owner/name")
+
+
 # --- What is refused
 
 
@@ -471,6 +522,8 @@ REFUSED: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
     (change("llama.rope.freq_base", "x", "string"), "rope_theta cannot be 'x'"),
     (change("llama.block_count", 3), "missing: layers.2"),
     (change("llama.embedding_length", 32), "wrong shape"),
+    (change("llama.\x1b[2J", 8), r"llama\.\\x1b\[2J is 8, for which"),
+    (change("llama.block_count", ["a", "b"], "array"), r"num_hidden_layers cannot be an array of 2 strings"),
     (change("split.count", 2, "uint16"), "one of 2 parts: join them with llama-gguf-split"),
     (change("tokenizer.ggml.eos_token_id", "x", "string"), "special tokens cannot be"),
     (lambda writer: writer.add_tensor("blk.0.strange.weight", torch.zeros(2).numpy()), "unknown: blk.0.strange.weight"),
@@ -492,6 +545,7 @@ def test_refused_by_name(apply: Callable[[gguf.GGUFWriter], None], message: str,
         (change("tokenizer.ggml.bos_token_id", 9999), "bos_token_id cannot be 9999"),
         (change("tokenizer.ggml.merges", ["a"], "array"), "is no tokenizer"),
         (change("tokenizer.ggml.merges", ["a zzz"], "array"), "a merge makes no token"),
+        (change("tokenizer.ggml.tokens", ["a" * 200_000, "b"], "array"), "token of 200,000 characters"),
         (change("tokenizer.ggml.tokens", [1], "array"), "tokens is no list of strings"),
         (change("tokenizer.ggml.token_type", [1], "array"), "does not fit the tokens"),
     ],
@@ -555,6 +609,18 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "numbers": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(99)), "numbers, for which"),
     "lists in lists": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 9, 1) + bytes(99)), "unknown type 9"),
     "key twice": (header(2, 0, (string("a") + struct.pack("<IB", 0, 1)) * 2), "'a' twice"),
+    "long key": (header(1, 0, string("a" * 65_536) + bytes(99)), "string of 65,536 bytes"),
+    "many pairs": (header(MAX_PAIRS + 1, 0, bytes(13 * MAX_PAIRS + 99)), "10,001 pairs; this package reads 10,000"),
+    "many tensors": (header(0, MAX_TENSORS + 1, bytes(24 * MAX_TENSORS + 99)), "20,001 tensors; this package reads"),
+    "many strings": (
+        header(1, 0, string("a") + struct.pack("<IIQ", 9, 8, MAX_STRINGS + 1) + bytes(8 * MAX_STRINGS + 99)),
+        "2,097,153 strings; this package reads 2,097,152",
+    ),
+    "many strings in two arrays": (
+        header(2, 0, *(string(name) + struct.pack("<IIQ", 9, 8, MAX_STRINGS // 2 + 1) + bytes(4 * MAX_STRINGS + 8)
+                       for name in "ab")),
+        "1,048,577 strings; this package reads 1,048,575",
+    ),
     "alignment": (header(1, 0, string("general.alignment") + struct.pack("<II", 4, 24)), "alignment cannot be 24"),
     "dimensions": (header(0, 1, info("x", (1,) * 5), bytes(99)), "x has 5 dimensions"),
     "no dimensions": (header(0, 1, info("x", ()), bytes(99)), "x has 0 dimensions"),
@@ -582,6 +648,26 @@ def test_damage(name: str, tmp_path: Path) -> None:
         from_pretrained(path)
     assert "damaged.gguf" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_large_arrays_need_no_memory(tmp_path: Path) -> None:
+    count = 100_000_000
+    path = tmp_path / "large.gguf"
+    path.write_bytes(header(1, 0, string("general.numbers") + struct.pack("<IIQ", 9, 0, count)))
+    with path.open("ab") as file:
+        file.truncate(path.stat().st_size + count)
+    reset_peak()
+    before = peak()
+    assert str(read_header(path).metadata["general.numbers"]) == "an array of 100,000,000 numbers"
+    assert peak() - before < 50 * 2**20
+
+
+def test_a_header_is_read_once(tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf", reference("llama"), tokenizer=chatty)
+    first = read_header(file)
+    assert read_header(file) is first
+    write(file, reference("llama"))
+    assert read_header(file).metadata.keys() < first.metadata.keys()
 
 
 def cuts(data: bytes) -> Iterator[bytes]:

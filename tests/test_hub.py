@@ -1,5 +1,6 @@
 """hub.py against a real server on loopback, through the real huggingface_hub client."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +219,60 @@ def test_revisions(hub: HubServer, revision: str) -> None:
     assert_right(folder, SINGLE)
     hub.stop()
     assert minhub.fetch(REPO, first if revision == "commit" else revision, local_files_only=True) == folder
+
+
+def test_a_listing_with_names_that_no_file_can_have(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE | {"x" * 300: "long", "a/" * 3000 + "b": "deep", "nul\0": "nul"})
+    assert_right(minhub.fetch(REPO), SINGLE)
+
+
+def test_a_shard_with_the_longest_name(hub: HubServer) -> None:
+    name = "m" * 241 + ".safetensors"
+    hub.add(REPO, SMALL | {name: WEIGHTS, "model.safetensors.index.json": json.dumps({"weight_map": {"a": name}})})
+    assert (minhub.fetch(REPO) / name).read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("revisions", [("v1", "v1/x"), ("v1/x", "v1")])
+def test_revisions_that_no_folder_can_have_together(hub: HubServer, revisions: tuple[str, str]) -> None:
+    first, second = revisions
+    hub.add(REPO, SINGLE, tag=first)
+    hub.add(REPO, SINGLE | {"merges.txt": "b a\n"}, tag=second)
+    assert_right(minhub.fetch(REPO, first), SINGLE)
+    with pytest.warns(UserWarning, match=rf"^revision '{second}' is not recorded .*/refs/v1 is in the way: offline"):
+        folder = minhub.fetch(REPO, second)
+    assert (folder / "merges.txt").read_text() == "b a\n"
+    assert_right(minhub.fetch(REPO, first, local_files_only=True), SINGLE)
+    assert minhub.fetch(REPO, folder.name, local_files_only=True) == folder
+    assert not list((hub.cache / "models--owner--model").rglob("*.tmp"))
+
+
+def test_a_ref_that_is_no_text(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    folder = minhub.fetch(REPO)
+    ref = hub.cache / "models--owner--model" / "refs" / "main"
+    ref.write_bytes(b"\xff\xfe" * 1000)
+    assert [model.revisions for model in minhub.cached_models()] == [()]
+    with pytest.raises(FileNotFoundError, match="neither a folder here nor in the local cache"):
+        minhub.fetch(REPO, local_files_only=True)
+    assert minhub.fetch(REPO) == folder
+    assert ref.read_text() == folder.name
+
+
+STORE, PARTS = "models--owner--model", ("blobs", "snapshots", "snapshots/COMMIT")
+
+
+@pytest.mark.parametrize("part", ["", ".locks", STORE, *(f"{STORE}/{part}" for part in PARTS)])
+def test_a_file_in_the_way_of_the_cache(hub: HubServer, part: str) -> None:
+    hub.add(REPO, SHARDED)
+    path = hub.cache / part.replace("COMMIT", minhub.plan_download(REPO, weights=False).commit)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("a file")
+    with pytest.raises(OSError, match=rf"^The cache cannot be used \([^:]+: {re.escape(str(path))}.*set HF_HOME"):
+        minhub.fetch(REPO)
+    with pytest.raises(FileNotFoundError, match="run `minhub download owner/model` when online"):
+        minhub.fetch(REPO, local_files_only=True)
+    assert not any(model.complete for model in minhub.cached_models())
+    assert path.read_text() == "a file"
 
 
 def test_a_moved_branch_is_followed_but_not_before_its_files_are_there(hub: HubServer) -> None:
@@ -550,6 +606,22 @@ def test_a_redirect_without_end(hub: HubServer) -> None:
     assert len(hub.requests) == transfer.MAX_REDIRECTS
 
 
+def test_a_redirect_body_is_not_decoded(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    packed = gzip.compress(gzip.compress(bytes(64_000_000)))
+    assert len(packed) < 1_000
+    headers = {"Location": f"{hub.url}/api/models/{REPO}/revision/main?blobs=true", "Content-Encoding": "gzip, gzip"}
+    hub.answer(302, headers=headers, body=packed, times=1)
+    tracemalloc.start()
+    try:
+        plan = minhub.plan_download(REPO)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "model.safetensors" in names(plan)
+    assert peak < 16_000_000
+
+
 @pytest.mark.parametrize(
     ("part", "where", "message"),
     [
@@ -569,6 +641,10 @@ def test_a_byte_at_a_time(hub: HubServer, part: str, where: str, message: str, m
     hub.drip(part, where=where)
     with pytest.raises(ConnectionError, match=message):
         minhub.fetch(REPO)
+    for thread in threading.enumerate():
+        if thread.name == "minhub request":
+            thread.join(timeout=60)
+            assert not thread.is_alive()
 
 
 def test_a_lock_is_waited_for_aloud(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

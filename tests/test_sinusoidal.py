@@ -362,7 +362,7 @@ def test_words_are_saved_as_tokenizer_json(words: Path, load: Any, tmp_path: Pat
         ("rules.dat", None, "copy the rules.dat"),
         ("rules.dat", b"", "is empty"),
         ("rules.dat", b"t h e\n", "a pair of symbols on each line"),
-        ("rules.dat", b"t h\nt z\n", r"lacks a symbol of the pair t z"),
+        ("rules.dat", b"t h\nt z\n", r"lacks a symbol of the pair 't z'"),
         ("vocab.dat", b"</unk>\n\nt\n", "a symbol and a pair"),
         ("vocab.dat", b"</unk>\nt\n", "lacks a symbol"),
         ("vocab.dat", pickle.dumps(["</unk>", "t"]), "If it is a pickle, which is not read here"),

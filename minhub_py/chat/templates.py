@@ -20,7 +20,7 @@ from reprlib import repr as brief
 from typing import Any, Literal
 
 from minhub_py.chat.sandbox import SANDBOX
-from minhub_py.files.gguf import read_header
+from minhub_py.files.gguf_header import read_header
 from minhub_py.files.gguf_tokenizer import tokenizer_settings
 from minhub_py.files.storage import Checkpoint, read_object
 from minhub_py.files.tokenizer import FILES, content, encode

@@ -6,43 +6,33 @@
     data         from the next multiple of general.alignment on
 
 The tensors are read in place, from the mapped file. Those in 8 bits or less are made float32 one at a time, by the
-package gguf, which is llama.cpp's own; with `quantize="auto"` most stay as they lie (`kept_as`). The header is read
-here: the package makes an array of each word of a vocabulary, which takes seconds, and believes whatever counts and
-lengths a damaged file has.
+package gguf, which is llama.cpp's own; with `quantize="auto"` most stay as they lie (`kept_as`). `gguf_header` reads
+what comes before them.
 
 `weights_map.gguf` says what the files call the settings and tensors of a family.
 Sources: ggml's docs/gguf.md; the types of tensors in ggml/src/ggml-common.h.
 """
 
-import math
-import struct
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import weights_map
+from minhub_py.files.gguf_header import PLAIN, Stored, mapped, package, read_header
 from minhub_py.files.storage import Checkpoint, Layout
 from minhub_py.models import rotary
-from minhub_py.printable import gist
+from minhub_py.printable import printable
 from weights_map.blocks import TYPES, Blocks
 from weights_map.engine import Mapped
 from weights_map.gguf import Form
 
-MAGIC = b"GGUF"
-# Types of values: their codes for `struct`, by their numbers; 8 is a string, and 9 an array.
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-FLOAT, STRING, ARRAY = 6, 8, 9
-MAX_STRING = 100_000_000  # bytes: a chat template has thousands
-# Types of tensors that are as torch has them, and others that are read, by the package's names.
-PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-IN_BLOCKS = (*TYPES, "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K")
 AT_ONCE = 2**18  # numbers that are made float32 together: they stay in a core's cache
 
 # Keys after "<architecture>." that change nothing here, and those that do unless they have this value.
@@ -60,157 +50,6 @@ ROPE = {
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "penalty_repeat": "repetition_penalty"}
 # What Llama 3.1, 3.2 and 3.3 have besides their factor; the files hold only what follows from it.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-
-
-class Stored(NamedTuple):
-    """Where a tensor lies in the file. type: by the package's name. start, size: in bytes."""
-
-    type: str
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
-class Header(NamedTuple):
-    """What stands before the data."""
-
-    metadata: dict[str, Any]
-    tensors: dict[str, Stored]
-
-
-class Scanner:
-    """Reads the values of a header one after the other. ValueError: the file ends within one, or it cannot be one."""
-
-    def __init__(self, data: "np.ndarray[Any, Any]") -> None:
-        self.data, self.place = data.data, 0
-
-    def take(self, count: int) -> memoryview:
-        if count > len(self.data) - self.place:
-            raise ValueError(f"it ends within its header: {count:,} bytes are wanted at byte {self.place:,}")
-        self.place += count
-        return self.data[self.place - count : self.place]
-
-    def number(self, code: str) -> Any:
-        [value] = struct.unpack(f"<{code}", self.take(struct.calcsize(code)))
-        # The decimal that was meant: 1e-5 and not 0.000009999999747.
-        return float(str(np.float32(value))) if code == "f" else value
-
-    def count(self, what: str, least: int) -> int:
-        """A number of things of at least `least` bytes each."""
-        count: int = self.number("Q")
-        if count * least > len(self.data) - self.place:
-            raise ValueError(f"it has {count:,} {what}, for which it is too short")
-        return count
-
-    def string(self) -> str:
-        length: int = self.number("Q")
-        if length > MAX_STRING:
-            raise ValueError(f"it has a string of {length:,} bytes")
-        return str(self.take(length), "utf-8")
-
-    def value(self) -> Any:
-        kind = self.number("I")
-        if kind == STRING:
-            return self.string()
-        if kind != ARRAY:
-            return self.number(self.code(kind))
-        kind = self.number("I")
-        if kind == STRING:
-            return [self.string() for _ in range(self.count("strings", 8))]
-        code = self.code(kind)
-        count = self.count("numbers", struct.calcsize(code))
-        return np.frombuffer(self.take(count * struct.calcsize(code)), f"<{code}").tolist()
-
-    def code(self, kind: int) -> str:
-        if kind not in NUMBERS:
-            raise ValueError(f"it has a value of the unknown type {kind}")
-        return NUMBERS[kind]
-
-
-def read_header(path: Path) -> Header:
-    """The metadata of a file, and where its tensors lie. ValueError: it is damaged, or not to be read here.
-
-    OSError: the file cannot be read.
-    """
-    package()
-    with path.open("rb") as file:
-        if file.read(4) != MAGIC:
-            raise ValueError(f"{path} is no GGUF file: it does not begin with GGUF")
-    try:
-        return _read_header(mapped(path))
-    except (ValueError, struct.error) as error:  # bytes that are no UTF-8 are a ValueError
-        raise ValueError(f"{path} cannot be read ({gist(error)}); if it is damaged or cut, fetch it again") from error
-
-
-def _read_header(data: "np.ndarray[Any, Any]") -> Header:
-    scanner = Scanner(data)
-    scanner.take(4)
-    version = scanner.number("I")
-    if version not in (2, 3):
-        raise ValueError(f"its version is {version}; this package reads 2 and 3, of little-endian machines")
-    tensor_count = scanner.number("Q")
-    metadata: dict[str, Any] = {}
-    for _ in range(scanner.count("pairs", 13)):
-        key = scanner.string()
-        if key in metadata:
-            raise ValueError(f"it has {brief(key)} twice")
-        metadata[key] = scanner.value()
-    if (parts := metadata.get("split.count", 0)) not in (0, 1):
-        raise ValueError(f"it is one of {brief(parts)} parts: join them with llama-gguf-split --merge")
-    alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or alignment % 8 or alignment & (alignment - 1) or not alignment:
-        raise ValueError(f"general.alignment cannot be {brief(alignment)}")
-    if tensor_count * 24 > len(data) - scanner.place:
-        raise ValueError(f"it has {tensor_count:,} tensors, for which it is too short")
-    infos = [_tensor_info(scanner) for _ in range(tensor_count)]
-    start = math.ceil(scanner.place / alignment) * alignment
-    tensors: dict[str, Stored] = {}
-    end, last = 0, ""  # of the tensors so far, by their places
-    for name, stored in sorted(infos, key=lambda info: info[1].start):
-        if name in tensors:
-            raise ValueError(f"it has {name} twice")
-        if stored.start % alignment or stored.start < end:
-            raise ValueError(f"{name} begins within {last}" if stored.start < end else f"{name} is not aligned")
-        end, last = stored.start + stored.size, name
-        if start + end > len(data):
-            raise ValueError(f"it ends within {name}")
-        tensors[name] = stored._replace(start=start + stored.start)
-    return Header(metadata, {name: tensors[name] for name, _ in infos})
-
-
-def _tensor_info(scanner: Scanner) -> tuple[str, Stored]:
-    name = scanner.string()
-    if not name.isprintable() or not 0 < len(name) <= 200:  # errors show names, and a terminal obeys them
-        raise ValueError(f"it names a tensor {brief(name)}")
-    dimensions = scanner.number("I")
-    if not 1 <= dimensions <= 4:
-        raise ValueError(f"{name} has {dimensions} dimensions")
-    shape = tuple(scanner.number("Q") for _ in range(dimensions))[::-1]
-    gguf, kind = package(), scanner.number("I")
-    if kind not in list(gguf.GGMLQuantizationType):
-        raise ValueError(f"{name} has the unknown type {kind}")
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
-    if shape[-1] % block or not all(shape):
-        raise ValueError(f"{name} has the shape {shape}, which its type cannot have")
-    stored = Stored(gguf.GGMLQuantizationType(kind).name, shape, scanner.number("Q"), math.prod(shape) // block * size)
-    if stored.type not in (*PLAIN, *IN_BLOCKS):
-        known = ", ".join((*PLAIN, *IN_BLOCKS))
-        raise ValueError(f"{name} is stored as {stored.type}; this package reads {known}")
-    return name, stored
-
-
-def package() -> Any:
-    """The package gguf. ValueError: it is not installed."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise ValueError("GGUF files are read with the package gguf: pip install 'minhub_py[gguf]'") from error
-    return gguf
-
-
-def mapped(path: Path) -> "np.ndarray[Any, Any]":
-    """The bytes of a file. They may be written to, as torch wants it, but the file stays what it is."""
-    return np.asarray(np.memmap(path, np.uint8, "c"))
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -301,7 +140,7 @@ class GGUFCheckpoint(Checkpoint):
         try:
             return self._config()
         except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from error
+            raise ValueError(f"{self.path}: {printable(str(error))}") from error
 
     def _config(self) -> dict[str, Any]:
         form, metadata = self.form, self.header.metadata

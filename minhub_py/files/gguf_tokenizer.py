@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from minhub_py.files.sentencepiece import (
@@ -29,6 +30,7 @@ from minhub_py.files.sentencepiece import (
     sentencepiece_tokenizer,
 )  # fmt: skip
 from minhub_py.files.tiktoken import WORDS
+from minhub_py.files.vocabulary import check_lengths
 
 # Mistral's tekken.json has it too.
 TEKKEN_WORDS = (
@@ -107,9 +109,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     ValueError: the metadata is damaged.
     """
     tokens = strings(metadata, "tokens")
-    kinds = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
-    if not isinstance(kinds, list) or len(kinds) != len(tokens):
-        raise ValueError("tokenizer.ggml.token_type does not fit the tokens")
+    check_lengths(tokens)
+    no_kinds = "tokenizer.ggml.token_type" not in metadata
+    kinds = [NORMAL] * len(tokens) if no_kinds else numbers(metadata, "token_type", len(tokens))
     make = byte_bpe if metadata["tokenizer.ggml.model"] == "gpt2" else sentencepiece
     return make(metadata, tokens, kinds)
 
@@ -140,9 +142,7 @@ def byte_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -
 
 def sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
     """A BPE of sentencepiece's pieces."""
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
-        raise ValueError("tokenizer.ggml.scores does not fit the tokens")
+    scores = numbers(metadata, "scores", len(tokens))
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     if UNKNOWN not in kinds and unknown is not None:  # in Gemma 3's files it is one of the control tokens
         kinds = [*kinds[:unknown], UNKNOWN, *kinds[unknown + 1 :]]
@@ -163,6 +163,14 @@ def strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise ValueError(f"tokenizer.ggml.{key} is no list of strings")
     return found
+
+
+def numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any]:
+    """An array of the tokenizer's numbers. ValueError: it is missing, or has another length."""
+    array = metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(array, np.ndarray) or len(array) != count:
+        raise ValueError(f"tokenizer.ggml.{key} does not fit the tokens")
+    return array.tolist()
 
 
 def hub_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:

@@ -20,8 +20,8 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -56,6 +56,7 @@ SMALL = (*COMPANIONS, "config.json")
 NO_REVISION = re.compile(r"^@?$|^[-/]|[/.]$|//|\.\.|@\{|(^|/)\.|\.lock(/|$)|[\s~^:?*\[\\]")
 # Bytes that settings, a tokenizer or an index of shards may have: ten times what the largest known have.
 MAX_SMALL = 500_000_000
+MAX_SHARDS = 10_000
 # Words of a server that become paths here must look like this.
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHARD = re.compile(r"\w[\w.-]{0,240}\.(safetensors|bin)", re.ASCII)
@@ -192,7 +193,7 @@ def check_repository(name: str) -> None:
 def check_revision(revision: object) -> None:
     """ValueError: no branch, tag, commit or refs/… can have this name. The rules are those of git check-ref-format."""
     name = revision if isinstance(revision, str) else ""
-    if not name.isprintable() or len(name) > 200 or NO_REVISION.search(name):
+    if not name.isprintable() or len(name.encode()) > 200 or NO_REVISION.search(name):
         raise ValueError(f"revision cannot be {brief(revision)}: give a branch, a tag, or a commit of the repository.")
 
 
@@ -240,24 +241,27 @@ def plan_download(identifier: str, revision: str = "main", *, token: Token = Non
         bare = Plan(repository, revision, answer["sha"], (), gguf)
         if not COMMIT.fullmatch(bare.commit):
             raise ValueError(f"{bare.commit!r} is no commit")
-        files = {entry["rfilename"]: _remote_file(bare, entry) for entry in answer["siblings"]}
+        files = {entry["rfilename"]: _remote_file(entry) for entry in answer["siblings"]}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConnectionError(
             f"What answered is not the Hub ({type(error).__name__}: {gist(error)}): check HF_ENDPOINT and the proxy."
         ) from error
 
+    def planned(names: Iterable[str]) -> Plan:
+        chosen = (files[name] for name in names)
+        return replace(bare, files=tuple(replace(file, cached=_is_cached(bare, file)) for file in chosen))
+
     def index(name: str) -> Path:
-        _obtain(bare, files[name], token)
-        files[name] = replace(files[name], cached=True)
+        with _cache_usable(repository, files[name].size):
+            _obtain(bare, files[name], token)
         return bare.folder / name
 
     if gguf is not None:
         if gguf not in files:
             raise FileNotFoundError(f"{repository} has no {gguf}: {_some(files, '.gguf')}.")
-        return replace(bare, files=(files[gguf],))
+        return planned([gguf])
     if "config.json" not in files:
-        one = next((name for name in sorted(files) if GGUF.fullmatch(name)), None)
-        hint = f" Name one file of it, as {repository}:{one}." if one else ""
+        hint = _name_one(files, repository)
         raise FileNotFoundError(
             f"{repository} has no config.json, so it is no model in Hub layout: {_some(files)}.{hint}"
         )
@@ -266,8 +270,8 @@ def plan_download(identifier: str, revision: str = "main", *, token: Token = Non
     for name in names + [name for name in WEIGHTS if name.endswith(".json") and name in files]:
         if files[name].size > MAX_SMALL:
             raise ValueError(f"{name} of {repository} has {size(files[name].size)}, which no such file needs.")
-    names += _weight_names(files, repository, index) if weights else []
-    return replace(bare, files=tuple(files[name] for name in names))
+    names += _weight_names(files, repository, index, _name_one(files, repository)) if weights else []
+    return planned(names)
 
 
 def download(
@@ -286,31 +290,69 @@ def download(
         print(f"Downloading {what}", file=sys.stderr)
     absent = [file for file in plan.files if not _is_cached(plan, file)]
     needed = sum(file.size - max(0, _size(_blob(plan, file, ".incomplete"))) for file in absent)
-    try:
+    with _cache_usable(plan.repository, needed):
         store.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(store).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         small = [file for file in plan.files if file.name in SMALL]
         for file in small:
             _obtain(plan, file, token, progress)
-        if check is not None and plan.gguf is None:
-            check(plan.folder)
+    if check is not None and plan.gguf is None:
+        check(plan.folder)
+    with _cache_usable(plan.repository, needed):
         for file in plan.files[len(small) :]:
             _obtain(plan, file, token, progress)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OSError(
-            f"The disk is full: {plan.repository} needs {needed:,} more bytes in {store}. "
-            "Make room there, or set HF_HOME to a folder on another disk."
-        ) from error
-    # Only now: a ref to a commit whose files are not all there would hide an older, complete one from offline calls.
-    ref = store / "refs" / plan.revision
-    if plan.revision != plan.commit and not (ref.is_file() and ref.read_text() == plan.commit):
-        publish(ref, lambda draft: draft.write_text(plan.commit))
+        # Only now: a ref to a commit with missing files would hide an older, complete one from offline calls.
+        _record(plan)
     if check is not None and plan.gguf is not None:  # nothing of it is known before
         check(plan.path)
     return plan.path
+
+
+@contextmanager
+def _cache_usable(repository: str, needed: int) -> Iterator[None]:
+    """Explain an error of the disk, or of a file or a permission in the cache. `needed`: bytes to write."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(
+                f"The disk is full: {repository} needs {needed:,} more bytes in {_store(repository)}. "
+                "Make room there, or set HF_HOME to a folder on another disk."
+            ) from error
+        if error.errno is None:  # an error of this module, with its own message
+            raise
+        where = printable(str(error.filename2 or error.filename or _store(repository)))
+        raise type(error)(
+            f"The cache cannot be used ({error.strerror}: {where}): fix this path, or set HF_HOME to another folder."
+        ) from error
+
+
+def _record(plan: Plan) -> None:
+    """Write the commit of a plan's revision, for offline calls. Git allows the branch v1 beside the tag v1/x."""
+    ref = _store(plan.repository) / "refs" / plan.revision
+    if plan.revision == plan.commit or _commit_in(ref) == plan.commit:
+        return
+    try:
+        publish(ref, lambda draft: draft.write_text(plan.commit))
+    except OSError:
+        conflict = ref if ref.is_dir() else next((path for path in ref.parents if path.is_file()), None)
+        if conflict is None:
+            raise
+        warnings.warn(
+            f"revision {plan.revision!r} is not recorded in the cache, since {printable(str(conflict))} is in the way: "
+            f"offline, use revision {plan.commit!r}.",
+            stacklevel=2,
+        )
+
+
+def _commit_in(ref: Path) -> str | None:
+    """The commit in a file of refs; None: there is no such file, or it has other content."""
+    if not ref.is_file():
+        return None
+    with ref.open("rb") as file:
+        commit = file.read(100).decode("ascii", "replace").strip()
+    return commit if COMMIT.fullmatch(commit) else None
 
 
 def fetch(
@@ -364,7 +406,7 @@ def cached_models() -> list[CachedModel]:
     for folder in sorted(_store("").parent.glob("models--*/snapshots/*")):
         store = folder.parent.parent
         repository, refs = store.name.removeprefix("models--").replace("--", "/"), store / "refs"
-        named = [ref for ref in sorted(refs.rglob("*")) if ref.is_file() and ref.read_text().strip() == folder.name]
+        named = [ref for ref in sorted(refs.rglob("*")) if _commit_in(ref) == folder.name]
         revisions = tuple(ref.relative_to(refs).as_posix() for ref in named)
         found = sorted(folder.rglob("*.gguf"))
         for file in found:
@@ -423,8 +465,7 @@ def cached(identifier: str, revision: str = "main", weights: bool = True) -> Pat
     check_repository(repository)
     check_revision(revision)
     ref = _store(repository) / "refs" / revision
-    commit = ref.read_text(errors="replace").strip() if ref.is_file() else revision
-    folder = _store(repository) / "snapshots" / (commit if COMMIT.fullmatch(commit) else revision)
+    folder = _store(repository) / "snapshots" / (_commit_in(ref) or revision)
     if gguf is not None and (folder / gguf).is_file():
         return folder / gguf
     if gaps := _gaps(folder, weights) if gguf is None else [f"{gguf} is missing."]:
@@ -450,23 +491,37 @@ def _gaps(folder: Path, weights: bool = True) -> list[str]:
     return gaps
 
 
+def gguf_hint(folder: Path) -> str:
+    """A hint for a folder without a checkpoint: the GGUF files in it, with a space before it; "" if it has none."""
+    files = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    if not files:
+        return ""
+    several = f" Its {len(files)} GGUF files are opened one by one." if len(files) > 1 else ""
+    return f"{several} To open a GGUF file, name it: {printable(str(files[0]))}"
+
+
 def shard_names(index: Path, called: str) -> list[str]:
     """The files that an index of shards names. ValueError: it is damaged, or names what is no plain weight file."""
     try:
         names = set(json.loads(index.read_bytes())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{called} is no index of shards ({type(error).__name__}): fetch it again.") from error
+    if len(names) > MAX_SHARDS:
+        raise ValueError(f"{called} names {len(names):,} files; this package reads {MAX_SHARDS:,}.")
     for name in names or {""}:
         if not isinstance(name, str) or not SHARD.fullmatch(name):
             raise ValueError(f"{called} names {brief(name)}, which is no weight file of its own folder: do not use it.")
     return sorted(names)
 
 
-def _weight_names(present: Collection[str], owner: str, obtain: Callable[[str], Path]) -> list[str]:
-    """The files of the first format of weights among those `present`; `obtain` gives an index to read."""
+def _weight_names(present: Collection[str], owner: str, obtain: Callable[[str], Path], hint: str = "") -> list[str]:
+    """The files of the first format of weights among those `present`; `obtain` gives an index to read.
+
+    FileNotFoundError: there are none, with the `hint`, or a shard is missing.
+    """
     layout = next((name for name in WEIGHTS if name in present), None)
     if layout is None:
-        raise FileNotFoundError(f"{owner} has no weights as safetensors or PyTorch .bin: {_some(present)}.")
+        raise FileNotFoundError(f"{owner} has no weights as safetensors or PyTorch .bin: {_some(present)}.{hint}")
     if not layout.endswith(".index.json"):
         return [layout]
     shards = shard_names(obtain(layout), f"{layout} of {owner}")
@@ -476,20 +531,26 @@ def _weight_names(present: Collection[str], owner: str, obtain: Callable[[str], 
     return [layout, *shards]
 
 
+def _name_one(names: Collection[str], repository: str) -> str:
+    """A hint for a repository without a checkpoint: a GGUF file of it, with a space before it; "" if it has none."""
+    one = next((name for name in sorted(names) if GGUF.fullmatch(name)), None)
+    return f" Name one file of it, as {repository}:{one}." if one else ""
+
+
 def _some(names: Collection[str], ending: str = "") -> str:
     listed = sorted(name for name in names if name not in SMALL and not name.startswith(".") and name.endswith(ending))
     shown = ", ".join(printable(name[:60]) for name in listed[:6])
     return f"it has {shown}{' …' if len(listed) > 6 else ''}" if listed else "it has no other files"
 
 
-def _remote_file(plan: Plan, entry: dict[str, Any]) -> RemoteFile:
+def _remote_file(entry: dict[str, Any]) -> RemoteFile:
     """A file as the Hub lists it. ValueError, KeyError: as it would not."""
     lfs = entry.get("lfs")
     size, sha256, git_sha1 = (lfs["size"], lfs["sha256"], None) if lfs else (entry["size"], None, entry["blobId"])
     file = RemoteFile(entry["rfilename"], size, sha256, git_sha1, cached=False)
     if type(size) is not int or not 0 <= size < 2**60 or not DIGEST.fullmatch(file.digest):
         raise ValueError(f"{file.name} has no size and hash")
-    return replace(file, cached=_is_cached(plan, file))
+    return file
 
 
 def _store(repository: str) -> Path:

@@ -24,6 +24,9 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from minhub_py.files.tokenizer_json import check_charsmap
+from minhub_py.files.vocabulary import check_lengths, cuts
+
 SPACE = "\u2581"
 # Kinds of pieces, and of models.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -78,6 +81,8 @@ def read_sentencepiece(path: Path) -> SentencePiece:
             remove_extra_whitespaces=bool(number(normalizer, 4, 1)),
         )
         check_pieces(found)
+        if found.charsmap:
+            check_charsmap(found.charsmap)
     except (ValueError, struct.error) as error:
         raise ValueError(f"{path} is no sentencepiece model ({error}); it is damaged or cut: fetch it again") from error
     # Settings that change the result, and the one value that is implemented; no published language model has another.
@@ -161,6 +166,7 @@ def parse_piece(data: int | bytes) -> Piece:
 def check_pieces(model: SentencePiece) -> None:
     """ValueError: the pieces cannot be a vocabulary."""
     texts = [piece.text for piece in model.pieces]
+    check_lengths(texts)
     if not all(texts) or len(set(texts)) < len(texts):
         raise ValueError("a piece is empty, or is there twice")
     if len(model.of_kind(UNKNOWN)) != 1:
@@ -226,10 +232,8 @@ def unigram(model: SentencePiece) -> models.Unigram:
 def merges(model: SentencePiece) -> list[tuple[str, str]]:
     """Each way to put a piece together from two others, the best score first."""
     ids = {piece.text: id for id, piece in enumerate(model.pieces) if piece.kind == NORMAL}
-    found = []
-    for text, id in ids.items():
-        for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in ids and right in ids:
-                found.append((-model.pieces[id].score, id, ids[left], ids[right], left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+    by_score = sorted(
+        (-model.pieces[ids[text]].score, ids[text], ids[left], ids[right], left, right)
+        for text, left, right in cuts(ids.keys())
+    )
+    return [(left, right) for *_, left, right in by_score]

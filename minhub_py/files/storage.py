@@ -6,12 +6,12 @@ Sources: the safetensors format (a length, a JSON header, the bytes), and the Hu
 """
 
 import errno
+import io
 import json
 import os
 import pickle
 import pickletools
 import re
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minhub_py.files.hub import COMPANIONS, WEIGHTS, shard_names
+from minhub_py.files.hub import COMPANIONS, WEIGHTS, gguf_hint, shard_names
 from minhub_py.printable import gist
 from weights_map.blocks import Blocks
 from weights_map.engine import Mapped
@@ -35,6 +35,8 @@ DTYPES = {
 }  # fmt: skip
 # Those of the mask buffers of old checkpoints, which are dropped, but have a shape.
 MASKS = {"BOOL": torch.bool, "I64": torch.int64}
+MAX_SETTINGS = 10_000_000  # bytes of a file of settings; published ones have up to a million
+MAX_TENSORS = 20_000  # of a checkpoint; published ones of the known families have up to 1,200
 # The names in a pickle of a state dict: "module name".
 BUILDERS = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
@@ -51,8 +53,10 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}); it is damaged or cut: fetch it again") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that must hold an object. ValueError: it is damaged, or holds something else."""
+def read_object(path: Path, limit: int | None = None) -> dict[str, Any]:
+    """Read a JSON file that holds an object. ValueError: it is corrupt, has other content, or over `limit` bytes."""
+    if limit is not None and path.stat().st_size > limit:
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; this package reads settings of {limit:,}")
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} should hold a JSON object, not {type(content).__name__}")
@@ -76,13 +80,13 @@ class Checkpoint(Mapping[str, Tensor]):
     def config(self) -> dict[str, Any] | None:
         """config.json; None where there is none."""
         path = self.path / "config.json"
-        return read_object(path) if path.exists() else None
+        return read_object(path, MAX_SETTINGS) if path.exists() else None
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """generation_config.json; empty where there is none."""
         path = self.path / "generation_config.json"
-        return read_object(path) if path.exists() else {}
+        return read_object(path, MAX_SETTINGS) if path.exists() else {}
 
     @cached_property
     def files(self) -> list[Path]:
@@ -100,7 +104,8 @@ class Checkpoint(Mapping[str, Tensor]):
                         f"{path} names {file.name}, which is missing: download the checkpoint again"
                     )
             return files
-        raise FileNotFoundError(f"{self.path} has no weights (none of {', '.join(WEIGHTS)}): check the path")
+        hint = gguf_hint(self.path) or " Check the path"
+        raise FileNotFoundError(f"{self.path} has no weights (none of {', '.join(WEIGHTS)}).{hint}")
 
     def kept_as(self, name: str, native: Mapped) -> Blocks | str | None:
         """How `quantize="auto"` keeps one of our tensors: in the blocks of its file, or quantized; None: in floats.
@@ -122,6 +127,8 @@ class Checkpoint(Mapping[str, Tensor]):
                     raise ValueError(f"{file} is damaged: it names a tensor {brief(name)}")
                 if name in places:
                     raise ValueError(f"{name} is both in {places[name].name} and in {file.name}")
+                if len(places) == MAX_TENSORS:
+                    raise ValueError(f"{file} has too many tensors; this package reads {MAX_TENSORS:,}")
                 places[name] = file
         return places
 
@@ -158,9 +165,7 @@ class Checkpoint(Mapping[str, Tensor]):
         """Close the files: memory that the tensors given so far mapped is free when they are."""
         # A file in PyTorch's old format cannot be mapped: it would be read as a whole again for every tensor.
         self._open = {
-            file: handle
-            for file, handle in self._open.items()
-            if isinstance(handle, dict) and not zipfile.is_zipfile(file)
+            file: handle for file, handle in self._open.items() if isinstance(handle, dict) and not is_archive(file)
         }
 
     @cached_property
@@ -211,7 +216,7 @@ def open_pickle(path: Path) -> dict[str, Tensor]:
     """
     try:
         check_pickle(path)
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive(path))
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} was refused: it is damaged, or a pickle that holds more than tensors and could run code. "
@@ -230,35 +235,61 @@ def open_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def check_pickle(path: Path) -> None:
-    """Look at what a pickle would do, without doing it: PyTorch's unpickler calls functions that fill memory, too.
+    """Check the instructions of a pickle without running them: PyTorch's unpickler allows calls that fill memory.
 
-    UnpicklingError: it calls more than what builds the tensors of a state dict. ValueError: it holds parts that are
-    larger than the file, or is no pickle. zipfile's errors: a damaged archive.
+    UnpicklingError: a call other than those that build the tensors of a state dict. ValueError: an archive with records
+    that overlap or exceed the file, or no pickle. RuntimeError: a corrupt archive.
     """
-    if not zipfile.is_zipfile(path):
-        with path.open("rb") as file:  # PyTorch's old format: four pickles, the names of storages, and their bytes
-            for _ in range(4):
-                check_calls(file)
+    if is_archive(path):
+        # PyTorch's own reader: a file may have two directories, and Python's zipfile may choose the other one.
+        reader = torch._C.PyTorchFileReader(str(path))
+        check_records(path, reader)
+        check_calls(io.BytesIO(reader.get_record("data.pkl")))
         return
-    with zipfile.ZipFile(path) as archive:
-        parts = archive.infolist()
-        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-            raise ValueError("its parts are compressed, which PyTorch does not do")
-        if sum(part.file_size for part in parts) > path.stat().st_size:
-            raise ValueError("its parts are larger than the file")
-        for part in parts:
-            if part.filename.lower().endswith("data.pkl"):
-                with archive.open(part) as file:
-                    check_calls(file)
+    with path.open("rb") as file:  # PyTorch's old format: five pickles, then the bytes of the storages
+        for _ in range(5):
+            check_calls(file)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether PyTorch reads a file as a zip archive. It decides by the first bytes."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def check_records(path: Path, reader: Any) -> None:
+    """ValueError: the records of an archive overlap, exceed the file, or are compressed."""
+    names = reader.get_all_records()
+    spans = sorted(
+        (reader.get_record_header_offset(name), reader.get_record_offset(name) + reader.get_record_size(name))
+        for name in names
+    )
+    starts = [start for start, _ in spans[1:]] + [path.stat().st_size]
+    if any(end > next_start for (_, end), next_start in zip(spans, starts, strict=True)):
+        raise ValueError("its records overlap, exceed the file, or are compressed")
+    with path.open("rb") as file:
+        for start, _ in spans:
+            file.seek(start + 8)  # the compression method in a record's own header
+            if file.read(2) != bytes(2):
+                raise ValueError("its records are compressed; torch.save does not compress")
 
 
 def check_calls(file: IO[bytes]) -> None:
-    """Read one pickle's instructions. UnpicklingError: it names more than what builds the tensors of a state dict."""
-    for instruction, argument, _ in pickletools.genops(file):
+    """Check one pickle's instructions.
+
+    UnpicklingError: a name other than those that build the tensors of a state dict, or more instructions than the
+    pickle's tensors need.
+    """
+    storages = 0
+    for count, (instruction, argument, _) in enumerate(pickletools.genops(file)):
+        storages += instruction.name in ("BINPERSID", "PERSID")
         if instruction.name in ("STACK_GLOBAL", "INST") or (
             instruction.name == "GLOBAL" and not BUILDERS.fullmatch(str(argument))
         ):
             raise pickle.UnpicklingError(f"{instruction.name} {argument}")
+        # torch.save writes 30 instructions for a tensor, and 10 for the version of a module.
+        if count > 10_000 + 1_000 * storages:
+            raise pickle.UnpicklingError(f"{count:,} instructions, and {storages:,} tensors")
 
 
 def is_plain(value: object) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from minhub_py.files.storage import read_object
+from minhub_py.files.vocabulary import check_lengths, cuts
 from minhub_py.printable import gist
 
 # Words, as in OpenAI's cl100k; {} is how many digits are one.
@@ -105,6 +106,7 @@ def read_tekken(path: Path) -> Ranks:
 
 def check_tokens(tokens: Sequence[bytes]) -> None:
     """ValueError: they cannot be a vocabulary, in which every byte is a token."""
+    check_lengths(tokens)
     if not all(tokens) or len(set(tokens)) < len(tokens):
         raise ValueError("a token is empty, or is there twice")
     if not {bytes([byte]) for byte in range(256)} <= set(tokens):
@@ -146,9 +148,6 @@ def letters(token: bytes) -> str:
 def merges(tokens: Sequence[bytes]) -> list[tuple[str, str]]:
     """Each way to put a token together from two others, the lowest rank first."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    found: list[tuple[int, int]] = []
-    for token in tokens:
-        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        found += sorted((ranks[left], ranks[right]) for left, right in cuts if left in ranks and right in ranks)
+    by_rank = sorted((ranks[token], ranks[left], ranks[right]) for token, left, right in cuts(tokens))
     names = list(map(letters, tokens))
-    return [(names[left], names[right]) for left, right in found]
+    return [(names[left], names[right]) for _, left, right in by_rank]

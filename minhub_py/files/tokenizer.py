@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,12 +27,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.files import hub
-from minhub_py.files.gguf import read_header
+from minhub_py.files.gguf_header import read_header
 from minhub_py.files.gguf_tokenizer import gguf_tokenizer, hub_files, tokenizer_settings
 from minhub_py.files.sentencepiece import UNIGRAM, SentencePiece, read_sentencepiece, sentencepiece_tokenizer
 from minhub_py.files.stops import StopStrings
 from minhub_py.files.storage import read_json, read_object
 from minhub_py.files.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
+from minhub_py.files.tokenizer_json import check_tokenizer_json
 from minhub_py.files.wordbpe import read_word_bpe
 from minhub_py.printable import gist
 
@@ -41,6 +43,7 @@ FORMS = ("tokenizer.json", "vocab.json", *hub.OLDER_TOKENIZERS, "vocab.dat")
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 # Where the tokenizers that are in use came from: the class takes no subclass.
 FILES: WeakKeyDictionary[Tokenizer, Path] = WeakKeyDictionary()
+TOKENS = "tokenizer.ggml.tokens"  # a GGUF file without this key has no tokenizer
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -69,7 +72,7 @@ def tokenizer_from_pretrained(
 def tokenizer_file(folder: Path) -> Path | None:
     """The file that the tokenizer of a folder, or of a GGUF file, is read from; None: it has none."""
     if folder.is_file():
-        return folder if "tokenizer.ggml.tokens" in read_header(folder).metadata else None
+        return folder if TOKENS in read_header(folder).metadata else None
     return next((folder / name for name in FORMS if (folder / name).exists()), None)
 
 
@@ -78,10 +81,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
     FileNotFoundError: it has none. ValueError: its files are damaged.
     """
+    if folder.is_file():
+        return read_gguf(folder)
     path = tokenizer_file(folder)
     if path is None:
         raise FileNotFoundError(
-            f"{folder} has no tokenizer, neither tokenizer.json nor vocab.json: copy those of the model that it is from"
+            f"{folder} has no tokenizer, neither tokenizer.json nor vocab.json: "
+            f"copy those of the model that it is from.{hub.gguf_hint(folder)}"
         )
     if path.name == "tokenizer.json":
         return parse(path)
@@ -89,8 +95,6 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         tokenizer = read_word_bpe(path)
         FILES[tokenizer] = path
         return tokenizer
-    if path == folder:
-        return read_gguf(path)
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).exists():
@@ -103,8 +107,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_gguf(path: Path) -> Tokenizer:
-    """The tokenizer of a GGUF file. ValueError: it is damaged, or of a kind without code."""
+    """The tokenizer of a GGUF file.
+
+    FileNotFoundError: it has none. ValueError: it is corrupt, or of a kind without code.
+    """
     metadata = read_header(path).metadata
+    if TOKENS not in metadata:
+        raise FileNotFoundError(f"{path} has no tokenizer: take a GGUF file of the same model that has one")
     try:
         settings = tokenizer_settings(metadata)
     except ValueError as error:
@@ -183,7 +192,9 @@ def parse(path: Path) -> Tokenizer:
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}: check its name.")
     with parsing(path):
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        check_tokenizer_json(text)
+        tokenizer = Tokenizer.from_str(text)
         # Settings of some training run: here a text is as long as it is.
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -267,7 +278,9 @@ def byte_level_bpe(
     """GPT-2's tokenizer: BPE over bytes, so that no text is unknown. ValueError: a merge makes no known token."""
     for left, right in merges:
         if left + right not in vocabulary:  # the library may panic, which is no Exception
-            raise ValueError(f"vocab.json and merges.txt do not fit each other: there is no token {left + right!r}")
+            raise ValueError(
+                f"vocab.json and merges.txt do not fit each other: there is no token {brief(left + right)}"
+            )
     try:
         model = models.BPE(dict(vocabulary), list(merges))
     except Exception as error:  # the library raises plain Exception
@@ -342,10 +355,14 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) 
         raise ValueError(f"the added tokens of {folder} should map tokens to ids; its files are damaged")
     special = {name for value in named if (name := content(value))} or {"<|endoftext|>", "<unk>"}
     known = {name: id for name in special if (id := tokenizer.token_to_id(name)) is not None}
-    for name, wanted in sorted((known | added).items(), key=lambda item: item[1]):
-        tokenizer.add_tokens([AddedToken(name, special=name in special, normalized=False)])
-        if tokenizer.token_to_id(name) != wanted:
-            raise ValueError(f"{folder} gives the added token {name!r} the id {wanted}, which is not the next one")
+    in_order = sorted((known | added).items(), key=lambda item: item[1])
+    # All at once: the library prepares its search again at each call.
+    tokenizer.add_tokens([AddedToken(name, special=name in special, normalized=False) for name, _ in in_order])
+    for name, expected in in_order:
+        if tokenizer.token_to_id(name) != expected:
+            raise ValueError(
+                f"{folder} gives the added token {brief(name)} the id {expected}, which is not the next one"
+            )
 
 
 def content(token: Any) -> str | None:

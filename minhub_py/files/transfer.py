@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import os
 import re
+import socket
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ LEAST_RATE, RATE_SPAN = 1_000, 60
 # Bytes of an answer of unknown size: a list of 50,000 files.
 MAX_ANSWER = 16_000_000
 MAX_REDIRECTS = 10
+# Bytes of a redirect's body that are read to keep its connection.
+MAX_DISCARD = 65_536
 Token = str | bool | None
 # The display of a download where standard error is not seen: called with the file's name, the bytes there, and all;
 # during a wait with the reason, or "", and 0, 0.
@@ -169,26 +172,30 @@ def get(
 
 
 def _send(session: Any, request: Any, seconds: float) -> Any:
-    """The answer, as soon as its headers are there. ConnectionError: they take longer than `seconds` in all.
+    """Send a request and return its response as soon as the headers are there.
 
-    In a thread of its own, since nothing else bounds a name server that hangs, or headers that come byte by byte, and
-    since nothing else lets R's Ctrl-C end the wait.
+    The request runs in a thread of its own: nothing else limits the time of a name server that hangs or of headers
+    that arrive byte by byte, and nothing else lets R's Ctrl-C end the wait. When the wait ends early, the thread's
+    connections are shut down, so that it ends, too.
+
+    ConnectionError: there are no headers after `seconds`.
     """
-    made: Future[Any] = Future()
+    answer: Future[Any] = Future()
+    streams: list[Any] = []
+    end, tell = time.monotonic() + seconds, listener.get()
 
     def send() -> None:
         try:
-            made.set_result(_follow(session, request))
+            answer.set_result(_follow(session, request, end, streams))
         except BaseException as error:
-            made.set_exception(error)
+            answer.set_exception(error)
 
-    threading.Thread(target=send, daemon=True).start()
-    end, tell = time.monotonic() + seconds, listener.get()
+    threading.Thread(target=send, name="minhub request", daemon=True).start()
     try:
         while True:
-            futures.wait([made], timeout=0.5)
-            if made.done():
-                return made.result()
+            futures.wait([answer], timeout=0.5)
+            if answer.done():
+                return answer.result()
             if tell is not None:
                 tell("", 0, 0)
             if time.monotonic() > end:
@@ -196,23 +203,42 @@ def _send(session: Any, request: Any, seconds: float) -> Any:
                     f"The Hub has not answered within {seconds:.0f} seconds: check the network, then run again."
                 )
     except BaseException:
-        made.add_done_callback(lambda late: late.exception() or late.result().close())
+        answer.add_done_callback(lambda late: late.exception() or late.result().close())
+        for stream in streams:
+            with suppress(OSError):  # closed by its thread in the meantime
+                # The method of the base class: that of ssl.SSLSocket takes the TLS state from a thread that uses it.
+                socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
         raise
 
 
-def _follow(session: Any, request: Any) -> Any:
-    """The answer behind redirects. Those that have a long body, or do not say how long, are not read."""
+def _follow(session: Any, request: Any, end: float, streams: list[Any]) -> Any:
+    """Send a request, follow its redirects, and return the last response. Each new connection is added to `streams`."""
     import httpx2
 
+    def trace(event: str, info: Mapping[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            streams.append(info["return_value"])
+
     for _ in range(MAX_REDIRECTS):
+        request.extensions["trace"] = trace
         response = session.send(request, stream=True, follow_redirects=False)
         if response.next_request is None:
             return response
-        if int(response.headers.get("Content-Length", MAX_ANSWER)) < 65536:
-            response.read()  # so that the connection can be used again
-        response.close()
+        try:
+            _discard(response, end)
+        finally:
+            response.close()
         request = response.next_request
     raise httpx2.TooManyRedirects("too many redirects")
+
+
+def _discard(response: Any, end: float) -> None:
+    """Read a short body without decoding it, so that the connection can be used again. A longer one is not read."""
+    count = 0
+    for chunk in response.iter_raw():
+        count += len(chunk)
+        if count > MAX_DISCARD or time.monotonic() > end:
+            return
 
 
 def _asked_wait(response: Any, seconds: int) -> tuple[int, str]:
@@ -288,11 +314,15 @@ def fault(path: Path, size: int | None, declared: str) -> str | None:
 
 
 def publish(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a small file or a link so that no one ever sees half of it, whoever else writes it too."""
+    """Write a small file or a link atomically: other processes see the old content or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    write(draft)
-    os.replace(draft, path)
+    draft = path.with_name(f"{uuid.uuid4().hex}.tmp")  # the name may have all the bytes that a name can have
+    try:
+        write(draft)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 class RefusedError(Exception):

@@ -8,6 +8,7 @@ Sources: Sennrich et al. (2016), "Neural Machine Translation of Rare Words with 
 """
 
 from pathlib import Path
+from reprlib import repr as brief
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -27,7 +28,9 @@ def read_word_bpe(path: Path) -> Tokenizer:
     merges = [(left, right) for left, right in pairs]
     for left, right in merges:
         if not {left, right, left + right} <= vocabulary.keys():
-            raise ValueError(f"{path} lacks a symbol of the pair {left} {right} in {rules.name}: they do not fit")
+            raise ValueError(
+                f"{path} lacks a symbol of the pair {brief(f'{left} {right}')} in {rules.name}: they do not fit"
+            )
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=symbols[0], end_of_word_suffix=END))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.BPEDecoder(suffix=END)

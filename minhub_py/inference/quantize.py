@@ -266,7 +266,7 @@ def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:
 def check_kind(kind: str | None, *others: str) -> None:
     """ValueError: not one of KINDS, of `others`, or None."""
     if kind is not None and kind not in (*others, *KINDS):
-        raise ValueError(f"quantize {kind!r} is unknown; give {', '.join(('None', *others, KINDS[0]))} or {KINDS[1]}")
+        raise ValueError(f"quantize {kind!r} is unknown; give {', '.join((*others, KINDS[0]))} or {KINDS[1]}")
 
 
 def kind_of(model: nn.Module) -> str | None:
@@ -289,4 +289,4 @@ def count(model: nn.Module) -> int:
 def refuse_quantized(model: nn.Module, done: str) -> None:
     """ValueError: the model holds no weights to be `done` something with."""
     if kind_of(model):
-        raise ValueError(f"a quantized model cannot be {done}: load it again without quantize")
+        raise ValueError(f'a quantized model cannot be {done}: load it again with quantize = "none"')

@@ -23,7 +23,9 @@
 #'   faster text, from results that differ a little. With `dtype = "bfloat16"`
 #'   prompts are read faster still, and results differ more; `"auto"` is float32
 #'   then, on a CPU. Such a model has no float weights to look at, and cannot be made an R torch module, or saved.
-#'   `"auto"`: the weights of a GGUF file as they lie in it, without loss.
+#'   `"auto"`: compute with the quantized weights of a GGUF file, without loss.
+#'   `"none"`: turn them into floating point. `NULL`, the default, is `"auto"`
+#'   for a GGUF file on a CPU if `dtype` is `"auto"`, and `"none"` otherwise.
 #' @returns A model, see [minhub_model].
 #' @seealso [generate()], [next_tokens()], [score()], [as_torch_module()]
 #' @examplesIf minhubpy:::is_ready()
