@@ -539,6 +539,8 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
 @tables.table_options()
 @click.option("--target", metavar="COLUMN",
               help="Measure the texts of this column, each after that of --column, or as its answer (T5).")  # fmt: skip
+@click.option("--sep", metavar="TEXT",
+              help="With --target, joins the two: '' for languages without spaces.  [default: a space]")  # fmt: skip
 @revision_option
 @device_option
 @dtype_option
@@ -546,7 +548,7 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
 @json_option
 @shareable
 def score(
-    model: str, files: tuple[str, ...], target: str | None, revision: str, device: str, dtype: str,
+    model: str, files: tuple[str, ...], target: str | None, sep: str | None, revision: str, device: str, dtype: str,
     quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     r"""Measure how well MODEL predicts a text.
@@ -564,15 +566,22 @@ def score(
     of such files, and patterns. If the work is interrupted, by Ctrl-C or a crash, the same command goes on where it
     stopped; what is done lies in OUT.parts until then.
 
-    An encoder-decoder such as T5 predicts the answer to a text: --target names the column of answers. With other
-    models, the target goes on where the text ends; it begins with a space, if there is to be one.
+    With --target, the measures are those of a second column, whose texts continue those of --column. --sep joins the
+    two, as in `target_logprobs()`: neither has white space there. An encoder-decoder such as T5 predicts the answer to
+    a text, and --sep has no effect.
+
+    \b
+      minhub score gpt2 in.csv --column context --target word --out out.csv
     """
+    if sep is not None and target is None:
+        raise click.UsageError("--sep joins a text and its target: give --target, too.")
     if rows := tables.take(options):
         loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
         if target is None:
             tables.run("score", model, files, rows, {}, loading, as_json)
         else:
-            tables.run("score_targets", model, files, rows, {}, loading, as_json, beside=[target])
+            settings = {"sep": " " if sep is None else sep}
+            tables.run("score_targets", model, files, rows, settings, loading, as_json, beside=[target])
         return
     if target is not None:
         raise click.UsageError("--target is for the rows of files, whose results need a file too: give --out.")
