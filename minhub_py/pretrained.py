@@ -173,7 +173,9 @@ def load(
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
     native = with_values(meta, checkpoint)
     if processes is not None:
-        return split(model, native, target, quantize, processes)
+        model = split(model, native, target, quantize, processes)
+        model.generation_config = checkpoint.generation_config
+        return model
     paths = {module: path for path, module in model.named_modules()}
 
     def fill(module: nn.Module) -> None:
@@ -200,6 +202,7 @@ def load(
     fill(model)
     if kinds:
         model.to(target)
+    model.generation_config = checkpoint.generation_config
     return model.eval()
 
 

@@ -56,6 +56,8 @@ ROPE = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
+# Keys after "general.sampling.", and their names in generation_config.json.
+SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "penalty_repeat": "repetition_penalty"}
 # What Llama 3.1, 3.2 and 3.3 have besides their factor; the files hold only what follows from it.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -373,8 +375,9 @@ class GGUFCheckpoint(Checkpoint):
 
     @property
     def generation_config(self) -> dict[str, Any]:
-        """Nothing: all is in `config`."""
-        return {}
+        """Sampling settings by their names in generation_config.json. Token IDs are in `config`."""
+        found = {name: self.header.metadata.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def files(self) -> list[Path]:

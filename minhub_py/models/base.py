@@ -1,6 +1,7 @@
 """What every language model has beside its mathematics: a config, checks of ids, a cache, and words for its steps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -77,6 +78,8 @@ class LanguageModel(nn.Module):
 
     config: ModelConfig
     encoder_decoder = False
+    # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the sampling settings.
+    generation_config: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def decoder_start(self) -> int | None:

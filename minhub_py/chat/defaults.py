@@ -1,0 +1,43 @@
+"""Default sampling settings of chats: those that a model's authors publish, else one choice for every interface.
+
+Source: generation_config.json as transformers writes it. As in vLLM, a file that sets any of STATED is a complete
+recommendation: settings that it leaves out are neutral. Files of base models hold token IDs only.
+"""
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from minhub_py.files.gguf import checkpoint_at
+from minhub_py.inference.sampling import Sampling
+
+CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
+STATED = ("do_sample", "temperature", "top_p", "top_k")
+
+
+def default_sampling(source: Any) -> dict[str, Any]:
+    """Default sampling settings of a chat: `temperature`, `top_k`, `top_p` and `repetition_penalty`.
+
+    Args:
+        source: a model, an opened checkpoint, or the path of a model folder or GGUF file.
+
+    Raises:
+        ValueError: generation_config.json has a value outside its range.
+    """
+    if isinstance(source, str | PathLike):
+        source = checkpoint_at(Path(source))
+    config = source.generation_config
+    stated = any(config.get(name) is not None for name in STATED)
+    settings: dict[str, Any] = {"temperature": 1.0, "top_k": None, "top_p": None, "repetition_penalty": 1.0}
+    if not stated:
+        settings |= CHAT_SAMPLING
+    settings.update((name, config[name]) for name in settings if config.get(name) is not None)
+    if config.get("do_sample") is False:
+        settings["temperature"] = 0.0
+    if settings["top_k"] == 0:  # transformers' "off"
+        settings["top_k"] = None
+    try:
+        Sampling(**settings)
+    except ValueError as error:
+        raise ValueError(f"generation_config.json of the model: {error}; correct or delete this entry") from error
+    return settings
