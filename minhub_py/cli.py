@@ -90,17 +90,19 @@ quantize_option = click.option(
 )
 
 
-def sampling_options(temperature: float = 1.0, top_p: float | None = None) -> Callable[[F], F]:
-    """The options that say how tokens are chosen, and what ends a text; their defaults are given."""
+def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
+    """Options for the choice of tokens and the end of a text. chat: unset options are None, the model's defaults."""
+    published = "  [default: that of the model's generation_config.json, else {}]"
+    temperature, top_k, top_p, penalty = map(published.format, ("0.7", "none", "0.95", "1")) if chat else [""] * 4
+    neutral: dict[str, Any] = {} if chat else {"default": 1.0, "show_default": True}
     options = [
-        click.option("--temperature", type=click.FloatRange(min=0), default=temperature, show_default=True,
-                     help="Divides the logits; 0 always takes the most likely token."),
-        click.option("--top-k", type=click.IntRange(min=1), help="Sample from the k most likely tokens."),
-        click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=top_p,
-                     show_default=top_p is not None,
-                     help="Sample from the smallest set of most likely tokens whose probabilities sum to p."),
-        click.option("--repetition-penalty", type=click.FloatRange(min=0, min_open=True), default=1.0,
-                     show_default=True, help="Values above 1 reduce repetition."),
+        click.option("--temperature", type=click.FloatRange(min=0), **neutral,
+                     help=f"Divides the logits; 0 always takes the most likely token.{temperature}"),
+        click.option("--top-k", type=click.IntRange(min=1), help=f"Sample from the k most likely tokens.{top_k}"),
+        click.option("--top-p", type=click.FloatRange(0, 1, min_open=True),
+                     help=f"Sample from the smallest set of most likely tokens whose probabilities sum to p.{top_p}"),
+        click.option("--repetition-penalty", type=click.FloatRange(min=0, min_open=True), **neutral,
+                     help=f"Values above 1 reduce repetition.{penalty}"),
         click.option("--seed", type=click.IntRange(0, 2**63 - 1),
                      help="Random seed; the same seed gives the same text."),
         click.option("--stop", multiple=True, help="End the text before this string; may be given several times."),
@@ -397,7 +399,7 @@ def generate(
 @click.option("--system", metavar="TEXT", help="System prompt: what the model is told before the conversation.")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=1), default=512, show_default=True,
               help="Maximum number of tokens of a reply.")  # fmt: skip
-@sampling_options(temperature=0.7, top_p=0.95)
+@sampling_options(chat=True)
 @revision_option
 @device_option
 @dtype_option
@@ -419,7 +421,8 @@ def chat(
     from minhub_py.chat.terminal import run
     from minhub_py.chat.turns import Chat
 
-    run(Chat(network, tokenizer, system, **settings), name_of(model))
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    run(Chat(network, tokenizer, system, **chosen), name_of(model))
 
 
 def keep(items: Iterable[int], kept: list[int]) -> Iterator[int]:

@@ -19,7 +19,7 @@ import torch
 from click.testing import CliRunner
 from tokenizers import AddedToken, Tokenizer
 
-from minhub_py import Chat, from_pretrained, gpt2, llama, save_pretrained
+from minhub_py import Chat, from_pretrained, gpt2, llama, save_pretrained, tokenizer_from_pretrained
 from minhub_py.chat.templates import ChatTemplate, TemplateRefusedError, chat_template_of
 from minhub_py.chat.terminal import Commands, LeaveError
 from minhub_py.cli import main
@@ -250,6 +250,28 @@ def test_a_changed_model_has_read_nothing(tokenizer: Tokenizer) -> None:
         next(iter(model.parameters())).mul_(1.5)
     assert chat.say("Hi again").kept == 0
     assert chat.say("And again").kept > 0
+
+
+def test_sampling_defaults_are_those_of_the_model(tmp_path: Path) -> None:
+    """generation_config.json, else temperature 0.7 and top_p 0.95; "auto" restores them."""
+    name = "minhub/shakespeare-gpt2"
+    plain = Chat(from_pretrained(name), tokenizer_from_pretrained(name))
+    assert (plain.settings.temperature, plain.settings.top_p, plain.settings.top_k) == (0.7, 0.95, None)
+    folder = tmp_path / "model"
+    save_pretrained(plain.model, folder, plain.tokenizer)
+    (folder / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7, "repetition_penalty": 1.1}')
+    chat = Chat(from_pretrained(folder), tokenizer_from_pretrained(folder), temperature=1.5)
+    own = {"temperature": 0.3, "top_k": 7, "top_p": None, "repetition_penalty": 1.1}
+    assert {key: getattr(chat.settings, key) for key in own} == own | {"temperature": 1.5}
+    chat.set(temperature="auto", top_k=None)
+    assert {key: getattr(chat.settings, key) for key in own} == own | {"top_k": None}
+    reply = chat.say("Hi", temperature=2.0, top_k="auto", seed=3, max_new_tokens=20)
+    assert chat.settings.temperature == 0.3
+    chat.undo()
+    explicit = Chat(chat.model, chat.tokenizer, seed=3, max_new_tokens=20, **own | {"temperature": 2.0})
+    assert explicit.say("Hi").ids == reply.ids
+    with pytest.raises(ValueError, match="seed"):
+        chat.set(seed="auto")
 
 
 def test_what_is_wrong(model: Any, tokenizer: Tokenizer) -> None:
