@@ -416,7 +416,13 @@ def chat(
     """
     if "" in settings["stop"]:
         raise click.BadParameter("a stop string cannot be empty", param_hint="'--stop'")
-    network, tokenizer = _open(model, revision, device, dtype, quantize)
+    if sys.stderr.isatty():
+        note(f"Loading {name_of(model)} …", dim=True)
+
+    from minhub_py.chat.wrap import without_echo
+
+    with without_echo():
+        network, tokenizer = _open(model, revision, device, dtype, quantize)
 
     from minhub_py.chat.terminal import run
     from minhub_py.chat.turns import Chat

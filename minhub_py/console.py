@@ -66,11 +66,25 @@ class Command(click.Command):
         except Exception as error:
             if ctx.find_root().obj == "debug":
                 raise
-            message = printable(" ".join(str(error).split()))
+            message = printable(message_of(error))
             # The package raises these on purpose, with advice. Anything else is a bug.
             if not isinstance(error, ValueError | OSError | MemoryError) or not message:
                 message = f"unexpected {type(error).__name__}: {message[:300]} (run again with --debug for details)"
             raise click.ClickException(message) from error
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an exception on one line; of the system's own errors, without their number."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+        advice = {
+            FileNotFoundError: "there is no such file or folder: check its name",
+            IsADirectoryError: "it is a folder: name a file",
+            NotADirectoryError: "a part of its path is a file: check its name",
+            PermissionError: "permission denied: check its owner and mode, or name another",
+        }.get(type(error), error.strerror)
+        return f"{name}: {advice}"
+    return " ".join(str(error).split())
 
 
 @contextmanager
