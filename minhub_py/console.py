@@ -45,8 +45,11 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.help = (self.help or "").replace("\\b\n", "\b\n")  # click's no-wrap mark, written in a raw docstring
         for param in self.params:
-            if param.metavar is None and isinstance(param.type, click.IntRange | click.FloatRange):
-                param.metavar = "INTEGER" if isinstance(param.type, click.IntRange) else "FLOAT"
+            if isinstance(param.type, Number):
+                param.metavar = param.metavar or "FLOAT"
+            if isinstance(param.type, click.IntRange | click.FloatRange):  # click names them "integer range", and so on
+                param.type.name = "whole number" if isinstance(param.type, click.IntRange) else "number"
+                param.metavar = param.metavar or ("INTEGER" if isinstance(param.type, click.IntRange) else "FLOAT")
         self.params.append(
             click.Option(["--debug"], is_flag=True, expose_value=False, callback=remember_debug,
                          help="Show a traceback when something fails.")
@@ -227,6 +230,12 @@ def check_writable(plot: Path | None, save: Path | None = None) -> None:
             raise FileNotFoundError(f"{path} cannot be written: there is no folder {folder}")
         if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
             raise PermissionError(f"{path} cannot be written: name another file")
+
+
+class Number(click.types.FloatParamType):
+    """A float of any size."""
+
+    name = "number"
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg]

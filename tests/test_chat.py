@@ -276,6 +276,17 @@ def test_sampling_defaults_are_those_of_the_model(tmp_path: Path) -> None:
         chat.set(seed="auto")
 
 
+def test_chats_and_replies_are_shown_on_one_line(model: Any, tokenizer: Tokenizer) -> None:
+    chat = a_chat(model, tokenizer, system="Be brief. " * 20, temperature=0.5)
+    reply = chat.say("Hi", top=3, max_new_tokens=4)
+    assert re.fullmatch(r"<Reply '.*': 4 tokens in \d+\.\d\d s, end='length'>", repr(reply))
+    assert str(reply) == reply.text
+    kind = type(model).__name__
+    assert repr(chat).startswith(f"<Chat with {kind}, 1 messages with replies, system prompt 'Be brief. Be brief.")
+    assert repr(chat).endswith("…', temperature=0.5, top_k=None, top_p=0.95, repetition_penalty=1.0>")
+    assert len(repr(chat.turns)) < 300
+
+
 def test_what_is_wrong(model: Any, tokenizer: Tokenizer) -> None:
     chat = a_chat(model, tokenizer)
     for text in ("", "  ", 7, None):

@@ -319,6 +319,9 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", GPT2, ""], 2, "it has no token that MODEL knows; give some text"),
         (["generate", GPT2, "\udcff"], 1, "PROMPT is not UTF-8 text"),
         (["generate", GPT2, "x", "--temperature", "-1"], 2, "-1.0 is not in the range x>=0"),
+        (["generate", GPT2, "x", "--temperature", "hot"], 2, "'hot' is not a valid number"),
+        (["generate", GPT2, "x", "-n", "1.5"], 2, "'1.5' is not a valid whole number"),
+        (["train", "x", "--out", "y", "--learning-rate", "fast"], 2, "'fast' is not a valid number"),
         (["generate", GPT2, "x", "--top-p", "0"], 2, "0.0 is not in the range 0<x<=1"),
         (["generate", GPT2, "x", "--seed", "1" + "0" * 30], 2, "is not in the range"),
         (["generate", GPT2, "x", "--stop", ""], 2, "a stop string cannot be empty"),
@@ -378,7 +381,7 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
     assert "..." not in re.sub(r"^Usage: .*$", "", shown, flags=re.MULTILINE)  # where click cuts a summary
     assert "RANGE" not in shown
     examples = [line for line in shown.splitlines() if line.startswith("    minhub ")]
-    assert len(examples) == {"": 1, "embed": 1, "score": 2, "serve": 1, "train": 2, "words": 2}.get(command, 0)
+    assert len(examples) == {"": 1, "embed": 1, "score": 3, "serve": 1, "train": 2, "words": 2}.get(command, 0)
     assert all(len(line) <= width for line in shown.splitlines() if "torchrun" not in line)
 
 

@@ -88,7 +88,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model has answered.
+    """What a model has answered. `str` is its text.
 
     ids: with the one that ended it.    logprobs: of each id, in nats, before temperature and the like.
     top: for each id the likeliest ones in its place with their log-probabilities, where they were asked for.
@@ -107,6 +107,13 @@ class Reply:
     dropped: int
     seconds: float
     seed: int
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        numbers = f"{len(self.ids)} tokens in {self.seconds:.2f} s, end={self.end!r}"
+        return f"<Reply {shorten(self.text)}: {numbers}>"
 
     @property
     def speed(self) -> float:
@@ -167,6 +174,12 @@ class Chat:
         self._kept: list[Kept] = []
         self._read_by: Any = None
         self._vocabulary: Vocabulary | None = None
+
+    def __repr__(self) -> str:
+        model = f"{type(self.model).__name__}, {len(self.turns) // 2} messages with replies"
+        system = f", system prompt {shorten(self.system)}" if self.system else ""
+        values = ", ".join(f"{name}={getattr(self.settings, name)!r}" for name in SAMPLING)
+        return f"<Chat with {model}{system}, {values}>"
 
     @property
     def last(self) -> Reply | None:
@@ -401,6 +414,11 @@ def trimmed(pieces: Iterator[str], template: ChatTemplate) -> Iterator[str]:
         begun = begun or bool(shown)
         if shown:
             yield shown
+
+
+def shorten(text: str, most: int = 60) -> str:
+    """The beginning of a text on one line, in quotes."""
+    return repr(text if len(text) <= most else text[: most - 1] + "…")
 
 
 def is_auto(value: Any) -> bool:
