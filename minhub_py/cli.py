@@ -581,7 +581,7 @@ def score(
     a text, and --sep has no effect.
 
     \b
-      minhub score gpt2 in.csv --column context --target word --out out.csv
+      minhub score gpt2 in.csv --target word --out out.csv
     """
     if sep is not None and target is None:
         raise click.UsageError("--sep joins a text and its target: give --target, too.")
