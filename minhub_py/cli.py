@@ -789,7 +789,7 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
     r"""Train a model on UTF-8 text files.
 
     The folder OUT receives the best model in Hub layout, the losses as CSV and PNG, sample texts, and a
-    model card. Ctrl-C stops after the current step; --resume continues the run, also after a crash.
+    model card. Ctrl-C stops before the next batch; --resume continues the run, also after a crash.
 
     TEXT is any plain text of 100 kB or more. The examples use tiny shakespeare (1.1 MB):
     data/tinyshakespeare/input.txt of https://github.com/karpathy/char-rnn
