@@ -349,6 +349,8 @@ def generate(
     for what FILEs may be, and for what happens when the work is interrupted. Row n, from 0, gets the text that its
     prompt alone gets with --seed SEED + n.
     """
+    if not prompts and options["out"]:
+        raise click.UsageError("Missing argument 'FILE'. With --out, give the files that have the prompts.")
     if not prompts:
         raise click.UsageError("Missing argument 'PROMPT'. To read it from standard input, give - as PROMPT.")
     if "" in stop:
@@ -397,6 +399,7 @@ def generate(
 
 @main.command()
 @model_argument
+@click.argument("text", nargs=-1, metavar="")
 @click.option("--system", metavar="TEXT", help="System prompt: what the model is told before the conversation.")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=1), default=512, show_default=True,
               help="Maximum number of tokens of a reply.")  # fmt: skip
@@ -406,8 +409,9 @@ def generate(
 @dtype_option
 @quantize_option
 def chat(
-    model: str, system: str | None, revision: str, device: str, dtype: str, quantize: str | None, **settings: Any
-) -> None:
+    model: str, text: tuple[str, ...], system: str | None, revision: str, device: str, dtype: str,
+    quantize: str | None, **settings: Any,
+) -> None:  # fmt: skip
     """Talk with MODEL.
 
     Type a message and press Enter. Ctrl-C stops a reply and keeps its beginning; /help lists commands; Ctrl-D
@@ -415,6 +419,8 @@ def chat(
 
     If standard input is a pipe or a file, each of its lines is a message, and only the replies are printed.
     """
+    if text:
+        raise click.UsageError(f"Leave out {text[0]!r:.40}: type messages after the start, or write them into a pipe.")
     if "" in settings["stop"]:
         raise click.BadParameter("a stop string cannot be empty", param_hint="'--stop'")
     if sys.stderr.isatty():
@@ -674,7 +680,10 @@ def words(
 
     if sep is not None and not by:
         raise click.UsageError("--sep is for rows that are words: give --by, too.")
-    regex(ignore_regex)  # before the model is loaded
+    try:
+        regex(ignore_regex)  # before the model is loaded
+    except ValueError as error:
+        raise click.BadParameter(str(error).removeprefix("ignore_regex "), param_hint="'--ignore-regex'") from error
     settings = {"ignore_regex": ignore_regex, "bos": bos}
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
     rows = tables.take(options) or {}

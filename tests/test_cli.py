@@ -319,6 +319,13 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", GPT2, ""], 2, "it has no token that MODEL knows; give some text"),
         (["generate", GPT2, "\udcff"], 1, "PROMPT is not UTF-8 text"),
         (["generate", GPT2, "x", "--temperature", "-1"], 2, "-1.0 is not in the range x>=0"),
+        (["generate", GPT2, "--out", "x.csv"], 2, "Missing argument 'FILE'. With --out, give the files"),
+        (["chat", GPT2, "hello"], 2, "Leave out 'hello': type messages after the start"),
+        (
+            ["words", GPT2, "x.csv", "--out", "y.csv", "--ignore-regex", "["],
+            2,
+            "Invalid value for '--ignore-regex': '['",
+        ),
         (["generate", GPT2, "x", "--temperature", "hot"], 2, "'hot' is not a valid number"),
         (["generate", GPT2, "x", "-n", "1.5"], 2, "'1.5' is not a valid whole number"),
         (["train", "x", "--out", "y", "--learning-rate", "fast"], 2, "'fast' is not a valid number"),

@@ -21,7 +21,7 @@ PROMPT, MORE = "\001\033[1;32m\002>\001\033[0m\002 ", "\001\033[2m\002…\001\03
 HELP = (
     ("/help", "show this list"),
     ("/system TEXT", "change the system prompt; without TEXT, show it"),
-    ("/set NAME VALUE", "change a setting, such as temperature; without them, show all"),
+    ("/set NAME VALUE", "change a setting, such as temperature (auto: the model's own); without them, show all"),
     ("/regen", "replace the last reply by another"),
     ("/undo", "take back the last message and its reply"),
     ("/save FILE", "write the conversation as JSON"),
