@@ -92,8 +92,8 @@ quantize_option = click.option(
 
 
 def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
-    """Options for the choice of tokens and the end of a text. chat: unset options are None, the model's defaults."""
-    published = "  [default: that of the model's generation_config.json, else {}]"
+    """Options for the choice of tokens and the end of a text. chat: an unset option is None, the model's default."""
+    published = "  [default: the value in the model's generation_config.json, else {}]"
     temperature, top_k, top_p, penalty = map(published.format, ("0.7", "none", "0.95", "1")) if chat else [""] * 4
     neutral: dict[str, Any] = {} if chat else {"default": 1.0, "show_default": True}
     options = [
@@ -582,8 +582,8 @@ def score(
     of such files, and patterns. If the work is interrupted, by Ctrl-C or a crash, the same command goes on where it
     stopped; what is done lies in OUT.parts until then.
 
-    With --target, the measures are those of a second column, whose texts continue those of --column. --sep joins the
-    two, as in `target_logprobs()`: neither has white space there. An encoder-decoder such as T5 predicts the answer to
+    With --target, a second column is measured. Its texts continue the texts of --column, joined by --sep as in
+    `target_logprobs()`: neither has white space there. An encoder-decoder such as T5 predicts the answer to
     a text, and --sep has no effect.
 
     \b

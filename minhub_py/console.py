@@ -81,7 +81,7 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
         advice = {
-            FileNotFoundError: "there is no such file or folder: check its name",
+            FileNotFoundError: "this file or folder does not exist: check its name",
             IsADirectoryError: "it is a folder: name a file",
             NotADirectoryError: "a part of its path is a file: check its name",
             PermissionError: "permission denied: check its owner and mode, or name another",

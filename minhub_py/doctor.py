@@ -129,7 +129,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """Optional packages: a missing one fits, one that is too old does not."""
+    """Optional packages. A missing package is no fault; an outdated one is."""
     for extra, (purpose, packages) in EXTRAS.items():
         versions = {name: _version(name) for name in packages}
         missing = [name for name, version in versions.items() if version is None]

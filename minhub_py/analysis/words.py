@@ -90,7 +90,7 @@ def target_logprobs(
 
     `sep` joins a context and its target, so neither has white space there. What contexts have in common is read once.
     A target without a context, None or "", is the first of its text. For an encoder-decoder, contexts are texts for the
-    encoder and targets what the decoder writes; `sep` and `bos` are unused.
+    encoder and targets its answers; `sep` and `bos` are unused.
 
     ValueError: as `word_logprobs`.
     """
@@ -231,8 +231,10 @@ def target_ids(
 ) -> list[tuple[list[int], list[int]]]:
     """Token IDs of each context and of its target. Both are encoded as one text, joined by `sep`.
 
-    A target without a known character has no token IDs, nor, with a warning, one that shares a token with its context.
-    ValueError: white space beside `sep`, if that is a space; a tokenizer of another model.
+    The list is empty for a target without known characters and, with a warning, for a target that shares a token with
+    its context.
+
+    ValueError: white space next to a `sep` that is a space; a tokenizer of another model.
     """
     texts = [Segments(list(pair), [None, None]) for pair in zip(contexts, targets, strict=True)]
     result: list[tuple[list[int], list[int]]] = []

@@ -42,8 +42,8 @@ SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 class Settings:
     """How replies are made; `stream` in inference/generate.py says what each setting does.
 
-    temperature, top_k, top_p, repetition_penalty: a chat has the model's values where they are "auto", its default:
-    those of generation_config.json, else temperature 0.7 and top_p 0.95 (chat/defaults.py).
+    temperature, top_k, top_p, repetition_penalty: "auto", a chat's default, takes the value in generation_config.json;
+    without such values, temperature is 0.7 and top_p 0.95 (chat/defaults.py).
     seed: of all replies, the n-th of which has a number of its own; None draws one for each from PyTorch's generator.
     top: how many of the likeliest ids are kept for each id of a reply.
     """
@@ -88,7 +88,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model has answered. `str` is its text.
+    """The answer of a model. `str` is its text.
 
     ids: with the one that ended it.    logprobs: of each id, in nats, before temperature and the like.
     top: for each id the likeliest ones in its place with their log-probabilities, where they were asked for.
@@ -140,8 +140,8 @@ class Chat:
 
     system: what the model is told before it begins.    template: as `chat_template_of` gives; None finds the model's.
     context: the most ids of a prompt and its reply; None: the model's own, and at most 8192.
-    Further arguments are those of `Settings`; `set` changes them later, `say` and `stream` for one reply. By default
-    the sampling settings are the model's own (generation_config.json), else temperature 0.7 and top_p 0.95.
+    Further arguments: fields of `Settings`; `set` changes them later, `say` and `stream` for one reply. By default the
+    sampling settings are the model's own (generation_config.json), else temperature 0.7 and top_p 0.95.
 
     turns: what was said, without the system prompt.    last: the newest reply, or None.
 

@@ -41,7 +41,7 @@ from minhub_py.train.words import setting
 REPORT_INTERVAL = 0.5
 # A training step takes about three times as long as the forward pass alone.
 STEP_PER_FORWARD = 3
-# Seconds from which on the time of a first batch, which includes set-up, is representative.
+# A first batch that takes this many seconds or more is representative, although it includes set-up.
 SETTLED = 2.0
 # AdamW's state for each parameter.
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -216,7 +216,7 @@ class Trainer:
                 part = -(-len(starts) // self.processes.count)
                 mine = starts[self.processes.rank * part :][:part]
                 weight = len(mine) * length
-                mine = mine or starts[:1]  # without rows of its own, a process takes part in the others' collectives
+                mine = mine or starts[:1]  # a process without rows takes part in the others' collectives
                 if fresh:
                     state = self.fresh_state(len(mine))
                 rows = self.corpus.held_out.rows(mine, length + 1).to(self.device)
@@ -230,7 +230,7 @@ class Trainer:
         return total / count
 
     def estimate(self, number: int, seconds: float, tokens: int) -> None:
-        """Report the duration of the run once, from the time of a batch of held-out text with so many tokens."""
+        """Report the duration of the run once, from the time that a batch of `tokens` held-out tokens took."""
         if self.estimated or not self.processes.first or (number == 1 and seconds < SETTLED):
             return
         self.estimated = True
@@ -359,7 +359,7 @@ class Trainer:
         self.saved = self.progress.step
 
     def save_progress(self) -> None:
-        """Add an evaluation to the checkpoint that was resumed. Its tensors are those of the same step."""
+        """Add an evaluation to the checkpoint that was resumed, whose tensors remain the same."""
         newest = self.folder.newest()
         if self.processes.first and newest is not None:
             self.progress.sums = [0.0, 0.0]

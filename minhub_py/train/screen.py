@@ -23,7 +23,7 @@ from minhub_py.train.words import setting
 QUIET = 60.0
 # Seconds after which the pending batch replaces the progress bar.
 SLOW = 2.0
-# Seconds of a run from which on settings that shorten it are named.
+# Runs of this many seconds or more are reported with the settings that shorten them.
 LONG = 600.0
 BAR = 20
 

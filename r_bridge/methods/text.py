@@ -92,7 +92,7 @@ def score(
         prompts = _prompt_rows(model, tok, texts)
         if is_text(texts) and is_text(targets) and not model.module.encoder_decoder:
             pairs = target_ids(model.module, tok, texts, targets, sep)
-            # A target without tokens of its own leaves an arbitrary prompt, which must not be empty.
+            # The prompt of an empty target is arbitrary, but must not be empty.
             prompts = [prompt or row for (prompt, _), row in zip(pairs, prompts, strict=True)]
             given = [target for _, target in pairs]
         else:  # special tokens at the ends of an answer belong to it
