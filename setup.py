@@ -1,7 +1,7 @@
 """Compiles the C decoder, minhub_py/inference/native; pyproject.toml describes the rest of the package.
 
-The decoder is a plain shared library that does not use Python's C API, so one wheel per platform serves every version of
-Python. Its files are compiled in parallel. Without a compiler the package runs on PyTorch alone.
+The decoder is a plain shared library that does not use Python's C API, so one wheel per platform serves every version
+of Python. Its files are compiled in parallel. Without a compiler the package runs on PyTorch alone.
 
     CC                the command of the compiler; otherwise the first of cc, clang and gcc on the PATH
     MINHUB_PLATFORM   cross-compile for one of TARGETS with ziglang (make wheels)

@@ -12,8 +12,9 @@ al. (2020) for 12 L C C and the operations; Hochreiter & Schmidhuber (1997) for 
     python examples/5_count_parameters.py
     python examples/5_count_parameters.py gpt2-xl minhub/shakespeare-lstm run/
 
-Output. The sum for GPT-2 124M term by term, and a table of published sizes, without any download. The formula is
-checked against `minhub_py.inspection.inspect`, which counts the tensors of the model.
+Output. The sums for GPT-2 124M and an LSTM term by term, and a table of published sizes, without any download. The
+formulas of GPT-2, GPT-Neo and the LSTM are checked against `minhub_py.inspection.inspect`, which counts the tensors of
+the model.
 """
 
 import argparse
@@ -52,16 +53,24 @@ def recurrent(V: int, E: int, H: int, L: int, *, tied: bool) -> Terms:
     ]
 
 
-def terms_of(family: str, config: dict[str, Any]) -> Terms:
-    """Terms of a model, from the sizes in its config.json."""
-    V, tied = config["vocab_size"], config["tie_word_embeddings"]
-    if family == "gpt2":
-        C, L, F = config["n_embd"], config["n_layer"], config["n_inner"]
-        return transformer(V, config["n_positions"], C, L, F or 4 * C, bias_qkv=True, tied=tied)
-    if family == "gptneo":
-        C, L, F = config["hidden_size"], config["num_layers"], config["intermediate_size"]
-        return transformer(V, config["max_position_embeddings"], C, L, F or 4 * C, bias_qkv=False, tied=tied)
-    return recurrent(V, config["embedding_size"], config["hidden_size"], config["num_layers"], tied=tied)
+def gpt2(config: dict[str, Any]) -> Terms:
+    C, L, F = config["n_embd"], config["n_layer"], config["n_inner"]
+    V, P, tied = config["vocab_size"], config["n_positions"], config["tie_word_embeddings"]
+    return transformer(V, P, C, L, F or 4 * C, bias_qkv=True, tied=tied)
+
+
+def gptneo(config: dict[str, Any]) -> Terms:
+    C, L, F = config["hidden_size"], config["num_layers"], config["intermediate_size"]
+    V, P, tied = config["vocab_size"], config["max_position_embeddings"], config["tie_word_embeddings"]
+    return transformer(V, P, C, L, F or 4 * C, bias_qkv=False, tied=tied)
+
+
+def lstm(config: dict[str, Any]) -> Terms:
+    E, H, L = config["embedding_size"], config["hidden_size"], config["num_layers"]
+    return recurrent(config["vocab_size"], E, H, L, tied=config["tie_word_embeddings"])
+
+
+FORMULAS = {"gpt2": gpt2, "gptneo": gptneo, "lstm": lstm}
 
 
 def check(model: str, terms: Terms, counted: dict[str, int]) -> int:
@@ -76,15 +85,15 @@ def check(model: str, terms: Terms, counted: dict[str, int]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    published = [name for family in FAMILIES.values() for name in family.presets]
+    published = [name for family in FORMULAS for name in FAMILIES[family].presets]
     parser.add_argument(
-        "models", nargs="*", default=published + BUILT_IN, help="published sizes, folders or built-in models"
+        "models", nargs="*", default=published + BUILT_IN, help="GPT-2, GPT-Neo or LSTM: published sizes or folders"
     )
     args = parser.parse_args()
 
     for model in ("gpt2", "minhub/shakespeare-lstm"):
         about = inspect(model)
-        terms = terms_of(about["family"], about["config"])
+        terms = FORMULAS[about["family"]](about["config"])
         total = check(model, terms, about["parameters"])
         print(f"{model}, term by term:")
         for part, what, formula, value in terms:
@@ -95,7 +104,9 @@ def main() -> None:
     for model in args.models:
         about = inspect(model)
         config, counted = about["config"], about["parameters"]
-        total = check(model, terms_of(about["family"], config), counted)
+        if about["family"] not in FORMULAS:
+            parser.error(f"{model} is a {about['family']}; this page has formulas for {', '.join(FORMULAS)}")
+        total = check(model, FORMULAS[about["family"]](config), counted)
         C = config.get("n_embd") or config["hidden_size"]
         L = config.get("n_layer") or config["num_layers"]
         blocks = f"{12 * L * C * C / total:.1%}" if about["family"] != "lstm" else "-"

@@ -104,16 +104,20 @@ def checked_setting(_: click.Context, parameter: click.Parameter, value: Any) ->
     return value
 
 
-def sampling_options(temperature: float = 1.0, top_p: float | None = None) -> Callable[[F], F]:
-    """The options that say how tokens are chosen, and what ends a text; their defaults are given."""
+def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
+    """Options for the choice of tokens and the end of a text. chat: an unset option is None, the model's default."""
+    published = "  [default: the value in the model's generation_config.json, else {}]"
+    temperature, top_k, top_p, penalty = map(published.format, ("0.7", "none", "0.95", "1")) if chat else [""] * 4
+    neutral: dict[str, Any] = {} if chat else {"default": 1.0, "show_default": True}
     options = [
-        click.option("--temperature", type=float, default=temperature, show_default=True, callback=checked_setting,
-                     help="Divides the logits; 0 always takes the most likely token."),
-        click.option("--top-k", type=int, callback=checked_setting, help="Sample from the k most likely tokens."),
-        click.option("--top-p", type=float, default=top_p, show_default=top_p is not None, callback=checked_setting,
-                     help="Sample from the smallest set of most likely tokens whose probabilities sum to p."),
-        click.option("--repetition-penalty", type=float, default=1.0, show_default=True, callback=checked_setting,
-                     help="Values above 1 reduce repetition."),
+        click.option("--temperature", type=float, callback=checked_setting, **neutral,
+                     help=f"Divides the logits; 0 always takes the most likely token.{temperature}"),
+        click.option("--top-k", type=int, callback=checked_setting,
+                     help=f"Sample from the k most likely tokens.{top_k}"),
+        click.option("--top-p", type=float, callback=checked_setting,
+                     help=f"Sample from the smallest set of most likely tokens whose probabilities sum to p.{top_p}"),
+        click.option("--repetition-penalty", type=float, callback=checked_setting, **neutral,
+                     help=f"Values above 1 reduce repetition.{penalty}"),
         click.option("--seed", type=click.IntRange(0, 2**63 - 1),
                      help="Random seed; the same seed gives the same text."),
         click.option("--stop", multiple=True, callback=checked_setting,
@@ -366,6 +370,8 @@ def generate(
     for what FILEs may be, and for what happens when the work is interrupted. Row n, from 0, gets the text that its
     prompt alone gets with --seed SEED + n.
     """
+    if not prompts and options["out"]:
+        raise click.UsageError("Missing argument 'FILE'. With --out, give the files that have the prompts.")
     if not prompts:
         raise click.UsageError("Missing argument 'PROMPT'. To read it from standard input, give - as PROMPT.")
     if rows := tables.take(options):
@@ -412,17 +418,19 @@ def generate(
 
 @main.command()
 @model_argument
+@click.argument("text", nargs=-1, metavar="")
 @click.option("--system", metavar="TEXT", help="System prompt: what the model is told before the conversation.")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=1), default=512, show_default=True,
               help="Maximum number of tokens of a reply.")  # fmt: skip
-@sampling_options(temperature=0.7, top_p=0.95)
+@sampling_options(chat=True)
 @revision_option
 @device_option
 @dtype_option
 @quantize_option
 def chat(
-    model: str, system: str | None, revision: str, device: str, dtype: str, quantize: str | None, **settings: Any
-) -> None:
+    model: str, text: tuple[str, ...], system: str | None, revision: str, device: str, dtype: str,
+    quantize: str | None, **settings: Any,
+) -> None:  # fmt: skip
     """Talk with MODEL.
 
     Type a message and press Enter. Ctrl-C stops a reply and keeps its beginning; /help lists commands; Ctrl-D
@@ -430,12 +438,21 @@ def chat(
 
     If standard input is a pipe or a file, each of its lines is a message, and only the replies are printed.
     """
-    network, tokenizer = _open(model, revision, device, dtype, quantize)
+    if text:
+        raise click.UsageError(f"Leave out {text[0]!r:.40}: type messages after the start, or write them into a pipe.")
+    if sys.stderr.isatty():
+        note(f"Loading {name_of(model)} …", dim=True)
+
+    from minhub_py.chat.wrap import without_echo
+
+    with without_echo():
+        network, tokenizer = _open(model, revision, device, dtype, quantize)
 
     from minhub_py.chat.terminal import run
     from minhub_py.chat.turns import Chat
 
-    run(Chat(network, tokenizer, system, **settings), name_of(model))
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    run(Chat(network, tokenizer, system, **chosen), name_of(model))
 
 
 def keep(items: Iterable[int], kept: list[int]) -> Iterator[int]:
@@ -565,6 +582,8 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
 @tables.table_options()
 @click.option("--target", metavar="COLUMN",
               help="Measure the texts of this column, each after that of --column, or as its answer (T5).")  # fmt: skip
+@click.option("--sep", metavar="TEXT",
+              help="With --target, joins the two: '' for languages without spaces.  [default: a space]")  # fmt: skip
 @revision_option
 @device_option
 @dtype_option
@@ -572,7 +591,7 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
 @json_option
 @shareable
 def score(
-    model: str, files: tuple[str, ...], target: str | None, revision: str, device: str, dtype: str,
+    model: str, files: tuple[str, ...], target: str | None, sep: str | None, revision: str, device: str, dtype: str,
     quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     r"""Measure how well MODEL predicts a text.
@@ -590,15 +609,22 @@ def score(
     of such files, and patterns. If the work is interrupted, by Ctrl-C or a crash, the same command goes on where it
     stopped; what is done lies in OUT.parts until then.
 
-    An encoder-decoder such as T5 predicts the answer to a text: --target names the column of answers. With other
-    models, the target goes on where the text ends; it begins with a space, if there is to be one.
+    With --target, a second column is measured. Its texts continue the texts of --column, joined by --sep as in
+    `target_logprobs()`: neither has white space there. An encoder-decoder such as T5 predicts the answer to
+    a text, and --sep has no effect.
+
+    \b
+      minhub score gpt2 in.csv --target word --out out.csv
     """
+    if sep is not None and target is None:
+        raise click.UsageError("--sep joins a text and its target: give --target, too.")
     if rows := tables.take(options):
         loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
         if target is None:
             tables.run("score", model, files, rows, {}, loading, as_json)
         else:
-            tables.run("score_targets", model, files, rows, {}, loading, as_json, beside=[target])
+            settings = {"sep": " " if sep is None else sep}
+            tables.run("score_targets", model, files, rows, settings, loading, as_json, beside=[target])
         return
     if target is not None:
         raise click.UsageError("--target is for the rows of files, whose results need a file too: give --out.")
@@ -681,7 +707,10 @@ def words(
 
     if sep is not None and not by:
         raise click.UsageError("--sep is for rows that are words: give --by, too.")
-    regex(ignore_regex)  # before the model is loaded
+    try:
+        regex(ignore_regex)  # before the model is loaded
+    except ValueError as error:
+        raise click.BadParameter(str(error).removeprefix("ignore_regex "), param_hint="'--ignore-regex'") from error
     settings = {"ignore_regex": ignore_regex, "bos": bos}
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
     rows = tables.take(options) or {}
@@ -796,7 +825,7 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
     r"""Train a model on UTF-8 text files.
 
     The folder OUT receives the best model in Hub layout, the losses as CSV and PNG, sample texts, and a
-    model card. Ctrl-C stops after the current step; --resume continues the run, also after a crash.
+    model card. Ctrl-C stops before the next batch; --resume continues the run, also after a crash.
 
     TEXT is any plain text of 100 kB or more. The examples use tiny shakespeare (1.1 MB):
     data/tinyshakespeare/input.txt of https://github.com/karpathy/char-rnn

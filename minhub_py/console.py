@@ -11,11 +11,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.types import FloatParamType, IntParamType
 
 from minhub_py.printable import displayed, printable
 
@@ -45,8 +47,11 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.help = (self.help or "").replace("\\b\n", "\b\n")  # click's no-wrap mark, written in a raw docstring
         for param in self.params:
-            if param.metavar is None and isinstance(param.type, click.IntRange | click.FloatRange):
-                param.metavar = "INTEGER" if isinstance(param.type, click.IntRange) else "FLOAT"
+            if isinstance(param.type, IntParamType | FloatParamType):  # click's names: "integer range", "float"
+                whole = isinstance(param.type, IntParamType)
+                param.type = copy(param.type)  # click.INT and click.FLOAT are shared by all programs
+                param.type.name = "whole number" if whole else "number"
+                param.metavar = param.metavar or ("INTEGER" if whole else "FLOAT")
         self.params.append(
             click.Option(["--debug"], is_flag=True, expose_value=False, callback=remember_debug,
                          help="Show a traceback when something fails.")
@@ -66,11 +71,25 @@ class Command(click.Command):
         except Exception as error:
             if ctx.find_root().obj == "debug":
                 raise
-            message = printable(" ".join(str(error).split()))
+            message = printable(message_of(error))
             # The package raises these on purpose, with advice. Anything else is a bug.
             if not isinstance(error, ValueError | OSError | MemoryError) or not message:
                 message = f"unexpected {type(error).__name__}: {message[:300]} (run again with --debug for details)"
             raise click.ClickException(message) from error
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an exception on one line; of the system's own errors, without their number."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+        advice = {
+            FileNotFoundError: "this file or folder does not exist: check its name",
+            IsADirectoryError: "it is a folder: name a file",
+            NotADirectoryError: "a part of its path is a file: check its name",
+            PermissionError: "permission denied: check its owner and mode, or name another",
+        }.get(type(error), error.strerror)
+        return f"{name}: {advice}"
+    return " ".join(str(error).split())
 
 
 @contextmanager

@@ -30,6 +30,14 @@ PACKAGES = {
     "jinja2": "3.1.6",
     "filelock": "3.13",
 }
+# The extras of pyproject.toml for users: their purpose, and their packages with minimum versions.
+EXTRAS = {
+    "serve": ("`minhub serve`", {"starlette": "1.7", "uvicorn": "0.35", "llguidance": "1.9"}),
+    "json": ("replies in JSON of a schema", {"llguidance": "1.9"}),
+    "gguf": ("GGUF files", {"gguf": "0.17"}),
+    "tables": (".parquet files", {"pyarrow": "17"}),
+    "plot": ("plots: of losses, attention and layers", {"matplotlib": "3.8"}),
+}
 # The build of PyTorch to install, by the CUDA version that the driver supports. Within a major version any driver runs
 # any build.
 WHEELS = {(13, 0): "13.0", (12, 0): "12.6"}
@@ -69,6 +77,7 @@ def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
     sections: dict[str, Callable[[], Iterable[Finding]]] = {
         "Python": _python,
         "packages": _packages,
+        "extras": _extras,
         "devices": _devices,
         "Hub": _hub,
         "R": lambda: _r(r_facts),
@@ -117,6 +126,19 @@ def _packages() -> Iterator[Finding]:
         else:
             fits = _numbers(found) >= _numbers(oldest)
             yield Finding(name, found, fits, "" if fits else f"{pip()} --upgrade '{name}>={oldest}'")
+
+
+def _extras() -> Iterator[Finding]:
+    """Optional packages. A missing package is no fault; an outdated one is."""
+    for extra, (purpose, packages) in EXTRAS.items():
+        versions = {name: _version(name) for name in packages}
+        missing = [name for name, version in versions.items() if version is None]
+        old = [name for name, version in versions.items() if version and _numbers(version) < _numbers(packages[name])]
+        states = [f"{name} {version}" for name, version in versions.items() if version]
+        if missing:
+            states.append(f"missing: {', '.join(missing)} (only needed for {purpose})")
+        install = f"{pip()} {'--upgrade ' if old else ''}'minhub_py[{extra}]'" if missing or old else ""
+        yield Finding(f"extra {extra}", ", ".join(states), not old, install)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

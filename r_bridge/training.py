@@ -4,6 +4,7 @@ The setting `start` is `from` in R, where many functions have an argument of tha
 """
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -15,7 +16,7 @@ import numpy as np
 
 from minhub_py.train import Listener, Settings
 from minhub_py.train.checkpoint import COLUMNS, LossRow
-from minhub_py.train.summary import duration, family_title, read
+from minhub_py.train.summary import about, duration, family_title, read
 from minhub_py.train.words import Words, speaking, unknown
 from r_bridge.convert import Frame, setting
 from r_bridge.objects import Caller
@@ -31,6 +32,7 @@ class RListener(Listener):
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
+        self.emitted = time.monotonic()
 
     def preparing(self, what: str, done: int, total: int) -> None:
         """Progress in bytes while the text is read. Cancelled: R no longer waits; no file stays."""
@@ -46,6 +48,17 @@ class RListener(Listener):
             "held_out_tokens": float(corpus.held_out.count), "step": trainer.progress.step, "steps": settings.steps,
             "batch": settings.batch, "context": trainer.context,
         })  # fmt: skip
+
+    def estimated(self, seconds: float, steps: int, evaluations: int) -> None:
+        """The approximate duration of the run."""
+        self.caller.emit({"event": "estimated", "seconds": seconds, "time": about(seconds), "steps": steps,
+                          "evaluations": evaluations})  # fmt: skip
+
+    def working(self, step: int, task: str, number: int, count: int) -> None:
+        """The pending batch, at most once a second."""
+        if time.monotonic() - self.emitted >= 1:
+            self.emitted = time.monotonic()
+            self.caller.emit({"event": "working", "step": step, "task": task, "batch": number, "batches": count})
 
     def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
         """Progress after a step."""
@@ -70,6 +83,10 @@ class RListener(Listener):
 
     def asks_to_stop(self) -> bool:
         """Whether R no longer waits: the run then ends with a checkpoint."""
+        return self.caller.cancelled.is_set()
+
+    def cancelled(self) -> bool:
+        """As `asks_to_stop`, before each batch."""
         return self.caller.cancelled.is_set()
 
 

@@ -621,8 +621,8 @@ def test_a_run_is_told_in_lists_and_given_back_as_columns(training: Training) ->
     assert "start" not in told
     assert told["from"] is None
 
-    others = [event for event in training.events() if event not in ("preparing", "stepped")]
-    assert others == ["begins", *["evaluated", "sampled"] * 4]
+    others = [event for event in training.events() if event not in ("preparing", "working", "stepped")]
+    assert others == ["begins", "estimated", *["evaluated", "sampled"] * 4]
     evaluated = [news for news in training.heard if news["event"] == ["evaluated"]]
     for news, row in zip(evaluated, rows, strict=True):
         for name, value in row.items():

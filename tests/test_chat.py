@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,10 @@ import torch
 from click.testing import CliRunner
 from tokenizers import AddedToken, Tokenizer
 
-from minhub_py import Chat, from_pretrained, gpt2, llama, save_pretrained
+from minhub_py import Chat, from_pretrained, gpt2, llama, save_pretrained, tokenizer_from_pretrained
 from minhub_py.chat.templates import ChatTemplate, TemplateRefusedError, chat_template_of
 from minhub_py.chat.terminal import Commands, LeaveError
+from minhub_py.chat.wrap import WordWrap, width
 from minhub_py.cli import main
 from minhub_py.files.tokenizer import read_tokenizer, train_byte_level_bpe
 from minhub_py.printable import displayed
@@ -252,6 +254,39 @@ def test_a_changed_model_has_read_nothing(tokenizer: Tokenizer) -> None:
     assert chat.say("And again").kept > 0
 
 
+def test_sampling_defaults_are_those_of_the_model(tmp_path: Path) -> None:
+    """generation_config.json, else temperature 0.7 and top_p 0.95; "auto" restores them."""
+    name = "minhub/shakespeare-gpt2"
+    plain = Chat(from_pretrained(name), tokenizer_from_pretrained(name))
+    assert (plain.settings.temperature, plain.settings.top_p, plain.settings.top_k) == (0.7, 0.95, None)
+    folder = tmp_path / "model"
+    save_pretrained(plain.model, folder, plain.tokenizer)
+    (folder / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7, "repetition_penalty": 1.1}')
+    chat = Chat(from_pretrained(folder), tokenizer_from_pretrained(folder), temperature=1.5)
+    own = {"temperature": 0.3, "top_k": 7, "top_p": None, "repetition_penalty": 1.1}
+    assert {key: getattr(chat.settings, key) for key in own} == own | {"temperature": 1.5}
+    chat.set(temperature="auto", top_k=None)
+    assert {key: getattr(chat.settings, key) for key in own} == own | {"top_k": None}
+    reply = chat.say("Hi", temperature=2.0, top_k="auto", seed=3, max_new_tokens=20)
+    assert chat.settings.temperature == 0.3
+    chat.undo()
+    explicit = Chat(chat.model, chat.tokenizer, seed=3, max_new_tokens=20, **own | {"temperature": 2.0})
+    assert explicit.say("Hi").ids == reply.ids
+    with pytest.raises(ValueError, match="seed"):
+        chat.set(seed="auto")
+
+
+def test_chats_and_replies_are_shown_on_one_line(model: Any, tokenizer: Tokenizer) -> None:
+    chat = a_chat(model, tokenizer, system="Be brief. " * 20, temperature=0.5)
+    reply = chat.say("Hi", top=3, max_new_tokens=4)
+    assert re.fullmatch(r"<Reply '.*': 4 tokens in \d+\.\d\d s, end='length'>", repr(reply))
+    assert str(reply) == reply.text
+    kind = type(model).__name__
+    assert repr(chat).startswith(f"<Chat with {kind}, 1 messages with replies, system prompt 'Be brief. Be brief.")
+    assert repr(chat).endswith("…', temperature=0.5, top_k=None, top_p=0.95, repetition_penalty=1.0>")
+    assert len(repr(chat.turns)) < 300
+
+
 def test_what_is_wrong(model: Any, tokenizer: Tokenizer) -> None:
     chat = a_chat(model, tokenizer)
     for text in ("", "  ", 7, None):
@@ -363,7 +398,8 @@ def test_a_pipe(bot: Path) -> None:
     commands = Commands(chat, lambda pieces: None)
     for line, words in (
         ("/set heat 3", "no setting heat"), ("/set top_p", "give a value, too"), ("/set seed x", "seed"),
-        ("/save", "name a file"), ("/load", "name a file"),
+        ("/save", "name a file"), ("/load", "name a file"), ("/quit please", "/quit takes no argument, not 'please'"),
+        ("/UNDO 2", "/undo takes no argument"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             commands.obey(line)
@@ -371,7 +407,7 @@ def test_a_pipe(bot: Path) -> None:
     with pytest.raises(TemplateRefusedError, match="knows no system messages"):
         commands.obey("Hi")
     with pytest.raises(LeaveError):
-        commands.obey("/quit")
+        commands.obey("/QUIT")
 
 
 class Talk:
@@ -439,11 +475,55 @@ def talks() -> Iterator[list[Talk]]:
             talk.end()
 
 
+def test_text_wraps_between_words() -> None:
+    """Pieces of any size, words as wide as the terminal, East Asian text, and a terminal that is resized."""
+    text = "The quick brown fox\n  jumps over the lazy dog's extraordinarily longword 日本語の文章 é"
+    text += "e\u0301" * 3
+    for size in (1, 3, 1000):
+        parts: list[str] = []
+        wrap = WordWrap(parts.append, lambda: 12)
+        for start in range(0, len(text), size):
+            wrap.feed(text[start : start + size])
+        wrap.close()
+        lines = "".join(parts).split("\n")
+        assert lines == [
+            "The quick", "brown fox", "  jumps over", "the lazy", "dog's", "extraordinarily longword", "日本語の文章",
+            "é" + "e\u0301" * 3,
+        ]  # fmt: skip
+    assert [width(text) for text in ("dog", "日本", "e\u0301")] == [3, 4, 1]
+    columns = iter([20, 20, 20, 8, 8])
+    parts = []
+    wrap = WordWrap(parts.append, lambda: next(columns, 8))
+    wrap.feed("ab cd ")  # each character asks for the width once, and so does each word
+    wrap.feed("ef gh")
+    wrap.close()
+    assert "".join(parts) == "ab cd ef\ngh"
+
+
+def test_a_terminal_shows_no_keys_that_are_typed_during_a_reply(talks: list[Talk]) -> None:
+    """They are the next prompt's; and the terminal echoes again after the chat."""
+    talk = Talk("minhub/shakespeare-gpt2", "--seed", 1, "-n", 200)
+    talks.append(talk)
+    echo = termios.tcgetattr(talk.terminal)[3] & termios.ECHO
+    talk.until("\n> ")
+    talk.send("hello\r")
+    before = talk.until("\nHe may live")  # the reply has begun
+    talk.send("/system ")
+    reply = before + talk.until("\n> ")
+    assert "/system" not in reply[: reply.rindex("\n> ")]
+    talk.send("\r")
+    talk.until("There is no system prompt.\n> ")
+    talk.send("\x04")
+    with pytest.raises(AssertionError, match="it has ended"):
+        talk.until("no such text")
+    assert echo
+
+
 def test_a_terminal(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
     talk = Talk(bot, "--seed", 1, "-n", 6)
     talks.append(talk)
     first = talk.until("\n> ")
-    assert "/help: commands" in first
+    assert first.startswith(f"Loading {bot.name} …\n{bot.name}\n/help: commands")
     assert "Note: no chat template" in first
     chat = Chat(from_pretrained(str(bot)), read_tokenizer(bot), seed=1, max_new_tokens=6, temperature=0.7, top_p=0.95)
     visible = first_line(chat.say("Good morning!").text)
@@ -472,9 +552,13 @@ def test_a_terminal(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
     talk.until("/regen")
     assert "Ctrl-D ends the chat" in talk.interrupt()
     talk.say("/clear")
-    assert "Good morning!" in talk.say(f"/load {tmp_path / 'chat.json'}")
-    talk.send("/system\r")  # what was loaded has prompts in it: this is the last one
-    talk.until("There is no system prompt.\n> ")
+    loaded = talk.say(f"/load {tmp_path / 'chat.json'}")
+    talk.send("/system\r")  # the loaded messages look like prompts: this is the last one
+    loaded = " ".join((loaded + talk.until("There is no system prompt.\n> ")).split())
+    assert "Good morning!" in loaded
+    assert "chat.json: 3 messages with replies, with its system prompt and settings." in loaded
+    for path, problem in ((tmp_path / "nosuch", "this file or folder does not exist"), (tmp_path, "it is a folder")):
+        assert f"{path.name}: {problem}" in " ".join(talk.say(f"/load {path}").split())
     talk.send("\x04")
     with pytest.raises(AssertionError, match="it has ended"):
         talk.until("no such text")

@@ -325,9 +325,18 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
             2,
             "repetition_penalty must be between 0.01 and 100",
         ),
-        (["generate", GPT2, "x", "--temperature", "hot"], 2, "'hot' is not a valid float."),
         (["generate", GPT2, "x", "--stop", "x" * 1001], 2, "at most 1,000 characters"),
         (["chat", GPT2, "--stop", "x" * 1001], 2, "at most 1,000 characters"),
+        (["generate", GPT2, "--out", "x.csv"], 2, "Missing argument 'FILE'. With --out, give the files"),
+        (["chat", GPT2, "hello"], 2, "Leave out 'hello': type messages after the start"),
+        (
+            ["words", GPT2, "x.csv", "--out", "y.csv", "--ignore-regex", "["],
+            2,
+            "Invalid value for '--ignore-regex': '['",
+        ),
+        (["generate", GPT2, "x", "--temperature", "hot"], 2, "'hot' is not a valid number"),
+        (["generate", GPT2, "x", "-n", "1.5"], 2, "'1.5' is not a valid whole number"),
+        (["train", "x", "--out", "y", "--learning-rate", "fast"], 2, "'fast' is not a valid number"),
         (["generate", GPT2, "x", "--seed", "1" + "0" * 30], 2, "is not in the range"),
         (["generate", GPT2, "x", "--stop", ""], 2, "a stop string cannot be empty"),
         (["generate", GPT2, "x", "--device", "cuda:7"], 1, 'device "cuda:7" does not work here'),
@@ -386,7 +395,7 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
     assert "..." not in re.sub(r"^Usage: .*$", "", shown, flags=re.MULTILINE)  # where click cuts a summary
     assert "RANGE" not in shown
     examples = [line for line in shown.splitlines() if line.startswith("    minhub ")]
-    assert len(examples) == {"": 1, "embed": 1, "score": 2, "serve": 1, "train": 2, "words": 2}.get(command, 0)
+    assert len(examples) == {"": 1, "embed": 1, "score": 3, "serve": 1, "train": 2, "words": 2}.get(command, 0)
     assert all(len(line) <= width for line in shown.splitlines() if "torchrun" not in line)
 
 

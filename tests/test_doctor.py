@@ -3,9 +3,11 @@
 R is real; where another R is needed, or another rpy2 or R torch, a small one is put in its place.
 """
 
+import ast
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +21,7 @@ from huggingface_hub import constants
 
 from minhub_py import __version__
 from minhub_py.cli import main
-from minhub_py.doctor import KERNELS, Driver, Finding, examine, judge_decoder, judge_driver, nvidia_driver, pip
+from minhub_py.doctor import EXTRAS, KERNELS, Driver, Finding, examine, judge_decoder, judge_driver, nvidia_driver, pip
 from minhub_py.inference.library import opened
 from r_bridge.probe import ask_r, find_r, try_rpy2
 
@@ -60,6 +62,56 @@ def test_here() -> None:
                           capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
     assert findings["R"].found == f"{said[0]} ({executable()}), home {said[1]}"
     assert pip() == PIP
+
+
+def test_extras_are_those_of_pyproject() -> None:
+    declared = {
+        extra: {name: version for name, version in map(least, requirements) if name != "minhub_py[json]"}
+        for extra, requirements in declared_extras().items() if extra in EXTRAS
+    }  # fmt: skip
+    declared["serve"] |= declared["json"]
+    assert {extra: packages for extra, (_, packages) in EXTRAS.items()} == declared
+
+
+def declared_extras() -> dict[str, list[str]]:
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    lines = re.findall(r"^(\w+) = (\[.*\])(?:  #.*)?$", text.split("[project.optional-dependencies]")[1], re.MULTILINE)
+    return {name: ast.literal_eval(value) for name, value in lines if value.startswith('["')}
+
+
+def least(requirement: str) -> tuple[str, str]:
+    name, _, version = requirement.partition(">=")
+    return name, version.partition(",")[0]
+
+
+def test_missing_extras_are_listed_with_their_purpose_and_installation(tmp_path: Path) -> None:
+    """In a Python without any package, except one that is too old; a missing extra is no fault."""
+    python_package(tmp_path, "pyarrow", "3.0")
+    code = (
+        "import json, sys; sys.path[:0] = sys.argv[1:]; from minhub_py.doctor import examine;"
+        "print(json.dumps({each.what: [each.found, each.fits, each.advice] for each in examine()}))"
+    )
+    command = [sys.executable, "-S", "-c", code, Path(__file__).parent.parent, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    findings = json.loads(done.stdout)
+    for extra, missing, purpose in (
+        ("serve", "starlette, uvicorn, llguidance", "`minhub serve`"), ("json", "llguidance", "replies in JSON"),
+        ("gguf", "gguf", "GGUF files"), ("plot", "matplotlib", "plots"),
+    ):  # fmt: skip
+        found, fits, advice = findings[f"extra {extra}"]
+        assert found.startswith(f"missing: {missing} (only needed for {purpose}")
+        assert fits
+        assert advice.endswith(f" 'minhub_py[{extra}]'")
+    found, fits, advice = findings["extra tables"]
+    assert (found, fits) == ("pyarrow 3.0", False)
+    assert advice.endswith("--upgrade 'minhub_py[tables]'")
+
+
+def python_package(folder: Path, name: str, version: str) -> None:
+    """The metadata of an installed Python package."""
+    path = folder / f"{name}-{version}.dist-info" / "METADATA"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
 
 
 def test_what_r_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

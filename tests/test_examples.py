@@ -11,6 +11,7 @@ import random
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -34,23 +35,31 @@ from minhub_py import (
     t5,
     tokenizer_from_pretrained,
 )
+from minhub_py.files.hub import BUILTIN
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NUMBER = r"(\d+\.\d+)"
 
 
+def documented_commands() -> list[str]:
+    """Every command of an example in its docstring or in examples/README.md."""
+    docstrings = [ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "" for path in sorted(EXAMPLES.glob("*.py"))]
+    readme = (EXAMPLES / "README.md").read_text("utf-8")
+    commands = re.findall(r"^ *(python examples/.*)$", "\n".join([*docstrings, readme]), re.MULTILINE)
+    return list(dict.fromkeys(commands))
+
+
 def first_command(name: str, text: Path | None) -> list[str]:
     """The first command of an example's docstring, after `python`; input.txt stands for `text`."""
-    docstring = ast.get_docstring(ast.parse((EXAMPLES / name).read_text(encoding="utf-8"))) or ""
-    [python, script, *arguments] = shlex.split(re.findall(r"^ *(python examples/.*)$", docstring, re.MULTILINE)[0])
-    assert (python, script) == ("python", f"examples/{name}")
+    command = next(each for each in documented_commands() if each.startswith(f"python examples/{name}"))
+    [_, script, *arguments] = shlex.split(command)
     return [script, *(str(text) if argument == "input.txt" else argument for argument in arguments)]
 
 
 def run(name: str, *options: object, text: Path | None = None) -> str:
-    """What an example prints when it is run by the first command of its docstring, with `options` added.
+    """The output of an example, run by the first command of its docstring with `options` added.
 
-    It runs in this process, which has loaded PyTorch; test_count_parameters starts one of its own.
+    It runs in this process, which has loaded PyTorch; test_documented_commands starts processes.
     """
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
         patch.chdir(EXAMPLES.parent)
@@ -59,15 +68,11 @@ def run(name: str, *options: object, text: Path | None = None) -> str:
     return shown.getvalue()
 
 
-def run_alone(name: str, *options: object) -> str:
-    """As `run`, in a process of its own."""
-    command = [sys.executable, *first_command(name, None), *map(str, options)]
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as in conftest.py
-    done = subprocess.run(
-        command, cwd=EXAMPLES.parent, capture_output=True, encoding="utf-8", timeout=200, env=one_thread, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def mark_of(command: str) -> list[pytest.MarkDecorator]:
+    """The marker of a command that downloads a model, or trains one for a minute or more."""
+    if "answer_text.py" in command or re.search(r"--model (?!minhub/)", command):
+        return [pytest.mark.hub]
+    return [pytest.mark.soak] if "input.txt" in command else []
 
 
 def load(name: str) -> ModuleType:
@@ -99,6 +104,22 @@ def test_readme_has_every_example_and_every_command_is_one() -> None:
     readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     path = re.findall(r"^ *python examples/(\S+)", readme, re.MULTILINE)
     assert path == sorted(file.name for file in EXAMPLES.glob("[0-9]*.py"))
+
+
+@pytest.mark.parametrize("command", [pytest.param(each, marks=mark_of(each)) for each in documented_commands()])
+def test_documented_commands(command: str, text: Path, tmp_path: Path) -> None:
+    """Each runs exactly as printed, in a folder that has the files that it names."""
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    (tmp_path / "r_bridge").symlink_to(EXAMPLES.parent / "r_bridge")
+    (tmp_path / "input.txt").symlink_to(text)
+    shutil.copytree(BUILTIN / "shakespeare-lstm", tmp_path / "run")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    one_thread = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}  # as in conftest.py
+    done = subprocess.run(
+        shlex.split(command), cwd=tmp_path, capture_output=True, encoding="utf-8", env=one_thread, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 def test_write_text() -> None:
@@ -297,7 +318,7 @@ def test_local_attention() -> None:
         assert seen.replace(" ", "") == "." * (24 - int(count)) + "x" * int(count)
 
 
-def test_count_parameters(tmp_path: Path) -> None:
+def test_count_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = {
         "gpt2": gpt2(vocab_size=11, n_positions=7, n_embd=6, n_layer=3, n_head=2, n_inner=5, tie_word_embeddings=False),
         "gptneo": gptneo(vocab_size=11, max_position_embeddings=7, hidden_size=6, num_layers=3, num_heads=2,
@@ -310,11 +331,15 @@ def test_count_parameters(tmp_path: Path) -> None:
         "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
         "gpt-neo-125m": 125_198_592, "gpt-neo-1.3B": 1_315_575_808, "gpt-neo-2.7B": 2_651_307_520,
     }  # fmt: skip
-    shown = run_alone("5_count_parameters.py", *published, *(tmp_path / name for name in odd))
+    shown = run("5_count_parameters.py", *published, *(tmp_path / name for name in odd))
     table = re.findall(r"^(\S+) +([\d,]+) +([\d,]+) +(?:[\d.]+%|-) ", shown.split("\nmodel ")[1], re.MULTILINE)
     sizes = [*published.values(), *(sum(p.numel() for p in model.parameters()) for model in odd.values())]
     assert [name for name, *_ in table] == [*published, *(str(tmp_path / name) for name in odd)]
     assert [numbers(f"{formula} {counted}") for _, formula, counted in table] == [[size, size] for size in sizes]
+
+    with pytest.raises(SystemExit, match="2"):
+        run("5_count_parameters.py", "gpt-neox-20b")
+    assert "gpt-neox-20b is a gptneox; this page has formulas for gpt2, gptneo, lstm" in capsys.readouterr().err
 
     for model, total in (("gpt2", published["gpt2"]), ("minhub/shakespeare-lstm", None)):
         [terms] = re.findall(rf"^{model}, term by term:\n((?: .*\n)+)", shown, re.MULTILINE)
@@ -329,7 +354,7 @@ def test_count_parameters(tmp_path: Path) -> None:
 def test_count_parameters_raises_where_a_formula_is_wrong(part: str) -> None:
     example = load("5_count_parameters.py")
     about = example.inspect("gpt2")
-    terms = example.terms_of(about["family"], about["config"])
+    terms = example.FORMULAS[about["family"]](about["config"])
     counted = about["parameters"]
     assert example.check("gpt2", terms, counted) == counted["total"]
     with pytest.raises(ValueError, match=f"gpt2: the formula gives .*'{part}': {counted[part]}.*, the model has"):

@@ -27,7 +27,7 @@ from tokenizers.processors import TemplateProcessing
 from minhub_py import from_pretrained, gpt2, save_pretrained, t5, tokenizer_from_pretrained
 from minhub_py import score as score_ids
 from minhub_py.analysis.embed import embed
-from minhub_py.analysis.words import word_logprobs
+from minhub_py.analysis.words import target_logprobs, word_logprobs
 from minhub_py.cli import main
 from minhub_py.files.tokenizer import characters
 from minhub_py.tables.parts import Parts
@@ -229,7 +229,8 @@ def test_texts_of_words_lie_together(tmp_path: Path, model: str) -> None:
     assert "has no column text: give --column" in failed(*command)
     assert "has no column id: give --by one of its own, which are item, word" in failed(*command, "--by", "id")
     assert "--sep is for rows that are words" in failed(*command, "--sep", "", status=2)
-    assert "is no regular expression" in failed("words", "no/such-model", file, "--out", out, "--ignore-regex", "(")
+    command = ("words", "no/such-model", file, "--out", out, "--ignore-regex", "(")
+    assert "is no regular expression" in failed(*command, status=2)
     assert not Parts(out).folder.exists()
     (tmp_path / "in2.jsonl").write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
     (tmp_path / "in3.jsonl").write_text((tmp_path / "in2.jsonl").read_text())
@@ -277,7 +278,7 @@ def test_killed_in_the_middle_of_words(tmp_path: Path, model: str) -> None:
 
 
 def test_targets_beside_texts(tmp_path: Path, model: str) -> None:
-    """A causal model goes on from the text; an encoder-decoder, which is not scored without a target, answers it."""
+    """A causal model continues the text after --sep; an encoder-decoder, not scored without a target, answers it."""
     torch.manual_seed(1)
     answering = str(tmp_path / "t5")
     network = t5(vocab_size=len(LETTERS), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
@@ -292,11 +293,13 @@ def test_targets_beside_texts(tmp_path: Path, model: str) -> None:
         assert "3 without a result" in done("score", name, file, "--target", "answer", "--out", out, "--overwrite")
         found = [json.loads(line) for line in out.read_text().splitlines()]
         tokenizer = tokenizer_from_pretrained(name)
-        ids = [[tokenizer.encode(rows[n][column]).ids for n in (0, 3)] for column in ("text", "answer")]
+        sep = "" if name == answering else " "
+        ids = [[tokenizer.encode(before + rows[n][column]).ids for n in (0, 3)]
+               for before, column in (("", "text"), (sep, "answer"))]  # fmt: skip
         wanted = [-math.fsum(each.tolist()) for each in score_ids(from_pretrained(name), ids[0], targets=ids[1])]
         assert [row["nats"] for row in found] == [wanted[0], None, None, wanted[1], None]
-        assert [row["tokens"] for row in found] == [4, None, None, 1, None]
-        assert [row["characters"] for row in found] == [4, None, None, 1, None]
+        assert [row["tokens"] for row in found] == [4 + len(sep), None, None, 1 + len(sep), None]
+        assert [row["characters"] for row in found] == [4 + len(sep), None, None, 1 + len(sep), None]
     new = tmp_path / "new.csv"
     message = "predicts the answer to a prompt, not the prompt: minhub score --target COLUMN --out OUT takes both"
     assert message in failed("score", answering, file, "--out", new)
@@ -311,18 +314,68 @@ def test_targets_beside_texts(tmp_path: Path, model: str) -> None:
     assert not Parts(new).folder.exists()
 
 
-def test_a_target_in_the_middle_of_a_text_has_no_beginning(model: str) -> None:
-    """Nor an end; where a tokenizer puts a token at both, as Llama's and T5's do."""
+def test_a_target_after_its_context_has_no_special_tokens(model: str) -> None:
+    """Neither between the two nor at the end, where a tokenizer adds a token at both ends of a text, as T5's does."""
     tokenizer = tokenizer_from_pretrained(model)
     tokenizer.post_processor = TemplateProcessing(single="a $A b", special_tokens=[("a", 0), ("b", 1)])
     network = from_pretrained(model)
-    ids = tokenizer.encode("cd").ids
-    assert len(ids) == 4
-    [[found]] = TASKS["score_targets"].run(network, tokenizer, [Text(0, "cd", ids, "ef")])
-    alone = tokenizer.encode("ef", add_special_tokens=False).ids
-    [wanted] = score_ids(network, [ids], targets=[alone])
-    assert found["tokens"] == 2
-    assert found["nats"] == -math.fsum(wanted.tolist())
+    text = Text(0, "cd", tokenizer.encode("cd").ids, "ef")
+    [[result]] = TASKS["score_targets"].run(network, tokenizer, [text], sep="")
+    context, target = (tokenizer.encode(part, add_special_tokens=False).ids for part in ("acd", "ef"))
+    [expected] = score_ids(network, [context], targets=[target])
+    assert result["tokens"] == 2
+    assert result["nats"] == -math.fsum(expected.tolist())
+
+
+def test_targets_in_the_shell_have_the_numbers_of_target_logprobs(tmp_path: Path) -> None:
+    """Also with a tokenizer whose tokens contain the space before a word, and where a token crosses the joint."""
+    name = "minhub/shakespeare-gpt2"
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    contexts, targets = ["My good", "My lord, the king is", "To be,"], ["lord", "dead.", "or not to be"]
+    rows = [{"text": context, "word": target} for context, target in zip(contexts, targets, strict=True)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    network, tokenizer = from_pretrained(name), tokenizer_from_pretrained(name)
+    for sep, options in ((" ", []), ("", ["--sep", ""]), ("\n", ["--sep", "\n"])):
+        done("score", name, file, "--target", "word", "--out", out, "--overwrite", *options)
+        shell = [json.loads(line) for line in out.read_text().splitlines()]
+        expected = target_logprobs(network, tokenizer, contexts, targets, sep=sep)
+        assert [row["tokens"] for row in shell] == expected["tokens"].tolist()
+        assert [-row["nats"] for row in shell] == pytest.approx(expected["logprob"].tolist(), rel=1e-6)
+        assert [row["characters"] for row in shell] == [len(sep + target) for target in targets]
+
+
+def test_a_target_that_shares_a_token_with_its_context_has_no_result(model: str) -> None:
+    tokenizer = tokenizer_from_pretrained(model)
+    tokenizer.add_tokens(["cd"])
+    network = gpt2(vocab_size=tokenizer.get_vocab_size(), n_positions=16, n_embd=16, n_layer=1, n_head=2).eval()
+    with pytest.warns(UserWarning, match="1 words have no number, as a token is a part of two of them.*'abc' and 'd'"):
+        assert TASKS["score_targets"].run(network, tokenizer, [Text(0, "abc", [0], "d")], sep="") == [[]]
+
+
+@pytest.mark.parametrize(("row", "message"), [
+    ({"text": "The cat sat on the", "word": " mat"}, "' mat' starts with white space"),
+    ({"text": "The cat sat on the ", "word": "mat"}, "'The cat sat on the ' ends with white space"),
+])  # fmt: skip
+def test_a_doubled_space_is_refused_before_any_work(tmp_path: Path, row: dict[str, str], message: str) -> None:
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.csv"
+    rows = [{"text": "The", "word": "cat"}, {"text": None, "word": " "}, row]
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    command = ("score", "minhub/shakespeare-gpt2", file, "--target", "word", "--out", out)
+    error = failed(*command)
+    assert f"{file}, row 3: {message}, and sep is a space" in error
+    assert not Parts(out).folder.exists()
+    assert "2 rows" not in done(*command, "--sep", "")
+    assert "--sep joins a text and its target: give --target, too" in failed(*command[:3], "--sep", "", status=2)
+
+
+def test_a_word_with_white_space_beside_the_separator_is_refused(tmp_path: Path) -> None:
+    file, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    file.write_text("item,word\n1,The\n1,cat \n2, A\n2,dog\n2,barks\n")
+    command = ("words", "minhub/shakespeare-gpt2", file, "--by", "item", "--out", out)
+    done(*command)  # the space is at the end of a text, and at its beginning
+    file.write_text("item,word\n1,The \n1,cat\n")
+    assert f"{file}, row 2: 'The ' ends with white space" in failed(*command, "--overwrite")
+    done(*command, "--overwrite", "--sep", "")
 
 
 def test_vectors_where_the_first_chunks_have_none(tmp_path: Path, model: str) -> None:

@@ -708,6 +708,73 @@ def test_a_signal_stops_it_with_a_checkpoint(
     same(contents(folder), contents(whole))
 
 
+class InterruptsEvaluation(Notes):
+    """Sends SIGTERM before the second batch of the evaluation after step 4."""
+
+    def working(self, step: int, task: str, number: int, count: int) -> None:
+        if (step, task, number) == (4, "evaluation", 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert (step, task, number) != (4, "evaluation", 4)
+
+
+def test_sigterm_does_not_wait_for_the_end_of_an_evaluation(tmp_path: Path, text: Path) -> None:
+    whole, folder = tmp_path / "whole" / "run", tmp_path / "stopped" / "run"
+    train(text, whole, **TINY)
+    with pytest.raises(SystemExit):
+        train(text, folder, listener=InterruptsEvaluation(), **TINY)
+    newest = Run(folder).files.newest()
+    assert newest is not None
+    assert newest.name == "step-00000004"
+    resume(folder)
+    same(contents(folder), contents(whole))
+
+
+class Cancels(Notes):
+    """Records every batch, and cancels the run after `most` of them."""
+
+    def __init__(self, most: int | None = None) -> None:
+        super().__init__()
+        self.most = most
+        self.batches: list[tuple[int, str, int, int]] = []
+        self.estimates: list[tuple[float, int, int]] = []
+
+    def working(self, step: int, task: str, number: int, count: int) -> None:
+        self.batches.append((step, task, number, count))
+
+    def estimated(self, seconds: float, steps: int, evaluations: int) -> None:
+        self.estimates.append((seconds, steps, evaluations))
+
+    def cancelled(self) -> bool:
+        return len(self.batches) == self.most
+
+
+@pytest.mark.parametrize("family", ["gpt2", "lstm"])
+def test_cancelled_before_any_batch(tmp_path: Path, text: Path, family: str) -> None:
+    """Resumed, the run is the same. An LSTM that carries its state ends the step first."""
+    settings = TINY | {"family": family, "steps": 3, "evaluate_every": 2, "checkpoint_every": 3, "batch": 4,
+                       "dropout": 0.1, "accumulate": 2, "evaluate_tokens": 6 * TINY["context"]}  # fmt: skip
+    expected, folder = tmp_path / "whole" / "run", tmp_path / "stopped" / "run"
+    whole = Cancels()
+    train(text, expected, listener=whole, **settings)
+    assert {("step", 1, 2), ("step", 2, 2)} <= {each[1:] for each in whole.batches}
+    assert any(task == "evaluation" and batch == 2 for _, task, batch, _ in whole.batches)
+    [(seconds, steps, evaluations)] = whole.estimates
+    assert (seconds > 0, steps, evaluations) == (True, 3, 3)
+    for number, (step, task, batch, _) in enumerate(whole.batches):
+        if task == "step" and (batch == 1 or family == "lstm"):
+            continue
+        cancelled = Cancels(number)
+        train(text, folder, listener=cancelled, **settings)
+        assert cancelled.batches == whole.batches[:number]
+        newest = None if (step, task) == (0, "evaluation") else f"step-{step:08}"
+        for _ in range(2):
+            found = resume(folder, listener=Cancels(1 if task == "step" else 0)).files.newest()
+            assert (found.name if found else None) == newest
+        resume(folder)
+        same(contents(folder), contents(expected))
+        shutil.rmtree(folder.parent)
+
+
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_stopped_at_every_step_and_twice_at_each(tmp_path: Path, text: Path, family: str) -> None:
     """Also before the first, and before a step is made since it went on."""

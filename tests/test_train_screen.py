@@ -1,6 +1,7 @@
 """The output of `train` and `resume` in Python: in a pipe, on a terminal, and in a notebook."""
 
 import io
+import re
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,8 @@ from test_train import TINY, Notes, no_pictures, text
 
 from minhub_py import resume, train
 from minhub_py.train import loop, screen
+from minhub_py.train.cli import ShellWords
+from minhub_py.train.words import speaking
 
 __all__ = ["no_pictures", "text"]  # fixtures
 
@@ -64,6 +67,32 @@ def test_lines_for_a_pipe(
     assert "continues after step 12" in shown
     assert "Note: from step 12 the learning rate follows a cosine that ends at step 16, not at 12" in shown
     assert "\n14 of 16  loss " in shown
+    assert re.search(r"\nevaluating: batch 1 of \d+\n", shown)
+    assert "\nstep 13: batch 1 of 1\n" in shown
+
+
+def test_the_duration_of_a_long_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the settings that shorten it, in the spelling of the caller."""
+    shown = screen.Screen()
+    shown.estimated(40, 1, 1)
+    assert capsys.readouterr().err == "about 40 s for 1 step and 1 evaluation\n"
+    with speaking(ShellWords()):
+        shown.estimated(2 * 3600, 2000, 9)
+    assert capsys.readouterr().err.splitlines() == [
+        "about 2 h for 2,000 steps and 9 evaluations",
+        "smaller values take less time: --steps, --batch, --context, --evaluate-tokens",
+    ]
+
+
+def test_a_slow_batch_on_a_terminal(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pending batch is shown before it is computed, and leaves no trace."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(screen, "SLOW", 0.0)
+    train(text, tmp_path / "run", **TINY)
+    assert "\revaluating: batch 1 of " in terminal.getvalue()
+    assert "\rstep 12: batch 1 of 1" in terminal.getvalue()
+    assert not any("batch 1 of" in line for line in terminal.seen())
 
 
 def test_silent(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +120,7 @@ def test_a_moving_line_on_a_terminal(tmp_path: Path, text: Path, often: None, mo
     assert max(len(part.rstrip()) for part in moving) == 57  # the terminal has 60 columns
     assert max(map(len, moving)) < 60
     assert [line for line in seen if " of 12  loss" in line or "100 %" in line] == []
-    assert len(seen) == 3 + 4 + 3 + 1  # the head, the table, what follows, and after the last line
+    assert len(seen) == 4 + 4 + 3 + 1  # the head, the table, what follows, and after the last line
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

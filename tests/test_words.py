@@ -367,6 +367,10 @@ def test_texts_are_read_together(readings: list[int]) -> None:
         (lambda: word_logprobs(GPT2, TOKENIZER, ["a"], by="item"), "by must be a list, with a value for each word"),
         (lambda: word_logprobs(GPT2, TOKENIZER, ["a"], word_n=[None]), "word_n has missing values"),
         (lambda: target_logprobs(GPT2, TOKENIZER, ["a"], []), "0 targets for 1 contexts"),
+        (lambda: target_logprobs(GPT2, TOKENIZER, ["a"], [" b"]), "^' b' starts with white space, and sep is a"),
+        (lambda: target_logprobs(GPT2, TOKENIZER, ["a\n"], ["b"]), r"^'a\\n' ends with white space, and sep is"),
+        (lambda: word_logprobs(GPT2, TOKENIZER, ["a ", "b"]), "'a ' ends with white space.*set sep to an empty"),
+        (lambda: word_logprobs(GPT2, TOKENIZER, ["b"], context="a "), "'a ' ends with white space"),
         (lambda: next_tokens(GPT2, TOKENIZER, ["a", ""]), "prompt 1 is empty"),
         (lambda: next_tokens(GPT2, TOKENIZER, ["a"], 0), "n must be a whole number of 1 or more"),
         (lambda: word_logprobs(lstm(vocab_size=3), TOKENIZER, ["the"]), "the tokenizer is another model's"),
@@ -434,6 +438,17 @@ PANGOLING = [
       -10.85723, NA, NA, -21.70203, -11.5155]),
     ("<|endoftext|>This is it", {}, [-11.15843, -10.8904, -11.0763]),
 ]  # fmt: skip
+
+
+def test_white_space_is_allowed_where_no_space_joins_it() -> None:
+    """At the ends of a text, with another separator, and for an encoder-decoder, which joins nothing."""
+    edges = word_logprobs(GPT2, TOKENIZER, [" far", "tree "])
+    assert edges["tokens"].tolist() == [len(TOKENIZER.encode(" far").ids), len(TOKENIZER.encode(" tree ").ids)]
+    joined = target_logprobs(GPT2, TOKENIZER, ["The"], ["tree"])
+    apart = target_logprobs(GPT2, TOKENIZER, ["The"], [" tree"], sep="")
+    np.testing.assert_array_equal(joined["logprob"], apart["logprob"])
+    target_logprobs(t5(vocab_size=GPT2.config.vocab_size, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2).eval(),
+                    TOKENIZER, ["The "], [" tree"])  # fmt: skip
 
 
 def test_the_numbers_are_those_of_pangoling() -> None:

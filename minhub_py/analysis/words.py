@@ -10,7 +10,7 @@ pangoling (Nicenboim, Emmerly and Cassani), so that the numbers are the same.
 import itertools
 import math
 import re
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import Any
@@ -60,7 +60,8 @@ def word_logprobs(
     text (`by` is None or NaN), has 0 tokens and NaN, and the text goes on without it. NaN are also a text's first word,
     which nothing predicts, and, with a warning, words that share a token, and those that have none.
 
-    ValueError: an encoder-decoder, columns of different lengths, a tokenizer of another model, no model.
+    ValueError: an encoder-decoder, columns of different lengths, a tokenizer of another model, no model; white space
+    where words are joined, if `sep` is a space, which would be doubled.
     """
     model = model_of(model, "word_logprobs()")
     refuse_encoder_decoder(model)
@@ -85,8 +86,13 @@ def target_logprobs(
 ) -> Columns:
     """How predictable each target, a word or several, is after its context. Arguments and columns: `word_logprobs`.
 
-    What contexts have in common is read once. A target without a context, None or "", is the first of its text. For an
-    encoder-decoder, contexts are texts for the encoder and targets what the decoder writes; `sep` and `bos` are unused.
+        target_logprobs(model, tokenizer, ["The cat sat on the"], ["mat"])
+
+    `sep` joins a context and its target, so neither has white space there. What contexts have in common is read once.
+    A target without a context, None or "", is the first of its text. For an encoder-decoder, contexts are texts for the
+    encoder and targets its answers; `sep` and `bos` are unused.
+
+    ValueError: as `word_logprobs`.
     """
     model = model_of(model, "target_logprobs()")
     before, after = as_texts("contexts", contexts), as_texts("targets", targets)
@@ -194,21 +200,17 @@ def segment_logprobs(
 ) -> Columns:
     """Columns as of `word_logprobs`, of so many rows, for the parts of texts. ignored: ids that add nothing."""
     first = first_id(model) if bos else None
-    check_tokenizer(tokenizer, "encode_batch")
-    texts = without_unknown(tokenizer, texts)
     wanted = []
     rows: list[list[int]] = []  # what each token of a text adds to; `count` for nothing
     shared: list[tuple[str, str]] = []
     lost: list[int] = []
-    lines = (sep.join(text.parts) for text in texts)
-    found = encodings(model, tokenizer, lines, add_special_tokens=bos is not False)
-    for text, encoding in zip(texts, found, strict=True):
-        ids, owners, both = owners_of(encoding, text.parts, sep)
+    for text, ids, owners, both in joined(model, tokenizer, texts, sep, add_special_tokens=bos is not False):
         for low, high in both:
             shared.append((text.parts[low], text.parts[high]))
             lost += [row for row in text.rows[low : high + 1] if row is not None]
         if first is not None and ids[:1] != [first]:
-            ids, owners = [first, *ids], [None, *owners]
+            ids.insert(0, first)
+            owners.insert(0, None)
         adds = [count if part is None or (row := text.rows[part]) is None else row for part in owners]
         start = next((place for place, row in enumerate(adds) if row != count), len(ids))
         wanted.append(Wanted(ids, max(start, 1), max(len(ids), 1)))
@@ -220,12 +222,66 @@ def segment_logprobs(
     for name in ("logprob", "surprisal", "entropy"):
         columns[name][lost] = np.nan
     if shared:
-        one, other = shared[0]
-        warn(
-            f"{len(set(lost))} words have no number, as a token is a part of two of them, such as of {one!r} and "
-            f"{other!r}", stacklevel=3,
-        )  # fmt: skip
+        warn(describe_shared(len(set(lost)), shared[0]), stacklevel=3)
     return columns
+
+
+def target_ids(
+    model: LanguageModel, tokenizer: Any, contexts: Sequence[str], targets: Sequence[str], sep: str = " "
+) -> list[tuple[list[int], list[int]]]:
+    """Token IDs of each context and of its target. Both are encoded as one text, joined by `sep`.
+
+    The list is empty for a target without known characters and, with a warning, for a target that shares a token with
+    its context.
+
+    ValueError: white space next to a `sep` that is a space; a tokenizer of another model.
+    """
+    texts = [Segments(list(pair), [None, None]) for pair in zip(contexts, targets, strict=True)]
+    result: list[tuple[list[int], list[int]]] = []
+    shared: list[tuple[str, str]] = []
+    for text, ids, owners, both in joined(model, tokenizer, texts, sep):
+        start = owners.index(1) if 1 in owners and text.parts[1] and not both else len(ids)
+        result.append((ids[:start], ids[start:]))
+        if both:
+            shared.append((text.parts[0], text.parts[1]))
+    if shared:
+        warn(describe_shared(len(shared), shared[0]), stacklevel=3)
+    return result
+
+
+def joined(
+    model: LanguageModel, tokenizer: Any, texts: Sequence[Segments], sep: str, *, add_special_tokens: bool = True
+) -> Iterator[tuple[Segments, list[int], list[int | None], list[tuple[int, int]]]]:
+    """Each text, encoded with its parts joined by `sep`, and `owners_of` its encoding. ValueError: as `target_ids`."""
+    check_tokenizer(tokenizer, "encode_batch")
+    for text in texts:
+        for before, after in itertools.pairwise(text.parts):
+            check_joint(before, after, sep)
+    texts = without_unknown(tokenizer, texts)
+    lines = (sep.join(text.parts) for text in texts)
+    encoded = encodings(model, tokenizer, lines, add_special_tokens=add_special_tokens)
+    for text, encoding in zip(texts, encoded, strict=True):
+        yield text, *owners_of(encoding, text.parts, sep)
+
+
+def check_joint(before: str, after: str, sep: str, source: str = "") -> None:
+    """ValueError: `sep` is a space, and one of its neighbors has white space there: the space would be doubled.
+
+    source: the file and row of the texts, for the message.
+    """
+    if sep != " " or not (before[-1:].isspace() or after[:1].isspace()):
+        return
+    text = f"{brief(after)} starts" if after[:1].isspace() else f"{brief(before)} ends"
+    raise ValueError(
+        f"{source}{text} with white space, and sep is a space, which would double it: remove the white space, or set "
+        "sep to an empty string"
+    )
+
+
+def describe_shared(count: int, example: tuple[str, str]) -> str:
+    """The warning about words that share a token."""
+    one, other = example
+    return f"{count} words have no number, as a token is a part of two of them, such as of {one!r} and {other!r}"
 
 
 def without_unknown(tokenizer: Any, texts: Sequence[Segments]) -> Sequence[Segments]:

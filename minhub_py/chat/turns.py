@@ -22,6 +22,7 @@ from reprlib import repr as brief
 from typing import Any, Literal
 
 from minhub_py.arguments import check_tokenizer, is_text, is_whole, model_of, whole
+from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.files.tokenizer import decode_stream, until
 from minhub_py.inference.batch import Batch, Event, Kept
@@ -42,6 +43,8 @@ SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 class Settings:
     """How replies are made; `stream` in inference/generate.py says what each setting does.
 
+    temperature, top_k, top_p, repetition_penalty: "auto", a chat's default, takes the value in generation_config.json;
+    without such values, temperature is 0.7 and top_p 0.95 (chat/defaults.py).
     seed: of all replies, the n-th of which has a number of its own; None draws one for each from PyTorch's generator.
     top: how many of the likeliest ids are kept for each id of a reply.
     """
@@ -56,14 +59,18 @@ class Settings:
     top: int = 0
 
     @classmethod
-    def of(cls, given: dict[str, Any], before: "Settings") -> "Settings":
-        """Settings with some changed. ValueError: one is unknown, or out of its range."""
+    def of(cls, changes: dict[str, Any], before: "Settings", defaults: Mapping[str, Any]) -> "Settings":
+        """Settings with some changed, "auto" to their values in `defaults`.
+
+        ValueError: one is unknown, or out of its range.
+        """
         known = [each.name for each in fields(cls)]
-        if unknown := [name for name in given if name not in known]:
+        if unknown := [name for name in changes if name not in known]:
             raise ValueError(f"a chat has no setting {unknown[0]}; it has {', '.join(known)}")
-        if "stop" in given:
-            given = {**given, "stop": stop_strings(given["stop"])}
-        found = replace(before, **given)
+        changes = {name: defaults.get(name, value) if is_auto(value) else value for name, value in changes.items()}
+        if "stop" in changes:
+            changes["stop"] = stop_strings(changes["stop"])
+        found = replace(before, **changes)
         whole("max_new_tokens", found.max_new_tokens, 1)
         whole("top", found.top, 0)
         generators(1, found.seed)
@@ -80,7 +87,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model has answered.
+    """The answer of a model. `str` is its text.
 
     ids: with the one that ended it.    logprobs: of each id, in nats, before temperature and the like.
     top: for each id the likeliest ones in its place with their log-probabilities, where they were asked for.
@@ -99,6 +106,13 @@ class Reply:
     dropped: int
     seconds: float
     seed: int
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        numbers = f"{len(self.ids)} tokens in {self.seconds:.2f} s, end={self.end!r}"
+        return f"<Reply {shorten(self.text)}: {numbers}>"
 
     @property
     def speed(self) -> float:
@@ -125,7 +139,8 @@ class Chat:
 
     system: what the model is told before it begins.    template: as `chat_template_of` gives; None finds the model's.
     context: the most ids of a prompt and its reply; None: the model's own, and at most 8192.
-    Further arguments are those of `Settings`; `set` changes them later, `say` and `stream` for one reply.
+    Further arguments: fields of `Settings`; `set` changes them later, `say` and `stream` for one reply. By default the
+    sampling settings are the model's own (generation_config.json), else temperature 0.7 and top_p 0.95.
 
     turns: what was said, without the system prompt.    last: the newest reply, or None.
 
@@ -150,13 +165,20 @@ class Chat:
         self.template = template or chat_template_of(None, tokenizer)
         most: int = self.model.config.context_length or POSITIONS
         self.context = min(most, POSITIONS) if context is None else min(whole("context", context, 2), most)
-        self.settings = Settings.of(settings, Settings())
+        self.defaults = default_sampling(self.model)
+        self.settings = Settings.of(settings, Settings(**self.defaults), self.defaults)
         self.turns: list[Turn] = []
         self.events: list[Event] = []  # of the newest reply, as far as it is made
         self.made = 0  # replies so far, those of other tries too: the n-th has the seed's n-th number
         self._kept: list[Kept] = []
         self._read_by: Any = None
         self._vocabulary: Vocabulary | None = None
+
+    def __repr__(self) -> str:
+        model = f"{type(self.model).__name__}, {len(self.turns) // 2} messages with replies"
+        system = f", system prompt {shorten(self.system)}" if self.system else ""
+        values = ", ".join(f"{name}={getattr(self.settings, name)!r}" for name in SAMPLING)
+        return f"<Chat with {model}{system}, {values}>"
 
     @property
     def last(self) -> Reply | None:
@@ -174,7 +196,7 @@ class Chat:
 
     def set(self, **settings: Any) -> None:
         """Change settings. ValueError: one is unknown or out of its range; none is changed then."""
-        self.settings = Settings.of(settings, self.settings)
+        self.settings = Settings.of(settings, self.settings, self.defaults)
 
     def say(self, text: str, *, schema: Schema = None, **settings: Any) -> Reply:
         """The reply to a text. Arguments and errors: those of `stream`."""
@@ -192,7 +214,7 @@ class Chat:
         """
         if not is_text(text) or not text.strip():
             raise ValueError(f"say a text, not {brief(text)}")
-        return self._stream(Turn("user", text), Settings.of(settings, self.settings), schema)
+        return self._stream(Turn("user", text), Settings.of(settings, self.settings, self.defaults), schema)
 
     def regenerate(self, *, schema: Schema = None, **settings: Any) -> Reply:
         """Another reply in place of the last one. ValueError: there is none."""
@@ -202,7 +224,7 @@ class Chat:
         """As `regenerate`, but the pieces of the reply. ValueError: there is none to replace."""
         if not self.turns:
             raise ValueError("there is no reply yet to make again: say something first")
-        found = Settings.of(settings, self.settings)
+        found = Settings.of(settings, self.settings, self.defaults)
         before = list(self.turns)
         question = self.turns[-2:][0]
         self.undo()
@@ -358,7 +380,7 @@ class Chat:
             if data["minhub_chat"] != 1:
                 raise ValueError("it is of another version of this package")
             system, made = checked_system(data["system"]), whole("made", data["made"], 0)
-            settings = Settings.of(dict(data["settings"]), Settings())
+            settings = Settings.of(dict(data["settings"]), Settings(**self.defaults), self.defaults)
             turns = [turn_of(each) for each in data["turns"]]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"this is no saved chat: {error}") from error
@@ -391,6 +413,16 @@ def trimmed(pieces: Iterator[str], template: ChatTemplate) -> Iterator[str]:
         begun = begun or bool(shown)
         if shown:
             yield shown
+
+
+def shorten(text: str, most: int = 60) -> str:
+    """The beginning of a text on one line, in quotes."""
+    return repr(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def is_auto(value: Any) -> bool:
+    """Whether a setting asks for the model's default."""
+    return is_text(value) and value == "auto"
 
 
 def checked_system(system: Any) -> str | None:

@@ -171,7 +171,7 @@ def check_prompts(model: LanguageModel, prompts: Any) -> list[list[int]]:
     """Prompts as lists of ints. ValueError: they are no list of lists of ids of the vocabulary, or one is empty."""
     check_kind(prompts)
     if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts must be a list of lists of ids, not {brief(prompts)}")
+        raise ValueError(f"prompts must be a list of lists of token IDs, not {brief(prompts)}")
     return [check_ids(model, prompt, row) for row, prompt in enumerate(prompts)]
 
 
@@ -187,8 +187,11 @@ def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
         ids = [int(id) for id in given]
     except (TypeError, ValueError, OverflowError) as error:
         if row is None:
-            raise ValueError(f"stream() takes one prompt, a list of ids, not {brief(prompt)}") from error
-        raise ValueError(f"prompts must be a list of lists of ids; prompt {row} is {brief(prompt)}") from error
+            raise ValueError(f"stream() takes one prompt, a list of token IDs, not {brief(prompt)}") from error
+        advice = ": put a single prompt into a list, [ids]" if isinstance(prompt, int) else ""
+        raise ValueError(
+            f"prompts must be a list of lists of token IDs; prompt {row} is {brief(prompt)}{advice}"
+        ) from error
     if not ids:
         raise ValueError(f"{name} is empty: give at least one id to go on from")
     size = model.config.vocab_size
@@ -199,15 +202,19 @@ def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
 
 
 def check_kind(prompt: Any) -> None:
-    """ValueError: text, a tokenizer, or what one gives, instead of ids."""
+    """ValueError: text, a tokenizer, or its result, instead of token IDs."""
+    problem = ""
     if isinstance(prompt, str | bytes):
-        raise ValueError("a prompt is a list of ids, not text: tokenizer.encode(text).ids gives them")
-    if callable(getattr(prompt, "encode", None)):
-        raise ValueError("a prompt is a list of ids, not a tokenizer: tokenizer.encode(text).ids gives them")
-    if hasattr(prompt, "ids"):
-        raise ValueError("a prompt is a list of ids: tokenizer.encode(text).ids has them, not the encoding itself")
-    if isinstance(prompt, Mapping) or hasattr(prompt, "input_ids"):
-        raise ValueError('a prompt is a list of ids, not a mapping: of what transformers gives, take ["input_ids"]')
+        call = f"generate(model, [tokenizer.encode({brief(prompt)}).ids])"
+        problem = f", not text: encode it, as in {call}, with tokenizer = tokenizer_from_pretrained(name of the model)"
+    elif callable(getattr(prompt, "encode", None)):
+        problem = ", not a tokenizer: tokenizer.encode(text).ids gives them"
+    elif hasattr(prompt, "ids"):
+        problem = ": tokenizer.encode(text).ids has them, not the encoding itself"
+    elif isinstance(prompt, Mapping) or hasattr(prompt, "input_ids"):
+        problem = ', not a mapping: of what transformers gives, take ["input_ids"]'
+    if problem:
+        raise ValueError(f"a prompt is a list of token IDs{problem}")
 
 
 def start(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +23,9 @@ from minhub_py.tables.parts import Parts, remove
 from minhub_py.tables.places import Chunk, Work, here, processes
 from minhub_py.tables.sources import ENDINGS, Source
 from minhub_py.tables.tasks import TASKS
+
+if TYPE_CHECKING:
+    from minhub_py.files.storage import Checkpoint
 
 # What belongs to a model beside its weights, by the ends of their names.
 COMPANIONS = (".json", ".model", ".txt", ".tiktoken", ".safetensors", ".bin", ".pt")
@@ -173,12 +176,17 @@ def describe(call: Call, found: Sequence[Source]) -> tuple[Work, dict[str, Any]]
     """The work, with a model of this machine that is downloaded where it was not; and the record of the job."""
     from minhub_py.files.hub import commit_of
     from minhub_py.files.tokenizer import read_tokenizer
+    from minhub_py.pretrained import describe as describe_checkpoint
     from minhub_py.pretrained import open_checkpoint
 
+    def check(files: "Checkpoint") -> None:
+        read_tokenizer(files.path)
+        family, _ = describe_checkpoint(files)
+        if not family.Model.encoder_decoder:
+            check_joints(call, found)
+
     loading = dict(call.loading or {})
-    path = open_checkpoint(
-        call.model, loading.pop("revision", "main"), check=lambda files: read_tokenizer(files.path)
-    ).path
+    path = open_checkpoint(call.model, loading.pop("revision", "main"), check=check).path
     commit = commit_of(path)
     if call.ray is not None and commit:  # other machines download it for themselves
         work = Work(call.task, {}, call.model, {**loading, "revision": commit})
@@ -190,6 +198,26 @@ def describe(call: Call, found: Sequence[Source]) -> tuple[Work, dict[str, Any]]
         "input": [[source.path.name, source.rows, source.digest] for source in found],
     }  # fmt: skip
     return work, record if TASKS[call.task].exact else {**record, "threads": threads_of(call)}
+
+
+def check_joints(call: Call, found: Sequence[Source]) -> None:
+    """Check the texts that --sep joins before any of them is computed. ValueError: as `check_joint`, with the row."""
+    from minhub_py.analysis.words import check_joint
+
+    if (sep := (call.settings or {}).get("sep")) is None:
+        return
+    words = TASKS[call.task].beside == "by"
+    for source in found:
+        previous = text_key = None
+        for row, (text, beside) in enumerate(values_of(call, source.path), 1):
+            if not text or not beside:
+                continue
+            where = f"{source.path}, row {row}: "
+            if not words:
+                check_joint(text, beside, sep, where)
+            elif previous is not None and text_key == beside:
+                check_joint(previous, text, sep, where)
+            previous, text_key = text, beside
 
 
 def identity(path: Path) -> str:

@@ -78,16 +78,21 @@ def score(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Res
     return [[measures(tokenizer, text.ids, next(found).tolist()) if len(text.ids) > 1 else nothing] for text in texts]
 
 
-def score_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
-    """The measures of the target beside each text, which follows the text, or is an encoder-decoder's answer to it."""
+def score_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, sep: str = " ") -> list[Results]:
+    """The measures of each text's target: the text's continuation after `sep`, or an encoder-decoder's answer."""
+    from minhub_py.analysis.words import target_ids
     from minhub_py.files.tokenizer import encode
     from minhub_py.inference.generate import score as evaluate
 
-    # What stands at the ends of an answer belongs to it; in the middle of a text there is no beginning.
-    targets = [encode(tokenizer, text.beside, add_special_tokens=model.encoder_decoder) for text in texts]
-    some = [(text.ids, ids) for text, ids in zip(texts, targets, strict=True) if ids]
-    found = iter(evaluate(model, [ids for ids, _ in some], targets=[ids for _, ids in some]))
-    return [[measures(tokenizer, ids, next(found).tolist())] if ids else [] for ids in targets]
+    if model.encoder_decoder:  # special tokens at the ends of an answer belong to it
+        pairs = [(text.ids, encode(tokenizer, text.beside, add_special_tokens=True)) for text in texts]
+    else:
+        pairs = target_ids(model, tokenizer, [text.text for text in texts], [text.beside for text in texts], sep)
+    some = [(prompt, target) for prompt, target in pairs if prompt and target]
+    scores = iter(evaluate(model, [prompt for prompt, _ in some], targets=[target for _, target in some]))
+    return [
+        [measures(tokenizer, target, next(scores).tolist())] if prompt and target else [] for prompt, target in pairs
+    ]
 
 
 def generate(

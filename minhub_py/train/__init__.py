@@ -23,7 +23,7 @@ from minhub_py.pretrained import from_pretrained
 from minhub_py.train.checkpoint import LossRow, RunFolder
 from minhub_py.train.damage import reading
 from minhub_py.train.data import Corpus
-from minhub_py.train.loop import Listener
+from minhub_py.train.listener import Listener
 from minhub_py.train.rescue import rescued
 from minhub_py.train.screen import Screen
 from minhub_py.train.settings import Change, Settings, read_settings
@@ -47,8 +47,8 @@ def train(
     progress: print a line for each evaluation on standard error, and a progress bar on a terminal or in a notebook.
     listener: receives the progress instead; nothing is printed.
 
-    Ctrl-C stops after the current step, writes a checkpoint and raises KeyboardInterrupt; `resume(out)` continues.
-    SIGTERM does the same and raises SystemExit.
+    Ctrl-C stops before the next batch, writes a checkpoint and raises KeyboardInterrupt; `resume(out)` repeats an
+    unfinished step or evaluation and continues. SIGTERM does the same and raises SystemExit.
 
     FileExistsError: `out` already holds a run or a model.    FileNotFoundError: a text file is missing.
     ValueError: a setting is unknown or out of range, a text is empty, too short or not UTF-8, or the loss became

@@ -216,7 +216,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def write_state(folder: Path, tensors: Mapping[str, Tensor], progress: Progress) -> None:
     """Write optimizer.safetensors and progress.json, beside the model."""
     write_safetensors(folder / "optimizer.safetensors", tensors, tensors)
-    (folder / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n", encoding="utf-8")
+    (folder / "progress.json").write_text(progress_json(progress), encoding="utf-8")
+
+
+def progress_json(progress: Progress) -> str:
+    """The content of progress.json."""
+    return json.dumps(asdict(progress), indent=2) + "\n"
 
 
 def read_state(folder: Path) -> tuple[dict[str, Tensor], Progress]:

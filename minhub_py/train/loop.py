@@ -1,7 +1,6 @@
 """The training loop: batches, loss, gradients, AdamW steps, evaluation on held-out text, and checkpoints.
 
-Sources: Loshchilov & Hutter (2019) for AdamW, (2017) for the cosine schedule; Radford et al. (2019) and nanoGPT for
-which parameters decay; Williams & Zipser (1989) for teacher forcing; Williams & Peng (1990) for truncated
+Sources: Williams & Zipser (1989) for teacher forcing; Williams & Peng (1990) for truncated
 backpropagation through time: an LSTM's state is carried to the next step, its gradient is not.
 
 Everything random in a step (rows and dropout) follows from the seed, the step number and the process's rank. So a run
@@ -16,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
@@ -29,45 +27,25 @@ from minhub_py.inference.generate import generate
 from minhub_py.models.base import LanguageModel
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
-from minhub_py.train.checkpoint import LossRow, Progress, RunFolder, read_state, write_state
+from minhub_py.train.checkpoint import LossRow, Progress, RunFolder, progress_json, read_state, write_state
 from minhub_py.train.damage import reading
 from minhub_py.train.data import Corpus, held_out_streams, held_out_windows, source_of
 from minhub_py.train.faster import Faster
+from minhub_py.train.listener import Listener, StoppedError
+from minhub_py.train.optimizer import is_fused, learning_rate, optimizer_of, random_seed
 from minhub_py.train.parallel import Processes, distribute_like, full_tensor, gather_on_first
 from minhub_py.train.settings import CONTEXT, Settings
 from minhub_py.train.words import setting
 
 # Seconds between two progress reports: each reads the loss, which waits for the GPU.
 REPORT_INTERVAL = 0.5
+# A training step takes about three times as long as the forward pass alone.
+STEP_PER_FORWARD = 3
+# A first batch that takes this many seconds or more is representative, although it includes set-up.
+SETTLED = 2.0
 # AdamW's state for each parameter.
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATES = ("h", "c")  # of an LSTM, for each layer
-
-
-class Listener:
-    """Callbacks of a run. The methods here do nothing; subclasses override what they need."""
-
-    def preparing(self, what: str, done: int, total: int) -> None:
-        """While the text is read and encoded: `done` of `total` bytes; total is 0 where it is not known."""
-
-    def begins(self, trainer: "Trainer") -> None:
-        """Before the first step."""
-
-    def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
-        """About twice a second; `loss` is the mean since the last call."""
-
-    def evaluated(self, row: LossRow, best: bool) -> None:
-        """After each evaluation; `row` is a line of losses.csv, `best` whether its loss is the lowest so far."""
-
-    def sampled(self, step: int, text: str) -> None:
-        """After each evaluation of a run with `sample`: a text that the model wrote."""
-
-    def note(self, text: str) -> None:
-        """A message for the user."""
-
-    def asks_to_stop(self) -> bool:
-        """Called before each step. Return True to write a checkpoint and stop."""
-        return False
 
 
 class Trainer:
@@ -84,6 +62,8 @@ class Trainer:
         self.family, self.processes, self.device, self.listener = family, processes, device, listener
         self.progress = Progress()
         self.saved = -1  # the step of the last checkpoint
+        self.estimated = False
+        self.interrupted: Callable[[], bool] = lambda: False
         self.context = settings.context or CONTEXT
         self.carry = settings.carry and family.training.carries_state
         together = settings.batch // settings.accumulate  # rows in one micro-batch of all processes
@@ -118,27 +98,49 @@ class Trainer:
         return state
 
     def run(self, interrupted: Callable[[], bool]) -> bool:
-        """Train until the last step. Returns False if it was told to stop earlier, after a checkpoint."""
-        settings, progress = self.settings, self.progress
+        """Train until the last step. Returns False if it was stopped earlier, after a checkpoint.
+
+        Without a first evaluation there is no checkpoint: the run then resumes from its beginning.
+        """
+        progress = self.progress
+        self.interrupted = interrupted
         self.started = time.perf_counter() - progress.seconds
         self.row_step, self.row_began = progress.step, self.started
+        try:
+            self.run_steps()
+        except StoppedError:
+            if progress.best_loss is not None:
+                self.save()
+            return False
+        return True
+
+    def run_steps(self) -> None:
+        """All remaining steps. StoppedError: before the last one."""
+        settings, progress = self.settings, self.progress
         if progress.best_loss is None:
             self.evaluate()
+        elif self.evaluation_due:  # stopped in this evaluation
+            if self.processes.first:
+                self.folder.forget_after(progress.step - 1)
+            self.evaluate()
+            self.save_progress()
         self.reset_timer()
         while not self.finished:
-            if self.should_stop(interrupted):
-                self.save()
-                return False
+            self.check_stop(self.listener.asks_to_stop())
             self.step()
             progress.step += 1
-            last = progress.step == settings.steps
-            if last or progress.step % settings.evaluate_every == 0:
+            if self.evaluation_due:
                 self.evaluate()
                 self.reset_timer()
             if self.finished or progress.step % settings.checkpoint_every == 0:
                 self.save()
             self.report_progress()
-        return True
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the last step requires an evaluation, which has not been made."""
+        step, settings = self.progress.step, self.settings
+        return self.progress.steps_in_sums > 0 and (step == settings.steps or step % settings.evaluate_every == 0)
 
     @property
     def finished(self) -> bool:
@@ -146,13 +148,24 @@ class Trainer:
         patience = self.settings.patience
         return self.progress.step >= self.settings.steps or (patience is not None and self.progress.waited >= patience)
 
-    def should_stop(self, interrupted: Callable[[], bool]) -> bool:
-        """Whether any process was interrupted, or the listener asks to stop; the same answer in all processes."""
-        asked = interrupted() or self.listener.asks_to_stop()
-        return self.processes.sum([float(asked)], self.device) != [0.0]
+    def check_stop(self, asked: bool) -> None:
+        """StoppedError, in all processes: one of them was interrupted, or its listener has asked."""
+        asked = asked or self.interrupted()
+        if self.processes.sum([float(asked)], self.device) != [0.0]:
+            raise StoppedError
+
+    def begin_batch(self, task: str, number: int, count: int) -> None:
+        """Report a batch before it is computed. StoppedError: as `check_stop`."""
+        self.check_stop(self.listener.cancelled())
+        if self.processes.first:
+            self.listener.working(self.progress.step, task, number, count)
 
     def step(self) -> None:
-        """One optimizer step, over all micro-batches."""
+        """One optimizer step, over all micro-batches.
+
+        StoppedError: between two of them; the step has changed nothing. An LSTM's state has changed by then, so a run
+        that carries it stops only after the step.
+        """
         settings, step = self.settings, self.progress.step
         torch.manual_seed(random_seed(settings.seed, step, self.processes.rank))
         for group in self.optimizer.param_groups:
@@ -161,6 +174,14 @@ class Trainer:
         loss = torch.zeros((), device=self.device)
         micro_batches = rows.to(self.device).split(self.micro_batch)
         for number, micro_batch in enumerate(micro_batches):
+            if number and not self.carry:
+                try:
+                    self.begin_batch("step", number + 1, len(micro_batches))
+                except StoppedError:
+                    self.optimizer.zero_grad()
+                    raise
+            elif self.processes.first:
+                self.listener.working(step, "step", number + 1, len(micro_batches))
             if fresh:
                 self.states[number] = self.fresh_state(self.micro_batch)
             with self.processes.gradient_sync(self.wrapped, number == len(micro_batches) - 1):
@@ -185,23 +206,40 @@ class Trainer:
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
-        """Mean loss on the held-out text, in nats per token."""
-        self.model.eval()
+        """Mean loss on the held-out text, in nats per token. StoppedError: between two batches."""
         total, count = 0.0, 0
         state = None
-        for starts, length, fresh in self.held_out:
-            part = -(-len(starts) // self.processes.count)
-            mine = starts[self.processes.rank * part :][:part]
-            weight = len(mine) * length
-            mine = mine or starts[:1]  # without rows of its own, a process still takes part in the others' collectives
-            if fresh:
-                state = self.fresh_state(len(mine))
-            rows = self.corpus.held_out.rows(mine, length + 1).to(self.device)
-            total += self.loss(self.wrapped, rows, state).item() * weight
-            count += weight
-        self.model.train()
+        self.model.eval()
+        try:
+            for number, (starts, length, fresh) in enumerate(self.held_out, 1):
+                self.begin_batch("evaluation", number, len(self.held_out))
+                part = -(-len(starts) // self.processes.count)
+                mine = starts[self.processes.rank * part :][:part]
+                weight = len(mine) * length
+                mine = mine or starts[:1]  # a process without rows takes part in the others' collectives
+                if fresh:
+                    state = self.fresh_state(len(mine))
+                rows = self.corpus.held_out.rows(mine, length + 1).to(self.device)
+                began = time.perf_counter()
+                total += self.loss(self.wrapped, rows, state).item() * weight
+                self.estimate(number, time.perf_counter() - began, len(mine) * length)
+                count += weight
+        finally:
+            self.model.train()
         total, count = self.processes.sum([total, float(count)], self.device)  # type: ignore[assignment]
         return total / count
+
+    def estimate(self, number: int, seconds: float, tokens: int) -> None:
+        """Report the duration of the run once, from the time that a batch of `tokens` held-out tokens took."""
+        if self.estimated or not self.processes.first or (number == 1 and seconds < SETTLED):
+            return
+        self.estimated = True
+        settings, progress = self.settings, self.progress
+        steps = settings.steps - progress.step
+        evaluations = 1 + -(-steps // settings.evaluate_every)
+        held_out = sum(len(starts) * length for starts, length, _ in self.held_out) / self.processes.count
+        trained = steps * self.micro_batch * settings.accumulate * self.context * STEP_PER_FORWARD
+        self.listener.estimated((trained + evaluations * held_out) * seconds / tokens, steps, evaluations)
 
     def evaluate(self) -> None:
         """Evaluate on the held-out text: adds a row to losses.csv, keeps the best model, writes a sample."""
@@ -320,6 +358,14 @@ class Trainer:
         self.processes.wait()
         self.saved = self.progress.step
 
+    def save_progress(self) -> None:
+        """Add an evaluation to the checkpoint that was resumed, whose tensors remain the same."""
+        newest = self.folder.newest()
+        if self.processes.first and newest is not None:
+            self.progress.sums = [0.0, 0.0]
+            self.folder.write(newest / "progress.json", progress_json(self.progress))
+        self.processes.wait()
+
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """AdamW's two moments of each parameter, by name."""
         return {
@@ -373,32 +419,3 @@ class Trainer:
                     for kept, layer in zip(state.layers, part, strict=True):
                         kept[which].copy_(layer)
         self.sums += torch.tensor(self.progress.sums, dtype=self.sums.dtype, device=self.device)
-
-
-def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """AdamW with weight decay for matrices, and none for biases and gains."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    fused = is_fused(next(model.parameters()).device)
-    return torch.optim.AdamW(groups, lr=learning_rate(settings, 0), betas=(0.9, settings.beta2), fused=fused)
-
-
-def is_fused(device: torch.device) -> bool:
-    """Whether the device has a fused AdamW, which updates all parameters in one kernel."""
-    return device.type in ("cpu", "cuda")
-
-
-def learning_rate(settings: Settings, step: int) -> float:
-    """The learning rate of a step: linear warm-up, then a cosine down to `floor` times the peak."""
-    peak = settings.learning_rate or 0.0
-    warm_up = min(settings.warm_up, settings.steps // 2)
-    if step < warm_up:
-        return peak * (step + 1) / warm_up
-    way = min(1.0, (step - warm_up) / max(settings.steps - warm_up, 1))
-    return peak * (settings.floor + (1 - settings.floor) * 0.5 * (1 + math.cos(math.pi * way)))
-
-
-def random_seed(*numbers: int) -> int:
-    """A seed that depends on all the numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

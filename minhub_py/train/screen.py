@@ -14,11 +14,17 @@ from typing import TextIO
 from minhub_py import torchrun
 from minhub_py.printable import displayed, printable
 from minhub_py.train.checkpoint import LossRow
-from minhub_py.train.loop import Listener, Trainer
-from minhub_py.train.summary import duration, family_title
+from minhub_py.train.listener import Listener
+from minhub_py.train.loop import Trainer
+from minhub_py.train.summary import about, duration, family_title
+from minhub_py.train.words import setting
 
 # Seconds without output after which a progress line is printed, where there is no progress bar.
 QUIET = 60.0
+# Seconds after which the pending batch replaces the progress bar.
+SLOW = 2.0
+# Runs of this many seconds or more are reported with the settings that shorten them.
+LONG = 600.0
 BAR = 20
 
 
@@ -37,6 +43,8 @@ class Screen(Listener):
         self.bar = "━" if encodable("━", self.file) == "━" else "#"
         self.width = 0  # of the progress bar's line as printed last
         self.said = time.monotonic()
+        self.moved = -SLOW  # when the progress bar's line was changed
+        self.headed = False
 
     def move(self, text: str) -> None:
         """Replace the progress bar's line; "" removes it. Cut to the terminal's width: a wrapped line stays behind."""
@@ -48,6 +56,7 @@ class Screen(Listener):
         self.file.write(f"\r{text}{blanks}" + ("" if text else "\r"))
         self.file.flush()
         self.width = len(text)
+        self.moved = time.monotonic() if text else -SLOW
 
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""
@@ -65,7 +74,7 @@ class Screen(Listener):
         self.move(f"{what} the text: {f'{100 * done / total:.0f} %' if total else f'{done / 1e6:,.0f} MB'}")
 
     def begins(self, trainer: Trainer) -> None:
-        """The model, the device, the data, and the head of the table."""
+        """The model, the device and the data."""
         settings, corpus = trainer.settings, trainer.corpus
         where = f"{trainer.device}, {settings.dtype}" + (
             f", {trainer.processes.count} processes ({settings.parallel})" if trainer.processes.count > 1 else ""
@@ -76,7 +85,24 @@ class Screen(Listener):
                  f"{settings.steps:,} steps of {settings.batch} × {trainer.context}")  # fmt: skip
         if trainer.progress.step:
             self.say(f"continues after step {trainer.progress.step:,}")
-        self.say(f"{'STEP':>8}  {'TRAINING':>8}  {'HELD OUT':>8}  {'TOKENS/S':>10}  {'TIME':>12}")
+
+    def estimated(self, seconds: float, steps: int, evaluations: int) -> None:
+        """The duration of the run; for a long one, the settings that shorten it."""
+        several = f"{evaluations:,} evaluation{'s' if evaluations > 1 else ''}"
+        text = f"about {about(seconds)} for {steps:,} step{'' if steps == 1 else 's'} and {several}"
+        self.say(text)
+        if seconds >= LONG:
+            names = ", ".join(map(setting, ("steps", "batch", "context", "evaluate_tokens")))
+            self.say(f"smaller values take less time: {names}")
+
+    def working(self, step: int, task: str, number: int, count: int) -> None:
+        """The pending batch, if batches are slow; elsewhere a line a minute."""
+        what = "evaluating" if task == "evaluation" else f"step {step + 1:,}"
+        state = f"{what}: batch {number:,} of {count:,}"
+        if self.has_bar and time.monotonic() - self.moved >= SLOW:
+            self.move(state)
+        elif not self.has_bar and time.monotonic() - self.said >= QUIET:
+            self.say(state)
 
     def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
         """The progress bar, or one line a minute."""
@@ -89,7 +115,10 @@ class Screen(Listener):
             self.say(state)
 
     def evaluated(self, row: LossRow, best: bool) -> None:
-        """A row of the table."""
+        """A row of the table, after its head."""
+        if not self.headed:
+            self.say(f"{'STEP':>8}  {'TRAINING':>8}  {'HELD OUT':>8}  {'TOKENS/S':>10}  {'TIME':>12}")
+        self.headed = True
         train = f"{row['train_loss']:8.4f}" if row["train_loss"] == row["train_loss"] else " " * 8
         speed = f"{row['tokens_per_second']:10,.0f}" if row["step"] else " " * 10
         self.say(f"{row['step']:8,}  {train}  {row['held_out_loss']:8.4f}  {speed}  {duration(row['seconds']):>12}"

@@ -39,7 +39,9 @@ from minhub_py.skeleton import skeleton
 from minhub_py.train.checkpoint import COLUMNS, RunFolder, write_whole
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.data import Corpus, Text, at_words, prepare
-from minhub_py.train.loop import Listener, Trainer, learning_rate
+from minhub_py.train.listener import Listener
+from minhub_py.train.loop import Trainer
+from minhub_py.train.optimizer import learning_rate
 from minhub_py.train.parallel import Processes, processes
 from minhub_py.train.rescue import check_best, rescued
 from minhub_py.train.settings import CONTEXT, Settings, read_settings, with_change

@@ -170,6 +170,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
+def about(seconds: float) -> str:
+    """An estimated duration in one unit: 40 s, 38 min, 12 h."""
+    if seconds < 100:
+        return f"{max(round(seconds), 1)} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{round(seconds / 3600):,} h"
+
+
 def middles(steps: Sequence[float]) -> list[float]:
     """The middle of the steps over which each row's training loss is averaged."""
     return [(before + step) / 2 for before, step in zip([steps[0], *steps], steps, strict=False)]

@@ -12,9 +12,9 @@ from r_bridge.objects import Caller, Model, Tokenizer
 
 
 def chat_template(caller: Caller, model: Model, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The format of a model's conversations, and what a user should know of it."""
-    found = _chat(model, tokenizer).template
-    return {"kind": found.kind, "note": found.note}
+    """The format of a model's conversations, a note about it for the user, and the model's sampling settings."""
+    chat = _chat(model, tokenizer)
+    return {"kind": chat.template.kind, "note": chat.template.note, "sampling": chat.defaults}
 
 
 def reply(

@@ -74,12 +74,14 @@ def next_tokens(caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer
 
 
 def score(
-    caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None, targets: Any = None, bits: bool = False
-) -> Frame:
+    caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None, targets: Any = None, bits: bool = False,
+    sep: str = " ",
+) -> Frame:  # fmt: skip
     """The log-probability of each token after a text's first, or of each of its target, given the text.
 
-    bits: surprisal and entropy, too.
+    bits: surprisal and entropy, too.    sep: joins a text and its target; unused for ids and encoder-decoders.
     """
+    from minhub_py.analysis.words import target_ids
     from minhub_py.inference.generate import check_prompts, check_targets
     from minhub_py.inference.generate import score as evaluate
 
@@ -87,8 +89,14 @@ def score(
     rows, first = _rows(model, tok, texts), 1
     prompts = given = None
     if targets is not None:
-        # What stands at the ends of an answer belongs to it; in the middle of a text there is no beginning.
-        prompts, given = _prompt_rows(model, tok, texts), _rows(model, tok, targets, model.module.encoder_decoder)
+        prompts = _prompt_rows(model, tok, texts)
+        if is_text(texts) and is_text(targets) and not model.module.encoder_decoder:
+            pairs = target_ids(model.module, tok, texts, targets, sep)
+            # The prompt of an empty target is arbitrary, but must not be empty.
+            prompts = [prompt or row for (prompt, _), row in zip(pairs, prompts, strict=True)]
+            given = [target for _, target in pairs]
+        else:  # special tokens at the ends of an answer belong to it
+            given = _rows(model, tok, targets, model.module.encoder_decoder)
         rows, first = given, 0
     more, scores = {}, list[Any]()
     if bits:

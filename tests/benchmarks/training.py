@@ -27,7 +27,8 @@ from minhub_py.device import has_onednn_bfloat16
 from minhub_py.registry import ENTRIES, FAMILIES
 from minhub_py.train.checkpoint import RunFolder
 from minhub_py.train.data import Corpus, Tokens
-from minhub_py.train.loop import Listener, Trainer
+from minhub_py.train.listener import Listener
+from minhub_py.train.loop import Trainer
 from minhub_py.train.parallel import Processes
 from minhub_py.train.settings import Settings
 

@@ -25,14 +25,18 @@
 #' @inheritParams generate
 #' @param system What the model is told before the conversation.
 #' @param max_new_tokens The most tokens of a reply.
+#' @param temperature,top_k,top_p,repetition_penalty As in [generate()].
+#'   `"auto"` takes the value of the model's `generation_config.json`; for a
+#'   model without sampling settings, `temperature` is 0.7 and `top_p` 0.95.
 #' @param seed A whole number for each reply. If not given, R's random numbers
 #'   give one, so `set.seed()` before makes a conversation repeatable.
 #' @param stop Strings that end a reply; they are not part of it.
 #' @param stream `TRUE`: show replies while they are made; the default at an
 #'   interactive console. Or a function that is called with each piece.
 #' @param schema A JSON Schema that replies must follow: a list, such as
-#'   `list(type = "object", properties = list(age = list(type = "integer")))`,
-#'   or JSON text. `reply$data` is then the reply as an R value. It needs
+#'   `list(type = "object", properties = list(age = list(type = "integer")),
+#'   required = "age")`, or JSON text. Replies may omit properties that are not
+#'   in `required`. `reply$data` is then the reply as an R value. It needs
 #'   Python's llguidance, and a `max_new_tokens` that leaves room for all of it.
 #' @param top How many of the likeliest tokens to keep in each place, for
 #'   `plot()`.
@@ -54,8 +58,8 @@
 #' plot(reply)
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
-chat <- function(model, system = NULL, max_new_tokens = 512, temperature = 0.7, top_k = NULL, top_p = 0.95,
-                 repetition_penalty = 1, seed = NULL, stop = NULL, schema = NULL, stream = interactive(), top = 5,
+chat <- function(model, system = NULL, max_new_tokens = 512, temperature = "auto", top_k = "auto", top_p = "auto",
+                 repetition_penalty = "auto", seed = NULL, stop = NULL, schema = NULL, stream = interactive(), top = 5,
                  tokenizer = NULL) {
   model <- check_model(model)
   tokenizer <- check_tokenizer(tokenizer)
@@ -64,11 +68,14 @@ chat <- function(model, system = NULL, max_new_tokens = 512, temperature = 0.7, 
   self$tokenizer <- tokenizer
   self$system <- optional(system, string, what = "system")
   self$exchanges <- list()
-  self$settings <- chat_settings(list(
+  settings <- list(
     max_new_tokens = max_new_tokens, temperature = temperature, top_k = top_k, top_p = top_p,
     repetition_penalty = repetition_penalty, seed = seed, stop = stop, schema = schema, stream = stream, top = top
-  ))
+  )
+  chat_settings(settings, list(temperature = 1, repetition_penalty = 1)) # errors first, without a model
   about <- ask("chat_template", model = model, tokenizer = tokenizer, news = show_progress())
+  self$defaults <- about$sampling
+  self$settings <- chat_settings(settings, self$defaults)
   if (!is.null(about$note)) note("This model has ", about$note)
   as_chat(self)
 }
@@ -79,8 +86,11 @@ CHAT_SETTINGS <- c(
   "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "stop", "schema", "stream", "top"
 )
 
-# Settings as they are sent, but for `seed` and `stream`.
-chat_settings <- function(x) {
+# Checked settings, as they are sent except for `seed` and `stream`. "auto" takes the value in `defaults`.
+chat_settings <- function(x, defaults) {
+  for (name in c("temperature", "top_k", "top_p", "repetition_penalty")) {
+    if (identical(x[[name]], "auto")) x[name] <- list(defaults[[name]])
+  }
   if (!is.function(x$stream)) flag(x$stream, "stream")
   if (!is.null(x$seed)) seeds(x$seed, 1L, 1)
   c(list(
@@ -148,7 +158,7 @@ say <- function(self, text, changes) {
   settings <- self$settings
   if (length(changes)) {
     settings[names(changes)] <- changes
-    settings <- chat_settings(settings)
+    settings <- chat_settings(settings, self$defaults)
   }
   stream <- settings$stream
   seed <- seeds(settings$seed, 1L, settings$temperature)

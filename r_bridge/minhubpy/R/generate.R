@@ -219,8 +219,11 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #'   `NA` has no tokens, as `""` has none.
 #' @param targets A text for each of `texts`, of the same kind, to score in
 #'   their place. An encoder-decoder such as T5 needs them, as it predicts the
-#'   answer to a text and not the text. With other models a target goes on where
-#'   its text ends; it begins with a space, if there is to be one.
+#'   answer to a text and not the text. With other models a target continues its
+#'   text, after `sep`.
+#' @param sep Text between a text and its target, which are both strings without
+#'   white space there: `""` for languages without spaces. It has no effect on
+#'   ids and encoder-decoders.
 #' @param bits `TRUE`: two more columns, in bits: `surprisal`, which is `-log2` of
 #'   the token's probability, and `entropy`, of what the model expects in its place.
 #' @param resume The name of a file (.rds) that keeps what is done of a long job:
@@ -240,7 +243,7 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #' perplexity(model, c(verse = "To be, or not to be", noise = "xq zzk vv"))
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-score <- function(model, texts, tokenizer = NULL, targets = NULL, bits = FALSE, resume = NULL) {
+score <- function(model, texts, tokenizer = NULL, targets = NULL, sep = " ", bits = FALSE, resume = NULL) {
   model <- check_model(model)
   labels <- labels_of(texts)
   texts <- texts_or_ids(na_as_empty(texts), "texts")
@@ -248,7 +251,7 @@ score <- function(model, texts, tokenizer = NULL, targets = NULL, bits = FALSE, 
     targets <- texts_or_ids(targets, "targets")
     if (length(targets) != length(texts)) fail(length(targets), " targets for ", length(texts), " texts: give one for each")
   }
-  settings <- list(tokenizer = check_tokenizer(tokenizer), bits = flag(bits))
+  settings <- list(tokenizer = check_tokenizer(tokenizer), bits = flag(bits), sep = string(sep, "sep"))
   job <- c(list(call = "score", model = model, texts = texts, targets = targets), settings)
   found <- in_parts(seq_along(texts), resume, job, function(rows, news) {
     part <- list("score", model = model, texts = texts[rows], targets = targets[rows])

@@ -12,8 +12,9 @@
 #' in nats per token, whose `exp()` is the perplexity.
 #'
 #' @section To stop and to go on:
-#' Esc or Ctrl-C stops the training after the current step, with a checkpoint,
-#' and nothing is lost: `minhub_resume(out)` continues as if it had not stopped.
+#' Esc or Ctrl-C stops the training before the next batch, with a checkpoint:
+#' `minhub_resume(out)` repeats an unfinished step or evaluation and continues
+#' as if the training had not stopped.
 #' After a crash it continues from the last checkpoint. With `out = NULL` the
 #' folder is removed with the R session.
 #'
@@ -65,8 +66,8 @@
 #' @param progress `TRUE`: show the losses as they come, and in an interactive
 #'   console a line that moves; elsewhere a line comes at least once a minute.
 #'   Or a function that is called with each piece of
-#'   news: a list with `event`, which is `"preparing"`, `"begins"`,
-#'   `"stepped"`, `"evaluated"`, `"sampled"` or `"note"`, and what belongs to
+#'   news: a list with `event`, which is `"preparing"`, `"begins"`, `"estimated"`,
+#'   `"working"`, `"stepped"`, `"evaluated"`, `"sampled"` or `"note"`, and what belongs to
 #'   it.
 #' @param ... Further settings by their names, see below. `minhub_resume()`
 #'   takes those that can still change, such as `evaluate_every`, `patience`,
@@ -330,26 +331,41 @@ show_news <- function(screen, news) {
         counted(news$steps), " steps of ", counted(news$batch), " x ", counted(news$context)
       )
       if (news$step > 0L) say_line(screen, "continues after step ", counted(news$step))
-      say_line(screen, sprintf("%8s  %8s  %8s  %10s  %12s", "STEP", "TRAINING", "HELD OUT", "TOKENS/S", "TIME"))
     },
-    stepped = {
-      show <- if (screen$moves) move_line else if (seconds_now() - screen$said >= 60) say_line else function(...) NULL
-      show(
-        screen, "step ", counted(news$step), " of ", counted(news$steps), sprintf("  loss %.4f  ", news$loss),
-        counted(news$tokens_per_second), " tokens/s  ", news$time_left, " left"
-      )
+    estimated = {
+      say_line(screen, "about ", news$time, " for ", counted(news$steps), " steps and ", counted(news$evaluations), " evaluations")
+      if (news$seconds >= 600) say_line(screen, "smaller values take less time: steps, batch, context, evaluate_tokens")
     },
-    evaluated = say_line(
-      screen,
-      sprintf(
-        "%8s  %8s  %8.4f  %10s  %12s%s", counted(news$step), if (is.na(news$train_loss)) "" else sprintf("%.4f", news$train_loss),
-        news$held_out_loss, if (news$step > 0L) counted(news$tokens_per_second) else "", news$time,
-        if (news$best) "" else "  not better"
-      )
+    working = show_state(
+      screen, if (news$task == "step") paste("step", counted(news$step + 1L)) else "evaluating",
+      ": batch ", counted(news$batch), " of ", counted(news$batches)
     ),
+    stepped = show_state(
+      screen, "step ", counted(news$step), " of ", counted(news$steps), sprintf("  loss %.4f  ", news$loss),
+      counted(news$tokens_per_second), " tokens/s  ", news$time_left, " left"
+    ),
+    evaluated = {
+      if (!isTRUE(screen$headed)) {
+        say_line(screen, sprintf("%8s  %8s  %8s  %10s  %12s", "STEP", "TRAINING", "HELD OUT", "TOKENS/S", "TIME"))
+      }
+      screen$headed <- TRUE
+      say_line(
+        screen,
+        sprintf(
+          "%8s  %8s  %8.4f  %10s  %12s%s", counted(news$step), if (is.na(news$train_loss)) "" else sprintf("%.4f", news$train_loss),
+          news$held_out_loss, if (news$step > 0L) counted(news$tokens_per_second) else "", news$time,
+          if (news$best) "" else "  not better"
+        )
+      )
+    },
     sampled = say_line(screen, "\n", gsub("^\n+|\n+$", "", news$text), "\n"),
     note = say_line(screen, "Note: ", news$text)
   )
+}
+
+# Shows the state of a run in the status line; without one, as a line a minute.
+show_state <- function(screen, ...) {
+  if (screen$moves) move_line(screen, ...) else if (seconds_now() - screen$said >= 60) say_line(screen, ...)
 }
 
 # Prints a line that stays, over the status line.

@@ -23,7 +23,9 @@
 #' @param words The name of the column of words, if `x` is a data frame.
 #' @param word_n Numbers that give the order of the words in each text, if it is
 #'   not that of `x`; or the name of a column of them.
-#' @param sep What stands between words: `""` for languages without spaces.
+#' @param sep Text that joins words, and a context and its target: `""` for
+#'   languages without spaces. If it is a space, white space on either side of it
+#'   is an error, as the space would be doubled.
 #' @param ignore_regex A regular expression. Tokens whose text it finds add
 #'   nothing to their word: `"^[[:punct:]]$"` leaves out punctuation that is a
 #'   token by itself.

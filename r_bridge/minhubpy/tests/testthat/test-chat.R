@@ -94,6 +94,19 @@ byte_tokenizer <- function() {
   tokenizer$from_file(file)
 }
 
+test_that("sampling settings default to those of the model", {
+  sampling <- function(bot) attr(bot, "self")$settings[c("temperature", "top_k", "top_p", "repetition_penalty")]
+  expect_identical(sampling(chat(a_model())), list(temperature = 0.7, top_k = NULL, top_p = 0.95, repetition_penalty = 1))
+  folder <- tempfile()
+  save_pretrained(a_model(), folder)
+  writeLines('{"temperature": 0.3, "top_k": 7}', file.path(folder, "generation_config.json"))
+  bot <- chat(gpt2_from_pretrained(folder), top_k = NULL, max_new_tokens = 5)
+  expect_equal(sampling(bot), list(temperature = 0.3, top_k = NULL, top_p = NULL, repetition_penalty = 1))
+  again <- chat(gpt2_from_pretrained(folder), temperature = 2, top_k = 7, seed = 3, max_new_tokens = 5)
+  expect_identical(bot$say("Hi", temperature = 2, top_k = "auto", seed = 3)$text, again$say("Hi")$text)
+  expect_refused(chat(a_model(), temperature = "hot"), "temperature must be")
+})
+
 test_that("a reply follows a schema, and is data", {
   schema <- list(
     type = "object", required = c("mood", "marks", "sure", "who"), additionalProperties = FALSE,

@@ -174,7 +174,7 @@ test_that("texts as numbers, scores and new texts go on from their files, too", 
   again(embed, model, lines, layer = 1, pool = "none")
   again(score, model, lines)
   again(score, model, unname(lines), bits = TRUE)
-  again(score, model, rep("To be", 300), targets = rep(c(" or", ", my"), 150))
+  again(score, model, rep("To be", 300), targets = rep(c("or", ", my"), 150))
   prompts <- lines[!is.na(lines)][1:70]
   again(generate, model, prompts, 3, seed = 1:70)
   again(generate, model, list(1:3, 2L)[rep(1:2, 35)], 3, temperature = 0)
@@ -192,10 +192,13 @@ test_that("scores have bits where they are asked for", {
   expect_equal(bits$surprisal, -bits$logprob / log(2))
   all <- logprob_matrix(model, texts[["x"]])[-1L, ]
   expect_equal(bits$entropy[bits$text == "x"], unname(-rowSums(exp(all) * all) / log(2)), tolerance = 1e-5)
-  after <- score(model, c("To be", "My"), targets = c(", or", " lord"), bits = TRUE)
+  after <- score(model, c("To be", "My"), targets = c(", or", " lord"), sep = "", bits = TRUE)
   expect_equal(after$logprob[1:4], plain$logprob[5:8], tolerance = 1e-6)
   expect_equal(after$entropy[1:4], bits$entropy[5:8], tolerance = 1e-6)
   expect_identical(after$position, c(1:4, 1:5))
+  spaced <- score(model, c("To be", "My"), targets = c(", or", "lord"))
+  expect_equal(sum(spaced$logprob[spaced$text == 2L]), target_logprobs(model, "My", "lord")[[1L]], tolerance = 1e-6)
+  expect_identical(spaced$token[1:2], c(" ", ","))
   expect_refused(score(model, texts, bits = NA), "bits must be TRUE or FALSE")
   expect_refused(score(model, c("a", "b"), targets = "c"), "1 targets for 2 texts: give one for each")
 })
@@ -214,8 +217,8 @@ test_that("a tokenizer's first token comes before a text, and not between it and
   tokenizer <- tokenizer_from_pretrained(folder)
   expect_identical(tokenizer$encode("To")$tokens, c("!", "T", "o"))
   for (bits in c(FALSE, TRUE)) {
-    found <- score(model, c("To be", "My"), tokenizer, targets = c(", or", " lord"), bits = bits)
-    expect_equal(found, score(model, c("!To be", "!My"), targets = c(", or", " lord"), bits = bits))
+    found <- score(model, c("To be", "My"), tokenizer, targets = c(", or", " lord"), sep = "", bits = bits)
+    expect_equal(found, score(model, c("!To be", "!My"), targets = c(", or", " lord"), sep = "", bits = bits))
     expect_identical(found$token, strsplit(", or lord", "")[[1L]])
   }
 })
@@ -229,6 +232,10 @@ test_that("mistakes are refused with what to do next", {
   expect_refused(word_logprobs(model, c("a", "b"), context = c("x", "y")), "different contexts")
   expect_refused(word_logprobs(model, c("a", "b"), word_n = c(1, NA)), "word_n has NA at 2")
   expect_refused(target_logprobs(model, c("a", "b"), "c"), "1 targets for 2 contexts")
+  doubled <- "' c' starts with white space, and sep is a space, which would double it"
+  expect_refused(target_logprobs(model, "a", " c"), doubled)
+  expect_refused(score(model, "a", targets = " c"), doubled)
+  expect_refused(word_logprobs(model, c("a", "b "), context = "x "), "'x ' ends with white space")
   expect_refused(logprob_matrix(model, "a", file = "a.csv"), 'file must end in ".npy"')
   expect_refused(word_logprobs(model, "a", resume = "no/such/x.rds"), "resume: there is no folder no/such")
   odd <- data.frame(`a word` = "To", check.names = FALSE)
