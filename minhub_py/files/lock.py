@@ -3,11 +3,14 @@
 The operating system releases the lock when its process ends, also after a kill.
 """
 
+import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import filelock
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk, quota or limit that is exhausted
 
 
 class BusyError(ValueError):
@@ -15,10 +18,7 @@ class BusyError(ValueError):
 
 
 def acquire(path: Path, message: str, timeout: float = 0) -> filelock.BaseFileLock:
-    """Acquire the lock file `path`; its `release` method releases it. BusyError(message): another process holds it.
-
-    The file remains after the release: only its holder may remove it.
-    """
+    """Acquire the lock file `path`, which `release` releases. BusyError(message): another process holds it."""
     lock = filelock.FileLock(path, timeout=timeout, thread_local=False)
     try:
         lock.acquire()
@@ -27,11 +27,19 @@ def acquire(path: Path, message: str, timeout: float = 0) -> filelock.BaseFileLo
     return lock
 
 
+def release(lock: filelock.BaseFileLock, *, remove: bool = False) -> None:
+    """Release a lock. remove: remove its file before, as nothing is left to protect."""
+    if remove:
+        with suppress(OSError):  # Windows removes no open file; there the release does
+            Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()
+
+
 @contextmanager
-def exclusive(path: Path, message: str) -> Iterator[None]:
+def exclusive(path: Path, message: str, *, remove: bool = False) -> Iterator[None]:
     """Hold the lock file `path` inside the block. BusyError(message): another process holds it."""
     lock = acquire(path, message)
     try:
         yield
     finally:
-        lock.release()
+        release(lock, remove=remove)

@@ -10,7 +10,6 @@ A file is written under another name, flushed and renamed: it is there as a whol
 is put in its place is made up for at the next start.
 """
 
-import errno
 import json
 import os
 import shutil
@@ -19,10 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minhub_py.files.lock import exclusive
+from minhub_py.files.lock import FULL, exclusive
 from minhub_py.tables.formats import sync
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Parts:

@@ -16,6 +16,7 @@ from minhub_py.printable import displayed, printable
 from minhub_py.train.checkpoint import LossRow
 from minhub_py.train.loop import Listener, Trainer
 from minhub_py.train.summary import duration, family_title
+from minhub_py.train.words import resume_call
 
 # Seconds without output after which a progress line is printed, where there is no progress bar.
 QUIET = 60.0
@@ -74,6 +75,11 @@ class Screen(Listener):
         self.say(f"{title}, {trainer.parameters:,} parameters, on {where}")
         self.say(f"{corpus.train.count:,} tokens to train on, {corpus.held_out.count:,} held out; "
                  f"{settings.steps:,} steps of {settings.batch} × {trainer.context}")  # fmt: skip
+        if trainer.finished:
+            advice = f"; for more steps: {resume_call(trainer.folder.path, steps=2 * settings.steps)}"
+            self.say(f"finished already, after step {trainer.progress.step:,}"
+                     + (advice if trainer.progress.step == settings.steps else ""))  # fmt: skip
+            return
         if trainer.progress.step:
             self.say(f"continues after step {trainer.progress.step:,}")
         self.say(f"{'STEP':>8}  {'TRAINING':>8}  {'HELD OUT':>8}  {'TOKENS/S':>10}  {'TIME':>12}")
