@@ -31,12 +31,11 @@ compute_parts <- function(file, record, parts, work) {
     if (!finished) note("Stopped after ", length(stored$values), " of ", length(parts), " parts: the same call continues from there")
   })
   stored <- read_results(file, record) # again, now that no other session writes to it
+  if (isTRUE(file.size(file) > stored$size)) ask("truncate_results", file = handle_of(results), size = stored$size)
   if (stored$size == 0) {
     bytes <- serialize(record, NULL)
     append_results(results, 0, bytes)
     stored$size <- length(bytes)
-  } else if (stored$size < file.size(file)) {
-    ask("truncate_results", file = handle_of(results), size = stored$size)
   }
   news <- news_of_parts(show_progress(), length(parts))
   for (part in seq_along(parts)[seq_along(parts) > length(stored$values)]) {

@@ -32,7 +32,9 @@
 #'   not, Llama's does.
 #' @param resume The name of a file (.rds) that keeps what is done of a long job:
 #'   stopped by Esc, a crash or anything else, the same call goes on from there.
-#'   When all is done, the file gives the same call its result at once.
+#'   When all is done, the file gives the same call its result at once. One session
+#'   at a time can use a file. It belongs to the weights of the model, whose files
+#'   are hashed once (1 GB takes about a second).
 #' @param contexts,targets A character vector each, of one length. Or `contexts`
 #'   is a data frame with the columns `context` and `target`.
 #' @returns For vectors, the log-probabilities (nats) in their order, with the
