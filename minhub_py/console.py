@@ -55,6 +55,10 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Exit status: 1 for an exception, with its message; 130 for Ctrl-C; 143 for SIGTERM."""
         try:
+            os.getcwd()
+        except FileNotFoundError as error:  # MKL would end the process at its first use
+            raise click.ClickException("The working directory was removed: change to another (cd).") from error
+        try:
             with warnings.catch_warnings(), sigterm_raises():
                 warnings.simplefilter("default")
                 warnings.showwarning = lambda message, *_: note(f"Note: {message}")
