@@ -496,6 +496,52 @@ def test_damage_is_found_before_any_work(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def invalid_utf8() -> pa.Array:
+    """A column of two texts, the first of which is not UTF-8."""
+    offsets, content = pa.py_buffer(b"\0\0\0\0\6\0\0\0\x09\0\0\0"), pa.py_buffer(b"abc\xffde fa")
+    return pa.Array.from_buffers(pa.string(), 2, [None, offsets, content])
+
+
+@pytest.mark.parametrize("column", ["text", "note", "item"])
+def test_text_in_parquet_that_is_not_utf8(tmp_path: Path, column: str) -> None:
+    """Found before any work, also in a column that is only copied."""
+    file = tmp_path / "in.parquet"
+    columns = {name: pa.array(["abc", "de"]) for name in ("text", "note", "item")}
+    pq.write_table(pa.table({**columns, column: invalid_utf8()}), file)
+    for arguments in (["score"], ["words", "--by", "item", "--column", "text"]):
+        for out in ("out.csv", "out.parquet"):
+            said = failed(*arguments, "no/such-model", file, "--out", tmp_path / out)
+            assert f"in.parquet: column {column} is corrupt (Invalid UTF8 sequence at string index 0)" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
+
+
+def test_many_columns(tmp_path: Path, model: str) -> None:
+    """The time is linear in their number."""
+    names = [f"c{number}" for number in range(4_000)]
+    file, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table({"text": ["abc"], **{name: [name] for name in names}}), file)
+    done("score", model, file, "--out", out)
+    table = pq.read_table(out)
+    assert table.column_names == ["text", *names, *MEASURES]
+    assert table.column(names[-1]).to_pylist() == names[-1:]
+
+
+@pytest.mark.parametrize(("module", "extra"), [("pyarrow", "tables"), ("ray", "ray")])
+def test_a_missing_package_is_reported_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, extra: str
+) -> None:
+    """Before the input is read and the model is looked for."""
+    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    cut = tmp_path / "cut.csv"
+    cut.write_bytes(b"a,b\nc\n")
+    (tmp_path / "in.parquet").write_bytes(b"")
+    calls: list[list[object]] = [[cut, "--out", tmp_path / "out.csv", "--ray", "auto"]]
+    if module == "pyarrow":
+        calls = [[cut, "--out", tmp_path / "out.parquet"], [cut, tmp_path / "in.parquet", "--out", tmp_path / "o.csv"]]
+    for arguments in calls:
+        assert f"pip install 'minhub_py[{extra}]'" in failed("score", "no/such-model", *arguments)
+
+
 def test_wrong_calls(tmp_path: Path, model: str) -> None:
     file, out = write_csv(tmp_path / "in.csv", ["abc"]), tmp_path / "out.csv"
     out.write_text("mine")

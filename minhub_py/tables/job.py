@@ -17,7 +17,7 @@ import click
 from minhub_py import __version__
 from minhub_py.files.fingerprint import fingerprint, sha256
 from minhub_py.tables import sources
-from minhub_py.tables.formats import Column, Writer, batches, kind_of, writer
+from minhub_py.tables.formats import Column, Writer, arrow, batches, kind_of, writer
 from minhub_py.tables.parts import Parts, remove
 from minhub_py.tables.places import Chunk, Work, here, processes
 from minhub_py.tables.sources import ENDINGS, Source
@@ -79,6 +79,7 @@ def run(call: Call, progress: Callable[[int, int], object], kept: Callable[[int,
     """
     paths = sources.expand(call.files)
     outputs = outputs_of(call, paths)
+    check_packages(call, [*paths, *outputs])
     parts = Parts(call.out)
     if not parts.folder.exists():
         check_free(call, outputs)
@@ -137,6 +138,16 @@ def outputs_of(call: Call, paths: Sequence[Path]) -> list[Path]:
         if any(output.exists() and output.samefile(path) for output in outputs):
             raise click.UsageError(f"--out {path} is one of the files to read: name another.")
     return outputs
+
+
+def check_packages(call: Call, paths: Sequence[Path]) -> None:
+    """click.ClickException: a package is missing that a file or --ray needs. Checked before any work."""
+    if any(kind_of(path) == "parquet" for path in paths):
+        arrow()
+    if call.ray is not None:
+        from minhub_py.tables.cluster import package
+
+        package()
 
 
 def check_free(call: Call, outputs: Sequence[Path]) -> None:

@@ -62,6 +62,9 @@ def scan(path: Path, column: str, option: str = "", beside: Sequence[str] = ()) 
         if name not in columns:
             known = ", ".join(columns) or "none"
             raise ValueError(f"{path} has no column {name}: give --{from_option} one of its own, which are {known}")
+    if kind_of(path) == "parquet":  # the other columns are read again for the output
+        for _ in batches(path):
+            pass
     if option == "target":
         for _ in texts(path, beside[0], option):
             pass
