@@ -617,7 +617,7 @@ def score(
 @main.command()
 @model_argument
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@tables.table_options(required=True)
+@tables.table_options()
 @click.option("--by", multiple=True, metavar="COLUMN",
               help="Rows are words, those with the same value here a text; may be given several times.")  # fmt: skip
 @click.option("--sep", metavar="TEXT",
@@ -641,8 +641,11 @@ def words(
     word_n, word, tokens, logprob (nats), surprisal (bits), and entropy (bits) before the word.
 
     \b
+      minhub words gpt2 text.txt
       minhub words gpt2 in.csv --column sentence --out out.csv
       minhub words gpt2 in.csv --by item --out out.csv
+
+    Without --out, the rows are printed without the text, as a table or with --json; "-" as FILE is standard input.
 
     With --by, each row has one word, in the column `word` if no --column is given, and gets the last four of these
     columns. The rows of a text lie together, in the order of its words; a text ends with its file. A row without a
@@ -658,15 +661,18 @@ def words(
     regex(ignore_regex)  # before the model is loaded
     settings = {"ignore_regex": ignore_regex, "bos": bos}
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    rows = tables.take(options) or {}
+    rows = tables.take(options, shown=True) or {}
+    run: Callable[..., None] = tables.run if rows["out"] else tables.show
     if by:
         settings["sep"] = " " if sep is None else sep
         if click.get_current_context().get_parameter_source("column") is click.core.ParameterSource.DEFAULT:
             rows["column"] = "word"
         columns = list(dict.fromkeys(by))
-        tables.run("words_by", model, files, rows, settings, loading, as_json, beside=columns)
+        run("words_by", model, files, rows, settings, loading, as_json, beside=columns)
+    elif rows["out"]:
+        run("words", model, files, rows, settings, loading, as_json)
     else:
-        tables.run("words", model, files, rows, settings, loading, as_json)
+        run("words", model, files, rows, settings, loading, as_json, hidden=rows["column"])
 
 
 @main.command()

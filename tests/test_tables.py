@@ -174,6 +174,33 @@ def test_a_row_for_each_word(tmp_path: Path, model: str) -> None:
         assert str(numbers) == str(list(map(float, alone[name])))
 
 
+def test_words_without_an_output_are_printed(tmp_path: Path, model: str) -> None:
+    lines, table, out = tmp_path / "in.txt", tmp_path / "in.csv", tmp_path / "out.jsonl"
+    lines.write_text("ab cd\n\nbad\n")
+    printed = json.loads(done("words", model, lines, "--json"))
+    done("words", model, write_csv(table, ["ab cd", "bad"]), "--out", out)
+    stored = [json.loads(line) for line in out.read_text().splitlines()]
+    names = ["word_n", "word", "tokens", "logprob", "surprisal", "entropy"]
+    assert [list(row) for row in printed] == [names] * 3
+    assert printed == [{name: row[name] for name in names} for row in stored]
+    shown = done("words", model, lines).splitlines()
+    assert shown[0].split() == [name.upper() for name in names]
+    assert shown[2].split() == ["2", "cd", "3"] + [f"{printed[1][name]:.4f}" for name in names[3:]]
+    assert len(shown) == 4
+    assert len(shown[0]) == len(shown[2])  # numbers are aligned to the right
+    # Standard input, and the rows of a table.
+    result = CliRunner().invoke(main, ["words", model, "-", "--json"], input="ab cd\nbad")
+    assert json.loads(result.stdout) == printed
+    rows = json.loads(done("words", model, table, "--column", "text", "--prefix", "x_", "--json"))
+    assert [(row["id"], row["group"], row["x_word"]) for row in rows] == [
+        ("0000", "g,0", "ab"), ("0000", "g,0", "cd"), ("0001", "g,1", "bad"),
+    ]  # fmt: skip
+    by = json.loads(done("words", model, table, "--column", "text", "--by", "group", "--json"))
+    assert [row["text"] for row in by] == ["ab cd", "bad"]
+    assert "--overwrite is for the rows" in failed("words", model, lines, "--overwrite", status=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "in.txt", "out.jsonl"]
+
+
 SENTENCES: dict[
     str, list[Any]
 ] = {  # 3 texts, if the columns text and who tell them apart; the first is apart from none
