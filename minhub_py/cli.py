@@ -562,7 +562,8 @@ def score(
 
     FILEs may be .csv, .tsv, .jsonl, .parquet (pip install 'minhub_py[tables]'), .txt with one text a line, folders
     of such files, and patterns. If the work is interrupted, by Ctrl-C or a crash, the same command goes on where it
-    stopped; what is done lies in OUT.parts until then.
+    stopped; what is done lies in OUT.parts until then. It belongs to the weights of MODEL, whose files are hashed
+    before the first job (1 GB takes about a second).
 
     An encoder-decoder such as T5 predicts the answer to a text: --target names the column of answers. With other
     models, the target goes on where the text ends; it begins with a space, if there is to be one.

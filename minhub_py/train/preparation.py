@@ -1,4 +1,4 @@
-"""The record of a run whose text is not yet encoded, by which an interrupted preparation continues.
+"""The record of a run whose text is not yet encoded: an interrupted preparation continues from it.
 
 RUN/tokens/begun.json has the settings and the names of the texts. settings.json, written before the first step, takes
 its place.

@@ -7,7 +7,7 @@ from typing import Any
 from r_bridge.objects import Caller
 
 
-def train_model(caller: Caller, texts: Any, copy: bool, out: str, settings: Any) -> dict[str, Any]:
+def train_model(caller: Caller, texts: Any, out: str, settings: Any, copy: bool = False) -> dict[str, Any]:
     """Train a model on text files in the folder `out`. Returns the results. Cancelled: `resume_training` continues it.
 
     copy: the files are temporary, so that the run needs a copy until they are encoded.

@@ -1,4 +1,4 @@
-# Long jobs: results in parts, in a file from which a later call continues.
+# Long jobs: a file stores the results of each part, and a later call continues from it.
 #
 # The file has one serialized object after another: a record of the job, then list(part, size, value) for each part in
 # order; `value` is the serialized result of the part, `size` its number of bytes. A worker holds a lock and appends to the
@@ -7,7 +7,7 @@
 ROWS_OF_PART <- 1000L # some seconds of work, the most that an interrupt costs
 
 # Calls work(rows, news) for all rows at once or, with a file, for parts of whole texts, whose results the file stores.
-# join(results, rows) makes one result of those of the parts and of their rows.
+# join(results, rows) combines the results of the parts.
 in_parts <- function(texts, file, job, work, size = ROWS_OF_PART, join = join_rows) {
   if (is.null(file) || !length(texts)) return(work(seq_along(texts), show_progress()))
   file <- path.expand(string(file, "resume"))
@@ -21,7 +21,7 @@ in_parts <- function(texts, file, job, work, size = ROWS_OF_PART, join = join_ro
   join(stored$values, parts)
 }
 
-# Computes the parts that the file lacks. Returns what the file has then.
+# Computes the missing parts. Returns the complete content of the file.
 compute_parts <- function(file, record, parts, work) {
   results <- open_results(file)
   stored <- list(values = list())
@@ -51,29 +51,29 @@ compute_parts <- function(file, record, parts, work) {
 part_record <- function(part, bytes) list(part = part, size = length(bytes), value = bytes)
 
 # Data frames with a row for each row.
-join_rows <- function(found, rows) do.call(rbind, found)[order(unlist(rows)), , drop = FALSE]
+join_rows <- function(results, rows) do.call(rbind, results)[order(unlist(rows)), , drop = FALSE]
 
 # The file
 
-# The results of the first parts, and the number of bytes that they and the record take. What follows is incomplete, as a
-# kill leaves it. An error if the file belongs to another job.
+# The results of the first parts, and the number of bytes that they and the record take. The bytes after them are an
+# incomplete part, left by a kill. An error if the file belongs to another job.
 read_results <- function(file, record) {
-  found <- list(values = list(), size = 0)
-  if (!file.exists(file) || is_beginning(file, serialize(record, NULL))) return(found)
+  stored <- list(values = list(), size = 0)
+  if (!file.exists(file) || is_beginning(file, serialize(record, NULL))) return(stored)
   opened <- file(file, "rb")
   on.exit(close(opened))
   first <- next_object(opened)
   if (!identical(first, list(record))) {
     fail("resume: ", file, " holds something else than this job (other words, model or settings): remove it, or name another file")
   }
-  found$size <- length(serialize(record, NULL))
+  stored$size <- length(serialize(record, NULL))
   repeat {
-    part <- length(found$values) + 1L
+    part <- length(stored$values) + 1L
     object <- next_object(opened)
     value <- if (length(object)) value_of_part(object[[1L]], part)
-    if (is.null(value)) return(found)
-    found$values[part] <- value
-    found$size <- found$size + length(serialize(object[[1L]], NULL))
+    if (is.null(value)) return(stored)
+    stored$values[part] <- value
+    stored$size <- stored$size + length(serialize(object[[1L]], NULL))
   }
 }
 

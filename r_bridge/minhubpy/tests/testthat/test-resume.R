@@ -83,7 +83,7 @@ test_that("a full disk leaves a valid file", {
   file <- tempfile(fileext = ".rds")
   code <- sprintf('cat(tryCatch(minhubpy:::in_parts(rep(1:2500, each = 2), "%s", list(1), %s), error = conditionMessage))', file,
                   "function(rows, news) data.frame(row = rows, value = rnorm(length(rows)))")
-  # A limit of file sizes stands in for a disk; Python gets an error where other programs get a signal.
+  # A limit of file sizes acts like a full disk: Python gets an error, other programs a signal.
   said <- other_session(code, before = "trap '' XFSZ; ulimit -f 60;")
   expect_match(said, paste0("resume: ", file, " cannot be written (File too large): make room, and run the same call again"), fixed = TRUE, all = FALSE)
   expect_gt(parts_in(file), 0L)
