@@ -67,9 +67,8 @@ test_that("a worker that is killed between two parts does not unlock the file", 
   found <- run(file, function(rows, news) {
     seen <<- seen + 1L
     if (seen == 3L) {
-      pid <- worker_pid()
-      tools::pskill(pid, tools::SIGKILL)
-      minhubpy:::wait_until(function() !minhubpy:::is_running(pid), 30)
+      tools::pskill(worker_pid(), tools::SIGKILL)
+      minhubpy:::wait_until(function() !minhubpy:::session$link$is_alive(), 30)
     }
     data.frame(row = rows)
   })
