@@ -607,7 +607,8 @@ def score(
 
     FILEs may be .csv, .tsv, .jsonl, .parquet (pip install 'minhub_py[tables]'), .txt with one text a line, folders
     of such files, and patterns. If the work is interrupted, by Ctrl-C or a crash, the same command goes on where it
-    stopped; what is done lies in OUT.parts until then.
+    stopped; what is done lies in OUT.parts until then. It belongs to the weights of MODEL, whose files are hashed
+    before the first job (1 GB takes about a second).
 
     With --target, a second column is measured. Its texts continue the texts of --column, joined by --sep as in
     `target_logprobs()`: neither has white space there. An encoder-decoder such as T5 predicts the answer to
@@ -669,7 +670,7 @@ def score(
 @main.command()
 @model_argument
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@tables.table_options(required=True)
+@tables.table_options()
 @click.option("--by", multiple=True, metavar="COLUMN",
               help="Rows are words, those with the same value here a text; may be given several times.")  # fmt: skip
 @click.option("--sep", metavar="TEXT",
@@ -693,8 +694,11 @@ def words(
     word_n, word, tokens, logprob (nats), surprisal (bits), and entropy (bits) before the word.
 
     \b
+      minhub words gpt2 text.txt
       minhub words gpt2 in.csv --column sentence --out out.csv
       minhub words gpt2 in.csv --by item --out out.csv
+
+    Without --out, the rows are printed without the text, as a table or with --json; "-" as FILE is standard input.
 
     With --by, each row has one word, in the column `word` if no --column is given, and gets the last four of these
     columns. The rows of a text lie together, in the order of its words; a text ends with its file. A row without a
@@ -713,15 +717,18 @@ def words(
         raise click.BadParameter(str(error).removeprefix("ignore_regex "), param_hint="'--ignore-regex'") from error
     settings = {"ignore_regex": ignore_regex, "bos": bos}
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    rows = tables.take(options) or {}
+    rows = tables.take(options, shown=True) or {}
+    run: Callable[..., None] = tables.run if rows["out"] else tables.show
     if by:
         settings["sep"] = " " if sep is None else sep
         if click.get_current_context().get_parameter_source("column") is click.core.ParameterSource.DEFAULT:
             rows["column"] = "word"
         columns = list(dict.fromkeys(by))
-        tables.run("words_by", model, files, rows, settings, loading, as_json, beside=columns)
+        run("words_by", model, files, rows, settings, loading, as_json, beside=columns)
+    elif rows["out"]:
+        run("words", model, files, rows, settings, loading, as_json)
     else:
-        tables.run("words", model, files, rows, settings, loading, as_json)
+        run("words", model, files, rows, settings, loading, as_json, hidden=rows["column"])
 
 
 @main.command()

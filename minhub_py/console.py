@@ -60,6 +60,10 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Exit status: 1 for an exception, with its message; 130 for Ctrl-C; 143 for SIGTERM."""
         try:
+            os.getcwd()
+        except FileNotFoundError as error:  # MKL would end the process at its first use
+            raise click.ClickException("The working directory was removed: change to another (cd).") from error
+        try:
             with warnings.catch_warnings(), sigterm_raises():
                 warnings.simplefilter("default")
                 warnings.showwarning = lambda message, *_: note(f"Note: {message}")
@@ -207,13 +211,15 @@ def unread_pipe() -> bool:
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print aligned columns on standard output, numbers right-aligned. Nothing is truncated, for use in pipes."""
     cells = [[format(cell, ",") if isinstance(cell, int) else printable(str(cell)) for cell in row] for row in rows]
-    right = [all(re.fullmatch(r"[\d,.]+( ([kMG]?B|%))?", row[i]) for row in cells) for i in range(len(headings))]
+    number = re.compile(r"(-?[\d,.]+( ([kMG]?B|%))?)?")  # or nothing, where a value is missing
+    right = [any(row[i] for row in cells) and all(number.fullmatch(row[i]) for row in cells)
+             for i in range(len(headings))]  # fmt: skip
     cells.insert(0, [printable(heading) for heading in headings])
     widths = [max(len(line[i]) for line in cells) for i in range(len(headings))]
-    for number, line in enumerate(cells):
+    for place, line in enumerate(cells):
         padded = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
         text = "  ".join(padded).rstrip()
-        click.echo(click.style(text, bold=True) if number == 0 else text)
+        click.echo(click.style(text, bold=True) if place == 0 else text)
 
 
 def check_writable(plot: Path | None, save: Path | None = None) -> None:

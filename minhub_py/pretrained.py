@@ -17,7 +17,7 @@ import weights_map
 from minhub_py.arguments import check_tokenizer, model_of
 from minhub_py.config import build, changed, read
 from minhub_py.device import choose_device, choose_dtype
-from minhub_py.files import hub
+from minhub_py.files import gguf, hub
 from minhub_py.files.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.files.storage import Checkpoint, write_checkpoint
 from minhub_py.inference.processes import Processes, connect
@@ -108,6 +108,8 @@ def open_checkpoint(
     Errors are those of from_pretrained(), and those of check_family().
     """
     opened: list[Checkpoint] = []
+    if os.fspath(identifier).endswith(".gguf"):
+        gguf.package()  # a missing package is an error before a download
 
     def look(path: Path) -> None:
         checkpoint = checkpoint_at(path)

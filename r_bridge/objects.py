@@ -27,6 +27,7 @@ class Model:
     folder: Path | None = None
     identifier: str | None = None
     chat: Any = None  # what the model has read of conversations (methods/chats.py)
+    signature: Any = None  # of the files in `folder` when they were loaded (minhub_py/files/fingerprint.py)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -63,6 +64,14 @@ class StateDict:
     """Weights on their way from R to a model, by name."""
 
     tensors: "dict[str, Tensor]"
+
+
+@dataclass
+class ResultFile:
+    """A file of stored results that this session has locked. The lock ends with this object, too."""
+
+    path: Path
+    lock: Any
 
 
 class Cancelled(BaseException):

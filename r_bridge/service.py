@@ -13,7 +13,7 @@ from typing import Any
 from minhub_py.printable import printable
 from r_bridge.convert import as_array, one
 from r_bridge.methods import METHODS
-from r_bridge.objects import Caller, Cancelled, Model, StateDict, Tokenizer
+from r_bridge.objects import Caller, Cancelled, Model, ResultFile, StateDict, Tokenizer
 
 
 class Service:
@@ -85,7 +85,7 @@ class Service:
         values = {}
         for name, parameter in wanted.items():
             kind, value = parameter.annotation, arguments.get(name)
-            if kind in (Model, Tokenizer, StateDict):
+            if kind in (Model, Tokenizer, StateDict, ResultFile):
                 value = self.caller.find(name, value, kind)
             elif kind == Tokenizer | None:
                 value = None if value is None else self.caller.find(name, value, Tokenizer)

@@ -28,15 +28,17 @@ R_NAMES = {"start": "from"}
 
 
 class RListener(Listener):
-    """Sends R the events of a run, as lists with an `event`. Only `preparing`, before the run exists, may end it."""
+    """Sends R the events of a run, as lists with an `event`. Only `preparing` may end it by an exception."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.emitted = time.monotonic()
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Progress in bytes while the text is read. Cancelled: R no longer waits; no file stays."""
-        self.caller.progress(done, total, what, event="preparing")
+        """Progress in bytes while the text is read. Cancelled: R no longer waits."""
+        self.caller.check()
+        if total:
+            self.caller.progress(done, total, what, event="preparing")
 
     def begins(self, trainer: "Trainer") -> None:
         """The model, the data and the main settings."""
@@ -46,7 +48,7 @@ class RListener(Listener):
             "event": "begins", "family": title, "parameters": float(trainer.parameters),
             "device": str(trainer.device), "dtype": settings.dtype, "train_tokens": float(corpus.train.count),
             "held_out_tokens": float(corpus.held_out.count), "step": trainer.progress.step, "steps": settings.steps,
-            "batch": settings.batch, "context": trainer.context,
+            "finished": trainer.finished, "batch": settings.batch, "context": trainer.context,
         })  # fmt: skip
 
     def estimated(self, seconds: float, steps: int, evaluations: int) -> None:

@@ -139,6 +139,14 @@ def knows_secret(peer: socket.socket, secret: bytes) -> bool:
     return kind == protocol.HELLO and hmac.compare_digest(payload, secret)
 
 
+def leave_removed_directory() -> None:
+    """Change to the root if the working directory was removed: MKL would end the process at its first use."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir(os.path.abspath(os.sep))
+
+
 def listen(peer: socket.socket, calls: Calls, leave: Callable[[], NoReturn]) -> None:
     """Read R's frames while calls run, so that CANCEL and R's end take effect at once."""
     known: dict[int, threading.Event] = {}
@@ -171,6 +179,7 @@ def answer(
     def send(kind: int, value: object) -> None:
         protocol.send_value(peer, kind, call, value, folder)
 
+    leave_removed_directory()
     try:
         request = convert.loads(payload)
         kind, value = service.run(request, lambda part: send(protocol.PART, part), cancelled)

@@ -640,12 +640,16 @@ def test_a_run_that_r_gives_up_makes_a_checkpoint_and_can_go_on(training: Traini
     assert kind == "done", run
     assert [news["step"].tolist() for news in training.heard if news["event"] == ["begins"]] == [[step]]
     assert run["losses"]["step"][-1] == step + 3
-    # While the text is read there is no run yet: nothing stays.
+    # While the text is read there is no model yet; the preparation continues, or the same call starts again.
     training.out = training.out.with_name("other")
-    training.text.write_text(TEXT * 2000, encoding="utf-8")
+    training.text.write_text(TEXT * 20, encoding="utf-8")  # several pieces
     training.cancel_at = "preparing"
-    assert training.train() == ("cancelled", None)
-    assert not training.out.exists()
+    for call in (training.train, training.train, training.resume):
+        assert call() == ("cancelled", None)
+        assert [path.name for path in training.out.iterdir()] == ["tokens"]
+    training.cancel_at = ""
+    kind, run = training.resume(steps=3.0)
+    assert kind == "done", run
 
 
 @pytest.mark.parametrize(

@@ -585,3 +585,22 @@ def test_ctrl_c_stops_a_reply(talks: list[Talk], tmp_path: Path) -> None:
     [_, reply] = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["turns"]
     assert reply["reply"]["end"] == "interrupted"
     assert reply["text"]
+
+
+def test_new_weights_at_the_address_of_old_ones(bot: Path) -> None:
+    """Freed memory may be used again: the prefix cache must not take the new weights for the old."""
+    model = from_pretrained(str(bot))
+    weight = next(model.parameters())
+    memory = weight.detach().numpy().copy()
+    weight.data = torch.from_numpy(memory)
+    chat = Chat(model, read_tokenizer(bot), temperature=0, max_new_tokens=4)
+    chat.say("ab")
+    assert chat.say("ba").kept > 0
+    weight.data = weight.data.clone()
+    memory[:] = memory[:, ::-1].copy()
+    weight.data = torch.from_numpy(memory)
+    other = chat.fork()
+    other._kept = []
+    reply, expected = chat.say("ab"), other.say("ab")
+    assert reply.kept == 0
+    assert (reply.ids, reply.logprobs) == (expected.ids, expected.logprobs)

@@ -395,7 +395,7 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
     assert "..." not in re.sub(r"^Usage: .*$", "", shown, flags=re.MULTILINE)  # where click cuts a summary
     assert "RANGE" not in shown
     examples = [line for line in shown.splitlines() if line.startswith("    minhub ")]
-    assert len(examples) == {"": 1, "embed": 1, "score": 3, "serve": 1, "train": 2, "words": 2}.get(command, 0)
+    assert len(examples) == {"": 1, "embed": 1, "score": 3, "serve": 1, "train": 2, "words": 3}.get(command, 0)
     assert all(len(line) <= width for line in shown.splitlines() if "torchrun" not in line)
 
 
@@ -505,3 +505,17 @@ def test_as_a_process() -> None:
     piped = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert piped.stdout == "gpt2-xl: GPT2\n"
     assert "Traceback" not in piped.stderr
+
+
+def test_a_removed_working_directory(tmp_path: Path) -> None:
+    """PyTorch's MKL would end the process without a Python error."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    code = f"import os; os.rmdir({str(folder)!r}); from minhub_py.cli import main; main()"
+    command = [sys.executable, "-c", code, "generate", "minhub/shakespeare-gpt2", "To", "-n", "3"]
+    root = Path(__file__).parent.parent
+    result = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert "The working directory was removed: change to another (cd)." in result.stderr

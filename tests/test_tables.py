@@ -174,6 +174,33 @@ def test_a_row_for_each_word(tmp_path: Path, model: str) -> None:
         assert str(numbers) == str(list(map(float, alone[name])))
 
 
+def test_words_without_an_output_are_printed(tmp_path: Path, model: str) -> None:
+    lines, table, out = tmp_path / "in.txt", tmp_path / "in.csv", tmp_path / "out.jsonl"
+    lines.write_text("ab cd\n\nbad\n")
+    printed = json.loads(done("words", model, lines, "--json"))
+    done("words", model, write_csv(table, ["ab cd", "bad"]), "--out", out)
+    stored = [json.loads(line) for line in out.read_text().splitlines()]
+    names = ["word_n", "word", "tokens", "logprob", "surprisal", "entropy"]
+    assert [list(row) for row in printed] == [names] * 3
+    assert printed == [{name: row[name] for name in names} for row in stored]
+    shown = done("words", model, lines).splitlines()
+    assert shown[0].split() == [name.upper() for name in names]
+    assert shown[2].split() == ["2", "cd", "3"] + [f"{printed[1][name]:.4f}" for name in names[3:]]
+    assert len(shown) == 4
+    assert len(shown[0]) == len(shown[2])  # numbers are aligned to the right
+    # Standard input, and the rows of a table.
+    result = CliRunner().invoke(main, ["words", model, "-", "--json"], input="ab cd\nbad")
+    assert json.loads(result.stdout) == printed
+    rows = json.loads(done("words", model, table, "--column", "text", "--prefix", "x_", "--json"))
+    assert [(row["id"], row["group"], row["x_word"]) for row in rows] == [
+        ("0000", "g,0", "ab"), ("0000", "g,0", "cd"), ("0001", "g,1", "bad"),
+    ]  # fmt: skip
+    by = json.loads(done("words", model, table, "--column", "text", "--by", "group", "--json"))
+    assert [row["text"] for row in by] == ["ab cd", "bad"]
+    assert "--overwrite is for the rows" in failed("words", model, lines, "--overwrite", status=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "in.txt", "out.jsonl"]
+
+
 SENTENCES: dict[
     str, list[Any]
 ] = {  # 3 texts, if the columns text and who tell them apart; the first is apart from none
@@ -549,6 +576,52 @@ def test_damage_is_found_before_any_work(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def invalid_utf8() -> pa.Array:
+    """A column of two texts, the first of which is not UTF-8."""
+    offsets, content = pa.py_buffer(b"\0\0\0\0\6\0\0\0\x09\0\0\0"), pa.py_buffer(b"abc\xffde fa")
+    return pa.Array.from_buffers(pa.string(), 2, [None, offsets, content])
+
+
+@pytest.mark.parametrize("column", ["text", "note", "item"])
+def test_text_in_parquet_that_is_not_utf8(tmp_path: Path, column: str) -> None:
+    """Found before any work, also in a column that is only copied."""
+    file = tmp_path / "in.parquet"
+    columns = {name: pa.array(["abc", "de"]) for name in ("text", "note", "item")}
+    pq.write_table(pa.table({**columns, column: invalid_utf8()}), file)
+    for arguments in (["score"], ["words", "--by", "item", "--column", "text"]):
+        for out in ("out.csv", "out.parquet"):
+            said = failed(*arguments, "no/such-model", file, "--out", tmp_path / out)
+            assert f"in.parquet: column {column} is corrupt (Invalid UTF8 sequence at string index 0)" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
+
+
+def test_many_columns(tmp_path: Path, model: str) -> None:
+    """The time is linear in their number."""
+    names = [f"c{number}" for number in range(4_000)]
+    file, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table({"text": ["abc"], **{name: [name] for name in names}}), file)
+    done("score", model, file, "--out", out)
+    table = pq.read_table(out)
+    assert table.column_names == ["text", *names, *MEASURES]
+    assert table.column(names[-1]).to_pylist() == names[-1:]
+
+
+@pytest.mark.parametrize(("module", "extra"), [("pyarrow", "tables"), ("ray", "ray")])
+def test_a_missing_package_is_reported_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, extra: str
+) -> None:
+    """Before the input is read and the model is looked for."""
+    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    cut = tmp_path / "cut.csv"
+    cut.write_bytes(b"a,b\nc\n")
+    (tmp_path / "in.parquet").write_bytes(b"")
+    calls: list[list[object]] = [[cut, "--out", tmp_path / "out.csv", "--ray", "auto"]]
+    if module == "pyarrow":
+        calls = [[cut, "--out", tmp_path / "out.parquet"], [cut, tmp_path / "in.parquet", "--out", tmp_path / "o.csv"]]
+    for arguments in calls:
+        assert f"pip install 'minhub_py[{extra}]'" in failed("score", "no/such-model", *arguments)
+
+
 def test_wrong_calls(tmp_path: Path, model: str) -> None:
     file, out = write_csv(tmp_path / "in.csv", ["abc"]), tmp_path / "out.csv"
     out.write_text("mine")
@@ -636,8 +709,11 @@ def test_another_job_does_not_go_on_with_parts(tmp_path: Path, model: str, large
     weights = Path(model) / "model.safetensors"
     before = weights.read_bytes()
     try:
-        weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-        assert "the model's files changed" in failed(*command)
+        for place in (len(before) // 2, -1):
+            changed = bytearray(before)
+            changed[place] ^= 1
+            weights.write_bytes(changed)
+            assert "the model's files changed" in failed(*command)
     finally:
         weights.write_bytes(before)
     assert parts_of(out) == parts

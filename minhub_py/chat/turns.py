@@ -357,9 +357,13 @@ class Chat:
 
     def _batch(self) -> Batch:
         """A batch for one reply, with what was read before: unless the model has changed since, as by training."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
         batch = Batch(self.model, 1, self.context, keep=KEEP)
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        now = [(each.data_ptr(), 0 if each.is_inference() else each._version, each.dtype) for each in tensors]
+        # New weights may have the address of freed ones; a weak reference tells the two storages apart.
+        now = [(StorageWeakRef(each.untyped_storage()), each.data_ptr(), 0 if each.is_inference() else each._version,
+                each.dtype) for each in tensors]  # fmt: skip
         if now == self._read_by:
             batch.kept = self._kept
         self._read_by = now

@@ -1,13 +1,19 @@
 """The options of commands that take the rows of files, and what these commands show."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from minhub_py.console import emit, note, progress_bar, say
+from minhub_py.console import table as print_table
+
+if TYPE_CHECKING:
+    from minhub_py.tables.job import Call, Outcome
 
 F = TypeVar("F", bound=Callable[..., None])
 NAMES = ("out", "column", "prefix", "workers", "ray", "overwrite")
@@ -37,18 +43,19 @@ def table_options(*, required: bool = False) -> Callable[[F], F]:
     return add
 
 
-def take(options: dict[str, Any]) -> dict[str, Any] | None:
+def take(options: dict[str, Any], *, shown: bool = False) -> dict[str, Any] | None:
     """Take the values of `table_options` from those of a command; None without --out.
 
-    click.UsageError: one of the others is given without it.
+    shown: the command prints its rows without --out.    click.UsageError: an option is given that needs --out.
     """
     values = {name: options.pop(name) for name in NAMES}
     if values["out"]:
         return values
     source = click.get_current_context().get_parameter_source
-    if given := [name for name in NAMES if source(name) is not click.core.ParameterSource.DEFAULT]:
+    names = ("overwrite",) if shown else NAMES
+    if given := [name for name in names if source(name) is not click.core.ParameterSource.DEFAULT]:
         raise click.UsageError(f"--{given[0]} is for the rows of files, whose results need a file too: give --out.")
-    return None
+    return values if shown else None
 
 
 def run(
@@ -60,20 +67,13 @@ def run(
     beside: the columns that the task needs beside --column.
     """
     from minhub_py.tables import job
-    from minhub_py.tables.tasks import TASKS
 
     call = job.Call(task, model, files, settings=settings, loading=loading, beside=beside, **table)
     started = time.perf_counter()
-    with progress_bar(TASKS[task].verb, "rows") as update:
-        outcome = job.run(call, update, tell_kept)
+    outcome = work(call, tell_kept)
     if outcome is None:
         note(f"Note: {call.out} was complete but for its name, and now has it.")
-        return
-    for text in outcome.notes[:NOTES]:
-        note(f"Note: {text}")
-    if len(outcome.notes) > NOTES:
-        note(f"Note: and {len(outcome.notes) - NOTES} more like these")
-    if as_json:
+    elif as_json:
         emit({"out": str(call.out), "rows": outcome.rows, "missing": outcome.missing,
               "seconds": time.perf_counter() - started})  # fmt: skip
     else:
@@ -81,6 +81,57 @@ def run(
             f"{call.out}: {outcome.rows:,} row{'' if outcome.rows == 1 else 's'}"
             + (f", {outcome.missing:,} without a result" if outcome.missing else "")
         )
+
+
+def show(
+    task: str, model: str, files: Sequence[str], table: Mapping[str, Any], settings: Mapping[str, Any],
+    loading: Mapping[str, Any], as_json: bool, beside: Sequence[str] = (), hidden: str = "",
+) -> None:  # fmt: skip
+    """`run` without --out: print the rows on standard output, as a table or as JSON. "-" is a text on standard input.
+
+    hidden: a column that is not printed.
+    """
+    from minhub_py.tables import job
+    from minhub_py.tables.formats import read_jsonl
+
+    with TemporaryDirectory(prefix="minhub-") as folder:
+        out, spool = Path(folder) / "out.jsonl", Path(folder) / "input.txt"
+        if "-" in files:
+            spool.write_bytes(sys.stdin.buffer.read())
+        paths = [str(spool) if file == "-" else file for file in files]
+        call = job.Call(task, model, paths, settings=settings, loading=loading, beside=beside, **{**table, "out": out})
+        work(call, lambda done, total, parts: None)
+        rows = [{name: value for name, value in row.items() if name != hidden} for _, row in read_jsonl(out)]
+    rows = [row for row in rows if any(value is not None for value in row.values())]  # an empty line is no text
+    if as_json:
+        emit(rows)
+    else:
+        print_table(
+            [name.upper() for name in rows[0]] if rows else [],
+            [[cell(value) for value in row.values()] for row in rows],
+        )
+
+
+def cell(value: Any) -> Any:
+    """A value in a printed table."""
+    if value is None:
+        return ""
+    return f"{value:.4f}" if isinstance(value, float) else value
+
+
+def work(call: "Call", kept: Callable[[int, int, Path], object]) -> "Outcome | None":
+    """Do a job with a bar of its progress, and print its notes."""
+    from minhub_py.tables import job
+    from minhub_py.tables.tasks import TASKS
+
+    with progress_bar(TASKS[call.task].verb, "rows") as update:
+        outcome = job.run(call, update, kept)
+    if outcome is not None:
+        for text in outcome.notes[:NOTES]:
+            note(f"Note: {text}")
+        if len(outcome.notes) > NOTES:
+            note(f"Note: and {len(outcome.notes) - NOTES} more like these")
+    return outcome
 
 
 def tell_kept(done: int, total: int, folder: Path) -> None:

@@ -56,13 +56,19 @@ def cluster(work: Work, chunks: Iterable[Chunk], address: str, count: int | None
         ray.shutdown()
 
 
-def connect(address: str) -> Any:
-    """The module ray, connected and quiet."""
+def package() -> Any:
+    """The module ray. click.ClickException: it is not installed."""
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]
         import ray.data  # type: ignore[import-not-found,unused-ignore]
     except ModuleNotFoundError as error:
         raise click.ClickException("--ray needs Ray: pip install 'minhub_py[ray]'") from error
+    return ray
+
+
+def connect(address: str) -> Any:
+    """The module ray, connected and quiet."""
+    ray = package()
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:

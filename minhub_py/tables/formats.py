@@ -11,6 +11,7 @@ A result may also be a vector, a list of floats.
 import csv
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,6 +93,7 @@ def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[Batch]
     if kind_of(path) == "parquet":
         with parquet_file(path) as file, damaged(path):
             for table in file.iter_batches(batch_size=BATCH, columns=columns):
+                check_values(path, table)
                 yield Batch(table=table)
         return
     rows = (row for _, row in numbered_rows(path))
@@ -220,12 +222,27 @@ def damaged(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read as .parquet ({error}): it is damaged, or cut") from error
 
 
+def check_values(path: Path, table: Any) -> None:
+    """ValueError: a column of a RecordBatch has values that are not of its type, such as text that is not UTF-8."""
+    invalid = arrow().ArrowInvalid
+    try:
+        table.validate(full=True)
+    except invalid:
+        for name, column in zip(table.schema.names, table.columns, strict=True):
+            try:
+                column.validate(full=True)
+            except invalid as error:
+                raise ValueError(f"{path}: column {name} is corrupt ({error}): write the file again") from error
+        raise
+
+
 def check_names(path: Path, names: Sequence[str]) -> None:
     """ValueError: no columns, or two of one name."""
     if not names:
         raise ValueError(f"{path} is empty: its first line must name the columns")
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ValueError(f"{path} has {names.count(twice[0])} columns called {twice[0]!r}: rename them")
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"{path} has {count} columns called {name!r}: rename them")
 
 
 def type_of(value: object) -> str:
@@ -327,7 +344,10 @@ class ParquetWriter:
 
     def write(self, batch: Batch, places: Sequence[int], results: Sequence[Row]) -> None:
         """See `Writer`."""
-        arrays = [self._column(batch, name, places) for name in self.columns]
+        table = batch.table
+        stored = {} if table is None else dict(zip(table.schema.names, table.columns, strict=True))
+        types = zip(self.columns, self.schema.types, strict=False)  # the types of results follow
+        arrays = [self._column(batch, name, kind, stored.get(name), places) for name, kind in types]
         arrays += [
             self.pa.array([result[each.name] for result in results], self._type(each.type)) for each in self.results
         ]
@@ -335,13 +355,11 @@ class ParquetWriter:
         if sum(table.nbytes for table in self.waiting) >= ROW_GROUP:
             self._flush()
 
-    def _column(self, batch: Batch, name: str, places: Sequence[int]) -> Any:
-        kind = self.schema.field(name).type
+    def _column(self, batch: Batch, name: str, kind: Any, column: Any, places: Sequence[int]) -> Any:
+        """The values of some rows. column: the Arrow array of this name, if the batch has one."""
         is_string = self.pa.types.is_string(kind)
-        if batch.table is not None and name in batch.table.schema.names:
-            column = batch.table.column(name)
-            if column.type == kind or not is_string:
-                return column.take(self.pa.array(places, self.pa.int64())).cast(kind)
+        if column is not None and (column.type == kind or not is_string):
+            return column.take(self.pa.array(places, self.pa.int64())).cast(kind)
         values = [batch.rows[place].get(name) for place in places]
         if is_string:
             values = [value if value is None else cell_of(value) for value in values]

@@ -4,8 +4,6 @@ The record, in job.json, says what the results depend on: the rows, the model's 
 record is the same goes on; another is refused.
 """
 
-import hashlib
-import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minhub_py import __version__
+from minhub_py.files.fingerprint import fingerprint, sha256
 from minhub_py.tables import sources
-from minhub_py.tables.formats import Column, Writer, batches, kind_of, writer
+from minhub_py.tables.formats import Column, Writer, arrow, batches, kind_of, writer
 from minhub_py.tables.parts import Parts, remove
 from minhub_py.tables.places import Chunk, Work, here, processes
 from minhub_py.tables.sources import ENDINGS, Source
@@ -27,8 +26,6 @@ from minhub_py.tables.tasks import TASKS
 if TYPE_CHECKING:
     from minhub_py.files.storage import Checkpoint
 
-# What belongs to a model beside its weights, by the ends of their names.
-COMPANIONS = (".json", ".model", ".txt", ".tiktoken", ".safetensors", ".bin", ".pt")
 MEANINGS = {
     "minhub": "the version of minhub",
     "task": "the command",
@@ -85,6 +82,7 @@ def run(call: Call, progress: Callable[[int, int], object], kept: Callable[[int,
     """
     paths = sources.expand(call.files)
     outputs = outputs_of(call, paths)
+    check_packages(call, [*paths, *outputs])
     parts = Parts(call.out)
     if not parts.folder.exists():
         check_free(call, outputs)
@@ -145,6 +143,16 @@ def outputs_of(call: Call, paths: Sequence[Path]) -> list[Path]:
     return outputs
 
 
+def check_packages(call: Call, paths: Sequence[Path]) -> None:
+    """click.ClickException: a package is missing that a file or --ray needs. Checked before any work."""
+    if any(kind_of(path) == "parquet" for path in paths):
+        arrow()
+    if call.ray is not None:
+        from minhub_py.tables.cluster import package
+
+        package()
+
+
 def check_free(call: Call, outputs: Sequence[Path]) -> None:
     """click.UsageError: a file would be replaced."""
     if not call.overwrite and (there := next((path for path in outputs if path.exists()), None)):
@@ -194,7 +202,7 @@ def describe(call: Call, found: Sequence[Source]) -> tuple[Work, dict[str, Any]]
         work = Work(call.task, {}, str(path.absolute()), loading)
     record = {
         "minhub": __version__, "task": call.task, "settings": dict(call.settings or {}), "column": call.column,
-        "beside": list(call.beside), "prefix": call.prefix, "model": identity(path), "loading": loading,
+        "beside": list(call.beside), "prefix": call.prefix, "model": fingerprint(path), "loading": loading,
         "input": [[source.path.name, source.rows, source.digest] for source in found],
     }  # fmt: skip
     return work, record if TASKS[call.task].exact else {**record, "threads": threads_of(call)}
@@ -218,20 +226,6 @@ def check_joints(call: Call, found: Sequence[Source]) -> None:
             elif previous is not None and text_key == beside:
                 check_joint(previous, text, sep, where)
             previous, text_key = text, beside
-
-
-def identity(path: Path) -> str:
-    """A hash by which another model is told from this one: of all small files, and of samples of large ones."""
-    total, sample, samples = hashlib.sha256(), 2**16, 32
-    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.suffix in COMPANIONS)
-    for each in files:
-        with each.open("rb") as file:
-            length = file.seek(0, os.SEEK_END)
-            total.update(f"{each.name if len(files) > 1 else ''} {length}\n".encode())
-            for place in range(0, length, max(sample, length // samples)):
-                file.seek(place)
-                total.update(file.read(sample))
-    return total.hexdigest()
 
 
 def begin(call: Call, parts: Parts, record: dict[str, Any]) -> dict[str, Any]:
@@ -340,7 +334,7 @@ def join(call: Call, parts: Parts, found: Sequence[Source], results: Sequence[Co
                         places.append(place)
                 with parts.writing():
                     file.write(batch, places, beside)
-            if sources.digest(source.path) != source.digest:
+            if sha256(source.path) != source.digest:
                 raise ValueError(f"{source.path} has changed since the job began: restore it, or start again")
         with parts.writing():
             file.close()

@@ -10,7 +10,6 @@ A file is written under another name, flushed and renamed: it is there as a whol
 is put in its place is made up for at the next start.
 """
 
-import errno
 import json
 import os
 import shutil
@@ -19,11 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import filelock
-
+from minhub_py.files.lock import FULL, exclusive
 from minhub_py.tables.formats import sync
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Parts:
@@ -36,16 +32,13 @@ class Parts:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out, until this one leaves or dies. ValueError: one is at work."""
+        """Keep other processes out. BusyError: another process writes the same output."""
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with filelock.FileLock(self.folder / "lock", timeout=0):
-                yield
-        except filelock.Timeout as error:
-            raise ValueError(
-                f"another process is writing {self.out}: wait for its end, or give another --out"
-            ) from error
+        with exclusive(
+            self.folder / "lock", f"another process is writing {self.out}: wait for its end, or give another --out"
+        ):
+            yield
 
     def record(self, name: str = "job.json") -> dict[str, Any] | None:
         """What the parts are of; None: there are none yet. ValueError: it is damaged."""

@@ -1,7 +1,6 @@
 """The files of a call: folders and patterns become files, and every row is checked before any work."""
 
 import glob
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from minhub_py.files.fingerprint import sha256
 from minhub_py.tables.formats import KINDS, arrow, batches, columns_of, common_type, kind_of, numbered_rows  # fmt: skip
 
 ENDINGS = ", ".join(KINDS)
@@ -62,19 +62,13 @@ def scan(path: Path, column: str, option: str = "", beside: Sequence[str] = ()) 
         if name not in columns:
             known = ", ".join(columns) or "none"
             raise ValueError(f"{path} has no column {name}: give --{from_option} one of its own, which are {known}")
+    if kind_of(path) == "parquet":  # the other columns are read again for the output
+        for _ in batches(path):
+            pass
     if option == "target":
         for _ in texts(path, beside[0], option):
             pass
-    return Source(path, sum(1 for _ in texts(path, column)), columns, digest(path))
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            total.update(block)
-    return total.hexdigest()
+    return Source(path, sum(1 for _ in texts(path, column)), columns, sha256(path))
 
 
 def texts(path: Path, column: str, option: str = "column") -> Iterator[str | None]:

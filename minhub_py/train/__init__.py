@@ -24,10 +24,11 @@ from minhub_py.train.checkpoint import LossRow, RunFolder
 from minhub_py.train.damage import reading
 from minhub_py.train.data import Corpus
 from minhub_py.train.listener import Listener
+from minhub_py.train.preparation import Begun
 from minhub_py.train.rescue import rescued
 from minhub_py.train.screen import Screen
 from minhub_py.train.settings import Change, Settings, read_settings
-from minhub_py.train.start import begin, continue_run
+from minhub_py.train.start import begin, continue_preparation, continue_run
 from minhub_py.train.words import unknown
 
 __all__ = ["Change", "Listener", "LossRow", "Run", "Settings", "resume", "train"]
@@ -48,9 +49,11 @@ def train(
     listener: receives the progress instead; nothing is printed.
 
     Ctrl-C stops before the next batch, writes a checkpoint and raises KeyboardInterrupt; `resume(out)` repeats an
-    unfinished step or evaluation and continues. SIGTERM does the same and raises SystemExit.
+    unfinished step or evaluation and continues, also if the text was not yet encoded. SIGTERM does the same and raises
+    SystemExit.
 
     FileExistsError: `out` already holds a run or a model.    FileNotFoundError: a text file is missing.
+    BusyError (a ValueError): another process is training in `out`.
     ValueError: a setting is unknown or out of range, a text is empty, too short or not UTF-8, or the loss became
     infinite or NaN.    OSError: the disk is full; the last checkpoint is intact.
     """
@@ -76,6 +79,12 @@ def resume(
     FileNotFoundError: there is no run in `out`.    ValueError: a file of the run is missing or damaged; the message
     says what can be saved. Other errors are those of `train`.
     """
+    folder = RunFolder(Path(out))
+    with rescued(folder):
+        begun = Begun.read(folder)
+    if begun is not None:
+        settings = begun.settings.changed(changes)
+        return with_progress(lambda to: continue_preparation(folder, begun, settings, to), out, listener, progress)
     run = Run(out)
     wanted = run.settings.changed(changes)
     return with_progress(lambda to: continue_run(run.files, wanted, to), out, listener, progress)

@@ -12,7 +12,6 @@ any moment there is one to resume from. No pickle is written or read.
 """
 
 import csv
-import errno
 import json
 import math
 import os
@@ -20,17 +19,20 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast, get_args
 
 from torch import Tensor
 
+from minhub_py.files.lock import FULL, acquire, release
 from minhub_py.files.storage import open_safetensors, write_safetensors
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.settings import checked
 from minhub_py.train.words import resume_call, setting, train_call
+
+LOCK = ".lock"  # of a run's folder, while a process writes to it
 
 LossColumn = Literal["step", "tokens", "train_loss", "held_out_loss", "learning_rate", "gradient_norm",
                      "tokens_per_second", "seconds"]  # fmt: skip
@@ -80,11 +82,17 @@ class RunFolder:
         self.card = path / "README.md"
         self.tokens = path / "tokens"
         self.checkpoints = path / "checkpoints"
+        self.begun = self.tokens / "begun.json"  # see preparation.py
 
     def check(self) -> None:
         """FileNotFoundError: the folder holds no run.    DamagedError: it holds a run without settings.json."""
         if self.settings.exists():
             return
+        if self.begun.exists():
+            raise FileNotFoundError(
+                f"{self.path} has no model yet, since the preparation of its text was interrupted: "
+                f"{resume_call(self.path)} continues it"
+            )
         if self.losses.exists() or self.checkpoints.exists():
             raise DamagedError(self.settings, "is missing")
         raise FileNotFoundError(f"{self.path} is no run of {train_call()}: it has no settings.json")
@@ -112,7 +120,7 @@ class RunFolder:
             yield
         except OSError as error:
             first = error.__cause__ if error.strerror is None and isinstance(error.__cause__, OSError) else error
-            full = first.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            full = first.errno in FULL
             if self.settings.exists():
                 kept = "; the last checkpoint is intact" if self.newest() else ""
                 advice = (
@@ -121,6 +129,30 @@ class RunFolder:
             else:
                 advice = f"{'make room, or ' if full else ''}choose another folder ({setting('out')})"
             raise type(error)(f"{path} cannot be written ({first.strerror or error}): {advice}") from error
+
+    @contextmanager
+    def locked(self, *, really: bool) -> Iterator[None]:
+        """Create the folder, and keep other processes from writing to it. BusyError: another run writes to it.
+
+        A new folder that is empty at the end is removed.    really: False for a process that writes nothing.
+        """
+        if not really:
+            yield
+            return
+        created = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        message = f"another process is training in {self.path}: wait for its end, or choose another folder"
+        try:
+            with self.writing(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock = acquire(self.path / LOCK, message)
+            try:
+                yield
+            finally:
+                release(lock, remove=True)
+        finally:
+            with suppress(OSError):  # not empty
+                for path in created:
+                    path.rmdir()
 
     @contextmanager
     def new_checkpoint(self, step: int, *, really: bool) -> Iterator[Path]:

@@ -13,6 +13,7 @@ import click
 
 from minhub_py.console import check_writable, note, table
 from minhub_py.train import resume, train
+from minhub_py.train.checkpoint import RunFolder
 from minhub_py.train.screen import Screen, talks
 from minhub_py.train.summary import Summary, draw, duration, family_title, option, read
 from minhub_py.train.words import Words, speaking
@@ -67,7 +68,8 @@ def ended_by_signals(folder: Path, screen: Screen) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         screen.close()
         if talks():
-            begun = (folder / "settings.json").exists()
+            files = RunFolder(folder)
+            begun = files.settings.exists() or files.begun.exists()
             note(f"Stopped. To continue: {ShellWords().resume(folder)}" if begun else
                  "Stopped before the run began; nothing was written.")  # fmt: skip
         raise

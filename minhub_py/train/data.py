@@ -52,6 +52,7 @@ class Corpus:
     held_out: Tokens
     characters: int  # of the held-out text
     texts: list[str]  # names of the text files
+    start: str | None = None  # fingerprint of the model that the run fine-tunes
 
     @classmethod
     def read(cls, folder: Path) -> "Corpus":
@@ -65,16 +66,18 @@ class Corpus:
             size = np.dtype(train.dtype).itemsize
             texts = [str(text) for text in about["texts"]]
             characters = int(about["characters"])
+            start = about.get("start")
         for part in (train, held_out):
             with reading(part.path):
                 if part.path.stat().st_size != part.count * size:
                     raise ValueError(f"it should have {part.count * size} bytes")
-        return cls(train, held_out, characters, texts)
+        return cls(train, held_out, characters, texts, start)
 
 
-def prepare(text: "Text", tokenizer: Tokenizer, folder: Path) -> None:
+def prepare(text: "Text", tokenizer: Tokenizer, folder: Path, start: str | None = None) -> None:
     """Encode a text and write train.bin, held_out.bin and tokens.json.
 
+    start: the fingerprint of the model that the run fine-tunes.
     ValueError: the text is not UTF-8, or not in the tokenizer's vocabulary.
     """
     # The largest token decides: a checkpoint's vocabulary may be padded with ids that never occur.
@@ -92,6 +95,7 @@ def prepare(text: "Text", tokenizer: Tokenizer, folder: Path) -> None:
         **counts,
         "characters": characters,
         "texts": [text.names.get(path, path.name) for path in text.paths],
+        **({} if start is None else {"start": start}),
     }
     write_whole(folder / "tokens.json", json.dumps(about, indent=2) + "\n")  # last: it marks the others as complete
 

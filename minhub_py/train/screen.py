@@ -17,7 +17,7 @@ from minhub_py.train.checkpoint import LossRow
 from minhub_py.train.listener import Listener
 from minhub_py.train.loop import Trainer
 from minhub_py.train.summary import about, duration, family_title
-from minhub_py.train.words import setting
+from minhub_py.train.words import resume_call, setting
 
 # Seconds without output after which a progress line is printed, where there is no progress bar.
 QUIET = 60.0
@@ -83,6 +83,11 @@ class Screen(Listener):
         self.say(f"{title}, {trainer.parameters:,} parameters, on {where}")
         self.say(f"{corpus.train.count:,} tokens to train on, {corpus.held_out.count:,} held out; "
                  f"{settings.steps:,} steps of {settings.batch} × {trainer.context}")  # fmt: skip
+        if trainer.finished:
+            advice = f"; for more steps: {resume_call(trainer.folder.path, steps=2 * settings.steps)}"
+            self.say(f"finished already, after step {trainer.progress.step:,}"
+                     + (advice if trainer.progress.step == settings.steps else ""))  # fmt: skip
+            return
         if trainer.progress.step:
             self.say(f"continues after step {trainer.progress.step:,}")
 

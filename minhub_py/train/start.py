@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from minhub_py import torchrun
 from minhub_py.device import choose_device, has_onednn_bfloat16
 from minhub_py.files import hub
+from minhub_py.files.fingerprint import fingerprint
 from minhub_py.files.hub import commit_of
 from minhub_py.files.storage import Checkpoint
 from minhub_py.files.tokenizer import (
@@ -36,13 +37,14 @@ from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.pretrained import describe, fit, open_checkpoint, with_values
 from minhub_py.registry import ENTRIES, Family, entry_of
 from minhub_py.skeleton import skeleton
-from minhub_py.train.checkpoint import COLUMNS, RunFolder, write_whole
+from minhub_py.train.checkpoint import COLUMNS, LOCK, RunFolder, write_whole
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.data import Corpus, Text, at_words, prepare
 from minhub_py.train.listener import Listener
 from minhub_py.train.loop import Trainer
 from minhub_py.train.optimizer import learning_rate
 from minhub_py.train.parallel import Processes, processes
+from minhub_py.train.preparation import Begun
 from minhub_py.train.rescue import check_best, rescued
 from minhub_py.train.settings import CONTEXT, Settings, read_settings, with_change
 from minhub_py.train.words import resume_call, setting
@@ -53,11 +55,15 @@ LONG_CONTEXT = 1024
 SPOOL = "text.txt"
 # Files that a run may leave if it is killed before its first step.
 PREPARED = {"train.bin", "held_out.bin", SPOOL}
-PREPARED |= {form for name in ("tokens.json", "tokenizer.json", *BESIDE) for form in (name, f".{name}.partial")}
+PREPARED |= {
+    form for name in ("begun.json", "tokens.json", "tokenizer.json", *BESIDE) for form in (name, f".{name}.partial")
+}
 
 
 def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO], listener: Listener) -> None:
-    """Start a new run and train to its end. An error before settings.json is written leaves no files."""
+    """Start a new run and train to its end. An error before the first step leaves no files; an interrupt leaves the
+    record of preparation.py, from which `continue_preparation` continues.
+    """
     if not texts:
         raise ValueError("there is no text to learn from: give a file, or several")
     with processes(settings.parallel, settings.device) as group:
@@ -65,33 +71,66 @@ def begin(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO
         settings = resolve_settings(settings, start)
         if not group.first:
             group.wait()
-            return run(folder, settings, start, group, listener)
+            run(folder, settings, start, group, listener)
+            return
         check_new(folder)
-        made = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
-        try:
-            with folder.writing(folder.path):
-                folder.tokens.mkdir(parents=True, exist_ok=True)
-            paths = [text if isinstance(text, Path) else copy_stream(text, folder, listener) for text in texts]
-            names = {folder.tokens / SPOOL: "-"}
-            text = Text(paths, settings.held_out, listener.preparing, names)
-            tokenizer = tokenizer_of(settings, start, text)
-            with working(tokenizer):
-                lost = unknown_characters(tokenizer, "".join(text.alphabet))
-            if lost:
-                listener.note(f"{len(lost)} characters of the text are {describe_unknown(tokenizer, lost)}")
-            with folder.writing(folder.tokens):
-                prepare(text, tokenizer, folder.tokens)
-                for name, content in tokenizer_files(tokenizer).items():
-                    write_whole(folder.tokens / name, content)
-                (folder.tokens / SPOOL).unlink(missing_ok=True)
+        with folder.locked(really=True):
+            check_new(folder)  # again, now that no other process writes to it
+            shutil.rmtree(folder.tokens, ignore_errors=True)  # left by a process that was killed
+            with discarded_on_error(folder):
+                with folder.writing(folder.path):
+                    folder.tokens.mkdir()
+                paths = [text if isinstance(text, Path) else copy_stream(text, folder, listener) for text in texts]
+                Begun.of(settings, paths).write(folder)
+                encode_texts(folder, settings, start, paths, listener)
+                group.wait()
+                run(folder, settings, start, group, listener)
+
+
+@contextmanager
+def discarded_on_error(folder: RunFolder) -> Iterator[None]:
+    """Remove what an error leaves of a preparation. An interrupted one remains, if all its text is at hand."""
+    try:
+        yield
+    except BaseException as error:
+        lost = isinstance(error, Exception) or not folder.begun.exists()
+        if lost and not folder.settings.exists():
+            shutil.rmtree(folder.tokens, ignore_errors=True)
+        raise
+
+
+def continue_preparation(folder: RunFolder, begun: Begun, settings: Settings, listener: Listener) -> None:
+    """Continue a run that was interrupted before its first step, and train to its end.
+
+    ValueError: a text has changed.    FileNotFoundError: a text is missing.
+    """
+    with processes(settings.parallel, settings.device) as group:
+        start = open_start(settings)
+        with folder.locked(really=group.first):
+            if group.first:
+                if not (folder.tokens / "tokens.json").exists():
+                    encode_texts(folder, settings, start, begun.unchanged_texts(), listener)
+                dataclasses.replace(begun, settings=settings).write(folder)
             group.wait()
             run(folder, settings, start, group, listener)
-        finally:
-            if not folder.settings.exists():
-                shutil.rmtree(folder.tokens, ignore_errors=True)
-                with suppress(OSError):
-                    for path in made:
-                        path.rmdir()
+
+
+def encode_texts(
+    folder: RunFolder, settings: Settings, start: Checkpoint | None, paths: Sequence[Path], listener: Listener
+) -> None:
+    """Write the tokenizer and the encoded text of a run into its folder."""
+    spool = folder.tokens / SPOOL
+    text = Text(paths, settings.held_out, listener.preparing, {spool: "-", spool.absolute(): "-"})
+    tokenizer = tokenizer_of(settings, start, text)
+    with working(tokenizer):
+        lost = unknown_characters(tokenizer, "".join(text.alphabet))
+    if lost:
+        listener.note(f"{len(lost)} characters of the text are {describe_unknown(tokenizer, lost)}")
+    with folder.writing(folder.tokens):
+        for name, content in tokenizer_files(tokenizer).items():
+            write_whole(folder.tokens / name, content)
+        prepare(text, tokenizer, folder.tokens, None if start is None else fingerprint(start.path))
+        spool.unlink(missing_ok=True)
 
 
 def copy_stream(text: BinaryIO, folder: RunFolder, listener: Listener) -> Path:
@@ -117,7 +156,14 @@ def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> N
             raise DamagedError(
                 folder.checkpoints, "has no checkpoint any more" if folder.checkpoints.exists() else "is missing"
             )
-        run(folder, settings, open_start(settings) if folder.newest() is None else None, group, listener)
+        start = open_start(settings) if folder.newest() is None else None
+        if start is not None and Corpus.read(folder.tokens).start not in (None, fingerprint(start.path)):
+            raise ValueError(
+                f"{settings.start} has changed since the run in {folder.path} began, which has no checkpoint yet: "
+                "start a new run"
+            )
+        with folder.locked(really=group.first):
+            run(folder, settings, start, group, listener)
 
 
 def check_new(folder: RunFolder) -> None:
@@ -130,6 +176,7 @@ def check_new(folder: RunFolder) -> None:
     held = {path.name for path in folder.path.iterdir()} if folder.path.is_dir() else set()
     if "tokens" in held and folder.tokens.is_dir() and {path.name for path in folder.tokens.iterdir()} <= PREPARED:
         held -= {"tokens", ".settings.json.partial"}
+    held -= {LOCK}
     if held:
         raise FileExistsError(f"{folder.path} holds {min(held)} already: name a new folder")
 
@@ -238,6 +285,7 @@ def run(folder: RunFolder, settings: Settings, start: Checkpoint | None, group: 
             old, history = read_settings(folder.settings) if folder.settings.exists() else (settings, [])
             old, history = with_change(history, old, settings, step)
             folder.write(folder.settings, settings.to_json(history))  # what cannot be trained so was refused before
+            folder.begun.unlink(missing_ok=True)
             folder.forget_after(step if newest else -1)
             folder.forget_older()
             if settings.dtype == "bfloat16" and device.type == "cpu" and not has_onednn_bfloat16():

@@ -7,7 +7,19 @@ A method takes the `Caller`, which holds R's objects, and then what R sends, by 
 from collections.abc import Callable
 from typing import Any
 
-from r_bridge.methods import chats, embeddings, machine, models, runs, serving, text, tokenizers, weights, words
+from r_bridge.methods import (
+    chats,
+    embeddings,
+    machine,
+    models,
+    results,
+    runs,
+    serving,
+    text,
+    tokenizers,
+    weights,
+    words,
+)
 
 _LIST: list[Callable[..., Any]] = [
     machine.hello, machine.nothing, machine.warm_up, machine.devices, machine.doctor,
@@ -22,6 +34,8 @@ _LIST: list[Callable[..., Any]] = [
     tokenizers.tokenizer_from_pretrained, tokenizers.tokenizer_from_file, tokenizers.save_tokenizer,
     tokenizers.encode_batch, tokenizers.decode_batch,
     tokenizers.id_to_token, tokenizers.token_to_id, tokenizers.vocab, tokenizers.vocab_size,
+    results.open_results, results.append_results, results.truncate_results, results.close_results,
+    results.model_fingerprint, results.tokenizer_fingerprint,
     runs.train_model, runs.resume_training, runs.read_run,
     serving.serve, serving.stop_serving,
 ]  # fmt: skip

@@ -14,12 +14,15 @@ def from_pretrained(
     quantize: str | None, token: str | None, local_files_only: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Load a pretrained model. ValueError: it is not of the family, if one is given."""
+    from minhub_py.files.fingerprint import signature
     from minhub_py.pretrained import load, open_checkpoint
     from minhub_py.registry import ENTRIES
 
     entry = ENTRIES[family] if family else None
     checkpoint = open_checkpoint(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
-    model = Model(load(checkpoint, device=device, dtype=dtype, quantize=quantize), checkpoint.path)
+    before = signature(checkpoint.path)  # a later change of the files does not go unnoticed
+    module = load(checkpoint, device=device, dtype=dtype, quantize=quantize)
+    model = Model(module, checkpoint.path, signature=before)
     return about(model, caller.keep(model)) | {"commit": _commit(identifier, checkpoint.path)}
 
 
@@ -33,13 +36,14 @@ def from_config(
     seed: int,
 ) -> dict[str, Any]:
     """Make a model with random weights, sized by a config.json."""
+    from minhub_py.files.fingerprint import signature
     from minhub_py.pretrained import read_config
     from minhub_py.registry import ENTRIES
 
     kind, config, folder = read_config(
         identifier, revision, entry=ENTRIES[family], token=token, local_files_only=local_files_only
     )
-    model = Model(_fresh(kind, config, seed), folder, identifier)
+    model = Model(_fresh(kind, config, seed), folder, identifier, signature=folder and signature(folder))
     return about(model, caller.keep(model)) | {"commit": folder and _commit(identifier, folder)}
 
 

@@ -632,7 +632,9 @@ file_path <- function(x, what = deparse(substitute(x))) {
 
 # Python may have another working directory than R.
 absolute <- function(path) {
-  if (grepl("^(/|[A-Za-z]:|\\\\\\\\)", path)) path else file.path(getwd(), path)
+  if (grepl("^(/|[A-Za-z]:|\\\\\\\\)", path)) return(path)
+  if (is.null(getwd())) fail("the working directory was removed: setwd() changes to another")
+  file.path(getwd(), path)
 }
 
 # A model, or that of a run.

@@ -243,6 +243,7 @@ on_path <- function(name) {
 }
 
 project_virtualenv <- function(folder = getwd()) {
+  if (is.null(folder)) return(NULL) # the working directory was removed
   repeat {
     if (file.exists(python_in(file.path(folder, ".venv")))) return(file.path(folder, ".venv"))
     if (dirname(folder) == folder) return(NULL)

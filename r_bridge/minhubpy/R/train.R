@@ -14,9 +14,11 @@
 #' @section To stop and to go on:
 #' Esc or Ctrl-C stops the training before the next batch, with a checkpoint:
 #' `minhub_resume(out)` repeats an unfinished step or evaluation and continues
-#' as if the training had not stopped.
-#' After a crash it continues from the last checkpoint. With `out = NULL` the
-#' folder is removed with the R session.
+#' as if the training had not stopped. After a crash it continues from the last
+#' checkpoint, or from the beginning if there is none yet. A run that was
+#' stopped while its text was being prepared needs its text files, unchanged,
+#' once more. Only one process at a time can train in a folder. With
+#' `out = NULL` the folder is removed with the R session.
 #'
 #' With other `steps` the learning rate follows another cosine from there on:
 #' the run comes to another model than a new one of so many steps. A message
@@ -113,7 +115,7 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
   files <- text_files(text)
   on.exit(unlink(files$ours, recursive = TRUE))
   settings <- Filter(Negate(is.null), settings)
-  made <- train_in(out, news, "train_model", texts = files$paths, settings = settings)
+  made <- train_in(out, news, "train_model", texts = files$paths, copy = length(files$ours) > 0L, settings = settings)
   new_run(made, made$device)
 }
 
@@ -254,7 +256,8 @@ wait_for_checkpoint <- function() {
   invisible()
 }
 
-has_run <- function(out) file.exists(file.path(out, "settings.json"))
+# Whether there is a run to resume, or one whose text was being prepared.
+has_run <- function(out) any(file.exists(file.path(out, c("settings.json", "tokens/begun.json"))))
 
 how_to_go_on <- function(out) {
   if (!has_run(out)) return("Stopped before the first step: nothing was written")
@@ -330,6 +333,10 @@ show_news <- function(screen, news) {
         screen, counted(news$train_tokens), " tokens to train on, ", counted(news$held_out_tokens), " held out; ",
         counted(news$steps), " steps of ", counted(news$batch), " x ", counted(news$context)
       )
+      if (news$finished) {
+        more <- if (news$step == news$steps) c("; for more: minhub_resume(out, steps = ", 2 * news$steps, ")")
+        return(say_line(screen, "finished already, after step ", counted(news$step), more))
+      }
       if (news$step > 0L) say_line(screen, "continues after step ", counted(news$step))
     },
     estimated = {

@@ -34,7 +34,9 @@
 #'   not, Llama's does.
 #' @param resume The name of a file (.rds) that keeps what is done of a long job:
 #'   stopped by Esc, a crash or anything else, the same call goes on from there.
-#'   When all is done, the file gives the same call its result at once.
+#'   When all is done, the file gives the same call its result at once. One session
+#'   at a time can use a file. It belongs to the weights of the model, whose files
+#'   are hashed once (1 GB takes about a second).
 #' @param contexts,targets A character vector each, of one length. Or `contexts`
 #'   is a data frame with the columns `context` and `target`.
 #' @returns For vectors, the log-probabilities (nats) in their order, with the
@@ -222,98 +224,4 @@ with_columns <- function(x, found, words) {
   if (length(there)) warn(paste0("the data frame had ", toString(there), " already: replaced"))
   for (name in COLUMNS) x[[name]] <- found[[name]]
   x
-}
-
-# Long jobs
-
-ROWS_OF_PART <- 1000L # some seconds of work, which is what a stop may cost
-
-# Does work(rows, news) for all rows at once; with a file, in parts of some texts, which the file keeps. join(found, rows)
-# makes one result of those of the parts, whose rows are given.
-in_parts <- function(texts, file, job, work, size = ROWS_OF_PART, join = join_rows) {
-  if (is.null(file) || !length(texts)) return(work(seq_along(texts), show_progress()))
-  file <- path.expand(string(file, "resume"))
-  if (!grepl("\\.rds$", file, ignore.case = TRUE)) fail('resume must name a file that ends in ".rds", not ', describe(file))
-  if (!dir.exists(dirname(file))) fail("resume: there is no folder ", dirname(file))
-  parts <- unname(split(seq_along(texts), part_of(match(texts, unique(texts)), size)))
-  found <- kept_in(file, list(minhubpy = 2L, job = lapply(job, identity_of)))
-  finished <- FALSE
-  on.exit(if (!finished) note("Stopped after ", length(found), " of ", length(parts), " parts: the same call goes on from there"))
-  news <- news_of_parts(show_progress(), length(parts))
-  for (part in seq_along(parts)[seq_along(parts) > length(found)]) {
-    made <- work(parts[[part]], news(part))
-    add_to(file, made)
-    found[[part]] <- made
-  }
-  finished <- TRUE
-  join(found, parts)
-}
-
-# Data frames with a row for each row.
-join_rows <- function(found, rows) do.call(rbind, found)[order(unlist(rows)), , drop = FALSE]
-
-# The results that a file keeps, which is begun if it is not there. It is a record of the job, then each part's result,
-# one serialized object after the other: what is there is never written again.
-kept_in <- function(file, record) {
-  if (!file.exists(file)) {
-    write_whole(file, list(record))
-    return(list())
-  }
-  kept <- objects_in(file)
-  if (!length(kept) || !identical(kept[[1L]], record)) {
-    fail("resume: ", file, " holds something else than this job (other words, model or settings): remove it, or name another file")
-  }
-  sizes <- vapply(kept, function(value) length(serialize(value, NULL)), 0L)
-  if (sum(sizes) != file.size(file)) write_whole(file, kept) # without the last part, in which somebody was killed
-  kept[-1L]
-}
-
-objects_in <- function(file) {
-  opened <- file(file, "rb")
-  on.exit(close(opened))
-  kept <- list()
-  repeat {
-    value <- tryCatch(list(unserialize(opened)), error = function(e) NULL)
-    if (is.null(value)) return(kept)
-    kept <- c(kept, value)
-  }
-}
-
-write_whole <- function(file, values) {
-  draft <- paste0(file, ".part")
-  unlink(draft)
-  for (value in values) add_to(draft, value)
-  file.rename(draft, file)
-}
-
-add_to <- function(file, value) {
-  opened <- file(file, "ab")
-  on.exit(close(opened))
-  writeBin(serialize(value, NULL), opened)
-}
-
-# What tells the values of a job apart in another session: of an object in Python, how it was made.
-identity_of <- function(value) {
-  if (!inherits(value, c("minhub_model", "minhub_tokenizer"))) return(value)
-  self <- attr(value, "self")
-  if (isTRUE(self$changed)) fail("resume: the weights of this model were changed here: save_pretrained() it, and load that")
-  c(self$how, moved = list(self$moved))
-}
-
-# The part of each row: whole texts, in order, as many as make up the rows of a part.
-part_of <- function(numbers, size) {
-  before <- cumsum(tabulate(numbers)) - 1L
-  (before %/% size)[numbers]
-}
-
-# Progress of part after part, as one.
-news_of_parts <- function(show, parts) {
-  function(part) {
-    if (is.null(show)) return(NULL)
-    function(news) {
-      news$done <- 1000 * (part - 1) + if (news$total > 0) 1000 * news$done / news$total else 0
-      news$total <- 1000 * parts
-      show(news)
-    }
-  }
 }

@@ -83,3 +83,16 @@ strings <- function(lines) {
   kerned <- gsub("\\) -?[0-9.]+ \\(", "", sub("^\\[?\\(", "", sub("\\)\\]? T[jJ]$", "", shown)))
   gsub("\\\\([()\\\\])", "\\1", kerned)
 }
+
+# Files of `resume`: a record of the job, then one object for each part.
+parts_in <- function(file) length(objects_in(file)) - 1L
+
+keep_parts <- function(file, n) writeBin(do.call(c, lapply(objects_in(file)[seq_len(n + 1L)], serialize, NULL)), file)
+
+objects_in <- function(file) {
+  opened <- file(file, "rb")
+  on.exit(close(opened))
+  found <- list()
+  while (length(object <- tryCatch(list(unserialize(opened)), error = function(e) NULL))) found <- c(found, object)
+  found
+}

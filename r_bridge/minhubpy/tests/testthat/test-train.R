@@ -238,14 +238,36 @@ test_that("a run that is stopped goes on with minhub_resume() as if it had not b
     expect_identical(steps_of(run), steps_of(whole))
     expect_identical(run$model(1:9), whole$model(1:9))
   }
-  # Before there is a run nothing stays.
-  out <- tempfile("nothing-")
-  condition <- outcome(small(steps = 1e5, out = out, progress = at("preparing", function() minhubpy:::interrupt())))
-  if (!dir.exists(out)) {
-    expect_identical(conditionMessage(condition), "Stopped before the first step: nothing was written")
-  } else {
-    expect_match(conditionMessage(condition), "goes on$") # a small text is read in no time
+})
+
+test_that("a run that is stopped while its text is prepared is resumed", {
+  text <- rep(VERSE, 2000)
+  for (given in list(text, local({
+    file <- tempfile(fileext = ".txt")
+    writeLines(text, file)
+    file
+  }))) {
+    out <- tempfile("prepared-")
+    settings <- list(steps = 2, seed = 3, layers = 1, width = 8, context = 8, batch = 2, evaluate_tokens = 64)
+    stop_it <- at("preparing", function() minhubpy:::interrupt())
+    condition <- outcome(do.call(minhub_train, c(list(given, out = out, progress = stop_it), settings)))
+    expect_s3_class(condition, "interrupt")
+    expect_identical(conditionMessage(condition), sprintf('Stopped; minhub_resume("%s") goes on', out))
+    expect_true(file.exists(file.path(out, "tokens", "begun.json")))
+    expect_refused(minhub_run(out), paste0("interrupted: minhub_resume(\"", out, "\") continues it"), class = "FileNotFoundError")
+    run <- minhub_resume(out)
+    whole <- do.call(minhub_train, c(list(given), settings))
+    expect_identical(steps_of(run), steps_of(whole))
+    expect_identical(run$model(1:5), whole$model(1:5))
   }
+})
+
+test_that("a run that is finished says so", {
+  old <- options(minhubpy.quiet = FALSE)
+  on.exit(options(old))
+  said <- testthat::capture_messages(minhub_resume(a_run(), progress = TRUE))
+  expect_match(said, "^finished already, after step 20; for more: minhub_resume\\(out, steps = 40\\)", all = FALSE)
+  expect_no_match(paste(said, collapse = ""), "HELD OUT")
 })
 
 test_that("an error in the user's own function stops a run with a checkpoint, and it can go on", {

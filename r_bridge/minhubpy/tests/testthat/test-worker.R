@@ -374,3 +374,20 @@ test_that("a large array arrives in order", {
   last <- next_tokens(model, 1:192, n = 3)
   expect_identical(order(logits[1L, 192L, ], decreasing = TRUE)[1:3] - 1L, last$id)
 })
+
+test_that("a working directory that was removed is no obstacle", {
+  needs_worker()
+  skip_on_os(c("windows", "solaris"))
+  script <- tempfile(fileext = ".R")
+  writeLines(c(
+    "library(minhubpy)", "options(minhubpy.quiet = TRUE)", "folder <- tempfile()", "dir.create(folder)", "setwd(folder)",
+    "unlink(folder, recursive = TRUE)", 'model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")',
+    'cat(nrow(next_tokens(model, "To be", n = 3)), "rows\n")', "cat(is.matrix(logprob_matrix(model, strrep('To be ', 50))), \"\n\")",
+    'tryCatch(word_logprobs(model, "a", resume = "x.rds"), error = function(e) message(conditionMessage(e)))',
+    "minhub_stop()", 'Sys.unsetenv(c("MINHUBPY_PYTHON", "RETICULATE_PYTHON"))', "cat(is.list(minhubpy:::python_candidates()), \"\n\")"
+  ), script)
+  said <- system2(file.path(R.home("bin"), "Rscript"), c("--no-init-file", shQuote(script)), stdout = TRUE, stderr = TRUE)
+  expect_match(said, "^3 rows", all = FALSE)
+  expect_match(said, "the working directory was removed: setwd() changes to another", fixed = TRUE, all = FALSE)
+  expect_length(grep("^TRUE", said), 2L)
+})
