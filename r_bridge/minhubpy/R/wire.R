@@ -14,13 +14,13 @@ START <- "import sys; sys.path[:] = [p for p in sys.path if p]; from r_bridge.wo
 # Starts a worker and connects to it. Call it with interrupts suspended: it takes them while it waits.
 start_worker <- function(python) {
   folder <- private_folder()
-  log <- tempfile("minhubpy-", fileext = ".log")
+  log <- file.path(folder, "log")
   pid <- link <- NULL
   met <- FALSE
   on.exit(if (!met) {
     kill(pid) # a worker with an unknown process id leaves when its folder is gone
     if (!is.null(link)) close(link$socket)
-    unlink(c(folder, log), recursive = TRUE)
+    unlink(folder, recursive = TRUE)
   })
   pid <- start_python(python, c("-c", shQuote(START), shQuote(folder), Sys.getpid()), log)
   address <- wait_for_address(folder, log, pid)
@@ -64,7 +64,7 @@ is_ours <- function(socket) {
 
 close_link <- function(link) {
   if (is_ours(link$socket)) close(link$socket)
-  unlink(c(link$folder, link$log), recursive = TRUE)
+  unlink(link$folder, recursive = TRUE)
 }
 
 # R checks setTimeLimit() in Sys.sleep(), so here and not in the middle of a frame.
@@ -189,10 +189,8 @@ lost <- function(link) {
   )
 }
 
-# The last line of a worker's log, in brackets.
+# The error in a worker's log, in brackets.
 last_words <- function(log, none = NULL) {
-  words <- if (file.exists(log)) readLines(log, warn = FALSE) else character()
-  words <- words[nzchar(trimws(words))]
-  said <- c(none, trimws(words))
-  if (length(said)) paste0(" (", said[[length(said)]], ")")
+  line <- (if (file.exists(log)) error_line(readLines(log, warn = FALSE))) %||% none
+  if (!is.null(line)) paste0(" (", line, ")")
 }
