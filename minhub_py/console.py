@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minhub_py.printable import displayed, printable
+from minhub_py.spelling import ShellWords, speaking
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +56,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Exit status: 1 for an exception, with its message; 130 for Ctrl-C; 143 for SIGTERM."""
         try:
-            with warnings.catch_warnings(), sigterm_raises():
+            with warnings.catch_warnings(), sigterm_raises(), speaking(ShellWords()):
                 warnings.simplefilter("default")
                 warnings.showwarning = lambda message, *_: note(f"Note: {message}")
                 return super().invoke(ctx)

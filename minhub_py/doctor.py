@@ -4,7 +4,6 @@ import ctypes
 import importlib.metadata
 import os
 import platform
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minhub_py import __version__
+from minhub_py.extras import EXTRAS, install_command, missing, pip
 
 if TYPE_CHECKING:
     from r_bridge.probe import R
@@ -69,6 +69,7 @@ def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
     sections: dict[str, Callable[[], Iterable[Finding]]] = {
         "Python": _python,
         "packages": _packages,
+        "extras": _extras,
         "devices": _devices,
         "Hub": _hub,
         "R": lambda: _r(r_facts),
@@ -92,15 +93,6 @@ def _python() -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()} ({sys.executable}), {kind}", True)
 
 
-def pip() -> str:
-    """The command that installs packages into the running Python, which `pip` on the PATH may not do."""
-    python = shlex.quote(sys.executable)
-    # Not find_spec("pip"): setuptools hooks that and removes its distutils, which PyTorch needs to compile.
-    if _version("pip") is None and shutil.which("uv"):
-        return f"uv pip install --python {python}"
-    return f"{python} -m pip install"
-
-
 def _version(package: str) -> str | None:
     """The version of an installed Python package, or None."""
     try:
@@ -117,6 +109,15 @@ def _packages() -> Iterator[Finding]:
         else:
             fits = _numbers(found) >= _numbers(oldest)
             yield Finding(name, found, fits, "" if fits else f"{pip()} --upgrade '{name}>={oldest}'")
+
+
+def _extras() -> Iterator[Finding]:
+    """Optional packages: a missing one is fine unless its feature is needed."""
+    for name, extra in EXTRAS.items():
+        absent = missing(name)
+        found = f"{', '.join(absent)} missing" if absent else ", ".join(extra.modules)
+        advice = install_command(name) if absent else ""
+        yield Finding(f"extra {name}", f"{found} ({extra.purpose})", True, advice)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

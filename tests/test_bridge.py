@@ -26,7 +26,8 @@ from r_bridge.convert import Frame, dumps, id_rows, loads, one
 from r_bridge.methods import METHODS
 from r_bridge.objects import Cancelled
 from r_bridge.service import Service
-from r_bridge.training import RListener, in_words_of_r
+from r_bridge.spelling import in_words_of_r
+from r_bridge.training import RListener
 
 NA = np.ma.masked
 

@@ -19,7 +19,8 @@ from huggingface_hub import constants
 
 from minhub_py import __version__
 from minhub_py.cli import main
-from minhub_py.doctor import KERNELS, Driver, Finding, examine, judge_decoder, judge_driver, nvidia_driver, pip
+from minhub_py.doctor import KERNELS, Driver, Finding, examine, judge_decoder, judge_driver, nvidia_driver
+from minhub_py.extras import pip
 from minhub_py.inference.compiled import opened
 from r_bridge.probe import ask_r, find_r, try_rpy2
 

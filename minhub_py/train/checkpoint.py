@@ -28,9 +28,9 @@ from typing import Any, Literal, TypedDict, cast, get_args
 from torch import Tensor
 
 from minhub_py.files.storage import open_safetensors, write_safetensors
+from minhub_py.spelling import resume_call, setting, train_call
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.settings import checked
-from minhub_py.train.words import resume_call, setting, train_call
 
 LossColumn = Literal["step", "tokens", "train_loss", "held_out_loss", "learning_rate", "gradient_norm",
                      "tokens_per_second", "seconds"]  # fmt: skip

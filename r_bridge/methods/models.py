@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from minhub_py.extras import require
 from r_bridge.convert import character, id_rows, setting
 from r_bridge.objects import Caller, Model, Tokenizer
 
@@ -17,6 +18,8 @@ def from_pretrained(
     from minhub_py.pretrained import load, open_checkpoint
     from minhub_py.registry import ENTRIES
 
+    if identifier.lower().endswith(".gguf"):
+        require("gguf")  # before a download
     entry = ENTRIES[family] if family else None
     checkpoint = open_checkpoint(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
     model = Model(load(checkpoint, device=device, dtype=dtype, quantize=quantize), checkpoint.path)

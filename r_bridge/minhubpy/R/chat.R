@@ -33,7 +33,7 @@
 #' @param schema A JSON Schema that replies must follow: a list, such as
 #'   `list(type = "object", properties = list(age = list(type = "integer")))`,
 #'   or JSON text. `reply$data` is then the reply as an R value. It needs
-#'   Python's llguidance, and a `max_new_tokens` that leaves room for all of it.
+#'   the extra `minhub_py[json]`, see [minhub_install()], and a `max_new_tokens` that leaves room for all of it.
 #' @param top How many of the likeliest tokens to keep in each place, for
 #'   `plot()`.
 #' @returns A chat. `bot$say()` returns a reply, invisibly where it was shown:
@@ -97,9 +97,12 @@ chat_settings <- function(x) {
 }
 
 check_schema <- function(schema) {
-  if (is.null(schema) || is_plain_list(schema) && (is.null(names(schema)) == !length(schema))) return(schema)
-  if (!is.character(schema)) fail("schema must be a list with names, or JSON text, not ", describe(schema))
-  string(schema)
+  if (is.null(schema)) return(NULL)
+  is_object <- is_plain_list(schema) && is.null(names(schema)) == !length(schema)
+  if (!is_object && !is.character(schema)) fail("schema must be a list with names, or JSON text, not ", describe(schema))
+  if (!is_object) schema <- string(schema)
+  require_extra("json")
+  schema
 }
 
 #' @export

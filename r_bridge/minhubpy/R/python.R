@@ -253,6 +253,9 @@ is_running <- function(pid) {
   pskill(pid, 0L) && !any(grepl(") Z ", state, fixed = TRUE))
 }
 
+# Lets a stopped process continue; no effect on a running one. Windows has no such signal, and would end the process.
+resume_process <- function(pid) if (!is.null(pid) && .Platform$OS.type != "windows") pskill(pid, tools::SIGCONT)
+
 # Ends a process at once.
 kill <- function(pid) if (!is.null(pid)) pskill(pid, tools::SIGKILL)
 
@@ -285,13 +288,17 @@ end_example <- function() {
   if (wanted && !is_hosted()) minhub_stop()
 }
 
-# Whether there is a Python to use, without installing anything: for examples.
-is_ready <- function() {
-  is_hosted() || tryCatch(
+# Whether there is a Python to use, with an extra of minhub_py if one is named: for examples, which install nothing.
+is_ready <- function(extra = NULL) {
+  tryCatch(
     {
-      choose_python()
+      if (!is_hosted()) choose_python()
+      if (!is.null(extra)) require_extra(extra)
       TRUE
     },
     minhubpy_error = function(e) FALSE
   )
 }
+
+# Fails if this session's Python lacks an extra of minhub_py; the message has the command that installs it.
+require_extra <- function(name) ask("require_extra", name = name)

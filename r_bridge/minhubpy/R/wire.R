@@ -63,7 +63,10 @@ is_ours <- function(socket) {
 }
 
 close_link <- function(link) {
-  if (is_ours(link$socket)) close(link$socket)
+  if (is_ours(link$socket)) {
+    close(link$socket)
+    resume_process(link$pid) # a stopped worker would not notice the end of the connection
+  }
   unlink(link$folder, recursive = TRUE)
 }
 
@@ -83,16 +86,27 @@ wait_for_address <- function(folder, log, pid) {
   unserialize(file)
 }
 
-# Makes a folder that no other user may enter, in memory if the system has such a place: large results go through it.
+# Creates a folder that no other user may enter, in memory where the system allows it: large results go through it.
 private_folder <- function() {
+  remove_abandoned("/dev/shm")
   for (parent in c("/dev/shm", tempdir(check = TRUE))) {
-    folder <- tempfile("minhubpy-", parent)
+    folder <- tempfile(paste0("minhubpy-", Sys.getpid(), "-"), parent)
     if (dir.create(folder, showWarnings = FALSE, mode = "0700")) {
       if (has_room(folder)) return(folder)
       unlink(folder, recursive = TRUE)
     }
   }
-  fail("no file can be made in ", parent, ": make room there, or set the environment variable TMPDIR before R starts")
+  fail("no file can be created in ", parent, ": make room there, or set the environment variable TMPDIR before R starts")
+}
+
+# Removes the folders of this user's R sessions that were killed together with their workers. A process of another
+# container may have the number of an ended one here, hence the age.
+remove_abandoned <- function(parent, age = 3600) {
+  folders <- Sys.glob(file.path(parent, "minhubpy-*-*"))
+  owner <- as.integer(sub("^minhubpy-([0-9]+)-.*$|.*", "\\1", basename(folders)))
+  old <- difftime(Sys.time(), file.mtime(folders), units = "secs") > age
+  ended <- !is.na(owner) & old & !vapply(owner, function(pid) is.na(pid) || is_running(pid), NA)
+  unlink(folders[ended], recursive = TRUE) # another user's folders stay
 }
 
 # Whether the address fits into the folder; large results need no room (protocol.py, send_value).

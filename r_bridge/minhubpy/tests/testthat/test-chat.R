@@ -95,6 +95,7 @@ byte_tokenizer <- function() {
 }
 
 test_that("a reply follows a schema, and is data", {
+  needs_extra("json")
   schema <- list(
     type = "object", required = c("mood", "marks", "sure", "who"), additionalProperties = FALSE,
     properties = list(
