@@ -172,7 +172,7 @@ def texts_of_words(
         before = {contexts[row] or "" for row in rows}
         if len(before) > 1:
             advice = (
-                f"set {setting('by')}, or use target_logprobs()"
+                f"pass {setting('by')}, or use target_logprobs()"
                 if by is None
                 else "a text has one, before its first word"
             )

@@ -258,6 +258,7 @@ length.minhub_chat <- function(x) length(attr(x, "self")$exchanges)
 #' @export
 `[.minhub_chat` <- function(x, i) {
   self <- attr(x, "self")
+  if (!is.numeric(i) && !is.logical(i)) fail("the turns of a conversation have numbers: choose some of them, not ", describe(i))
   chosen <- seq_along(self$exchanges)[i]
   if (anyNA(chosen)) fail("the conversation has ", length(x), " turns: choose some of them")
   other <- list2env(as.list(self, all.names = TRUE), parent = emptyenv())
@@ -305,6 +306,7 @@ format.minhub_reply <- as.character.minhub_reply
 #' @export
 plot.minhub_reply <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
   most <- whole(most, least = 1)
+  col <- check_color(col)
   if (!nrow(x$tokens)) fail("there is no token to plot: the reply is empty")
   draw_panels(main %||% "Likelihood of each token, and what else it might have been", function(i) {
     draw_reply(utils::head(x$tokens, most), x$top, nrow(x$tokens), col)
