@@ -339,6 +339,17 @@ def test_a_full_tmpdir_does_not_stop_the_worker_or_is_reported(start_r: StartR, 
     r.end()
 
 
+def test_nothing_is_left_in_the_temporary_folder_after_training(start_r: StartR, tmp_path: Path) -> None:
+    r = start_r("""
+        run <- minhub_train(rep("To be, or not to be", 50), steps = 2, width = 8, layers = 1, context = 8, batch = 2)
+        say(pid())
+    """)
+    worker = psutil.Process(int(r.hear()))
+    r.end()
+    assert gone([worker])
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_a_stopped_worker_ends_with_minhub_stop(start_r: StartR) -> None:
     r = start_r("say(pid()); hear(); minhub_stop(); say('stopped'); hear()")
     worker = psutil.Process(int(r.hear()))
