@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Extra(NamedTuple):
-    """The modules of an extra and what needs them."""
+    """The modules of an extra, and their purpose."""
 
     modules: tuple[str, ...]
     purpose: str

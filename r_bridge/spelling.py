@@ -26,7 +26,7 @@ class RWords(Words):
         return f"{name} = {str(value).upper() if isinstance(value, bool) else _text(value)}"
 
     def download(self, identifier: str, revision: str) -> str:
-        """The call of from_pretrained(), which downloads what is missing."""
+        """The call of from_pretrained(), which downloads missing files."""
         more = [] if revision == "main" else [self.setting("revision", revision)]
         return f"from_pretrained({', '.join([_text(identifier), *more])})"
 

@@ -14,14 +14,14 @@ from minhub_py.extras import EXTRAS
 
 HIDDEN = tuple(module for extra in EXTRAS.values() for module in extra.modules)
 ROOT = PACKAGE.parents[1]
-# What the tests of these files and the examples of these pages need.
+# Tests and examples that use extras.
 FILES = ["test-serve.R", "test-chat.R"]
 PAGES = re.compile(r"minhub_serve|schema|[.]gguf|minhub_doctor")
 
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtualenv with links to this Python's packages, except those of the extras."""
+    """A virtualenv with links to this Python's packages, except the modules of extras."""
     folder = tmp_path_factory.mktemp("bare") / "venv"
     venv.create(folder, with_pip=False)
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")

@@ -2,8 +2,8 @@
 
 #' Create a Python for this package
 #'
-#' Creates a virtualenv in the user's data folder, with minhub_py and what it
-#' needs (PyTorch is the largest part), including the optional packages that
+#' Creates a virtualenv in the user's data folder, with minhub_py and its
+#' dependencies (PyTorch is the largest), including the optional packages that
 #' functions of this package use. It replaces the virtualenv of an earlier call.
 #' No other function installs anything.
 #'
@@ -31,15 +31,16 @@
 #'
 #' @param source The package that pip installs: the path of a checkout or wheel
 #'   of minhub_py, or a URL that pip knows, such as `"git+https://..."`. If not
-#'   given, the source of this package: the checkout in which `R CMD INSTALL`
-#'   ran, or the repository of `remotes::install_github()`. A package that was
+#'   given, the source of this package: the checkout from which `R CMD INSTALL`
+#'   installed it, or the repository of `remotes::install_github()`. A package that was
 #'   installed from a file knows neither; then pip asks the package index for
 #'   the release of minhub_py with this package's version.
 #' @param python The Python that creates the virtualenv: 3.10 or newer, with the
 #'   modules venv and ensurepip. If not given, the first suitable one of:
 #'   `python3` and `python` in all folders of the `PATH`, `python3.14` to
 #'   `python3.10`, the versions of pyenv, asdf or mise if their shims are on the
-#'   `PATH`, and on Windows those of the `py` launcher.
+#'   `PATH`, and on Windows the Pythons that the `py`
+#'   launcher lists.
 #' @param pip_args Further arguments of `pip install`, such as
 #'   `c("--index-url", "https://...")`.
 #' @param torch The build of PyTorch: `"cpu"`; `"cuda"`, the one of the package
@@ -111,7 +112,7 @@ CPU_INDEX <- "https://download.pytorch.org/whl/cpu"
 # The extras of minhub_py that functions of this package use.
 WITH_EXTRAS <- "minhub_py[gguf,json,serve]"
 
-# Installs the release with this package's version. If there is none, the error says so more clearly than pip.
+# Installs the release with this package's version. Without one, the error is clearer than pip's.
 install_release <- function(python, pip) {
   version <- as.character(utils::packageVersion("minhubpy"))
   output <- suppressWarnings(
@@ -168,7 +169,7 @@ has_nvidia_gpu <- function(python) {
   run_python(python, c("-c", shQuote(paste(code, collapse = "\n"))), stdout = FALSE, stderr = FALSE) == 0L
 }
 
-# The checkout in which R CMD INSTALL ran. This line is evaluated then, in the folder of the package's source.
+# The checkout that holds the package's source. R CMD INSTALL evaluates this line in the folder of the source.
 CHECKOUT <- if (all(file.exists("../../pyproject.toml", "../../minhub_py"))) normalizePath("../..")
 
 # The source of the Python half of this package; NULL if only a release can have it.

@@ -253,7 +253,7 @@ is_running <- function(pid) {
   pskill(pid, 0L) && !any(grepl(") Z ", state, fixed = TRUE))
 }
 
-# Lets a stopped process continue; no effect on a running one. Windows has no such signal, and would end the process.
+# Lets a stopped process continue; no effect on a running one. Not on Windows, where every signal ends the process.
 resume_process <- function(pid) if (!is.null(pid) && .Platform$OS.type != "windows") pskill(pid, tools::SIGCONT)
 
 # Ends a process at once.

@@ -21,7 +21,7 @@ wrong_values <- function() {
   )
 }
 
-# What is wrong with the error of a call; NULL if there is none, or it is one of the package.
+# The defect in a call's error; NULL without an error, or for an error of the package.
 defect <- function(f, arguments) {
   utils::capture.output(outcome <- tryCatch(
     {
