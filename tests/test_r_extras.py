@@ -42,10 +42,10 @@ def installed() -> Iterator[Path]:
                     yield path
 
 
-def run_r(library: Path, python: Path, *arguments: str) -> str:
+def run_r(library: Path, python: Path, *arguments: str, **more: str) -> str:
     """Standard output and error of Rscript."""
     done = subprocess.run(
-        [str(RSCRIPT), "--no-init-file", *arguments], env=environment(library, MINHUBPY_PYTHON=str(python)),
+        [str(RSCRIPT), "--no-init-file", *arguments], env=environment(library, MINHUBPY_PYTHON=str(python), **more),
         capture_output=True, check=False, timeout=280,
     )  # fmt: skip
     output = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
@@ -89,10 +89,11 @@ def test_examples_and_tests_skip_what_needs_a_missing_extra(library: Path, bare_
     pages = [page for page in (PACKAGE / "man").glob("*.Rd") if PAGES.search(page.read_text(encoding="utf-8"))]
     assert len(pages) > 2
     code = [f"tools::Rd2ex({str(page)!r}, {f'{page.stem}.R'!r}, commentDontrun = TRUE); library(minhubpy); "
-            f"if (file.exists({f'{page.stem}.R'!r})) source({f'{page.stem}.R'!r})" for page in pages]  # fmt: skip
+            f"if (file.exists({f'{page.stem}.R'!r})) source({f'{page.stem}.R'!r}); "
+            "if (nrow(showConnections())) stop('a connection is left open')" for page in pages]  # fmt: skip
     script = tmp_path / "examples.R"
     script.write_text("\n".join([f"setwd({str(tmp_path)!r})", *code]))
-    assert "Error" not in run_r(library, bare_python, str(script))
+    assert "Error" not in run_r(library, bare_python, str(script), _R_CHECK_CONNECTIONS_LEFT_OPEN_="true")
     output = run_r(library, bare_python, str(PROGRAMS / "run_testthat.R"), str(PACKAGE / "tests" / "testthat"), *FILES)
     results = [line.split("\t")[1:] for line in output.splitlines() if line.startswith("minhub-result\t")]
     assert {file for file, *_ in results} == set(FILES)

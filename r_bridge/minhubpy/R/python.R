@@ -290,7 +290,7 @@ end_example <- function() {
 
 # Whether there is a Python to use, with an extra of minhub_py if one is named: for examples, which install nothing.
 is_ready <- function(extra = NULL) {
-  tryCatch(
+  ready <- tryCatch(
     {
       if (!is_hosted()) choose_python()
       if (!is.null(extra)) require_extra(extra)
@@ -298,6 +298,8 @@ is_ready <- function(extra = NULL) {
     },
     minhubpy_error = function(e) FALSE
   )
+  if (!ready && !is.null(extra)) end_example() # the question has started a worker
+  ready
 }
 
 # Fails if this session's Python lacks an extra of minhub_py; the message has the command that installs it.
