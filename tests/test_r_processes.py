@@ -339,6 +339,15 @@ def test_a_full_tmpdir_does_not_stop_the_worker_or_is_reported(start_r: StartR, 
     r.end()
 
 
+def test_the_error_of_a_python_that_does_not_start_is_its_own(start_r: StartR) -> None:
+    r = start_r("say(message_of(minhub_start()))", PYTHONHOME="/no/home")
+    message = r.hear()
+    assert "does not start as Python 3 (ModuleNotFoundError: No module named 'encodings'; " in message
+    assert 'PYTHONHOME is /no/home, which Sys.unsetenv("PYTHONHOME") removes): name another Python' in message
+    assert "minhub_install" not in message
+    r.end()
+
+
 def test_nothing_is_left_in_the_temporary_folder_after_training(start_r: StartR, tmp_path: Path) -> None:
     r = start_r("""
         run <- minhub_train(rep("To be, or not to be", 50), steps = 2, width = 8, layers = 1, context = 8, batch = 2)

@@ -62,7 +62,7 @@ check_main <- function(main) {
 }
 
 check_color <- function(col) {
-  known <- is.atomic(col) && length(col) > 0L && !is.factor(col) && !anyNA(col) && !(is.numeric(col) && any(is.infinite(col)))
+  known <- is.atomic(col) && length(col) > 0L && !is.factor(col) && !anyNA(col) && !(is.numeric(col) && any(col > .Machine$integer.max))
   valid <- known && tryCatch(is.matrix(grDevices::col2rgb(col)), error = function(e) FALSE)
   if (!valid) fail("col must be a color, such as \"#0072B2\" or \"steelblue\", not ", describe(col))
   as.vector(col)

@@ -17,7 +17,7 @@ wrong_values <- function() {
     "a time" = as.POSIXlt("2026-01-01"), "no strings" = character(), "no numbers" = numeric(), "a complex number" = 1i,
     "raw bytes" = as.raw(1:2), "an environment" = new.env(), "a call" = quote(a + b), "a negative number" = -1, "a fraction" = 0.5,
     "a string" = "zz", "two strings" = c("a", "b"), "an empty string" = "", "a matrix" = matrix(1:4, 2L), "invalid UTF-8" = "\xff",
-    "an invalid regular expression" = "[", "infinity" = Inf
+    "an invalid regular expression" = "[", "infinity" = Inf, "a large number" = 1e10
   )
 }
 
