@@ -291,8 +291,12 @@ def publish(path: Path, write: Callable[[Path], object]) -> None:
     """Write a small file or a link so that no one ever sees half of it, whoever else writes it too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    write(draft)
-    os.replace(draft, path)
+    try:
+        write(draft)
+        os.replace(draft, path)
+    except BaseException:  # the path is a folder, or the disk is full
+        draft.unlink(missing_ok=True)
+        raise
 
 
 class RefusedError(Exception):

@@ -37,8 +37,16 @@ defect <- function(f, arguments) {
   if (grepl("unexpected .* in Python|Traceback|^one .* is wanted|attributes that do not fit", message)) message
 }
 
-# The defects of wrong values for each argument in turn, the others being right.
+# The defects of wrong values for each argument in turn, the others being right. Some are names of files to write, which
+# a temporary folder takes.
 defects <- function(name, f, right, arguments = setdiff(names(formals(f)), "...")) {
+  folder <- tempfile("written ")
+  dir.create(folder)
+  here <- setwd(folder)
+  on.exit({
+    setwd(here)
+    unlink(folder, recursive = TRUE)
+  })
   values <- wrong_values()
   found <- character()
   for (argument in arguments) {
@@ -124,6 +132,15 @@ test_that("no wrong argument of a method of a tokenizer or of a model does", {
   }
   expect_identical(defects("model", function(idx) model(idx), list()), character())
   expect_identical(defects("model[[]]", function(i) model[[i]], list()), character())
+})
+
+test_that("a file that cannot be written leaves no part of it", {
+  needs_python()
+  folder <- tempfile("folder ")
+  dir.create(file.path(folder, "tokenizer.json"), recursive = TRUE)
+  tok <- a_tokenizer()
+  expect_error(tok$save(file.path(folder, "tokenizer.json")), class = "minhubpy_error")
+  expect_identical(list.files(folder, all.files = TRUE, no.. = TRUE), "tokenizer.json")
 })
 
 test_that("a sequence longer than the context is refused before it is sent", {
