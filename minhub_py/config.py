@@ -27,6 +27,8 @@ from reprlib import repr as brief
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
+from minhub_py.spelling import setting
+
 if TYPE_CHECKING:  # the command imports PyTorch where it is used
     from minhub_py.models.base import ModelConfig
 
@@ -84,7 +86,7 @@ def read(Config: type[C], hub: Mapping[str, object]) -> C:
                 raise ValueError(
                     f"{title}: config.json sets quantization_config: the weights are quantized (quant_method "
                     f"{brief(value.get('quant_method'))}), which this package does not read; take the repository of "
-                    "the same model in BF16 or F16 (quantize='int8' makes it as small)"
+                    f"the same model in BF16 or F16 ({setting('quantize', 'int8')} makes it as small)"
                 )
             raise ValueError(
                 f"{title}: config.json sets {name} to {brief(value)}; this implementation has {only[name]!r} only"

@@ -20,6 +20,7 @@ import click
 from click.types import FloatParamType, IntParamType
 
 from minhub_py.printable import displayed, printable
+from minhub_py.spelling import ShellWords, speaking
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +65,7 @@ class Command(click.Command):
         except FileNotFoundError as error:  # MKL would end the process at its first use
             raise click.ClickException("The working directory was removed: change to another (cd).") from error
         try:
-            with warnings.catch_warnings(), sigterm_raises():
+            with warnings.catch_warnings(), sigterm_raises(), speaking(ShellWords()):
                 warnings.simplefilter("default")
                 warnings.showwarning = lambda message, *_: note(f"Note: {message}")
                 return super().invoke(ctx)

@@ -4,7 +4,6 @@ import ctypes
 import importlib.metadata
 import os
 import platform
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minhub_py import __version__
+from minhub_py.extras import EXTRAS, install_command, missing, pip
 
 if TYPE_CHECKING:
     from r_bridge.probe import R
@@ -29,14 +29,6 @@ PACKAGES = {
     "rich": "13",
     "jinja2": "3.1.6",
     "filelock": "3.13",
-}
-# The extras of pyproject.toml for users: their purpose, and their packages with minimum versions.
-EXTRAS = {
-    "serve": ("`minhub serve`", {"starlette": "1.7", "uvicorn": "0.35", "llguidance": "1.9"}),
-    "json": ("replies in JSON of a schema", {"llguidance": "1.9"}),
-    "gguf": ("GGUF files", {"gguf": "0.17"}),
-    "tables": (".parquet files", {"pyarrow": "17"}),
-    "plot": ("plots: of losses, attention and layers", {"matplotlib": "3.8"}),
 }
 # The build of PyTorch to install, by the CUDA version that the driver supports. Within a major version any driver runs
 # any build.
@@ -101,15 +93,6 @@ def _python() -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()} ({sys.executable}), {kind}", True)
 
 
-def pip() -> str:
-    """The command that installs packages into the running Python, which `pip` on the PATH may not do."""
-    python = shlex.quote(sys.executable)
-    # Not find_spec("pip"): setuptools hooks that and removes its distutils, which PyTorch needs to compile.
-    if _version("pip") is None and shutil.which("uv"):
-        return f"uv pip install --python {python}"
-    return f"{python} -m pip install"
-
-
 def _version(package: str) -> str | None:
     """The version of an installed Python package, or None."""
     try:
@@ -130,15 +113,16 @@ def _packages() -> Iterator[Finding]:
 
 def _extras() -> Iterator[Finding]:
     """Optional packages. A missing package is no fault; an outdated one is."""
-    for extra, (purpose, packages) in EXTRAS.items():
-        versions = {name: _version(name) for name in packages}
-        missing = [name for name, version in versions.items() if version is None]
-        old = [name for name, version in versions.items() if version and _numbers(version) < _numbers(packages[name])]
-        states = [f"{name} {version}" for name, version in versions.items() if version]
-        if missing:
-            states.append(f"missing: {', '.join(missing)} (only needed for {purpose})")
-        install = f"{pip()} {'--upgrade ' if old else ''}'minhub_py[{extra}]'" if missing or old else ""
-        yield Finding(f"extra {extra}", ", ".join(states), not old, install)
+    for name, extra in EXTRAS.items():
+        versions = {package: _version(package) for package in extra.packages}
+        old = [
+            each for each, version in versions.items() if version and _numbers(version) < _numbers(extra.packages[each])
+        ]
+        states = [f"{package} {version}" for package, version in versions.items() if version]
+        if absent := missing(name):
+            states.append(f"missing: {', '.join(absent)} (only needed for {extra.purpose})")
+        advice = install_command(name, upgrade=old) if absent or old else ""
+        yield Finding(f"extra {name}", ", ".join(states), not old, advice)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ import weights_map
 from minhub_py.arguments import check_tokenizer, model_of
 from minhub_py.config import build, changed, read
 from minhub_py.device import choose_device, choose_dtype
-from minhub_py.files import gguf, hub
+from minhub_py.extras import require
+from minhub_py.files import hub
 from minhub_py.files.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.files.storage import Checkpoint, write_checkpoint
 from minhub_py.inference.processes import Processes, connect
@@ -109,7 +110,7 @@ def open_checkpoint(
     """
     opened: list[Checkpoint] = []
     if os.fspath(identifier).endswith(".gguf"):
-        gguf.package()  # a missing package is an error before a download
+        require("gguf")  # before a download
 
     def look(path: Path) -> None:
         checkpoint = checkpoint_at(path)

@@ -14,6 +14,7 @@ from minhub_py.printable import printable
 from r_bridge.convert import as_array, one
 from r_bridge.methods import METHODS
 from r_bridge.objects import Caller, Cancelled, Model, ResultFile, StateDict, Tokenizer
+from r_bridge.spelling import in_words_of_r
 
 
 class Service:
@@ -35,7 +36,7 @@ class Service:
 
         self.caller.begin(emit, cancelled)
         before = listener.set(lambda name, done, total: self.caller.progress(done, total, name))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), in_words_of_r():
             warnings.filterwarnings("always", category=UserWarning)
             warnings.showwarning = lambda message, category, *_: self.caller.warn(message, category)
             try:

@@ -1,30 +1,23 @@
-"""Training runs for R: settings by R's names, events of a run, and the results in its folder.
+"""Training runs for R: settings by R's names, events of a run, and the results in its folder."""
 
-The setting `start` is `from` in R, where many functions have an argument of that name; in Python it is a keyword.
-"""
-
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minhub_py.spelling import unknown
 from minhub_py.train import Listener, Settings
 from minhub_py.train.checkpoint import COLUMNS, LossRow
 from minhub_py.train.summary import about, duration, family_title, read
-from minhub_py.train.words import Words, speaking, unknown
 from r_bridge.convert import Frame, setting
 from r_bridge.objects import Caller
+from r_bridge.spelling import R_NAMES
 
 if TYPE_CHECKING:
     from minhub_py.train.loop import Trainer
-
-R_NAMES = {"start": "from"}
 
 
 class RListener(Listener):
@@ -136,28 +129,3 @@ def columns(rows: Sequence[LossRow]) -> dict[str, Any]:
         values = np.array([row[name] for row in rows], np.float64)
         found[name] = values.astype(np.int32) if name == "step" else np.ma.MaskedArray(values, np.isnan(values))
     return found
-
-
-class RWords(Words):
-    """Settings as arguments and commands as calls, for R users."""
-
-    train = "minhub_train()"
-
-    def setting(self, name: str, value: Any = None) -> str:
-        """An argument: batch = 8, carry = FALSE, from = "run"."""
-        name = R_NAMES.get(name, name)
-        if value is None:
-            return name
-        return f"{name} = {str(value).upper() if isinstance(value, bool) else json.dumps(value, ensure_ascii=False)}"
-
-    def resume(self, folder: str | PathLike[str], **changes: Any) -> str:
-        """The call of minhub_resume()."""
-        given = [self.setting(*change) for change in changes.items()]
-        return f"minhub_resume({', '.join([json.dumps(str(folder), ensure_ascii=False), *given])})"
-
-
-@contextmanager
-def in_words_of_r() -> Iterator[None]:
-    """Messages about settings and runs name R's arguments and functions."""
-    with speaking(RWords()):
-        yield

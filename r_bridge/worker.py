@@ -54,9 +54,18 @@ def make_leave(folder: Path) -> Callable[[], NoReturn]:
 
     def leave() -> NoReturn:
         shutil.rmtree(folder, ignore_errors=True)
+        remove_empty_cache()
         os._exit(0)
 
     return leave
+
+
+def remove_empty_cache() -> None:
+    """Remove PyTorch's cache of compiled kernels if it is empty: importing an optimizer creates it in TMPDIR."""
+    module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    if module is not None:
+        with suppress(OSError):  # it has kernels, or does not exist
+            os.rmdir(module.default_cache_dir())
 
 
 def watch(parent: int, leave: Callable[[], NoReturn]) -> None:

@@ -20,13 +20,15 @@ import pytest
 import torch
 
 import weights_map
-from minhub_py.train import Run, words
+from minhub_py import spelling
+from minhub_py.train import Run
 from r_bridge import convert, protocol
 from r_bridge.convert import Frame, dumps, id_rows, loads, one
 from r_bridge.methods import METHODS
 from r_bridge.objects import Cancelled
 from r_bridge.service import Service
-from r_bridge.training import RListener, in_words_of_r
+from r_bridge.spelling import in_words_of_r
+from r_bridge.training import RListener
 
 NA = np.ma.masked
 
@@ -686,11 +688,12 @@ def test_messages_name_settings_and_calls_as_r_does(training: Training) -> None:
     assert f'resume it with minhub_resume("{training.out}"), or' in failure["message"][0]
     assert "is no run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
     with in_words_of_r():
-        assert words.setting("start") == "from"
-        assert words.setting("start", 'a "run"') == r'from = "a \"run\""'
-        assert words.setting("carry", False) == "carry = FALSE"
-        assert words.resume_call("run", steps=20) == 'minhub_resume("run", steps = 20)'
-    assert words.resume_call("run", steps=20) == "resume('run', steps=20)"
+        assert spelling.setting("start") == "from"
+        assert spelling.setting("start", 'a "run"') == r'from = "a \"run\""'
+        assert spelling.setting("carry", False) == "carry = FALSE"
+        assert spelling.resume_call("run", steps=20) == 'minhub_resume("run", steps = 20)'
+        assert spelling.download_call("owner/name", "v1") == 'from_pretrained("owner/name", revision = "v1")'
+    assert spelling.resume_call("run", steps=20) == "resume('run', steps=20)"
 
 
 # The worker, spoken to as R does it

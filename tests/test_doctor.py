@@ -21,7 +21,8 @@ from huggingface_hub import constants
 
 from minhub_py import __version__
 from minhub_py.cli import main
-from minhub_py.doctor import EXTRAS, KERNELS, Driver, Finding, examine, judge_decoder, judge_driver, nvidia_driver, pip
+from minhub_py.doctor import KERNELS, Driver, Finding, examine, judge_decoder, judge_driver, nvidia_driver
+from minhub_py.extras import EXTRAS, pip
 from minhub_py.inference.library import opened
 from r_bridge.probe import ask_r, find_r, try_rpy2
 
@@ -70,7 +71,7 @@ def test_extras_are_those_of_pyproject() -> None:
         for extra, requirements in declared_extras().items() if extra in EXTRAS
     }  # fmt: skip
     declared["serve"] |= declared["json"]
-    assert {extra: packages for extra, (_, packages) in EXTRAS.items()} == declared
+    assert {name: extra.packages for name, extra in EXTRAS.items()} == declared
 
 
 def declared_extras() -> dict[str, list[str]]:
@@ -95,8 +96,8 @@ def test_missing_extras_are_listed_with_their_purpose_and_installation(tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     findings = json.loads(done.stdout)
     for extra, missing, purpose in (
-        ("serve", "starlette, uvicorn, llguidance", "`minhub serve`"), ("json", "llguidance", "replies in JSON"),
-        ("gguf", "gguf", "GGUF files"), ("plot", "matplotlib", "plots"),
+        ("serve", "starlette, uvicorn, llguidance", "serving"), ("json", "llguidance", "output that follows"),
+        ("gguf", "gguf", "reading GGUF files"), ("plot", "matplotlib", "drawing plots"),
     ):  # fmt: skip
         found, fits, advice = findings[f"extra {extra}"]
         assert found.startswith(f"missing: {missing} (only needed for {purpose}")

@@ -110,7 +110,7 @@ def gone(workers: Sequence[psutil.Process]) -> bool:
 
 def left_behind(r: RProcess) -> list[Path]:
     """The folders of an R process's workers: R begins the name of a temporary file with its own number."""
-    return list(Path("/dev/shm").glob(f"minhubpy-{r.pid:x}*"))
+    return list(Path("/dev/shm").glob(f"minhubpy-{r.pid}-*"))
 
 
 # What R does with a model when it is ended: nothing, or one of the others.
@@ -260,7 +260,7 @@ SHOW_BOTH = """
     folder <- minhubpy:::session$link$folder
     large <- model(matrix(0:63, 32, 64, byrow = TRUE)) # a megabyte of doubles
     say(dirname(folder), identical(dim(large), c(32L, 64L, 65L)), identical(large[5, 1:3, ], large[1, 1:3, ]),
-        format(sum(large), digits = 15), length(list.files(folder)))
+        format(sum(large), digits = 15), length(setdiff(list.files(folder), "log")))
     say(message_of(generate(model, "ROMEO:", 10)))
 """
 
@@ -319,6 +319,79 @@ def test_results_need_no_disk(start_r: StartR, tmp_path: Path, room: str, total_
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory has room", "shared memory is full, too"])
+def test_a_full_tmpdir_does_not_stop_the_worker_or_is_reported(start_r: StartR, tmp_path: Path, shared: bool) -> None:
+    if not may_mount():
+        pytest.skip("a file system cannot be mounted here")
+    folders = [tmp_path / "tmp"] if shared else [tmp_path / "tmp", Path("/dev/shm")]
+    mounts = [
+        f"mount -t tmpfs -o size=8k none '{folder}'; head -c 99999 /dev/zero >'{folder}/full' 2>/dev/null"
+        for folder in folders
+    ]
+    r = start_r(
+        "say(message_of(minhubpy:::ask('nothing'))); say(tempdir())", before=in_its_own_mounts("; ".join(mounts))
+    )
+    message, folder = r.hear(), r.hear()
+    assert message == (
+        "no error" if shared else
+        f"no file can be created in {folder}: make room there, or set the environment variable TMPDIR before R starts"
+    )  # fmt: skip
+    r.end()
+
+
+def test_the_error_of_a_python_that_does_not_start_is_its_own(start_r: StartR) -> None:
+    r = start_r("say(message_of(minhub_start()))", PYTHONHOME="/no/home")
+    message = r.hear()
+    assert "does not start as Python 3 (ModuleNotFoundError: No module named 'encodings'; " in message
+    assert 'PYTHONHOME is /no/home, which Sys.unsetenv("PYTHONHOME") removes): name another Python' in message
+    assert "minhub_install" not in message
+    r.end()
+
+
+def test_nothing_is_left_in_the_temporary_folder_after_training(start_r: StartR, tmp_path: Path) -> None:
+    r = start_r("""
+        run <- minhub_train(rep("To be, or not to be", 50), steps = 2, width = 8, layers = 1, context = 8, batch = 2)
+        say(pid())
+    """)
+    worker = psutil.Process(int(r.hear()))
+    r.end()
+    assert gone([worker])
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_stopped_worker_ends_with_minhub_stop(start_r: StartR) -> None:
+    r = start_r("say(pid()); hear(); minhub_stop(); say('stopped'); hear()")
+    worker = psutil.Process(int(r.hear()))
+    worker.suspend()
+    r.say()
+    assert r.hear() == "stopped"
+    assert gone([worker])
+    assert left_behind(r) == []
+    r.say()
+    r.end()
+
+
+def test_folders_of_sessions_that_were_killed_with_their_workers_are_removed(start_r: StartR) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    old = time.time() - 7200
+    folders = [Path("/dev/shm", f"minhubpy-{pid}-test{os.getpid()}") for pid in (ended.pid, os.getpid())]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "log").touch()
+        os.utime(folder, (old, old))
+    recent = Path("/dev/shm", f"minhubpy-{ended.pid}-recent{os.getpid()}")
+    recent.mkdir()
+    try:
+        r = start_r("say(pid())")
+        r.hear()
+        r.end()
+        assert [folder.exists() for folder in (*folders, recent)] == [False, True, True]
+    finally:
+        for folder in (*folders, recent):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def listening(pid: int) -> list[int]:
     return [each.laddr.port for each in psutil.Process(pid).net_connections() if each.status == psutil.CONN_LISTEN]
 
@@ -334,7 +407,7 @@ def stop_before_r_connects(start_r: StartR, tmp_path: Path) -> tuple[RProcess, i
     python.chmod(0o755)
     r = start_r("say(message_of(minhubpy:::ask('nothing'))); say(pid()); hear()", MINHUBPY_PYTHON=str(python))
     deadline = time.monotonic() + 60
-    while not (found := list(Path("/dev/shm").glob(f"minhubpy-{r.pid:x}*/address"))):
+    while not (found := list(Path("/dev/shm").glob(f"minhubpy-{r.pid}-*/address"))):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     [worker] = worker_of(r.pid)
@@ -387,7 +460,7 @@ def test_strangers_are_hung_up_on_and_do_not_keep_r_waiting(start_r: StartR, tmp
     with pytest.raises(ConnectionRefusedError):
         knock(port)
     assert all(hung_up(each) for each in [*silent, *others])
-    assert list(folder.iterdir()) == []
+    assert [path.name for path in folder.iterdir()] == ["log"]
     r.say()
     assert "Traceback" not in r.end()
 

@@ -11,9 +11,9 @@ import pytest
 from test_train import TINY, Notes, no_pictures, text
 
 from minhub_py import resume, train
+from minhub_py.spelling import speaking
 from minhub_py.train import loop, screen
 from minhub_py.train.cli import ShellWords
-from minhub_py.train.words import speaking
 
 __all__ = ["no_pictures", "text"]  # fixtures
 

@@ -199,7 +199,7 @@ def test_a_context_comes_before_the_words_and_is_not_scored() -> None:
     assert not np.isnan(for_all["logprob"]).any()
     with pytest.raises(ValueError, match=r"text 1 have different contexts: a text has one"):
         word_logprobs(GPT2, TOKENIZER, words, by=[1, 1, 2, 2], context=["a", "b", "c", "c"])
-    with pytest.raises(ValueError, match=r"different contexts: give by=, or use target_logprobs\(\)"):
+    with pytest.raises(ValueError, match=r"different contexts: pass by, or use target_logprobs\(\)"):
         word_logprobs(GPT2, TOKENIZER, words, context=list("abcd"))
 
 

@@ -26,6 +26,7 @@ from minhub_py.arguments import check_tokenizer, model_of, whole
 from minhub_py.files.tokenizer import describe_unknown, unknown_characters
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
+from minhub_py.spelling import setting
 
 Columns = dict[str, Any]  # name -> an array, or a list; all of one length
 
@@ -176,7 +177,11 @@ def texts_of_words(
     for group, rows in texts.items():
         before = {contexts[row] or "" for row in rows}
         if len(before) > 1:
-            advice = "give by=, or use target_logprobs()" if by is None else "a text has one, before its first word"
+            advice = (
+                f"pass {setting('by')}, or use target_logprobs()"
+                if by is None
+                else "a text has one, before its first word"
+            )
             raise ValueError(f"the words of text {group!r} have different contexts: {advice}")
         [first] = before
         known = [row for row in rows if words[row]]
@@ -406,7 +411,7 @@ def first_id(model: LanguageModel) -> int:
     """The id that texts begin with. ValueError: the model has none."""
     id = getattr(model.config, "bos_token_id", None)
     if id is None:
-        raise ValueError("bos=True: this model's config.json has no bos_token_id; leave it out")
+        raise ValueError(f"{setting('bos', True)}: this model's config.json has no bos_token_id; leave it out")
     return int(id)
 
 

@@ -32,6 +32,7 @@ from urllib.parse import quote
 from minhub_py.files.transfer import DIGEST, Token, asking, client, fault, fetch_json, locked, offline, publish, stream
 from minhub_py.printable import gist, printable
 from minhub_py.registry import FAMILIES
+from minhub_py.spelling import download_call
 
 BUILTIN = Path(__file__).parents[1] / "builtin"
 # One format of weights is enough: the first of these that is there. An index names the shards that go with it.
@@ -469,7 +470,7 @@ def cached(identifier: str, revision: str = "main", weights: bool = True) -> Pat
     if gguf is not None and (folder / gguf).is_file():
         return folder / gguf
     if gaps := _gaps(folder, weights) if gguf is None else [f"{gguf} is missing."]:
-        command = f"minhub download {identifier}" + (f" --revision {revision}" if revision != "main" else "")
+        command = download_call(identifier, revision)
         if folder.is_dir():
             state = f"is not complete in the local cache: {gaps[0]} Run `{command}` when online."
         else:

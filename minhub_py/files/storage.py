@@ -24,6 +24,7 @@ from torch import Tensor
 
 from minhub_py.files.hub import COMPANIONS, WEIGHTS, gguf_hint, shard_names
 from minhub_py.printable import gist
+from minhub_py.spelling import setting
 from weights_map.blocks import Blocks
 from weights_map.engine import Mapped
 
@@ -194,7 +195,7 @@ def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, to
         if str(stored).startswith(("F8_", "torch.float8_")):
             raise ValueError(
                 f"{name} is stored as {stored}: the file is FP8-quantized, which this package does not read. "
-                "Take the repository of the same model in BF16; quantize='int8' makes it as small"
+                f"Take the repository of the same model in BF16; {setting('quantize', 'int8')} makes it as small"
             )
         raise ValueError(f"{name} is stored as {stored}; this package reads {', '.join(DTYPES)}")
     return dtype

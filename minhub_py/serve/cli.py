@@ -11,6 +11,7 @@ from minhub_py.serve.engine import Engine
 from minhub_py.serve.models import Models, Served
 from minhub_py.serve.run import address_of, bind
 from minhub_py.serve.run import run as run_server
+from minhub_py.spelling import setting
 
 USUAL_CONTEXT = 4096
 Load = Callable[[str], tuple[Any, Any, Any]]
@@ -57,5 +58,5 @@ def length_of(model: Any, wanted: int | None, name: str) -> int:
     if wanted is None:
         return min(most or USUAL_CONTEXT, USUAL_CONTEXT)
     if most is not None and wanted > most:
-        raise ValueError(f"--context {wanted} is more than {name} has: at most {most}")
+        raise ValueError(f"{setting('context', wanted)} is more than {name} has: at most {most}")
     return wanted

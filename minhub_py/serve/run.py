@@ -11,6 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from minhub_py.serve.app import Server, application
+from minhub_py.spelling import setting
 
 MOST_CONNECTIONS = 1000
 GRACE = 5.0  # seconds that replies under way have to end when the server does
@@ -21,7 +22,9 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise OSError(f"--host {host} is no address of this machine: 127.0.0.1, or 0.0.0.0 for all of them") from error
+        raise OSError(
+            f"{setting('host', host)} is no address of this machine: 127.0.0.1, or 0.0.0.0 for all of them"
+        ) from error
     family, kind, protocol, _, address = found[0]
     listening = socket.socket(family, kind, protocol)
     try:
@@ -30,7 +33,9 @@ def bind(host: str, port: int) -> socket.socket:
         listening.listen(256)
     except OSError as error:
         listening.close()
-        raise OSError(f"{host}:{port} cannot be used ({error.strerror}): choose another with --port") from error
+        raise OSError(
+            f"{host}:{port} cannot be used ({error.strerror}): choose another with {setting('port')}"
+        ) from error
     return listening
 
 

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from minhub_py.files.tokenizer import read_tokenizer
 from minhub_py.pretrained import from_pretrained
+from minhub_py.spelling import unknown
 from minhub_py.train.checkpoint import LossRow, RunFolder
 from minhub_py.train.damage import reading
 from minhub_py.train.data import Corpus
@@ -29,7 +30,6 @@ from minhub_py.train.rescue import rescued
 from minhub_py.train.screen import Screen
 from minhub_py.train.settings import Change, Settings, read_settings
 from minhub_py.train.start import begin, continue_preparation, continue_run
-from minhub_py.train.words import unknown
 
 __all__ = ["Change", "Listener", "LossRow", "Run", "Settings", "resume", "train"]
 

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from minhub_py.files.lock import FULL, acquire, release
 from minhub_py.files.storage import open_safetensors, write_safetensors
+from minhub_py.spelling import resume_call, setting, train_call
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.settings import checked
-from minhub_py.train.words import resume_call, setting, train_call
 
 LOCK = ".lock"  # of a run's folder, while a process writes to it
 

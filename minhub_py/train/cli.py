@@ -5,35 +5,19 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import click
 
 from minhub_py.console import check_writable, note, table
+from minhub_py.spelling import ShellWords, speaking
 from minhub_py.train import resume, train
 from minhub_py.train.checkpoint import RunFolder
 from minhub_py.train.screen import Screen, talks
-from minhub_py.train.summary import Summary, draw, duration, family_title, option, read
-from minhub_py.train.words import Words, speaking
+from minhub_py.train.summary import Summary, draw, duration, family_title, read
 
 __all__ = ["compare", "run", "setting", "show", "talks"]
-
-
-class ShellWords(Words):
-    """Messages for the shell: settings are options, and calls are commands."""
-
-    train = "minhub train"
-
-    def setting(self, name: str, value: object = None) -> str:
-        """An option, such as --batch 8 or --no-carry."""
-        return shlex.join(option(name, value))
-
-    def resume(self, folder: str | PathLike[str], **changes: object) -> str:
-        """The command `minhub train --resume RUN`."""
-        words = [word for change in changes.items() for word in option(*change)]
-        return shlex.join(["minhub", "train", "--resume", str(folder), *words])
 
 
 def run(

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.files.tokenizer import encode
+from minhub_py.spelling import setting
 from minhub_py.train.checkpoint import write_whole
 from minhub_py.train.damage import DamagedError, read_object, reading
-from minhub_py.train.words import setting
 
 # Number of characters that are read and encoded at a time.
 PIECE = 2**14

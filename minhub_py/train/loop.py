@@ -27,6 +27,7 @@ from minhub_py.inference.generate import generate
 from minhub_py.models.base import LanguageModel
 from minhub_py.registry import Family
 from minhub_py.skeleton import skeleton
+from minhub_py.spelling import setting
 from minhub_py.train.checkpoint import LossRow, Progress, RunFolder, progress_json, read_state, write_state
 from minhub_py.train.damage import reading
 from minhub_py.train.data import Corpus, held_out_streams, held_out_windows, source_of
@@ -35,7 +36,6 @@ from minhub_py.train.listener import Listener, StoppedError
 from minhub_py.train.optimizer import is_fused, learning_rate, optimizer_of, random_seed
 from minhub_py.train.parallel import Processes, distribute_like, full_tensor, gather_on_first
 from minhub_py.train.settings import CONTEXT, Settings
-from minhub_py.train.words import setting
 
 # Seconds between two progress reports: each reads the loss, which waits for the GPU.
 REPORT_INTERVAL = 0.5

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from minhub_py import torchrun
 from minhub_py.device import choose_device
-from minhub_py.train.words import setting
+from minhub_py.spelling import setting
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minhub_py.spelling import train_call
 from minhub_py.train.checkpoint import RunFolder, write_whole
 from minhub_py.train.damage import read_object, reading
 from minhub_py.train.settings import Settings
-from minhub_py.train.words import train_call
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from safetensors import SafetensorError
 from minhub_py.files.storage import Checkpoint
 from minhub_py.files.tokenizer import parse
 from minhub_py.pretrained import fit
+from minhub_py.spelling import resume_call, setting
 from minhub_py.train.checkpoint import RunFolder
 from minhub_py.train.damage import DamagedError, read_object, reading
-from minhub_py.train.words import resume_call, setting
 
 # The files of a complete model.
 MODEL = ("config.json", "model.safetensors", "tokenizer.json")

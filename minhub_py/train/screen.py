@@ -13,11 +13,11 @@ from typing import TextIO
 
 from minhub_py import torchrun
 from minhub_py.printable import displayed, printable
+from minhub_py.spelling import resume_call, setting
 from minhub_py.train.checkpoint import LossRow
 from minhub_py.train.listener import Listener
 from minhub_py.train.loop import Trainer
 from minhub_py.train.summary import about, duration, family_title
-from minhub_py.train.words import resume_call, setting
 
 # Seconds without output after which a progress line is printed, where there is no progress bar.
 QUIET = 60.0

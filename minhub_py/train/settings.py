@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from minhub_py.config import changed
 from minhub_py.registry import ENTRIES, Entry, Family
+from minhub_py.spelling import setting, unknown
 from minhub_py.train.damage import read_object, reading
-from minhub_py.train.words import setting, unknown
 
 if TYPE_CHECKING:  # the command imports PyTorch where it is used
     from minhub_py.models.base import ModelConfig

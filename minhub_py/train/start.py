@@ -37,6 +37,7 @@ from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.pretrained import describe, fit, open_checkpoint, with_values
 from minhub_py.registry import ENTRIES, Family, entry_of
 from minhub_py.skeleton import skeleton
+from minhub_py.spelling import resume_call, setting
 from minhub_py.train.checkpoint import COLUMNS, LOCK, RunFolder, write_whole
 from minhub_py.train.damage import DamagedError, read_object, reading
 from minhub_py.train.data import Corpus, Text, at_words, prepare
@@ -47,7 +48,6 @@ from minhub_py.train.parallel import Processes, processes
 from minhub_py.train.preparation import Begun
 from minhub_py.train.rescue import check_best, rescued
 from minhub_py.train.settings import CONTEXT, Settings, read_settings, with_change
-from minhub_py.train.words import resume_call, setting
 
 # Positions of a row, at most, where the settings do not say and the model to start from has more.
 LONG_CONTEXT = 1024

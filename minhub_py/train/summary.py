@@ -1,9 +1,8 @@
 """Summary, model card and loss curves of a run, and comparison of several runs."""
 
-import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from minhub_py.inference.quantize import count
 from minhub_py.pretrained import describe
 from minhub_py.registry import ENTRIES, entry_of
 from minhub_py.skeleton import skeleton
+from minhub_py.spelling import option
 from minhub_py.train.checkpoint import COLUMNS, LossRow, RunFolder
 from minhub_py.train.data import Corpus
 from minhub_py.train.rescue import check_best, rescued
@@ -89,16 +89,6 @@ def read(path: Path) -> Summary:
         history=history,
         texts=corpus.texts,
     )
-
-
-def option(name: str, value: object = None) -> list[str]:
-    """A setting as a shell option, with its value if there is one."""
-    word = "--" + {"start": "from", "config": "set"}.get(name, name.replace("_", "-"))
-    if isinstance(value, Mapping):
-        return [part for key, item in value.items() for part in (word, f"{key}={json.dumps(item)}")]
-    if isinstance(value, bool):
-        return [word if value else f"--no-{word[2:]}"]
-    return [word] if value is None else [word, str(value)]
 
 
 def commands(summary: Summary, out: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minhub_py import extras
 from r_bridge.convert import Frame, character, one
 from r_bridge.objects import Caller
 
@@ -44,6 +45,11 @@ def devices(caller: Caller) -> Frame:
         "detail": character(found.detail for found in report.probes),
         "picked": np.array([found.name == report.device for found in report.probes]),
     })  # fmt: skip
+
+
+def require_extra(caller: Caller, name: str) -> None:
+    """Check for an extra. ValueError: it is missing; the message has the command that installs it."""
+    extras.require(name)
 
 
 def doctor(caller: Caller, facts: Any) -> Frame:

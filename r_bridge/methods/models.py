@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from minhub_py.extras import require
 from r_bridge.convert import character, id_rows, setting
 from r_bridge.objects import Caller, Model, Tokenizer
 
@@ -18,6 +19,8 @@ def from_pretrained(
     from minhub_py.pretrained import load, open_checkpoint
     from minhub_py.registry import ENTRIES
 
+    if identifier.lower().endswith(".gguf"):
+        require("gguf")  # before a download
     entry = ENTRIES[family] if family else None
     checkpoint = open_checkpoint(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
     before = signature(checkpoint.path)  # a later change of the files does not go unnoticed

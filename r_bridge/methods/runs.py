@@ -15,7 +15,7 @@ def train_model(caller: Caller, texts: Any, out: str, settings: Any, copy: bool 
     from minhub_py.train import train
     from r_bridge import training
 
-    with training.in_words_of_r(), ExitStack() as stack:
+    with ExitStack() as stack:
         files = [stack.enter_context(Path(text).open("rb")) if copy else text for text in texts]
         train(files, out, listener=training.RListener(caller), **training.settings_of(settings))
     caller.check()
@@ -27,8 +27,7 @@ def resume_training(caller: Caller, out: str, settings: Any) -> dict[str, Any]:
     from minhub_py.train import resume
     from r_bridge import training
 
-    with training.in_words_of_r():
-        resume(out, listener=training.RListener(caller), **training.settings_of(settings))
+    resume(out, listener=training.RListener(caller), **training.settings_of(settings))
     caller.check()
     return training.describe_run(Path(out))
 
@@ -37,5 +36,4 @@ def read_run(caller: Caller, out: str) -> dict[str, Any]:
     """The results of a run so far."""
     from r_bridge import training
 
-    with training.in_words_of_r():
-        return training.describe_run(Path(out))
+    return training.describe_run(Path(out))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from minhub_py.extras import require
 from r_bridge.convert import one
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Caller, Model, Tokenizer
@@ -12,17 +13,13 @@ def serve(
     key: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Start a server on this machine alone: its address, and its number for `stop_serving`."""
-    try:
-        from minhub_py.serve.app import Server
-        from minhub_py.serve.cli import length_of
-        from minhub_py.serve.run import Background
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{error.name} is missing: pip install 'minhub_py[serve]' in the Python of this session"
-        ) from error
+    require("serve")
     from minhub_py.chat.templates import chat_template_of
+    from minhub_py.serve.app import Server
+    from minhub_py.serve.cli import length_of
     from minhub_py.serve.engine import Engine
     from minhub_py.serve.models import Models, Served
+    from minhub_py.serve.run import Background
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     template = chat_template_of(None if tokenizer else model.folder, tok)

@@ -36,8 +36,9 @@
 #' @param schema A JSON Schema that replies must follow: a list, such as
 #'   `list(type = "object", properties = list(age = list(type = "integer")),
 #'   required = "age")`, or JSON text. Replies may omit properties that are not
-#'   in `required`. `reply$data` is then the reply as an R value. It needs
-#'   Python's llguidance, and a `max_new_tokens` that leaves room for all of it.
+#'   in `required`. `reply$data` is then the reply as an R value. It needs the
+#'   extra `minhub_py[json]`, see [minhub_install()], and a `max_new_tokens` that
+#'   leaves room for all of it.
 #' @param top How many of the likeliest tokens to keep in each place, for
 #'   `plot()`.
 #' @returns A chat. `bot$say()` returns a reply, invisibly where it was shown:
@@ -107,9 +108,12 @@ chat_settings <- function(x, defaults) {
 }
 
 check_schema <- function(schema) {
-  if (is.null(schema) || is_plain_list(schema) && (is.null(names(schema)) == !length(schema))) return(schema)
-  if (!is.character(schema)) fail("schema must be a list with names, or JSON text, not ", describe(schema))
-  string(schema)
+  if (is.null(schema)) return(NULL)
+  is_object <- is_plain_list(schema) && is.null(names(schema)) == !length(schema)
+  if (!is_object && !is.character(schema)) fail("schema must be a list with names, or JSON text, not ", describe(schema))
+  if (!is_object) schema <- string(schema)
+  require_extra("json")
+  schema
 }
 
 #' @export
@@ -265,6 +269,7 @@ length.minhub_chat <- function(x) length(attr(x, "self")$exchanges)
 #' @export
 `[.minhub_chat` <- function(x, i) {
   self <- attr(x, "self")
+  if (!is.numeric(i) && !is.logical(i)) fail("the turns of a conversation have numbers: choose some of them, not ", describe(i))
   chosen <- seq_along(self$exchanges)[i]
   if (anyNA(chosen)) fail("the conversation has ", length(x), " turns: choose some of them")
   other <- list2env(as.list(self, all.names = TRUE), parent = emptyenv())
@@ -312,6 +317,7 @@ format.minhub_reply <- as.character.minhub_reply
 #' @export
 plot.minhub_reply <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
   most <- whole(most, least = 1)
+  col <- check_color(col)
   if (!nrow(x$tokens)) fail("there is no token to plot: the reply is empty")
   draw_panels(main %||% "Probability of each token, and of alternatives", function(i) {
     draw_reply(utils::head(x$tokens, most), x$top, nrow(x$tokens), col)

@@ -54,6 +54,20 @@ choice <- function(x, words, what = deparse(substitute(x))) {
   as.vector(x)
 }
 
+# The title of a plot, or one for each panel: text or plotmath.
+check_main <- function(main) {
+  if (is.language(main)) return(as.expression(main))
+  if (!is.atomic(main) || !length(main)) fail("main must be text or an expression, not ", describe(main))
+  texts(if (is.character(main)) main else format(main), "main")
+}
+
+check_color <- function(col) {
+  known <- is.atomic(col) && length(col) > 0L && !is.factor(col) && !anyNA(col) && !(is.numeric(col) && any(col > .Machine$integer.max))
+  valid <- known && tryCatch(is.matrix(grDevices::col2rgb(col)), error = function(e) FALSE)
+  if (!valid) fail("col must be a color, such as \"#0072B2\" or \"steelblue\", not ", describe(col))
+  as.vector(col)
+}
+
 # Whether x is a list without a class, such as a data frame has.
 is_plain_list <- function(x) is.list(x) && !is.object(x)
 

@@ -1,6 +1,7 @@
 #' Check what is installed, and whether it fits together
 #'
-#' R, the Python that this package uses and why, Python's packages, devices
+#' R, the Python that this package uses and why, Python's packages and the extras
+#' of minhub_py that some functions need (see [minhub_install()]), devices
 #' and CUDA, rpy2, R torch and its LibTorch against Python's, tokens and cache
 #' folders. It changes nothing and opens no connection.
 #'

@@ -28,7 +28,10 @@
 #'   token of the text, which is its row name.
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' lines <- c(juliet = "O Romeo, Romeo!", romeo = "O speak again, bright angel!", king = "Off with his head!")
+#' lines <- c(
+#'   juliet = "O Romeo, Romeo!", romeo = "O speak again, bright angel!",
+#'   king = "Off with his head!"
+#' )
 #' vectors <- embed(model, lines)
 #' dim(vectors)
 #' dist(vectors)

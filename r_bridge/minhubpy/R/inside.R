@@ -23,7 +23,7 @@ attention_weights <- function(model, text, tokenizer = NULL) {
   model <- check_model(model)
   found <- ask(
     "attention_weights",
-    model = model, text = one_text(text), tokenizer = check_tokenizer(tokenizer)
+    model = model, text = one_text(text, model), tokenizer = check_tokenizer(tokenizer)
   )
   tokens <- ifelse(is.na(found$tokens), paste0("#", found$ids), found$tokens)
   names <- list(layer = found$layers, head = seq_len(dim(found$weights)[[2L]]), token = tokens, attended_to = tokens)
@@ -31,9 +31,10 @@ attention_weights <- function(model, text, tokenizer = NULL) {
 }
 
 # The one text of a call, as text or as ids.
-one_text <- function(text) {
+one_text <- function(text, model) {
   given <- texts_or_ids(text, "text")
   if (length(given) != 1L) fail("text must be one text, not ", describe(text), ": call it for each")
+  if (!is.character(given)) check_length(length(given[[1L]]), model$context)
   given
 }
 
@@ -80,7 +81,7 @@ layers <- function(model, text, n = 5, tokenizer = NULL) {
   model <- check_model(model)
   found <- ask(
     "layers",
-    model = model, text = one_text(text), tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1)
+    model = model, text = one_text(text, model), tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1)
   )
   structure(found$frame, ids = found$ids, class = c("minhub_layers", "data.frame"))
 }
@@ -133,7 +134,7 @@ plot.minhub_attention <- function(x, layer = NULL, head = NULL, main = NULL, col
   columns <- one_of(head, known[[2L]], "head")
   what <- paste0("Attention", if (!is.null(layer)) paste(", layer", layer), if (!is.null(head)) paste(", head", head))
   names <- data.frame(token = known[[3L]], id = attr(x, "ids"))
-  shade <- shades(col)
+  shade <- shades(check_color(col))
   weights <- function(row, column) matrix(x[row, column, , ], nrow = dim(x)[[3L]])
   every <- length(rows) > 1L && length(columns) > 1L
   if (every && min(figure_width() / length(columns), figure_height() / length(rows)) >= SMALLEST_PANEL) {
@@ -271,6 +272,7 @@ plot.minhub_layers <- function(x, start = 1, most = 14, main = NULL, col = "#007
   ids <- attr(x, "ids")
   count <- max(x$position)
   if (from > count) fail("start is ", from, ", but the text has ", count, " tokens")
+  col <- check_color(col)
   shown <- x[x$rank == 1 & x$position >= from & x$position < from + whole(most, "most", least = 1), ]
   draw_panels(
     if (is.null(main)) "What each layer would predict next" else main,

@@ -14,7 +14,10 @@
 #' @examplesIf minhubpy:::is_ready()
 #' text <- rep("To be, or not to be, that is the question.", 50)
 #' train <- function(width) {
-#'   minhub_train(text, steps = 20, width = width, layers = 1, context = 16, batch = 4, evaluate_every = 5, seed = 1)
+#'   minhub_train(
+#'     text,
+#'     steps = 20, width = width, layers = 1, context = 16, batch = 4, evaluate_every = 5, seed = 1
+#'   )
 #' }
 #' both <- minhub_compare(narrow = train(8), wide = train(32))
 #' both
@@ -92,7 +95,10 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 #' @returns `x`, invisibly.
 #' @examplesIf minhubpy:::is_ready()
 #' text <- rep("To be, or not to be, that is the question.", 50)
-#' run <- minhub_train(text, steps = 30, width = 16, layers = 1, context = 16, batch = 4, evaluate_every = 5, seed = 1)
+#' run <- minhub_train(
+#'   text,
+#'   steps = 30, width = 16, layers = 1, context = 16, batch = 4, evaluate_every = 5, seed = 1
+#' )
 #' plot(run)
 #' plot(run$losses, against = "seconds")
 #' \dontshow{minhubpy:::end_example()}
@@ -100,6 +106,8 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 plot.minhub_losses <- function(x, against = c("step", "tokens", "seconds"), main = "Losses", col = "#0072B2", ...) {
   against <- choice(against, c("step", "tokens", "seconds"))
   check_plotted(x, c(against, "train_loss", "held_out_loss"), "there is no loss to plot: nothing was measured yet")
+  main <- optional(main, check_main)
+  col <- check_color(col)
   before <- begin_plot(...)
   on.exit(graphics::par(before))
 
@@ -136,7 +144,8 @@ plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), 
     rows[c("train_loss", "held_out_loss")] <- rows[c("train_loss", "held_out_loss")] * scale
     rows
   }, losses, x$nats_per_character / x$nats_per_token)
-  colours <- rep_len(if (is.null(col)) MANY else col, nrow(x))
+  main <- optional(main, check_main)
+  colours <- rep_len(optional(col, check_color) %||% MANY, nrow(x))
   # Equal curves do not hide each other: their lines and signs differ, and the signs are at different steps.
   dashes <- rep_len(c("solid", "44", "1343", "73", "2262"), nrow(x))
   signs <- if (nrow(x) > 1L) rep_len(c(16L, 15L, 17L, 18L), nrow(x)) else NA

@@ -10,7 +10,10 @@
 #' The models are those of the Python package minhub_py. R does not load
 #' Python: the first call starts a Python process of its own (a worker), which
 #' ends with the R session. [minhub_start()] says which Python that
-#' is, and how to get one.
+#' is, and how to get one. Some functions need an extra of minhub_py:
+#' [minhub_serve()] `minhub_py[serve]`, replies with a `schema` `minhub_py[json]`,
+#' and GGUF files `minhub_py[gguf]`. [minhub_install()] installs them, and
+#' [minhub_doctor()] lists those that are missing.
 #'
 #' Ids of tokens count from 0, as on the Hub, with one exception: in and out of
 #' an R torch tensor they count from 1, as everything does in R torch.

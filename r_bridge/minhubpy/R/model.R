@@ -461,7 +461,14 @@ forward <- function(model, idx, x) {
   if (!missing(idx) && !missing(x)) fail("idx and x are two names of one argument: give one of them")
   if (missing(idx)) idx <- x
   if (inherits(idx, "torch_tensor")) return(forward_torch(model, idx))
-  ask("forward", model = model, ids = token_ids(idx), first = 0L, as_torch = FALSE)
+  ids <- token_ids(idx)
+  check_length(if (is.list(ids)) max(lengths(ids)) else if (is.matrix(ids)) ncol(ids) else length(ids), model$context)
+  ask("forward", model = model, ids = ids, first = 0L, as_torch = FALSE)
+}
+
+# Before ids are sent: millions of them take many seconds to convert.
+check_length <- function(longest, context) {
+  if (!is.null(context) && longest > context) fail(longest, " positions; this model has ", context)
 }
 
 MODEL_FIELDS <- c("config", "family", "device", "dtype", "context", "vocab_size", "training", "quantized")

@@ -59,6 +59,7 @@ MANY_PANELS <- 12L
 plot.minhub_next_tokens <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
   check_plotted(x, c("token", "id", "prob"))
   most <- whole(most, least = 1)
+  col <- check_color(col)
   prompts <- if (is.null(x$prompt)) list(x) else split(x, factor(x$prompt, unique(x$prompt)))
   titles <- panel_titles(main, "Likeliest next tokens", "prompt", x$prompt)
   draw_panels(titles, function(i) draw_next_tokens(utils::head(prompts[[i]], most), col), ...)
@@ -86,6 +87,7 @@ plot.minhub_score <- function(x, text = NULL, type = c("auto", "bars", "text", "
   check_plotted(x, c("text", "position", "token", "id", "logprob"))
   type <- choice(type, c("auto", "bars", "text", "line"))
   most <- optional(most, whole, what = "most", least = 1)
+  col <- optional(col, check_color)
   titles <- panel_titles(main, "Surprise of each token", "text", x$text)
   if (!is.null(text)) {
     chosen <- texts_in(x, text)
@@ -346,6 +348,7 @@ begin_panel <- function() {
 
 # Draws a panel for each title: draw(i) draws the i-th within its margins.
 draw_panels <- function(titles, draw, ...) {
+  titles <- check_main(titles)
   panels <- min(length(titles), MANY_PANELS)
   if (panels < length(titles)) note("Showing the first ", panels, " of ", length(titles), ": plot some of them to see others")
   before <- set_parameters(panels, ...)
@@ -368,7 +371,7 @@ title_above <- function(text) {
 # `which`: the column with the text or prompt of each row, if there is one.
 panel_titles <- function(main, default, what, which) {
   known <- unique(which)
-  if (!is.null(main)) return(rep_len(main, max(1L, length(known))))
+  if (!is.null(main)) return(rep_len(check_main(main), max(1L, length(known))))
   if (length(known) < 2L) return(default)
   paste0(default, ", ", if (is.factor(known)) known else paste(what, known))
 }

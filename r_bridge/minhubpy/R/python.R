@@ -54,151 +54,13 @@ minhub_stop <- function() {
   invisible()
 }
 
-#' Make a Python for this package
-#'
-#' Makes a virtualenv in the user's data folder, with minhub_py and what it
-#' needs (PyTorch is the largest part). No other function of this package
-#' installs anything. It replaces the virtualenv of an earlier call.
-#'
-#' On Linux the build of PyTorch on the package index brings CUDA, and takes 5.5
-#' to 6.2 GB on disk; PyTorch's build for CPUs takes 1.0 GB.
-#'
-#' @param source What pip is to install: the path of a checkout or wheel of
-#'   minhub_py, or an address that pip knows, such as `"git+https://..."`. If not
-#'   given, what this package was installed from: the checkout in which
-#'   `R CMD INSTALL` ran, or the repository of `remotes::install_github()`. A
-#'   package that was installed from a file knows neither; then pip asks the
-#'   package index for the release of minhub_py that has this package's version.
-#' @param python The Python to make it with, 3.10 or newer; the first on the
-#'   `PATH` that is, if not given.
-#' @param pip_args Further arguments of `pip install`, such as
-#'   `c("--index-url", "https://...")`.
-#' @param torch The build of PyTorch: `"cpu"`; `"cuda"`, the one of the package
-#'   index; or `"auto"`, which takes `"cpu"` on a Linux without an NVIDIA GPU and
-#'   says so, if `pip_args` name no index.
-#' @returns The path of the new Python, invisibly.
-#' @examples
-#' \dontrun{
-#' minhub_install()
-#' minhub_install("path/to/minhub_py", torch = "cpu")
-#' }
-#' @export
-minhub_install <- function(source = NULL, python = NULL, pip_args = character(), torch = c("auto", "cpu", "cuda")) {
-  not_now()
-  source <- if (is.null(source)) own_source() else string(source)
-  torch <- choice(torch, c("auto", "cpu", "cuda"))
-  base <- if (is.null(python)) find_base_python() else path.expand(string(python))
-  if (is.null(on_path(base))) fail(base, " is not there: give the path of a Python 3.10 or newer")
-  if (!is.null(source) && file.exists(path.expand(source))) source <- normalizePath(source)
-  folder <- private_virtualenv()
-  dir.create(dirname(folder), recursive = TRUE, showWarnings = FALSE)
-  disconnect()
-  session$python <- NULL
-  # A virtualenv works only where it was made, so the old one is moved aside, and back if this fails.
-  before <- paste0(folder, "-before")
-  if (dir.exists(folder)) file.rename(folder, before)
-  done <- FALSE
-  on.exit(if (done) {
-    unlink(before, recursive = TRUE)
-  } else {
-    unlink(folder, recursive = TRUE)
-    if (dir.exists(before)) file.rename(before, folder)
-  })
-  run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed; on Debian: apt-get install python3-venv")
-  pip <- c("-m", "pip", "install", "--disable-pip-version-check", pip_args)
-  # minhub_py alone first, so that a wrong source fails before PyTorch is downloaded.
-  if (is.null(source)) {
-    install_release(python_in(folder), pip)
-  } else {
-    run(
-      python_in(folder), c(pip, "--no-deps", shQuote(source)),
-      "pip could not install it, for what it says above; minhub_install(\"/path/to/minhub_py\") takes a folder"
-    )
-  }
-  if (takes_cpu_build(torch, base, pip_args)) {
-    run(
-      python_in(folder), c(pip, "--index-url", CPU_INDEX, "torch"),
-      paste0("pip could not install PyTorch's CPU build, for what it says above; torch = \"cuda\" takes that of the package index")
-    )
-  }
-  run(python_in(folder), c(pip, "minhub_py"), "pip could not install what minhub_py needs, for what it says above")
-  done <- TRUE
-  note("Installed: ", python_in(folder))
-  invisible(python_in(folder))
-}
-
-CPU_INDEX <- "https://download.pytorch.org/whl/cpu"
-
-# Installs the release with this package's version. If there is none, the error says so more clearly than pip.
-install_release <- function(python, pip) {
-  version <- as.character(utils::packageVersion("minhubpy"))
-  said <- suppressWarnings(
-    run_python(python, c(pip, "--retries", "1", "--no-deps", paste0("minhub_py==", version)), stdout = TRUE, stderr = TRUE)
-  )
-  status <- attr(said, "status")
-  if (is.null(status)) return(invisible())
-  if (any(grepl("No matching distribution", said, fixed = TRUE))) {
-    fail(
-      "the package index has no release ", version, " of minhub_py, or cannot be reached: ",
-      "minhub_install(\"/path/to/minhub_py\") takes a checkout, minhub_install(\"git+https://...\") a repository"
-    )
-  }
-  fail("pip could not install minhub_py ", version, ": ", c(said, paste("status", status))[[max(1L, length(said))]])
-}
-
-# Whether to take PyTorch from its index of CPU builds. Not if the user names an index, which decides the build.
-takes_cpu_build <- function(torch, base, pip_args) {
-  if (torch != "auto") return(torch == "cpu")
-  named <- any(grepl("^(-i|--index-url|--extra-index-url|--no-index)", pip_args))
-  if (named || Sys.info()[["sysname"]] != "Linux") return(FALSE)
-  gpu <- has_nvidia_gpu(base)
-  note(
-    if (gpu) "Found an NVIDIA GPU: taking PyTorch with CUDA" else "Found no NVIDIA GPU: taking PyTorch's CPU build",
-    if (gpu) " (5.5 to 6.2 GB; " else " (1.0 GB instead of 5.5 to 6.2; ",
-    "torch = \"", if (gpu) "cpu" else "cuda", "\" takes the other)"
-  )
-  !gpu
-}
-
-# Asks the driver's own library, as `minhub doctor` does: nvidia-smi may hang, or be missing.
-has_nvidia_gpu <- function(python) {
-  code <- c(
-    "import ctypes, sys", "n = ctypes.c_int()", "try:", "    cuda = ctypes.CDLL('libcuda.so.1')",
-    "except OSError:", "    sys.exit(1)",
-    "sys.exit(cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(n)) != 0 or n.value == 0)"
-  )
-  run_python(python, c("-c", shQuote(paste(code, collapse = "\n"))), stdout = FALSE, stderr = FALSE) == 0L
-}
-
-# The checkout in which R CMD INSTALL ran. This line is evaluated then, in the folder of the package's source.
-CHECKOUT <- if (all(file.exists("../../pyproject.toml", "../../minhub_py"))) normalizePath("../..")
-
-# The source of the Python half of this package; NULL if only a release can have it.
-own_source <- function() {
-  about <- utils::packageDescription("minhubpy")
-  if (identical(about$RemoteType, "github")) {
-    return(paste0("git+https://github.com/", about$RemoteUsername, "/", about$RemoteRepo, "@", about$RemoteSha))
-  }
-  if (!is.null(CHECKOUT) && file.exists(file.path(CHECKOUT, "pyproject.toml"))) CHECKOUT
-}
-
-# A call of minhub_install() that works here, whether or not there is a release.
-install_call <- function() {
-  if (is.null(own_source())) "minhub_install(\"/path/to/minhub_py\")" else "minhub_install()"
-}
-
-run <- function(command, arguments, advice) {
-  status <- run_python(command, arguments)
-  if (status != 0L) fail(advice, " (", command, " ended with status ", status, ")")
-}
-
 private_virtualenv <- function() file.path(tools::R_user_dir("minhubpy", "data"), "venv")
 
 python_in <- function(folder) {
   if (.Platform$OS.type == "windows") file.path(folder, "Scripts", "python.exe") else file.path(folder, "bin", "python")
 }
 
-# Candidates in the order that the help page of minhub_start() gives.
+# Candidates in the order of the help page of minhub_start().
 python_candidates <- function() {
   variable <- function(name) {
     value <- Sys.getenv(name)
@@ -229,18 +91,23 @@ installer <- function() {
   if (nzchar(file)) readLines(file, n = 1L, encoding = "UTF-8")
 }
 
-# The program of a name or path, or NULL. Not by Sys.which(), which runs a shell that Ctrl-C may end.
+# The program of a name or path, or NULL.
 on_path <- function(name) {
-  if (.Platform$OS.type == "windows") {
-    files <- unname(Sys.which(name))
-  } else if (grepl("/", name, fixed = TRUE)) {
-    files <- name
-  } else {
-    files <- file.path(strsplit(Sys.getenv("PATH"), ":", fixed = TRUE)[[1L]], name)
-  }
-  programs <- files[file.access(files, 1L) == 0L & !dir.exists(files)]
+  programs <- programs_on_path(name)
   if (length(programs)) programs[[1L]]
 }
+
+# All programs of a name on the PATH, or the program of a path. Not by Sys.which(), which runs a shell that Ctrl-C may end.
+programs_on_path <- function(name) {
+  if (.Platform$OS.type == "windows") {
+    files <- unname(Sys.which(name))
+  } else {
+    files <- if (grepl("/", name, fixed = TRUE)) name else file.path(path_folders(), name)
+  }
+  files[file.access(files, 1L) == 0L & !dir.exists(files)]
+}
+
+path_folders <- function() strsplit(Sys.getenv("PATH"), .Platform$path.sep, fixed = TRUE)[[1L]]
 
 project_virtualenv <- function(folder = getwd()) {
   if (is.null(folder)) return(NULL) # the working directory was removed
@@ -282,28 +149,58 @@ look_for_python <- function() {
 check_named <- function(path, why) {
   path <- path.expand(path)
   problem <- python_problem(path)
-  if (!is.null(problem)) {
-    # As long as a Python is named, the one of minhub_install() is not used.
-    instead <- if (why == "the argument python") ", or run " else ", or name none and run "
-    fail(path, " (", why, ") ", problem, ": name another Python", instead, install_call(), class = "minhubpy_no_python")
+  if (is.null(problem)) return(list(path = path, why = why))
+  # A named Python takes precedence over the one of minhub_install(), which fixes none that does not start.
+  install <- if (!inherits(problem, "start_problem")) {
+    paste0(if (why == "the argument python") ", or run " else ", or name none and run ", install_call())
   }
-  list(path = path, why = why)
+  fail(path, " (", why, ") ", problem, ": name another Python", install, class = "minhubpy_no_python")
 }
 
-# What a Python lacks to serve, or NULL. It imports only the standard library for this.
+# Why a Python cannot run the worker, or NULL. Imports the standard library only.
 python_problem <- function(path) {
-  if (is.null(on_path(path))) return("is not there")
-  question <- paste(
-    "import sys, importlib.util as u; sys.path[:] = [p for p in sys.path if p]",
-    "print('minhubpy', sys.version_info >= (3, 10), *(u.find_spec(n) is not None for n in ('minhub_py', 'r_bridge', 'torch')))",
-    sep = "; "
-  )
-  answer <- suspendInterrupts(python_output(path, question))
-  told <- grep("^minhubpy ", answer, value = TRUE)
-  if (!length(told)) return("is no Python 3")
-  told <- strsplit(told[[1L]], " ")[[1L]][-1L] == "True"
+  modules <- "'minhub_py', 'r_bridge', 'torch'"
+  answer <- query_python(path, c(
+    "import sys",
+    "new = sys.version_info >= (3, 10)",
+    "sys.path[:] = [p for p in sys.path if p]",
+    "util = __import__('importlib.util', fromlist=['find_spec']) if new else None",
+    paste0("found = [util.find_spec(name) is not None for name in (", modules, ")] if new else []"),
+    "sys.stdout.write('minhubpy ' + ' '.join(map(str, [new] + found)))"
+  ))
+  if (is_problem(answer)) return(answer)
   lacks <- c("is older than 3.10", "lacks minhub_py", "lacks minhub_py's r_bridge", "lacks PyTorch")
-  if (all(told)) NULL else lacks[[which(!told)[[1L]]]]
+  missing <- which(answer != "True")
+  if (length(missing)) lacks[[missing[[1L]]]]
+}
+
+# The words that code prints after "minhubpy"; if it prints none, the reason, as a problem.
+# The statements share one line, as a command line of Windows requires.
+query_python <- function(path, code) {
+  if (is.null(on_path(path))) return(new_problem("is not there"))
+  output <- suspendInterrupts(python_output(path, paste(code, collapse = "; ")))
+  answer <- grep("^minhubpy ", output, value = TRUE)
+  if (length(answer)) return(strsplit(answer[[1L]], " ", fixed = TRUE)[[1L]][-1L])
+  home <- Sys.getenv("PYTHONHOME")
+  new_problem(
+    "does not start as Python 3 (", error_line(output) %||% "it prints nothing",
+    if (nzchar(home)) paste0("; the environment variable PYTHONHOME is ", home, ", which Sys.unsetenv(\"PYTHONHOME\") removes"),
+    ")",
+    class = "start_problem"
+  )
+}
+
+new_problem <- function(..., class = NULL) structure(paste0(...), class = c(class, "problem"))
+
+is_problem <- function(x) inherits(x, "problem")
+
+# The line of a Python's output that states its error: the last that names one, or else the last. NULL if it has no line.
+error_line <- function(lines) {
+  lines <- trimws(lines)
+  lines <- lines[nzchar(lines)]
+  errors <- grep("^[A-Za-z_.]*(Error|Exception|error)\\b.*:|^Fatal Python error|: command not found$", lines, value = TRUE)
+  shown <- if (length(errors)) errors else lines
+  if (length(shown)) substr(shown[[length(shown)]], 1L, 200L)
 }
 
 # system2() for a Python, which runs as if R had not started it.
@@ -314,18 +211,19 @@ run_python <- function(python, arguments, ...) {
 
 without_r <- function() shQuote(c(system.file("without_r.sh", package = "minhubpy"), file.path(R.home("etc"), "ldpaths")))
 
-# Runs Python code and returns the lines that it prints. Call it with interrupts suspended; Ctrl-C ends the wait.
+# Runs Python code and returns the lines of its output and errors. Call it with interrupts suspended; Ctrl-C ends the wait.
 python_output <- function(python, code, seconds = 30) {
   arguments <- c("-c", shQuote(code))
   if (.Platform$OS.type == "windows") {
-    return(suppressWarnings(run_python(python, arguments, stdout = TRUE, stderr = FALSE, timeout = seconds)))
+    return(suppressWarnings(run_python(python, arguments, stdout = TRUE, stderr = TRUE, timeout = seconds)))
   }
-  log <- tempfile("minhubpy-")
+  folder <- private_folder() # not tempdir(), which may be full
+  log <- file.path(folder, "log")
   pid <- NULL
   ended <- FALSE
   on.exit({
     if (!ended) kill(pid)
-    unlink(log)
+    unlink(folder, recursive = TRUE)
   })
   pid <- start_python(python, arguments, log)
   ended <- allowInterrupts(wait_until(function() !is_running(pid), seconds))
@@ -356,6 +254,9 @@ is_running <- function(pid) {
   pskill(pid, 0L) && !any(grepl(") Z ", state, fixed = TRUE))
 }
 
+# Lets a stopped process continue; no effect on a running one. Not on Windows, where every signal ends the process.
+resume_process <- function(pid) if (!is.null(pid) && .Platform$OS.type != "windows") pskill(pid, tools::SIGCONT)
+
 # Ends a process at once.
 kill <- function(pid) if (!is.null(pid)) pskill(pid, tools::SIGKILL)
 
@@ -379,14 +280,6 @@ set_environment <- function(values) {
   if (!all(gone)) do.call(Sys.setenv, as.list(values[!gone]))
 }
 
-find_base_python <- function() {
-  for (path in c(on_path("python3"), on_path("python"))) {
-    code <- shQuote("import sys; sys.exit(sys.version_info < (3, 10))")
-    if (run_python(path, c("-c", code), stdout = FALSE, stderr = FALSE) == 0L) return(path)
-  }
-  fail("no Python 3.10 or newer is on the PATH: install one (on Debian: apt-get install python3-venv), or give python =")
-}
-
 is_hosted <- function() !is.null(session$link) && startsWith(session$link$epoch, "host")
 
 # What each example ends with. A check as CRAN makes it wants no connection left open; in others the next example goes
@@ -396,13 +289,19 @@ end_example <- function() {
   if (wanted && !is_hosted()) minhub_stop()
 }
 
-# Whether there is a Python to use, without installing anything: for examples.
-is_ready <- function() {
-  is_hosted() || tryCatch(
+# Whether there is a Python to use, with an extra of minhub_py if one is named: for examples, which install nothing.
+is_ready <- function(extra = NULL) {
+  ready <- tryCatch(
     {
-      choose_python()
+      if (!is_hosted()) choose_python()
+      if (!is.null(extra)) require_extra(extra)
       TRUE
     },
     minhubpy_error = function(e) FALSE
   )
+  if (!ready && !is.null(extra)) end_example() # the question has started a worker
+  ready
 }
+
+# Fails if this session's Python lacks an extra of minhub_py; the message has the command that installs it.
+require_extra <- function(name) ask("require_extra", name = name)

@@ -7,18 +7,27 @@
 #' talk to the model through OpenAI's or Ollama's API. Its address opens a chat
 #' in a web browser. The server ends with the session, or by `server$stop()`.
 #'
+#' The server needs the extra `minhub_py[serve]`, see [minhub_install()].
+#'
+#' @section Access:
+#' The server listens on 127.0.0.1, so that other machines cannot reach it. But
+#' without `api_key` it answers every program and every user of this machine,
+#' who can then use the model and read the replies to their own requests. On a
+#' machine that you share, set `api_key`: clients without the key are refused.
+#'
 #' @param model A model, see [from_pretrained()].
 #' @param name What clients call it.
 #' @param port The port of the address; 0 is any free one.
 #' @param rows Replies that are made at the same time; others wait.
 #' @param context The most tokens of a prompt and its reply together. If not
 #'   given, those of the model, up to 4096.
-#' @param api_key A key that clients have to show.
+#' @param api_key A key that clients must send. `NULL`: any local user and
+#'   program is answered.
 #' @param tokenizer The tokenizer, if not the model's own.
 #' @returns A server: `$address`, `$name`, `$stop()`, and `$chat()`, which makes
 #'   a chat of the package ellmer, and hands its arguments (`system_prompt`,
 #'   `params` and others) on to `ellmer::chat_openai_compatible()`.
-#' @examplesIf minhubpy:::is_ready()
+#' @examplesIf minhubpy:::is_ready("serve")
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' server <- minhub_serve(model)
 #' server$address

@@ -155,8 +155,7 @@ zero_based <- function(idx, size, context) {
   ids <- idx$to(dtype = torch::torch_long())
   if (!torch::torch_equal(ids$to(dtype = idx$dtype), idx)) fail("an id is not a whole number")
   if (length(ids$shape) == 1L) ids <- ids$unsqueeze(1L)
-  length <- ids$size(2L)
-  if (!is.null(context) && length > context) fail(length, " positions; this model has ", context)
+  check_length(ids$size(2L), context)
   # In one step from the device, and not as R integers, for which an id may be too large.
   range <- as.numeric(torch::torch_stack(list(ids$min(), ids$max()))$to(dtype = torch::torch_double()))
   if (range[[1L]] == NA_INTEGER) fail("an id is NA; drop or replace it first")
@@ -189,6 +188,7 @@ check_tensor <- function(idx) {
 # model(idx) for an R torch tensor; Python checks the ids' values.
 forward_torch <- function(model, idx) {
   check_tensor(idx)
+  check_length(idx$size(-1L), model$context)
   ids <- as.array(idx$cpu()$to(dtype = torch::torch_double())) # an R integer would wrap, and Int16 has no as.array()
   if (length(dim(ids)) == 1L) ids <- as.vector(ids)
   parts <- ask("forward", model = model, ids = ids, first = 1L, as_torch = TRUE)

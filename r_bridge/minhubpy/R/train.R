@@ -87,7 +87,10 @@
 #'   [minhub_compare()] puts runs side by side.
 #' @examplesIf minhubpy:::is_ready()
 #' text <- rep("To be, or not to be, that is the question.", 50)
-#' run <- minhub_train(text, steps = 30, width = 16, layers = 1, context = 16, batch = 4, evaluate_every = 10, seed = 1)
+#' run <- minhub_train(
+#'   text,
+#'   steps = 30, width = 16, layers = 1, context = 16, batch = 4, evaluate_every = 10, seed = 1
+#' )
 #' run
 #' run$losses
 #' plot(run)
@@ -110,6 +113,7 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
     learning_rate = learning_rate, sample = sample, patience = patience, evaluate_every = evaluate_every
   )
   settings <- c(common, plain_settings(c(numbers, named(list(...)))))
+  if (!is.list(config) && !is.atomic(config)) fail("config must be a list with names, not ", describe(config))
   if (length(config)) settings$config <- plain_config(as.list(config), "config = list(window_size = 64)")
   out <- if (is.null(out)) tempfile("minhub-run-") else absolute(file_path(out))
   files <- text_files(text)

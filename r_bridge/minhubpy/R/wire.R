@@ -14,13 +14,13 @@ START <- "import sys; sys.path[:] = [p for p in sys.path if p]; from r_bridge.wo
 # Starts a worker and connects to it. Call it with interrupts suspended: it takes them while it waits.
 start_worker <- function(python) {
   folder <- private_folder()
-  log <- tempfile("minhubpy-", fileext = ".log")
+  log <- file.path(folder, "log")
   pid <- link <- NULL
   met <- FALSE
   on.exit(if (!met) {
     kill(pid) # a worker with an unknown process id leaves when its folder is gone
     if (!is.null(link)) close(link$socket)
-    unlink(c(folder, log), recursive = TRUE)
+    unlink(folder, recursive = TRUE)
   })
   pid <- start_python(python, c("-c", shQuote(START), shQuote(folder), Sys.getpid()), log)
   address <- wait_for_address(folder, log, pid)
@@ -63,8 +63,11 @@ is_ours <- function(socket) {
 }
 
 close_link <- function(link) {
-  if (is_ours(link$socket)) close(link$socket)
-  unlink(c(link$folder, link$log), recursive = TRUE)
+  if (is_ours(link$socket)) {
+    close(link$socket)
+    resume_process(link$pid) # a stopped worker would not notice the end of the connection
+  }
+  unlink(link$folder, recursive = TRUE)
 }
 
 # R checks setTimeLimit() in Sys.sleep(), so here and not in the middle of a frame.
@@ -83,16 +86,27 @@ wait_for_address <- function(folder, log, pid) {
   unserialize(file)
 }
 
-# Makes a folder that no other user may enter, in memory if the system has such a place: large results go through it.
+# Creates a folder that no other user may enter, in memory where the system allows it: large results go through it.
 private_folder <- function() {
+  remove_abandoned("/dev/shm")
   for (parent in c("/dev/shm", tempdir(check = TRUE))) {
-    folder <- tempfile("minhubpy-", parent)
+    folder <- tempfile(paste0("minhubpy-", Sys.getpid(), "-"), parent)
     if (dir.create(folder, showWarnings = FALSE, mode = "0700")) {
       if (has_room(folder)) return(folder)
       unlink(folder, recursive = TRUE)
     }
   }
-  fail("no file can be made in ", parent, ": make room there, or set the environment variable TMPDIR before R starts")
+  fail("no file can be created in ", parent, ": make room there, or set the environment variable TMPDIR before R starts")
+}
+
+# Removes the folders of this user's R sessions that were killed together with their workers. A process of another
+# container may have the number of an ended one here, hence the age.
+remove_abandoned <- function(parent, age = 3600) {
+  folders <- Sys.glob(file.path(parent, "minhubpy-*-*"))
+  owner <- as.integer(sub("^minhubpy-([0-9]+)-.*$|.*", "\\1", basename(folders)))
+  old <- difftime(Sys.time(), file.mtime(folders), units = "secs") > age
+  ended <- !is.na(owner) & old & !vapply(owner, function(pid) is.na(pid) || is_running(pid), NA)
+  unlink(folders[ended], recursive = TRUE) # another user's folders stay
 }
 
 # Whether the address fits into the folder; large results need no room (protocol.py, send_value).
@@ -189,10 +203,8 @@ lost <- function(link) {
   )
 }
 
-# The last line of a worker's log, in brackets.
+# The error in a worker's log, in brackets.
 last_words <- function(log, none = NULL) {
-  words <- if (file.exists(log)) readLines(log, warn = FALSE) else character()
-  words <- words[nzchar(trimws(words))]
-  said <- c(none, trimws(words))
-  if (length(said)) paste0(" (", said[[length(said)]], ")")
+  line <- (if (file.exists(log)) error_line(readLines(log, warn = FALSE))) %||% none
+  if (!is.null(line)) paste0(" (", line, ")")
 }

@@ -174,6 +174,7 @@ groups_of <- function(by, x, n) {
     by <- lapply(by, function(name) column_of(x, name))
   }
   columns <- if (is.list(by)) unname(as.list(by)) else list(by)
+  if (!length(columns)) fail("by must be a vector, or names of columns, not ", describe(by))
   for (column in columns) {
     if (!is.atomic(column)) fail("by must be a vector, or names of columns, not ", describe(column))
     if (length(column) != n) fail("by has ", length(column), " values for ", n, " words: give one for each")
@@ -205,10 +206,14 @@ order_of <- function(word_n, x, n) {
 # What both functions send beside their columns. Regular expressions are R's own, so R looks for tokens.
 word_settings <- function(model, sep, ignore_regex, bos, tokenizer) {
   tokenizer <- check_tokenizer(tokenizer)
+  call <- users_call()
   ignored <- NULL
   if (!is.null(ignore_regex) && nzchar(string(ignore_regex))) {
     known <- ask("vocabulary", model = model, tokenizer = tokenizer)
-    ignored <- known$id[grepl(ignore_regex, known$text)]
+    matches <- tryCatch(suppressWarnings(grepl(ignore_regex, known$text)), error = function(e) {
+      fail("ignore_regex is not a regular expression of R: ", describe(ignore_regex), call = call)
+    })
+    ignored <- known$id[matches]
   }
   list(sep = string(sep), ignored = ignored, bos = optional(bos, flag), tokenizer = tokenizer)
 }

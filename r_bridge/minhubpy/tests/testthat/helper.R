@@ -10,6 +10,11 @@ needs_python <- function() {
   skip_if_not(minhubpy:::is_ready(), "there is no Python with minhub_py")
 }
 
+needs_extra <- function(name) {
+  needs_python()
+  skip_if_not(minhubpy:::is_ready(name), paste0("this Python lacks minhub_py[", name, "]"))
+}
+
 needs_worker <- function() {
   needs_python()
   skip_if(minhubpy:::is_hosted(), "only a plain R session has a worker")

@@ -108,6 +108,7 @@ test_that("sampling settings default to those of the model", {
 })
 
 test_that("a reply follows a schema, and is data", {
+  needs_extra("json")
   schema <- list(
     type = "object", required = c("mood", "marks", "sure", "who"), additionalProperties = FALSE,
     properties = list(

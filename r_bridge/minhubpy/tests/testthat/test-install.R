@@ -1,14 +1,15 @@
 # minhub_install() with a Python that only notes what it is asked, and a network that is never there.
 
-# A script that stands for a Python, and what it was called with. `gpu`: whether it finds an NVIDIA GPU; `released`:
-# whether the index has minhub_py.
-imitation <- function(gpu = FALSE, released = FALSE) {
-  folder <- tempfile("python ")
-  dir.create(folder)
-  path <- file.path(folder, "python")
+# A script that imitates a Python, and its recorded calls. `gpu`: whether it finds an NVIDIA GPU; `released`: whether the
+# index has minhub_py; `answer`: its version and what it lacks; `config`: a line of pip's configuration.
+imitation <- function(gpu = FALSE, released = FALSE, answer = "3.11.2", config = NULL, path = file.path(tempfile("python "), "python")) {
+  folder <- dirname(path)
+  dir.create(folder, recursive = TRUE, showWarnings = FALSE)
   log <- file.path(folder, "log")
   writeLines(c(
     "#!/bin/sh",
+    paste0("case \"$2\" in *minhubpy*) echo minhubpy ", answer, "; exit;; esac"),
+    paste0("case \"$*\" in *'pip config list') echo ", shQuote(config), "; exit;; esac"),
     paste0("[ \"$1\" = -c ] && exit ", if (gpu) 0 else 1),
     paste("echo \"$@\" >>", shQuote(log)),
     "case \"$2\" in venv) mkdir -p \"$3/bin\" && cp \"$0\" \"$3/bin/python\";; esac",
@@ -36,6 +37,16 @@ installed <- function(python, ...) {
   list(pip = pip, said = paste(said, collapse = ""))
 }
 
+EXTRAS <- "minhub_py[gguf,json,serve]"
+
+# Sets a PATH of these folders, and of one with a shell and no Python.
+set_path <- function(...) {
+  tools <- tempfile("tools ")
+  dir.create(tools)
+  file.symlink(c("/bin/sh", Sys.which("mkdir"), Sys.which("cp")), file.path(tools, c("sh", "mkdir", "cp")))
+  Sys.setenv(PATH = paste(c(..., tools), collapse = ":"))
+}
+
 needs_shell <- function() {
   skip_on_os("windows")
   skip_if(minhubpy:::is_hosted(), "only a plain R session has a worker")
@@ -46,18 +57,18 @@ test_that("without an NVIDIA GPU PyTorch's CPU build is taken, and it is said", 
   skip_if_not(Sys.info()[["sysname"]] == "Linux", "only a worker on Linux has a choice: elsewhere there is one build")
   cpu <- "--index-url https://download.pytorch.org/whl/cpu torch"
   made <- installed(imitation(), "git+https://example.org/minhub_py")
-  expect_identical(made$pip, c("--no-deps git+https://example.org/minhub_py", cpu, "minhub_py"))
+  expect_identical(made$pip, c("--no-deps git+https://example.org/minhub_py", cpu, EXTRAS))
   expect_match(made$said, "Found no NVIDIA GPU: taking PyTorch's CPU build (1.0 GB instead of 5.5 to 6.2;", fixed = TRUE)
   made <- installed(imitation(gpu = TRUE), "x.whl")
-  expect_identical(made$pip, c("--no-deps x.whl", "minhub_py"))
+  expect_identical(made$pip, c("--no-deps x.whl", EXTRAS))
   expect_match(made$said, "Found an NVIDIA GPU: taking PyTorch with CUDA", fixed = TRUE)
   # What is asked for is taken without a word, and so is an index that the user names.
   made <- installed(imitation(gpu = TRUE), "x.whl", torch = "cpu")
-  expect_identical(made$pip, c("--no-deps x.whl", cpu, "minhub_py"))
+  expect_identical(made$pip, c("--no-deps x.whl", cpu, EXTRAS))
   expect_false(grepl("NVIDIA", made$said))
   expect_length(installed(imitation(), "x.whl", torch = "cuda")$pip, 2L)
   made <- installed(imitation(), "x.whl", pip_args = c("--index-url", "https://example.org/simple"))
-  expect_identical(made$pip[[2L]], "--index-url https://example.org/simple minhub_py")
+  expect_identical(made$pip[[2L]], paste("--index-url https://example.org/simple", EXTRAS))
 })
 
 test_that("a release is asked of the index, and where there is none the next step is one that works", {
@@ -81,7 +92,7 @@ test_that("what was installed before stays where an installation fails", {
   on.exit(minhubpy:::set_environment(before))
   Sys.setenv(R_USER_DATA_DIR = tempfile("data "))
   path <- suppressMessages(minhub_install("x.whl", python = imitation()$path))
-  expect_refused(minhub_install("broken.whl", python = imitation()$path), "pip could not install it, for what it says above")
+  expect_refused(minhub_install("broken.whl", python = imitation()$path), "pip could not install it, for the reason above")
   expect_true(file.exists(path))
   expect_identical(dir(dirname(dirname(dirname(path)))), "venv")
 })
@@ -90,4 +101,95 @@ test_that("messages name a call of minhub_install() that works here", {
   source <- minhubpy:::own_source()
   expect_identical(minhubpy:::install_call(), if (is.null(source)) 'minhub_install("/path/to/minhub_py")' else "minhub_install()")
   if (!is.null(source)) expect_true(startsWith(source, "git+") || file.exists(file.path(source, "pyproject.toml")))
+})
+
+test_that("PyTorch comes from the index that the user or pip's configuration names", {
+  needs_shell()
+  skip_if_not(Sys.info()[["sysname"]] == "Linux", "only a worker on Linux has a choice: elsewhere there is one build")
+  mirror <- "https://mirror.example.org/pytorch/whl/cpu"
+  for (torch in c("auto", "cpu")) {
+    made <- installed(imitation(), "x.whl", torch = torch, torch_index = mirror)
+    expect_identical(made$pip, c("--no-deps x.whl", paste("--index-url", mirror, "torch"), EXTRAS))
+    expect_false(grepl("NVIDIA", made$said))
+  }
+  # The index of the configuration has the build; the user's password is not shown.
+  for (config in c("global.index-url='https://me:secret@mirror.example.org/simple'", ":env:.extra-index-url='https://mirror.example.org/simple'")) {
+    made <- installed(imitation(config = config), "x.whl")
+    expect_identical(made$pip, c("--no-deps x.whl", EXTRAS))
+    expect_match(made$said, "pip is configured with (extra-)?index-url = https://mirror.example.org/simple: installing the PyTorch of that index")
+    expect_length(installed(imitation(config = config), "x.whl", torch = "cpu")$pip, 3L)
+  }
+  made <- installed(imitation(config = "global.timeout='60'"), "x.whl")
+  expect_length(made$pip, 3L)
+  expect_refused(minhub_install("x.whl", python = imitation()$path, torch_index = 3), "torch_index must be text, not 3")
+})
+
+test_that("a Python that cannot create the virtualenv is refused before anything changes", {
+  needs_shell()
+  before <- Sys.getenv("R_USER_DATA_DIR", unset = NA, names = TRUE)
+  on.exit(minhubpy:::set_environment(before))
+  Sys.setenv(R_USER_DATA_DIR = tempfile("data "))
+  refused <- function(python, message) expect_error(minhub_install("x.whl", python = python), message, fixed = TRUE, class = "minhubpy_error")
+  refused("/no/python", "/no/python is not there: name a Python 3.10 or newer with the modules venv and ensurepip")
+  refused(imitation(answer = "3.8.18 older")$path, "is Python 3.8.18, which is older than 3.10: name a Python 3.10")
+  refused(imitation(answer = "3.11.2 ensurepip")$path, "lacks the module ensurepip (on Debian: apt-get install python3-venv): name")
+  silent <- file.path(tempfile(), "python")
+  dir.create(dirname(silent))
+  writeLines(c("#!/bin/sh", "echo 'ImportError: no module named zlib' >&2; exit 1"), silent)
+  Sys.chmod(silent, "755")
+  refused(silent, "does not start as Python 3 (ImportError: no module named zlib): name a Python")
+  expect_false(dir.exists(minhubpy:::private_virtualenv()))
+})
+
+test_that("minhub_install() passes over unsuitable Pythons of the PATH", {
+  needs_shell()
+  before <- Sys.getenv("PATH", names = TRUE)
+  on.exit(minhubpy:::set_environment(before))
+  folder <- tempfile("path ")
+  at <- function(...) file.path(folder, ...)
+  dir.create(folder)
+  folder <- normalizePath(folder)
+  found <- function() minhubpy:::find_base_python()
+  imitation(path = at("old", "python3"), answer = "3.8.18 older")
+  imitation(path = at("bare", "python3"), answer = "3.12.1 ensurepip")
+  good <- imitation(path = at("good", "python3"))$path
+  set_path(at("old"), at("bare"), at("good"))
+  expect_identical(found(), good)
+  # By its version, behind a python3 that is too old.
+  newer <- imitation(path = at("old", "python3.12"))$path
+  imitation(path = at("old", "python3.10"))
+  set_path(at("old"))
+  expect_identical(minhubpy:::base_pythons(), at("old", c("python3", "python3.12", "python3.10")))
+  expect_identical(found(), newer)
+  # Behind the shims of a version manager.
+  for (version in c("3.9.18", "3.10.4", "3.13.0", "pypy3.10")) imitation(path = at("pyenv", "versions", version, "bin", "python3"))
+  imitation(path = at("asdf", "installs", "python", "3.12.7", "bin", "python3"))
+  set_path(at("pyenv", "shims"), at("asdf", "shims"))
+  expect_identical(
+    minhubpy:::base_pythons(),
+    c(
+      at("pyenv", "versions", "3.13.0", "bin", "python3"), at("asdf", "installs", "python", "3.12.7", "bin", "python3"),
+      at("pyenv", "versions", c("3.10.4", "pypy3.10", "3.9.18"), "bin", "python3")
+    )
+  )
+  expect_identical(found(), at("pyenv", "versions", "3.13.0", "bin", "python3"))
+  # The list of Windows' launcher.
+  lines <- c(" -V:3.12 *        C:\\Users\\A B\\Python312\\python.exe", "No installed Pythons found")
+  expect_identical(minhubpy:::launcher_pythons(lines), "C:\\Users\\A B\\Python312\\python.exe")
+})
+
+test_that("without a suitable Python the error lists what was tried", {
+  needs_shell()
+  old <- imitation(answer = "3.8.18 older")$path
+  before <- Sys.getenv("PATH", names = TRUE)
+  on.exit(minhubpy:::set_environment(before))
+  set_path(dirname(old))
+  condition <- tryCatch(minhub_install("x.whl"), error = identity)
+  expect_s3_class(condition, "minhubpy_error")
+  expect_identical(conditionMessage(condition), paste0(
+    "found no Python 3.10 or newer that can create a virtualenv: install one (on Debian: apt-get install python3-venv), ",
+    "or name one, as in minhub_install(python = \"/path/to/python3\")\nTried:\n  ", old, " is Python 3.8.18, which is older than 3.10"
+  ))
+  set_path()
+  expect_error(minhub_install("x.whl"), "found no Python 3.10 or newer", class = "minhubpy_error")
 })

@@ -1,7 +1,7 @@
 # A server in the background. What it answers is shown in tests/test_serve.py; here, that R has it.
 
 test_that("a server answers, is printed, and ends", {
-  needs_python()
+  needs_extra("serve")
   server <- minhub_serve(a_model(), name = "bard")
   on.exit(server$stop())
   expect_s3_class(server, "minhub_server")
@@ -19,12 +19,14 @@ test_that("a server answers, is printed, and ends", {
 })
 
 test_that("what a server cannot have is refused", {
-  needs_python()
+  needs_extra("serve")
   expect_refused(minhub_serve("gpt2"), "model")
-  expect_refused(minhub_serve(a_model(), context = 1e6), "has: at most 256")
+  expect_refused(minhub_serve(a_model(), context = 1e6), "context = 1000000 is more than minhub has: at most 256")
   expect_refused(minhub_serve(a_model(), rows = 0), "rows")
   expect_refused(minhub_serve(a_random_model()), "tokenizer")
   server <- minhub_serve(a_model())
   on.exit(server$stop())
+  port <- as.integer(sub(".*:", "", server$address))
+  expect_refused(minhub_serve(a_model(), port = port), "choose another with port")
   if (!requireNamespace("ellmer", quietly = TRUE)) expect_error(server$chat(), "needs the package ellmer")
 })

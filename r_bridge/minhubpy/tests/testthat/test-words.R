@@ -64,7 +64,7 @@ test_that("a context, sep, ignore_regex and bos do as they say", {
   tokens <- score(model, "To be, or")
   comma <- tokens$logprob[tokens$token == ","]
   expect_equal(word_logprobs(model, c("To", "be,", "or"), ignore_regex = "^[[:punct:]]$")[[2L]], plain[[2L]] - comma, tolerance = 1e-6)
-  expect_refused(word_logprobs(model, "To", bos = TRUE), "this model's config.json has no bos_token_id")
+  expect_refused(word_logprobs(model, "To", bos = TRUE), "bos = TRUE: this model's config.json has no bos_token_id")
 })
 
 test_that("targets have contexts of their own", {
@@ -228,6 +228,9 @@ test_that("mistakes are refused with what to do next", {
   expect_refused(word_logprobs(model, SENTENCES, by = "sentence"), "there is no column sentence; there are item, word")
   expect_refused(word_logprobs(model, SENTENCES, words = "w"), "there is no column w; there are item, word")
   expect_refused(word_logprobs(model, c("a", "b"), by = 1), "by has 1 values for 2 words")
+  expect_refused(word_logprobs(model, c("a", "b"), by = list()), "by must be a vector, or names of columns, not a list of length 0")
+  expect_refused(word_logprobs(model, "a", ignore_regex = "["), 'ignore_regex is not a regular expression of R: "["')
+  expect_refused(word_logprobs(model, c("a", "b"), context = c("x", "y")), "different contexts: pass by, or use target_logprobs()")
   expect_refused(word_logprobs(model, c("a", "b"), context = c("x", "y")), "different contexts")
   expect_refused(word_logprobs(model, c("a", "b"), word_n = c(1, NA)), "word_n has NA at 2")
   expect_refused(target_logprobs(model, c("a", "b"), "c"), "1 targets for 2 contexts")

@@ -238,9 +238,10 @@ test_that("a Python that cannot serve is told apart and named, and the one befor
     list(file.path(folder, "nothing here"), "is not there"),
     list(folder, "is not there"),
     list("", "is not there"),
-    list(script("mute", "exit 0"), "is no Python 3"),
-    list(script("loud", "echo hello; echo hello >&2; exit 3"), "is no Python 3"),
-    list(script("old", "echo minhubpy False True True True"), "is older than 3.10"),
+    list(script("mute", "exit 0"), "does not start as Python 3 (it prints nothing)"),
+    list(script("loud", "echo hello; echo goodbye >&2; exit 3"), "does not start as Python 3 (goodbye)"),
+    list(script("broken", "echo 'ImportError: no zlib' >&2; echo; echo '  <no Python frame>'"), "does not start as Python 3 (ImportError: no zlib)"),
+    list(script("old", "echo minhubpy False"), "is older than 3.10"),
     list(script("bare", "echo minhubpy True False False True"), "lacks minhub_py"),
     list(script("half", "echo minhubpy True True False True"), "lacks minhub_py's r_bridge"),
     list(script("torchless", "echo minhubpy True True True False"), "lacks PyTorch")
@@ -333,7 +334,7 @@ test_that("what an answer leaves on disk is gone when it is read", {
   large <- lapply(1:3, function(i) model(matrix(rep(0:9, 1000), 1000)))
   expect_identical(dim(large[[1L]]), c(1000L, 10L, 10L))
   expect_identical(large[[1L]], large[[3L]])
-  expect_identical(list.files(folder, all.files = TRUE, no.. = TRUE), character())
+  expect_identical(list.files(folder, all.files = TRUE, no.. = TRUE), "log")
   minhub_stop()
   expect_false(dir.exists(folder))
 })

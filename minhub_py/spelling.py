@@ -1,10 +1,12 @@
 """The spelling of settings and calls in messages: that of Python, the shell or R, whichever the user called.
 
 For `setting("batch", 8)` a Python user reads batch=8, a shell user --batch 8, and an R user batch = 8. There is one
-class for each: `Words` here, the shell's in cli.py, R's in the R bridge.
+class for each: `Words` and `ShellWords` here, R's in the R bridge.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
@@ -23,6 +25,36 @@ class Words:
     def resume(self, folder: str | PathLike[str], **changes: object) -> str:
         """The call that resumes a run."""
         return f"resume({', '.join([repr(str(folder)), *(self.setting(*change) for change in changes.items())])})"
+
+    def download(self, identifier: str, revision: str) -> str:
+        """The call or command that downloads a model."""
+        command = ["minhub", "download", identifier]
+        return shlex.join(command if revision == "main" else [*command, "--revision", revision])
+
+
+class ShellWords(Words):
+    """Messages for the shell: settings are options, and calls are commands."""
+
+    train = "minhub train"
+
+    def setting(self, name: str, value: object = None) -> str:
+        """An option, such as --batch 8 or --no-carry."""
+        return shlex.join(option(name, value))
+
+    def resume(self, folder: str | PathLike[str], **changes: object) -> str:
+        """The command `minhub train --resume RUN`."""
+        words = [word for change in changes.items() for word in option(*change)]
+        return shlex.join(["minhub", "train", "--resume", str(folder), *words])
+
+
+def option(name: str, value: object = None) -> list[str]:
+    """A setting as a shell option, with its value if there is one."""
+    word = "--" + {"start": "from", "config": "set"}.get(name, name.replace("_", "-"))
+    if isinstance(value, Mapping):
+        return [part for key, item in value.items() for part in (word, f"{key}={json.dumps(item)}")]
+    if isinstance(value, bool):
+        return [word if value else f"--no-{word[2:]}"]
+    return [word] if value is None else [word, str(value)]
 
 
 _current: ContextVar[Words] = ContextVar("words", default=Words())  # noqa: B039  # Words has no state
@@ -46,6 +78,11 @@ def setting(name: str, value: object = None) -> str:
 def resume_call(folder: str | PathLike[str], **changes: object) -> str:
     """`Words.resume` in the current spelling."""
     return _current.get().resume(folder, **changes)
+
+
+def download_call(identifier: str, revision: str) -> str:
+    """`Words.download` in the current spelling."""
+    return _current.get().download(identifier, revision)
 
 
 def train_call() -> str:

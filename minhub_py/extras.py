@@ -1,0 +1,56 @@
+"""The extras of minhub_py: the optional packages of each, and the command that installs them."""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import NamedTuple
+
+
+class Extra(NamedTuple):
+    """The packages of an extra with their minimum versions, and their purpose. Their modules have the same names."""
+
+    packages: Mapping[str, str]
+    purpose: str
+
+
+EXTRAS = {
+    "serve": Extra({"starlette": "1.7", "uvicorn": "0.35", "llguidance": "1.9"}, "serving over HTTP"),
+    "json": Extra({"llguidance": "1.9"}, "output that follows a JSON schema"),
+    "gguf": Extra({"gguf": "0.17"}, "reading GGUF files"),
+    "tables": Extra({"pyarrow": "17"}, "reading and writing .parquet files"),
+    "plot": Extra({"matplotlib": "3.8"}, "drawing plots"),
+}
+
+
+def missing(name: str) -> list[str]:
+    """The modules of an extra that are not installed."""
+    return [module for module in EXTRAS[name].packages if find_spec(module) is None]
+
+
+def install_command(name: str, *, upgrade: bool = False) -> str:
+    """The command that installs an extra."""
+    return f"{pip()} {'--upgrade ' if upgrade else ''}{shlex.quote(f'minhub_py[{name}]')}"
+
+
+def require(name: str) -> None:
+    """Check for an extra before starting work. ValueError: a module is missing; the message has the command."""
+    if modules := missing(name):
+        raise ValueError(
+            f"{EXTRAS[name].purpose} requires the Python package{'s' * (len(modules) > 1)} {' and '.join(modules)}: "
+            f"install with {install_command(name)}"
+        )
+
+
+def pip() -> str:
+    """The command that installs packages into the running Python, which `pip` on the PATH may not do."""
+    python = shlex.quote(sys.executable)
+    # Not find_spec("pip"): setuptools hooks that and removes its distutils, which PyTorch needs to compile.
+    try:
+        version("pip")
+    except PackageNotFoundError:
+        if shutil.which("uv"):
+            return f"uv pip install --python {python}"
+    return f"{python} -m pip install"

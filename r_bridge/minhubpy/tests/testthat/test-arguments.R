@@ -1,0 +1,151 @@
+# Wrong values of every argument of every exported function: an error of the package, or a result. R's own errors and
+# unexpected ones of Python are defects. test-input.R has the messages.
+
+# Arguments without a default.
+REQUIRED <- list(
+  model = a_model, prompts = function() "To", prompt = function() "To", texts = function() "To be", text = function() "To be",
+  x = function() c("To", "be"), contexts = function() "To", targets = function() "be", out = function() tempfile("no run "),
+  identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved ")
+)
+
+# Each kind that R code meets by mistake.
+wrong_values <- function() {
+  list(
+    "NULL" = NULL, "NA" = NA, "an empty list" = list(), "a nested list" = list(list(1)), "an S4 object" = methods::getClass("numeric"),
+    "a function" = function(piece) NULL, "a data frame without columns" = data.frame(),
+    "a data frame without rows" = data.frame(word = character()), "a factor" = factor("a"), "a date" = as.Date("2026-01-01"),
+    "a time" = as.POSIXlt("2026-01-01"), "no strings" = character(), "no numbers" = numeric(), "a complex number" = 1i,
+    "raw bytes" = as.raw(1:2), "an environment" = new.env(), "a call" = quote(a + b), "a negative number" = -1, "a fraction" = 0.5,
+    "a string" = "zz", "two strings" = c("a", "b"), "an empty string" = "", "a matrix" = matrix(1:4, 2L), "invalid UTF-8" = "\xff",
+    "an invalid regular expression" = "[", "infinity" = Inf, "a large number" = 1e10
+  )
+}
+
+# The defect in a call's error; NULL without an error, or for an error of the package.
+defect <- function(f, arguments) {
+  utils::capture.output(outcome <- tryCatch(
+    {
+      value <- suppressWarnings(do.call(f, arguments, quote = TRUE))
+      if (inherits(value, "minhub_server")) value$stop()
+      NULL
+    },
+    error = identity
+  ))
+  if (is.null(outcome)) return(NULL)
+  message <- conditionMessage(outcome)
+  if (!inherits(outcome, "minhubpy_error")) return(paste("R's own error:", message))
+  if (grepl("unexpected .* in Python|Traceback|^one .* is wanted|attributes that do not fit", message)) message
+}
+
+# The defects of wrong values for each argument in turn, the others being right. Some are names of files to write, which
+# a temporary folder takes.
+defects <- function(name, f, right, arguments = setdiff(names(formals(f)), "...")) {
+  folder <- tempfile("written ")
+  dir.create(folder)
+  here <- setwd(folder)
+  on.exit({
+    setwd(here)
+    unlink(folder, recursive = TRUE)
+  })
+  values <- wrong_values()
+  found <- character()
+  for (argument in arguments) {
+    for (kind in names(values)) {
+      call <- right
+      call[argument] <- list(values[[kind]])
+      problem <- defect(f, call)
+      if (!is.null(problem)) found <- c(found, paste0(name, "(", argument, " = ", kind, "): ", problem))
+    }
+  }
+  found
+}
+
+has_no_default <- function(f) {
+  as.character(names(Filter(function(default) is.symbol(default) && !nzchar(as.character(default)), as.list(formals(f)))))
+}
+
+# Not those that start, end or install a Python, nor those that train, which test-train.R has; one of each family of
+# functions that are made alike.
+exported <- function() {
+  names <- getNamespaceExports("minhubpy")
+  names <- names[!grepl("^minhub_(start|stop|install|train|resume)$", names)]
+  names <- names[vapply(names, function(name) is.function(getExportedValue("minhubpy", name)), NA)]
+  family <- sub("^(?!gpt2).*(_from_config|_from_pretrained)$", "\\1", names, perl = TRUE)
+  fresh <- vapply(names, function(name) identical(names(formals(getExportedValue("minhubpy", name))), c("...", "seed")), NA)
+  sort(names[!duplicated(family) & !fresh])
+}
+
+test_that("no wrong argument of an exported function raises an error of R or an unexpected one of Python", {
+  needs_extra("serve")
+  all <- exported()
+  expect_true(length(all) > 15L)
+  for (name in all) {
+    f <- getExportedValue("minhubpy", name)
+    needed <- setdiff(has_no_default(f), "...")
+    expect_identical(setdiff(needed, names(REQUIRED)), character(), info = paste0(name, "(): add its argument to REQUIRED"))
+    right <- lapply(REQUIRED[needed], function(make) make())
+    for (small in intersect(c("vocab_size", "n_embd", "n_head", "n_layer", "max_new_tokens"), names(formals(f)))) right[[small]] <- 4
+    if ("targets" %in% names(formals(f)) && "contexts" %in% needed) right$targets <- "be"
+    expect_identical(defects(name, f, right), character())
+  }
+})
+
+test_that("no wrong argument of a plot does", {
+  needs_python()
+  model <- a_model()
+  losses <- structure(
+    data.frame(step = 0:1, tokens = 0:1, seconds = 0:1, train_loss = c(NA, 1), held_out_loss = c(2, 1)),
+    class = c("minhub_losses", "data.frame")
+  )
+  bot <- minhubpy:::as_chat(list2env(list(exchanges = list())))
+  plotted <- list(
+    next_tokens(model, "To"), attention_weights(model, "To"), losses,
+    structure(list(tokens = data.frame(token = "a", id = 1L, prob = 0.5, logprob = log(0.5)),
+                   top = data.frame(position = 1L, token = "b", id = 2L, prob = 0.3, logprob = log(0.3))), class = "minhub_reply")
+  )
+  grDevices::pdf(NULL)
+  on.exit(grDevices::dev.off())
+  for (x in plotted) {
+    f <- utils::getS3method("plot", class(x)[[1L]], envir = asNamespace("minhubpy"))
+    expect_identical(defects(paste0("plot.", class(x)[[1L]]), f, list(x), setdiff(names(formals(f)), c("x", "..."))), character())
+  }
+  plot(plotted[[1L]], main = quote(alpha^2))
+  refused <- function(call, message) expect_error(call, message, fixed = TRUE, class = "minhubpy_error")
+  refused(plot(plotted[[1L]], main = list()), "main must be text or an expression, not a list of length 0")
+  refused(plot(plotted[[1L]], col = "zz"), 'col must be a color, such as "#0072B2" or "steelblue", not "zz"')
+  expect_length(bot, 0L)
+  refused(bot[list()], "choose some of them, not a list of length 0")
+})
+
+test_that("no wrong argument of a method of a tokenizer or of a model does", {
+  needs_python()
+  tok <- a_tokenizer()
+  model <- a_random_model()
+  right <- list(sequence = "To", input = "To", ids = 1L, sequences = list(1L), tokens = "T", path = tempfile("saved "))
+  for (name in minhubpy:::TOKENIZER_METHODS) {
+    f <- minhubpy:::`$.minhub_tokenizer`(tok, name)
+    expect_identical(defects(paste0("tok$", name), f, right[intersect(names(right), names(formals(f)))]), character())
+  }
+  for (name in c("parameter", "load_state_dict", "to")) {
+    f <- minhubpy:::`$.minhub_model`(model, name)
+    expect_identical(defects(paste0("model$", name), f, list()), character())
+  }
+  expect_identical(defects("model", function(idx) model(idx), list()), character())
+  expect_identical(defects("model[[]]", function(i) model[[i]], list()), character())
+})
+
+test_that("a file that cannot be written leaves no part of it", {
+  needs_python()
+  folder <- tempfile("folder ")
+  dir.create(file.path(folder, "tokenizer.json"), recursive = TRUE)
+  tok <- a_tokenizer()
+  expect_error(tok$save(file.path(folder, "tokenizer.json")), class = "minhubpy_error")
+  expect_identical(list.files(folder, all.files = TRUE, no.. = TRUE), "tokenizer.json")
+})
+
+test_that("a sequence longer than the context is refused before it is sent", {
+  needs_python()
+  model <- a_random_model()
+  for (idx in list(rep(1L, 17L), matrix(1L, 2L, 17L), list(rep(1L, 17L), 1L))) expect_refused(model(idx), "17 positions; this model has 16")
+  expect_refused(attention_weights(model, rep(1L, 17L)), "17 positions; this model has 16")
+})
