@@ -101,10 +101,11 @@ def test_every_export_has_a_help_page() -> None:
     }
     assert set(exports) <= topics
     promised = """
-        from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate next_tokens score perplexity
-        as_torch_module
+        from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate next_tokens perplexity
+        token_logprobs word_logprobs target_logprobs text_embeddings logit_lens minhub_chat minhub_serve as_torch_module
         minhub_train minhub_resume minhub_run minhub_compare
         minhub_devices minhub_doctor minhub_start minhub_stop minhub_install
     """
     families = {f"{name}{end}" for name in ENTRIES for end in ("", "_from_config", "_from_pretrained")}
     assert families | set(promised.split()) <= set(exports)
+    assert not {"chat", "embed", "score", "layers"} & set(exports)  # names of other packages

@@ -17,7 +17,7 @@ _LIST: list[Callable[..., Any]] = [
     weights.load_state_dict,
     text.generate, text.next_tokens, text.score, text.perplexity,
     words.word_logprobs, words.target_logprobs, words.vocabulary, words.logprob_matrix,
-    embeddings.embed, embeddings.attention_weights, embeddings.layers,
+    embeddings.embed, embeddings.attention_weights, embeddings.logit_lens,
     chats.chat_template, chats.reply,
     tokenizers.tokenizer_from_pretrained, tokenizers.tokenizer_from_file, tokenizers.save_tokenizer,
     tokenizers.encode_batch, tokenizers.decode_batch,

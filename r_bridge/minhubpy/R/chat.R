@@ -2,13 +2,13 @@
 
 #' Talk with a model
 #'
-#' `chat()` begins a conversation; `bot$say()` gives the model a text and
+#' `minhub_chat()` begins a conversation; `bot$say()` gives the model a text and
 #' shows its reply in the console while it is made. Esc or Ctrl-C stops a reply
 #' and keeps its beginning. The prompt is written as the model's own chat
 #' template has it; a model without one continues a plain dialogue.
 #'
 #' @section Methods:
-#' * `bot$say(text, ...)`: the reply; arguments of `chat()` from
+#' * `bot$say(text, ...)`: the reply; arguments of `minhub_chat()` from
 #'   `max_new_tokens` on change a setting for this one.
 #' * `bot$regenerate(...)`: another reply in place of the last one.
 #' * `bot$undo()`: takes back the last text and its reply.
@@ -46,7 +46,7 @@
 #'   as lists; `NULL` where the reply was cut short.
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' bot <- chat(model, max_new_tokens = 40)
+#' bot <- minhub_chat(model, max_new_tokens = 40)
 #' set.seed(1)
 #' reply <- bot$say("Good morrow!")
 #' bot
@@ -54,7 +54,7 @@
 #' plot(reply)
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
-chat <- function(model, system = NULL, max_new_tokens = 512, temperature = 0.7, top_k = NULL, top_p = 0.95,
+minhub_chat <- function(model, system = NULL, max_new_tokens = 512, temperature = 0.7, top_k = NULL, top_p = 0.95,
                  repetition_penalty = 1, seed = NULL, stop = NULL, schema = NULL, stream = interactive(), top = 5,
                  tokenizer = NULL) {
   model <- check_model(model)

@@ -68,25 +68,25 @@ format.minhub_attention <- function(x, ...) {
 #'   `layer` (0 is the embeddings), `position` (of the token in its text, from
 #'   1), `token`, `rank` (1 is the likeliest), `predicted` (the text of the token
 #'   that would come next), `id` (of the same) and `prob`. It has a
-#'   [plot][plot.minhub_layers()] method.
+#'   [plot][plot.minhub_logit_lens()] method.
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' found <- layers(model, "O Romeo, Rom")
+#' found <- logit_lens(model, "O Romeo, Rom")
 #' found[found$position == 12 & found$rank == 1, ]
 #' plot(found)
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-layers <- function(model, text, n = 5, tokenizer = NULL) {
+logit_lens <- function(model, text, n = 5, tokenizer = NULL) {
   model <- check_model(model)
   found <- ask(
-    "layers",
+    "logit_lens",
     model = model, text = one_text(text), tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1)
   )
-  structure(found$frame, ids = found$ids, class = c("minhub_layers", "data.frame"))
+  structure(found$frame, ids = found$ids, class = c("minhub_logit_lens", "data.frame"))
 }
 
 #' @export
-print.minhub_layers <- function(x, ...) {
+print.minhub_logit_lens <- function(x, ...) {
   shown <- structure(x, class = "data.frame", ids = NULL)
   for (name in intersect(c("token", "predicted"), names(shown))) shown[[name]] <- encodeString(shown[[name]], quote = '"')
   if (nrow(x) <= 20L || !all(c("layer", "position", "token", "rank", "predicted") %in% names(x))) {
@@ -217,13 +217,13 @@ legend_of_shares <- function(shade, what) {
 
 #' @rdname plot.minhub_attention
 #' @description
-#' Draws what [layers()] returns: a row for each layer, the last on top, and in
+#' Draws what [logit_lens()] returns: a row for each layer, the last on top, and in
 #' each cell the token that it thinks likeliest after the token below; the
 #' darker, the likelier. A frame means that this token does come next.
 #' @param start,most Which tokens to show: from the `start`-th on, at most so
 #'   many.
 #' @export
-plot.minhub_layers <- function(x, start = 1, most = 14, main = NULL, col = "#0072B2", ...) {
+plot.minhub_logit_lens <- function(x, start = 1, most = 14, main = NULL, col = "#0072B2", ...) {
   check_plotted(x, c("layer", "position", "token", "rank", "predicted", "id", "prob"))
   from <- whole(start, "start", least = 1)
   ids <- attr(x, "ids")

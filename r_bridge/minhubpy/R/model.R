@@ -25,7 +25,7 @@
 #'   then, on a CPU. Such a model has no float weights to look at, and cannot be made an R torch module, or saved.
 #'   `"auto"`: the weights of a GGUF file as they lie in it, without loss.
 #' @returns A model, see [minhub_model].
-#' @seealso [generate()], [next_tokens()], [score()], [as_torch_module()]
+#' @seealso [generate()], [next_tokens()], [token_logprobs()], [as_torch_module()]
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' model
@@ -584,7 +584,7 @@ print.summary.minhub_model <- function(x, ...) {
 
 #' @export
 plot.minhub_model <- function(x, ...) {
-  fail("a model has no picture; plot(next_tokens(model, \"ROMEO\")) and plot(score(model, \"To be\")) show what it expects")
+  fail("a model has no picture; plot(next_tokens(model, \"ROMEO\")) and plot(token_logprobs(model, \"To be\")) show what it expects")
 }
 
 #' @export

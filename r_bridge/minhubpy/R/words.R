@@ -100,7 +100,7 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
 
 #' Every log-probability at every token
 #'
-#' @inheritParams score
+#' @inheritParams token_logprobs
 #' @param file A .npy file to write the matrix to, if it is large: a row takes
 #'   200 kB with GPT-2's vocabulary. It holds 4-byte numbers, row after row;
 #'   Python reads it by `numpy.load()`, R by [readBin()] from byte 129 on.

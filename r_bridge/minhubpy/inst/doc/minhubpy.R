@@ -51,7 +51,7 @@ likely
 plot(next_tokens(model, "O my love"))
 
 ## ----score--------------------------------------------------------------------
-surprise <- score(model, "Romeo and Juliet went to the supermarket")
+surprise <- token_logprobs(model, "Romeo and Juliet went to the supermarket")
 head(surprise, 4)
 
 ## ----score-bars, fig.alt = "Bars: the surprise in bits of each letter of 'Romeo and Juliet went to the supermarket'"----
@@ -65,11 +65,11 @@ It is the east, and Juliet is the sun.
 JULIET:
 The train to Mantua leaves at half past six;
 please switch your telephone off in the quiet zone."
-plot(score(model, verse), main = "Two lines by Shakespeare, two not")
+plot(token_logprobs(model, verse), main = "Two lines by Shakespeare, two not")
 
 ## ----in-words, fig.height = 3.4, fig.alt = "Bars: the mean surprise is largest at the first letter of a word"----
 written <- generate(model, rep("JULIET:\n", 8), max_new_tokens = 240, seed = 1:8)
-scored <- score(model, written)
+scored <- token_logprobs(model, written)
 is_letter <- grepl("[[:alpha:]']", scored$token)
 place <- ave(seq_along(is_letter), cumsum(!is_letter), FUN = seq_along) - 1 # counts from 0 after each other character
 bits <- tapply(-scored$logprob / log(2), pmin(place, 6), mean)[as.character(1:6)]

@@ -26,7 +26,7 @@ test_that("a character that has no token is warned of, by every function that re
   text <- "To b\u00e9, or n\u00f6t"
   calls <- list(
     quote(tok$encode(text)), quote(tok$encode_batch(c("a", text))), quote(perplexity(model, c("a b", text))),
-    quote(score(model, text)), quote(generate(model, text, 1)), quote(next_tokens(model, text)),
+    quote(token_logprobs(model, text)), quote(generate(model, text, 1)), quote(next_tokens(model, text)),
     quote(generate(model, text, 1, stream = function(piece) NULL))
   )
   for (call in calls) {
