@@ -18,6 +18,8 @@
 #' * `as.data.frame(bot)`: a row for each message, with `turn`, `role`,
 #'   `text`, and of replies the number of `tokens`, their `logprob` (the sum, in
 #'   nats) and `seconds`.
+#' * `summary(bot)`: the numbers of replies and tokens, how they ended, their
+#'   perplexity, and the settings. `summary(reply)`: the same of one reply.
 #' * `plot(reply)`: how likely each token was, and what else it might have been.
 #'
 #' Conversations survive `saveRDS()`, as models do.
@@ -120,16 +122,19 @@ check_schema <- function(schema) {
     last = if (length(self$exchanges)) self$exchanges[[length(self$exchanges)]]$reply,
     system = self$system,
     model = self$model,
-    NULL
+    no_member("a chat", name, CHAT_FIELDS, CHAT_METHODS)
   )
 }
 
+CHAT_FIELDS <- c("last", "system", "model")
+CHAT_METHODS <- c("say", "regenerate", "undo")
+
 #' @export
-`[[.minhub_chat` <- `$.minhub_chat`
+`[[.minhub_chat` <- function(x, i) do.call(`$`, list(x, member_name(i, "a chat", c(CHAT_FIELDS, CHAT_METHODS))))
 
 #' @export
 .DollarNames.minhub_chat <- function(x, pattern = "") {
-  grep(pattern, c("say(", "regenerate(", "undo()", "last", "system", "model"), value = TRUE)
+  grep(pattern, c("say(", "regenerate(", "undo()", CHAT_FIELDS), value = TRUE)
 }
 
 take_back <- function(self, otherwise) {
@@ -232,8 +237,7 @@ as_tokens <- function(part) {
 #' @export
 print.minhub_chat <- function(x, ...) {
   self <- attr(x, "self")
-  n <- length(self$exchanges)
-  cat("<chat with ", attr(self$model, "self")$title, ", ", n, if (n == 1L) " turn" else " turns", ">\n", sep = "")
+  cat(format(x), "\n", sep = "")
   if (!is.null(self$system)) said_by("system", self$system)
   for (each in self$exchanges) {
     said_by("you", each$text)

@@ -216,7 +216,9 @@ check_tokenizer <- function(tokenizer) {
 #' @returns A data frame with the columns `token`, `id`, `prob` and `logprob`
 #'   (nats), likeliest first. Several prompts give their rows one after the
 #'   other, and a first column `prompt` says which: a number from 1, or a factor
-#'   of the names of `prompt`. It has a `plot()` method.
+#'   of the names of `prompt`. It has a `plot()` method, and its `summary()` has
+#'   a row for each prompt: the likeliest token, and the probability of all `n`
+#'   `together`.
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' likely <- next_tokens(model, "ROMEO", n = 5)

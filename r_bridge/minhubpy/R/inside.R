@@ -9,7 +9,10 @@
 #' @inheritParams generate
 #' @param text A text, or its 0-based ids; not longer than the model's context.
 #' @returns An array `[layer, head, token, attended to]`, with the tokens as
-#'   names. It has a [plot][plot.minhub_attention()] method.
+#'   names. It has a [plot][plot.minhub_attention()] method. Its `summary()` is a
+#'   data frame with a row for each `layer` and `head`: the mean `entropy` of a
+#'   token's weights, in bits, and the mean weights `to_first` (the first token),
+#'   `to_previous` (the token before) and `to_self`.
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' attention <- attention_weights(model, "To be, or not to be")
@@ -38,12 +41,6 @@ one_text <- function(text) {
 }
 
 #' @export
-print.minhub_attention <- function(x, ...) {
-  cat(format(x, ...), sep = "\n")
-  invisible(x)
-}
-
-#' @export
 format.minhub_attention <- function(x, ...) {
   size <- dim(x)
   names <- dimnames(x)
@@ -68,7 +65,10 @@ format.minhub_attention <- function(x, ...) {
 #'   `layer` (0 is the embeddings), `position` (of the token in its text, from
 #'   1), `token`, `rank` (1 is the likeliest), `predicted` (the text of the token
 #'   that would come next), `id` (of the same) and `prob`. It has a
-#'   [plot][plot.minhub_logit_lens()] method.
+#'   [plot][plot.minhub_logit_lens()] method. Its `summary()` is a data frame with
+#'   a row for each `layer`: the mean `prob` of the likeliest token, and how often
+#'   that token is the last layer's (`as_last_layer`) and the text's next token
+#'   (`as_text`).
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' found <- logit_lens(model, "O Romeo, Rom")

@@ -479,21 +479,20 @@ MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter", "state_dict
     load_state_dict = function(state_dict) load_state_dict(x, state_dict),
     {
       part <- child(x, name)
-      if (is.null(part)) no_member(name)
+      if (is.null(part)) no_model_member(name)
       part
     }
   )
 }
 
-no_member <- function(name) {
+no_model_member <- function(name) {
   device <- if (name %in% c("cuda", "cpu")) paste0("; model$to(\"", name, "\") moves it")
-  fail("a model has no ", name, device %||% paste0("; it has ", toString(c(MODEL_FIELDS, paste0(MODEL_METHODS, "()")))))
+  no_member("a model", name, MODEL_FIELDS, MODEL_METHODS, device)
 }
 
 #' @export
 `[[.minhub_model` <- function(x, i) {
-  if (!is.character(i)) fail("a model's fields have names: ", toString(c(MODEL_FIELDS, MODEL_METHODS)))
-  do.call(`$`, list(x, string(i)))
+  do.call(`$`, list(x, member_name(i, "a model", c(MODEL_FIELDS, MODEL_METHODS))))
 }
 
 #' @export
@@ -558,15 +557,8 @@ print.minhub_model <- function(x, ...) {
 #' @rdname minhub_model
 #' @export
 summary.minhub_model <- function(object, ...) {
-  table <- object$parameters()
-  part <- sub("^(transformer\\.)?([^.]*(\\.[0-9]+)?).*", "\\2", table$name)
-  parts <- unique(part)
   structure(
-    list(
-      model = format(object),
-      parts = data.frame(part = parts, parameters = as.vector(tapply(table$numel, factor(part, parts), sum))),
-      config = object$config
-    ),
+    list(model = format(object), parts = weights_by_part(object$parameters()), config = object$config),
     class = "summary.minhub_model"
   )
 }
@@ -588,7 +580,7 @@ plot.minhub_model <- function(x, ...) {
 }
 
 #' @export
-str.minhub_model <- function(object, ...) cat(" ", format(object), "\n", sep = "")
+str.minhub_model <- function(object, ...) str_format(object)
 
 count <- function(n) {
   unit <- if (n >= 1e9) c(1e9, "B") else if (n >= 1e6) c(1e6, "M") else if (n >= 1e4) c(1e3, "k") else c(1, "")

@@ -41,19 +41,20 @@ minhub_serve <- function(model, name = "minhub", port = 0, rows = 8, context = N
   server$address <- made$address
   server$name <- name
   server$epoch <- session$link$epoch
+  server$number <- made$number
   server$stop <- function() {
-    # A worker that is gone has taken its servers along.
-    running <- !is.null(server$number) && identical(server$epoch, session$link$epoch)
-    if (running) ask("stop_serving", server = server$number)
-    server$number <- NULL
+    if (is_serving(server)) ask("stop_serving", server = get("number", server))
+    assign("number", NULL, server)
     invisible(server)
   }
-  server$number <- made$number
   server$chat <- function(...) ellmer_chat(server, api_key, ...)
   class(server) <- "minhub_server"
   if (interactive()) note("Serving ", name, " on ", made$address)
   server
 }
+
+# The end of a Python worker is the end of its servers.
+is_serving <- function(server) !is.null(get("number", server)) && identical(get("epoch", server), session$link$epoch)
 
 ellmer_chat <- function(server, key, ...) {
   if (!requireNamespace("ellmer", quietly = TRUE)) {
@@ -68,12 +69,6 @@ ellmer_chat <- function(server, key, ...) {
 
 #' @export
 format.minhub_server <- function(x, ...) {
-  if (is.null(x$number)) return(paste0("<minhub server> ", x$name, ": stopped"))
+  if (!is_serving(x)) return(paste0("<minhub server> ", x$name, ": stopped"))
   paste0("<minhub server> ", x$name, " on ", x$address)
-}
-
-#' @export
-print.minhub_server <- function(x, ...) {
-  cat(format(x), "\n", sep = "")
-  invisible(x)
 }

@@ -295,9 +295,6 @@ print.minhub_run <- function(x, ...) {
   invisible(x)
 }
 
-#' @export
-str.minhub_run <- function(object, ...) cat(" ", format(object), "\n", sep = "")
-
 # Console
 
 # The function that takes events: it shows them, calls the user's own function, or does nothing.

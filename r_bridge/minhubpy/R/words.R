@@ -35,8 +35,9 @@
 #'   When all is done, the file gives the same call its result at once.
 #' @param contexts,targets A character vector each, of one length. Or `contexts`
 #'   is a data frame with the columns `context` and `target`.
-#' @returns For vectors, the log-probabilities (nats) in their order, with the
-#'   words as names. For a data frame, the same with these columns added, or
+#' @returns For vectors, the log-probabilities (nats) in their order: with the
+#'   words as names, or from `target_logprobs()` with the names of `targets`, if
+#'   it has names. For a data frame, the same with these columns added, or
 #'   replaced, with a warning:
 #'   `tokens`, how many the word has; `logprob`, in nats; `surprisal`,
 #'   `-log2` of the probability, in bits; and `entropy`, in bits, of what the
@@ -95,7 +96,7 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
     part <- lapply(job, `[`, rows)
     do.call(ask, c(list("target_logprobs", model = model), part, settings, list(news = news)))
   })
-  with_columns(given, found, job$targets)
+  with_columns(given, found, names(targets)) # not the targets: a difference of two vectors would have the first one's
 }
 
 #' Every log-probability at every token
@@ -214,8 +215,8 @@ word_settings <- function(model, sep, ignore_regex, bos, tokenizer) {
 COLUMNS <- c("tokens", "logprob", "surprisal", "entropy")
 
 # The result beside the data frame that was given, or the log-probabilities of a vector.
-with_columns <- function(x, found, words) {
-  if (!is.data.frame(x)) return(stats::setNames(found$logprob, words))
+with_columns <- function(x, found, names) {
+  if (!is.data.frame(x)) return(stats::setNames(found$logprob, names))
   there <- intersect(COLUMNS, names(x))
   if (length(there)) warn(paste0("the data frame had ", toString(there), " already: replaced"))
   for (name in COLUMNS) x[[name]] <- found[[name]]

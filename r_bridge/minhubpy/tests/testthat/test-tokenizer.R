@@ -10,7 +10,7 @@ test_that("encodings are as in tok", {
   expect_identical(as.integer(found), found$ids)
   expect_output(print(found), "<encoding of 8 tokens>")
   expect_output(str(found), "<encoding of 8 tokens>")
-  expect_null(found$no_such_thing)
+  expect_refused(found$no_such_thing, "an encoding has no no_such_thing; it has ids, tokens, attention_mask")
   expect_identical(tok$encode("")$ids, integer())
   expect_identical(tok$encode("")$tokens, character())
   many <- tok$encode_batch(c("To", "", "be"))
