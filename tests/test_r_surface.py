@@ -5,6 +5,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from hub_server import HubServer
 from r_package import RSCRIPT, environment
 
 
@@ -53,3 +54,18 @@ def test_generate_is_the_same_call_whichever_package_is_attached_last(
     assert attached == order.rsplit(", ", maxsplit=1)[-1]
     assert len(text) == 8
     assert same == ["TRUE", "TRUE"]
+
+
+def test_models_are_downloaded_listed_and_deleted(library: Path, hub: HubServer) -> None:
+    hub.add("owner/tiny", {"config.json": '{"model_type": "gpt2"}', "model.safetensors": b"0" * 50_000})
+    code = """
+        library(minhubpy)
+        folder <- minhub_download("owner/tiny")
+        found <- minhub_models()
+        found <- found[found$source == "cache", ]
+        cat(dir.exists(folder), found$model, found$revision, found$complete, found$folder == folder, sep = "|")
+        cat("|", minhub_delete("owner/tiny"), sep = "")
+        cat("|", any(minhub_models()$source == "cache"), "|", dir.exists(folder), sep = "")
+    """
+    shown = run_r(code, library, HF_HUB_CACHE=str(hub.cache), HF_ENDPOINT=hub.url, HF_TOKEN="")
+    assert shown.split("|") == ["TRUE", "owner/tiny", "main", "TRUE", "TRUE", "TRUE", "FALSE", "FALSE"]

@@ -7,7 +7,7 @@ A method takes the `Caller`, which holds R's objects, and then what R sends, by 
 from collections.abc import Callable
 from typing import Any
 
-from r_bridge.methods import chats, embeddings, machine, models, runs, serving, text, tokenizers, weights, words
+from r_bridge.methods import cached, chats, embeddings, machine, models, runs, serving, text, tokenizers, weights, words
 
 _LIST: list[Callable[..., Any]] = [
     machine.hello, machine.nothing, machine.warm_up, machine.devices, machine.doctor,
@@ -24,5 +24,6 @@ _LIST: list[Callable[..., Any]] = [
     tokenizers.id_to_token, tokenizers.token_to_id, tokenizers.vocab, tokenizers.vocab_size,
     runs.train_model, runs.resume_training, runs.read_run,
     serving.serve, serving.stop_serving,
+    cached.list_models, cached.download, cached.plan_deletion, cached.delete_cached,
 ]  # fmt: skip
 METHODS = {function.__name__: function for function in _LIST}
