@@ -46,6 +46,7 @@
 #'   `schema` the `data`: JSON's objects as lists with names, its arrays as
 #'   vectors where they hold numbers, strings or truth values alone, otherwise
 #'   as lists; `NULL` where the reply was cut short.
+#' @family functions that write text
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' bot <- minhub_chat(model, max_new_tokens = 40)

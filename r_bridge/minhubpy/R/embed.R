@@ -26,6 +26,7 @@
 #' @returns A matrix with a row for each text, in their order, and their names
 #'   as row names. With `pool = "none"`, a list of matrices with a row for each
 #'   token of the text, which is its row name.
+#' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' lines <- c(juliet = "O Romeo, Romeo!", romeo = "O speak again, bright angel!", king = "Off with his head!")

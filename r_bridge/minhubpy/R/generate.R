@@ -44,6 +44,8 @@
 #' @returns For text, the new text of each prompt: a character vector, with
 #'   the names of `prompts`; invisible if it was shown already. For ids, a
 #'   list of the new ids of each prompt.
+#' @family functions that write text
+#' @seealso [from_pretrained()], [tokenizer_from_pretrained()]
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' generate(model, "ROMEO:", max_new_tokens = 40, seed = 1, stream = FALSE)
@@ -219,6 +221,7 @@ check_tokenizer <- function(tokenizer) {
 #'   of the names of `prompt`. It has a `plot()` method, and its `summary()` has
 #'   a row for each prompt: the likeliest token, and the probability of all `n`
 #'   `together`.
+#' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' likely <- next_tokens(model, "ROMEO", n = 5)
@@ -263,6 +266,7 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #'   1), `token`, `id` (0-based) and `logprob` (nats). It has `plot()` and
 #'   `summary()` methods. `perplexity()`: a number for each text, `NA` for a text
 #'   of fewer than two tokens, with the names of `texts`.
+#' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' surprise <- token_logprobs(model, "To be, or not to be")

@@ -13,6 +13,7 @@
 #'   data frame with a row for each `layer` and `head`: the mean `entropy` of a
 #'   token's weights, in bits, and the mean weights `to_first` (the first token),
 #'   `to_previous` (the token before) and `to_self`.
+#' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' attention <- attention_weights(model, "To be, or not to be")
@@ -69,6 +70,7 @@ format.minhub_attention <- function(x, ...) {
 #'   a row for each `layer`: the mean `prob` of the likeliest token, and how often
 #'   that token is the last layer's (`as_last_layer`) and the text's next token
 #'   (`as_text`).
+#' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' found <- logit_lens(model, "O Romeo, Rom")
@@ -119,6 +121,7 @@ print.minhub_logit_lens <- function(x, ...) {
 #' @param col The darkest colour.
 #' @param ... Graphical parameters for [graphics::par()], such as `cex` or `bg`.
 #' @returns `x`, invisibly.
+#' @family plots
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' attention <- attention_weights(model, "To be, or not to be")

@@ -25,7 +25,8 @@
 #'   then, on a CPU. Such a model has no float weights to look at, and cannot be made an R torch module, or saved.
 #'   `"auto"`: the weights of a GGUF file as they lie in it, without loss.
 #' @returns A model, see [minhub_model].
-#' @seealso [generate()], [next_tokens()], [token_logprobs()], [as_torch_module()]
+#' @seealso [generate()], [next_tokens()], [token_logprobs()]
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' model
@@ -159,6 +160,7 @@ path_or_name <- function(identifier) {
 #'   `n_positions`, and for `embd_pdrop`, `attn_pdrop` and `resid_pdrop`.
 #' @param seed A whole number; if not given, R's random numbers give one.
 #' @returns A model in training mode, see [minhub_model].
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' set.seed(1)
 #' gpt2(vocab_size = 65, n_embd = 32, n_head = 2, n_layer = 2, n_positions = 16)
@@ -428,7 +430,12 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #'
 #' @param x,object A model.
 #' @param ... Not used.
+#' @returns `print()`: the model, invisibly. `summary()`: a list with the line
+#'   that describes the `model`, the number of parameters of its `parts`, and its
+#'   `config`, which has a `print()` method.
+#' @seealso [generate()], [token_logprobs()]
 #' @name minhub_model
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' dim(model(c(1L, 2L, 3L)))
@@ -601,6 +608,7 @@ as.list.minhub_model <- function(x, ...) attr(x, "self")$about[MODEL_FIELDS]
 #' @param tokenizer The tokenizer to write with it; the model's own, if not
 #'   given.
 #' @returns The folder, invisibly.
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' model <- lstm_from_pretrained("minhub/shakespeare-lstm")
 #' folder <- save_pretrained(model, file.path(tempdir(), "my-lstm"))

@@ -26,6 +26,7 @@
 #'   connection) and `folder`. `minhub_download()`: the folder of the model, or
 #'   the path of its GGUF file, invisibly. `minhub_delete()`: `TRUE` if the files
 #'   were deleted and `FALSE` if not, invisibly.
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' minhub_models()
 #' \dontrun{

@@ -36,6 +36,7 @@
 #'   `bg`. They hold for this plot only.
 #' @returns `x`, invisibly.
 #' @name plot.minhub
+#' @family plots
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' plot(next_tokens(model, "O Romeo, Rom"))

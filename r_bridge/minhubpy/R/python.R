@@ -23,6 +23,7 @@
 #' @param python The path of a Python to use instead.
 #' @returns `minhub_start()`: a list with `python`, `why`, and the versions
 #'   `version`, `minhub_py` and `torch`, invisibly. `minhub_stop()`: nothing.
+#' @family functions for the Python side
 #' @examplesIf minhubpy:::is_ready()
 #' str(minhub_start())
 #' minhub_stop()
@@ -77,6 +78,7 @@ minhub_stop <- function() {
 #'   index; or `"auto"`, which takes `"cpu"` on a Linux without an NVIDIA GPU and
 #'   says so, if `pip_args` name no index.
 #' @returns The path of the new Python, invisibly.
+#' @family functions for the Python side
 #' @examples
 #' \dontrun{
 #' minhub_install()

@@ -18,6 +18,7 @@
 #' @returns A server: `$address`, `$name`, `$stop()`, and `$chat()`, which makes
 #'   a chat of the package ellmer, and hands its arguments (`system_prompt`,
 #'   `params` and others) on to `ellmer::chat_openai_compatible()`.
+#' @family functions that write text
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' server <- minhub_serve(model)

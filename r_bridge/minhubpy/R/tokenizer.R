@@ -20,6 +20,7 @@
 #' @inheritParams from_pretrained
 #' @returns A tokenizer. An encoding has an `as.data.frame()` method (`token` and
 #'   `id`), and its `summary()` counts each token.
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
 #' ids <- tok$encode("ROMEO:")$ids

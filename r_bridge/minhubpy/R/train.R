@@ -82,6 +82,7 @@
 #'
 #'   [plot()][plot.minhub_losses] draws the losses of a run, and
 #'   [minhub_compare()] puts runs side by side.
+#' @family functions for training
 #' @examplesIf minhubpy:::is_ready()
 #' text <- rep("To be, or not to be, that is the question.", 50)
 #' run <- minhub_train(text, steps = 30, width = 16, layers = 1, context = 16, batch = 4, evaluate_every = 10, seed = 1)

@@ -43,6 +43,7 @@
 #'   `-log2` of the probability, in bits; and `entropy`, in bits, of what the
 #'   model expects in the place of the word's first token. They are `NA` for the
 #'   first word of a text, which nothing predicts, unless there is a context.
+#' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' word_logprobs(model, c("To", "be,", "or", "not", "to", "be"))
@@ -110,6 +111,7 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
 #'   each id in the token's place. Nothing predicts the first token, whose row is
 #'   `NA`. For several texts, a list of matrices. With `file`, a data frame that
 #'   says what the rows of the file are: `text`, `position`, `token`, `id`.
+#' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' all <- logprob_matrix(model, "ROMEO:")
