@@ -69,3 +69,18 @@ def test_models_are_downloaded_listed_and_deleted(library: Path, hub: HubServer)
     """
     shown = run_r(code, library, HF_HUB_CACHE=str(hub.cache), HF_ENDPOINT=hub.url, HF_TOKEN="")
     assert shown.split("|") == ["TRUE", "owner/tiny", "main", "TRUE", "TRUE", "TRUE", "FALSE", "FALSE"]
+
+
+@pytest.mark.parametrize("attached", ["generics", "stats"])
+def test_results_are_tidied_where_generics_is_installed(library: Path, generics: Path, attached: str) -> None:
+    code = f"""
+        library(minhubpy)
+        library({attached})
+        model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+        bot <- minhub_chat(model, max_new_tokens = 4, seed = 1, stream = FALSE)
+        invisible(bot$say("To be"))
+        tidied <- list(generics::tidy(bot), generics::tidy(bot$last), generics::tidy(attention_weights(model, "To be")))
+        cat(vapply(tidied, nrow, 0L), vapply(tidied, function(x) class(x)[1], ""))
+    """
+    rows = [2, 4, 6 * 5 * 5 * 5]
+    assert run_r(code, library, R_LIBS=f"{library}:{generics}").split() == [*map(str, rows), *["tbl_df"] * 3]

@@ -13,7 +13,7 @@ study$length <- nchar(study$word)
 before <- function(x) ifelse(study$position == 1L, mean(x), c(NA, x[-length(x)]))
 study$previous <- before(study$surprisal)
 
-set.seed(20261124)
+set.seed(1)
 subjects <- 24L
 of_subject <- rnorm(subjects, sd = 0.15)
 of_item <- rnorm(length(words), sd = 0.05)

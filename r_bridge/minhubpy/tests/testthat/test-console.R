@@ -127,3 +127,23 @@ test_that("summaries of heads, layers and next tokens follow from their numbers"
   expect_identical(about$token, likely$token[c(1, 3)])
   expect_equal(about$together, c(sum(likely$prob[1:2]), sum(likely$prob[3:4])))
 })
+
+test_that("data frames of attention, replies and runs have a row for each observation", {
+  attention <- attention_weights(a_model(), "To be")
+  long <- as.data.frame(attention)
+  expect_identical(nrow(long), length(unclass(attention)))
+  one <- long[long$layer == 4 & long$head == 2 & long$position == 3 & long$attended_position == 2, ]
+  expect_identical(one$weight, unclass(attention)[4, 2, 3, 2])
+  expect_identical(c(one$token, one$attended_token), c(" ", "o"))
+  expect_identical(as.data.frame(talk()$last), talk()$last$tokens)
+  expect_identical(class(as.data.frame(small_run())), "data.frame")
+})
+
+test_that("a tibble comes back as a tibble", {
+  skip_if_not_installed("tibble")
+  words <- tibble::tibble(item = c(1, 1, 2, 2), word = c("My", "lord", "My", "friend"))
+  expect_s3_class(word_logprobs(a_model(), words, by = "item"), class(words), exact = TRUE)
+  targets <- tibble::tibble(context = "My good", target = c("lord", "friend"))
+  expect_s3_class(target_logprobs(a_model(), targets), class(targets), exact = TRUE)
+  expect_identical(class(target_logprobs(a_model(), as.data.frame(targets))), "data.frame")
+})
