@@ -1,4 +1,4 @@
-"""The R package beside other packages: attached names, generics of others, and its classes at the console."""
+"""The R package together with other packages: generics, and models in the cache of the Hub."""
 
 import subprocess
 import textwrap

@@ -98,7 +98,7 @@ def _blob(file: Path, store: Path) -> Path | None:
 
 
 def _bytes(files: Iterable[Path]) -> int:
-    """The bytes of files; a link has none of its own."""
+    """The size of files in bytes. Links do not count."""
     return sum(path.stat().st_size for path in files if path.is_file() and not path.is_symlink())
 
 

@@ -52,7 +52,7 @@ def download(caller: Caller, identifier: str, revision: str, token: str | None) 
 
 
 def plan_deletion(caller: Caller, identifier: str, revision: str | None) -> dict[str, Any]:
-    """Find what a deletion removes. Returns its commits and the bytes that become free."""
+    """Plan a deletion. Returns its commits and the bytes that become free."""
     from minhub_py.files import cache
 
     plan = cache.plan_deletion(identifier, revision)

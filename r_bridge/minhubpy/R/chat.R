@@ -177,7 +177,7 @@ say <- function(self, text, changes) {
   }
   # Also where Esc stops the reply: its beginning stays.
   on.exit({
-    if (shown) cat("\n")
+    if (shown && !done) cat("\n")
     if (!done && asked) {
       ended$seconds <- proc.time()[["elapsed"]] - begun
       keep_exchange(self, text, parts, ended)
@@ -191,6 +191,7 @@ say <- function(self, text, changes) {
   ))
   done <- TRUE
   reply <- keep_exchange(self, text, parts, made)
+  if (shown) cat("\n") # before the note, which has a line of its own
   if (isTRUE(stream)) remark(reply, made)
   if (shown || is.function(stream)) invisible(reply) else reply
 }

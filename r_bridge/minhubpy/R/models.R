@@ -6,9 +6,9 @@
 #' into the cache, such as before a trip or for a cluster without internet
 #' access, and `minhub_delete()` removes it.
 #'
-#' A download that was interrupted continues at the next call, and every file is
-#' checked by its hash. [from_pretrained()] downloads a model by itself when it
-#' is not in the cache. The environment variable `HF_HUB_CACHE` sets the folder
+#' An interrupted download continues at the next call, and the hash of every file
+#' is verified. [from_pretrained()] also downloads a model that is not in the
+#' cache. The environment variable `HF_HUB_CACHE` sets the folder
 #' of the cache.
 #'
 #' @param identifier A repository of the Hub (`"gpt2"`,
@@ -16,8 +16,8 @@
 #'   (`"owner/name:model.gguf"`).
 #' @param revision A branch, tag or commit of the repository. For
 #'   `minhub_delete()`, `NULL` selects all cached revisions.
-#' @param token A token for gated and private repositories; if not given, the
-#'   environment variable `HF_TOKEN` or what `hf auth login` stored.
+#' @param token A token for gated and private repositories. The default is the
+#'   environment variable `HF_TOKEN`, or the token stored by `hf auth login`.
 #' @param ask `TRUE`: ask for a confirmation before the files are deleted; the
 #'   default in an interactive session.
 #' @returns `minhub_models()`: a data frame with a row for each model and

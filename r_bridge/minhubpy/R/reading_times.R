@@ -15,7 +15,7 @@
 #' * 0.015 for each character of the word, punctuation included;
 #' * noise, normal with a standard deviation of 0.25.
 #'
-#' The surprisals are those of [word_logprobs()] with the model
+#' The surprisals come from [word_logprobs()] with the model
 #' `"minhub/shakespeare-gpt2"`. Where a surprisal is unknown, for the first word
 #' of a sentence and for the word before it, the mean of the others is used. The
 #' script `data-raw/reading_times.R` of the source package makes the data.

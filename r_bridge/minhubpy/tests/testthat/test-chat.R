@@ -136,3 +136,14 @@ test_that("what is wrong is said", {
   expect_error(minhub_chat(a_model(), system = 7), "system must be text")
   expect_length(bot, 0L)
 })
+
+test_that("a note about a displayed reply has a line of its own", {
+  bot <- minhub_chat(a_model(), max_new_tokens = 4, seed = 1, stream = TRUE)
+  old <- options(minhubpy.quiet = FALSE)
+  on.exit(options(old))
+  shown <- utils::capture.output(withCallingHandlers(bot$say("Good morrow!"), message = function(note) {
+    cat(conditionMessage(note))
+    invokeRestart("muffleMessage")
+  }))
+  expect_match(shown, "^The reply was cut after 4 tokens", all = FALSE)
+})
