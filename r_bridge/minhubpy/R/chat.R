@@ -25,6 +25,7 @@
 #' Conversations survive `saveRDS()`, as models do.
 #'
 #' @inheritParams generate
+#' @inheritParams next_tokens
 #' @param system What the model is told before the conversation.
 #' @param max_new_tokens The most tokens of a reply.
 #' @param seed A whole number for each reply. If not given, R's random numbers

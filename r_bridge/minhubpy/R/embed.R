@@ -11,6 +11,7 @@
 #' time series, stays there as [stats::embed()].
 #'
 #' @inheritParams generate
+#' @inheritParams next_tokens
 #' @param texts A character vector or a factor, such as a column of a data
 #'   frame; or ids, as for [generate()]. A text that is `NA` or `""` gives a row
 #'   of `NA`.

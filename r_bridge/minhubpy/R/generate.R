@@ -250,6 +250,7 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #' A text longer than the model's context is read in overlapping windows.
 #'
 #' @inheritParams generate
+#' @inheritParams next_tokens
 #' @param texts A character vector; or ids, as for [generate()]. A text that is
 #'   `NA` has no tokens, as `""` has none.
 #' @param targets A text for each of `texts`, of the same kind, to score in

@@ -7,6 +7,7 @@
 #' token sees all others.
 #'
 #' @inheritParams generate
+#' @inheritParams next_tokens
 #' @param text A text, or its 0-based ids; not longer than the model's context.
 #' @returns An array `[layer, head, token, attended to]`, with the tokens as
 #'   names. It has a [plot][plot.minhub_attention()] method. Its `summary()` is a

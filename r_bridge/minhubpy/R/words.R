@@ -12,6 +12,7 @@
 #' blanks (masked models, such as BERT) are not in this package.
 #'
 #' @inheritParams generate
+#' @inheritParams next_tokens
 #' @param x The words: a vector, or a data frame with a column of them. A word
 #'   that is `NA` or `""` has no numbers, and the text goes on without it.
 #' @param by What tells texts apart, in any order: a value for each word, or the
