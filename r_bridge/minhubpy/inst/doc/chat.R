@@ -49,7 +49,7 @@ plot(reply, most = 12)
 server <- minhub_serve(model, name = "bard")
 server
 models <- readLines(paste0(server$address, "/v1/models"), warn = FALSE)
-substr(models, 1, 60)
+substr(models, 1, 50)
 
 ## ----no-server, eval = ready && !serves, echo = FALSE, results = "asis"-------
 #  cat("*The Python packages of the server were not installed where this page was made, so this code was not run.*")
