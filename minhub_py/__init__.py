@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ impo
 
     from minhub_py.analysis.embed import embed as embed
     from minhub_py.analysis.inside import attention_weights as attention_weights
-    from minhub_py.analysis.inside import layers as layers
+    from minhub_py.analysis.inside import logit_lens as logit_lens
     from minhub_py.analysis.matrix import logprob_matrix as logprob_matrix
     from minhub_py.analysis.words import next_tokens as next_tokens
     from minhub_py.analysis.words import target_logprobs as target_logprobs
@@ -88,7 +88,7 @@ _HOMES = {
     "logprob_matrix": "analysis.matrix",
     "embed": "analysis.embed",
     "attention_weights": "analysis.inside",
-    "layers": "analysis.inside",
+    "logit_lens": "analysis.inside",
     "Chat": "chat.turns",
     "devices": "device",
     "train": "train",

@@ -31,7 +31,7 @@ from minhub_py.console import (
     table,
     unread_pipe,
 )
-from minhub_py.files import hub
+from minhub_py.files import cache, hub
 from minhub_py.files.hub import size
 from minhub_py.inference.limits import check_sampling, stop_strings
 from minhub_py.printable import displayed
@@ -194,6 +194,32 @@ def download(repo: str, revision: str, dry_run: bool, as_json: bool) -> None:
         say("", f"{repo} at {plan.commit[:7]}: {size(plan.missing_bytes)} of {size(plan.total_bytes)} to fetch")
     else:
         say(str(folder))
+
+
+@main.command()
+@click.argument("repo", type=Model(local=False))
+@click.option("--revision", help="Branch, tag or commit to delete. By default all cached revisions.")
+@click.option("-y", "--yes", is_flag=True, help="Delete without asking for confirmation.")
+@json_option
+def delete(repo: str, revision: str | None, yes: bool, as_json: bool) -> None:
+    """Delete REPO from the local cache.
+
+    REPO is a repository, or one GGUF file of it (owner/name:file.gguf). `minhub list` shows cached models. Files that
+    other cached revisions use are kept.
+    """
+    if repo.startswith("minhub/"):
+        raise click.UsageError(f"{repo} ships with the package and cannot be deleted.")
+    plan = cache.plan_deletion(repo, revision)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"Deleting {repo} needs a confirmation: add --yes.")
+        commits = ", ".join(commit[:7] for commit in plan.commits)
+        click.confirm(f"Delete {displayed(repo)} ({commits}; {size(plan.size)})?", abort=True, err=True)
+    cache.delete(plan)
+    if as_json:
+        emit({"repository": repo, "commits": plan.commits, "freed_bytes": plan.size})
+    else:
+        say("", f"Deleted {displayed(repo)}: {size(plan.size)} freed")
 
 
 @main.command()

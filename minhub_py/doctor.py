@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minhub_py import __version__
-from minhub_py.extras import EXTRAS, install_command, missing, pip
+from minhub_py.extras import EXTRAS, install_command, pip
 
 if TYPE_CHECKING:
     from r_bridge.probe import R
@@ -115,11 +115,11 @@ def _extras() -> Iterator[Finding]:
     """Optional packages. A missing package is no fault; an outdated one is."""
     for name, extra in EXTRAS.items():
         versions = {package: _version(package) for package in extra.packages}
-        old = [
-            each for each, version in versions.items() if version and _numbers(version) < _numbers(extra.packages[each])
-        ]
+        minimum = {package: _numbers(version) for package, version in extra.packages.items()}
+        old = any(version and _numbers(version) < minimum[package] for package, version in versions.items())
         states = [f"{package} {version}" for package, version in versions.items() if version]
-        if absent := missing(name):
+        absent = [package for package, version in versions.items() if version is None]
+        if absent:
             states.append(f"missing: {', '.join(absent)} (only needed for {extra.purpose})")
         advice = install_command(name, upgrade=old) if absent or old else ""
         yield Finding(f"extra {name}", ", ".join(states), not old, advice)

@@ -16,7 +16,7 @@ from test_embed import LSTM, SINUSOIDAL, T5, VOCABULARY, texts_of, tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import minhub_py
-from minhub_py import attention_weights, layers
+from minhub_py import attention_weights, logit_lens
 from minhub_py.analysis import inside
 from minhub_py.inference.quantize import quantize
 
@@ -85,7 +85,7 @@ def test_predictions_of_layers(load, name: str) -> None:
     """The last as the model predicts; the others as a model would predict that has these layers only."""
     reference, model = load(name)
     [ids] = texts_of(LENGTH)
-    found = layers(model, None, ids, n=3)
+    found = logit_lens(model, None, ids, n=3)
     states = reference(torch.tensor([ids]), output_hidden_states=True)
     wanted = states.logits[0].softmax(dim=1).topk(3, dim=1)
     torch.testing.assert_close(found.probs[-1], wanted.values, rtol=2e-3, atol=1e-5)
@@ -105,9 +105,9 @@ def test_predictions_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits of a long text are never in memory all at once."""
     model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
     [ids] = texts_of(37)
-    whole = layers(model, None, ids)
+    whole = logit_lens(model, None, ids)
     monkeypatch.setattr(inside, "POSITIONS", 16)
-    found = layers(model, None, ids)
+    found = logit_lens(model, None, ids)
     assert found.predicted.equal(whole.predicted)
     torch.testing.assert_close(found.probs, whole.probs)
 
@@ -115,11 +115,11 @@ def test_predictions_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_predictions_of_an_lstm() -> None:
     model = minhub_py.lstm(**LSTM).eval()
     [ids] = texts_of(9)
-    found = layers(model, None, ids, n=1)
+    found = logit_lens(model, None, ids, n=1)
     assert found.layers == [1, 2, 3]  # the embeddings are narrower than what the head takes
     torch.testing.assert_close(found.probs[-1], model(torch.tensor([ids]))[0].softmax(1).amax(1, keepdim=True).detach())
     tied = minhub_py.lstm(**{**LSTM, "embedding_size": 24, "tie_word_embeddings": True}).eval()
-    assert layers(tied, None, ids).layers == [0, 1, 2, 3]
+    assert logit_lens(tied, None, ids).layers == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
@@ -130,7 +130,7 @@ def test_quantized(kind: str) -> None:
     assert attention_weights(model, None, ids).weights.shape == (2, 4, 9, 9)
     with torch.no_grad():
         wanted = model(torch.tensor([ids]))[0].softmax(dim=1).amax(dim=1)
-    torch.testing.assert_close(layers(model, None, ids).probs[-1, :, 0], wanted)
+    torch.testing.assert_close(logit_lens(model, None, ids).probs[-1, :, 0], wanted)
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_texts(tmp_path: Path) -> None:
     assert found.tokens == ["the", "cat", "sat", "on", "the", "mat", "."]
     assert found.ids == tok.encode(text).ids
     assert found.layers == [1, 2]
-    predictions = layers(model, tok, text)
+    predictions = logit_lens(model, tok, text)
     assert predictions.tokens == found.tokens
     assert set(predictions.names) == set(predictions.predicted.flatten().tolist())
     assert predictions.names.get(tok.token_to_id("cat"), "cat") == "cat"
@@ -209,7 +209,7 @@ def test_the_lens_mentions_frames_only_if_there_are_any() -> None:
 
 def test_mistakes(load) -> None:
     model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=10, n_embd=24, n_layer=2, n_head=4).eval()
-    for function in (attention_weights, layers):
+    for function in (attention_weights, logit_lens):
         for text, message in (
             ("", "the text has no tokens"),
             (None, "the text has no tokens"),
@@ -221,10 +221,10 @@ def test_mistakes(load) -> None:
     with pytest.raises(ValueError, match="has no attention"):
         attention_weights(minhub_py.lstm(**LSTM), None, [1, 2])
     with pytest.raises(ValueError, match="the layers of an encoder predict no next token"):
-        layers(load("t5")[1], None, [1, 2])
+        logit_lens(load("t5")[1], None, [1, 2])
     found = attention_weights(model, None, [1, 2])
     for settings, message in (({"layer": 3}, "layer must be 1 or 2"), ({"layer": 1, "head": 0}, "head must be 1 to 4")):
         with pytest.raises(ValueError, match=message):
             found.plot(**settings)
     with pytest.raises(ValueError, match="the text has 2 tokens"):
-        layers(model, None, [1, 2]).plot(start=2)
+        logit_lens(model, None, [1, 2]).plot(start=2)

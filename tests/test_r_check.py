@@ -83,6 +83,24 @@ def test_the_vignette_is_there_after_an_installation_from_a_folder(tmp_path: Pat
     assert "<img" in Path(page).read_text(encoding="utf-8")
 
 
+def test_every_help_page_has_a_value_and_links() -> None:
+    for page in sorted((PACKAGE / "man").glob("*.Rd")):
+        text = page.read_text()
+        assert "\\seealso{" in text, f"{page.name}: @seealso or @family"
+        of_function = "\\docType{" not in text  # not the page of the package, nor of a data set
+        assert not of_function or "\\value{" in text, f"{page.name}: @returns"
+
+
+def test_code_of_vignettes_fits_their_pages() -> None:
+    """A page cuts what is wider, code and the output of the width that is set."""
+    for source in (PACKAGE / "vignettes").glob("*.Rmd"):
+        text = source.read_text(encoding="utf-8")
+        assert "width = 80" in text
+        for options, code in re.findall(r"^```\{r (.*?)\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            if "echo = FALSE" not in options and "include = FALSE" not in options:
+                assert all(len(line) <= 80 for line in code.splitlines()), f"{source.name}: {options}"
+
+
 def test_help_pages_are_made_from_the_code(tmp_path: Path) -> None:
     copy = shutil.copytree(PACKAGE, tmp_path / "minhubpy")
     code = "roxygen2::roxygenise('minhubpy', roclets = c('namespace', 'rd'))"
@@ -101,10 +119,11 @@ def test_every_export_has_a_help_page() -> None:
     }
     assert set(exports) <= topics
     promised = """
-        from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate next_tokens score perplexity
-        as_torch_module
+        from_pretrained tokenizer tokenizer_from_pretrained save_pretrained generate next_tokens perplexity
+        token_logprobs word_logprobs target_logprobs text_embeddings logit_lens minhub_chat minhub_serve as_torch_module
         minhub_train minhub_resume minhub_run minhub_compare
         minhub_devices minhub_doctor minhub_start minhub_stop minhub_install
     """
     families = {f"{name}{end}" for name in ENTRIES for end in ("", "_from_config", "_from_pretrained")}
     assert families | set(promised.split()) <= set(exports)
+    assert not {"chat", "embed", "score", "layers"} & set(exports)  # names of other packages

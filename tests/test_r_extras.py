@@ -60,8 +60,8 @@ def test_missing_extras_are_reported_before_work_starts(library: Path, bare_pyth
         model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
         show <- function(expr) cat("@", tryCatch({ expr; "no error" }, minhubpy_error = conditionMessage), "\n")
         show(minhub_serve(model))
-        show(chat(model, schema = list(type = "object")))
-        show(chat(model)$say("Hi", schema = list(type = "object")))
+        show(minhub_chat(model, schema = list(type = "object")))
+        show(minhub_chat(model)$say("Hi", schema = list(type = "object")))
         show(from_pretrained("owner/name:model.gguf"))
         report <- minhub_doctor()
         report <- report[grepl("^extra ", report$what), ]

@@ -117,7 +117,7 @@ def left_behind(r: RProcess) -> list[Path]:
 AT_WORK = {
     "idle": "hear()",
     "generating": 'generate(model, "ROMEO:", 1e6, stream = function(piece) if (!told) say("working", told <<- TRUE))',
-    "computing": 'say("working"); score(model, strrep("a", 1e6))',
+    "computing": 'say("working"); token_logprobs(model, strrep("a", 1e6))',
 }
 
 

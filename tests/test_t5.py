@@ -513,7 +513,7 @@ def test_the_command(with_tokenizer: Path) -> None:
 
 
 def test_from_r(with_tokenizer: Path) -> None:
-    """What R's functions ask for: generate(), next_tokens() and score() with targets; no logits of a prompt."""
+    """R's generate(), next_tokens() and token_logprobs() with targets; a prompt has no logits."""
     module, tokenizer = (
         read(str(with_tokenizer)) for read in (minhub_py.from_pretrained, minhub_py.tokenizer_from_pretrained)
     )
@@ -540,7 +540,7 @@ def test_from_r(with_tokenizer: Path) -> None:
     torch.testing.assert_close(
         torch.tensor(scored["logprob"]), torch.cat(minhub_py.score(module, rows, targets=targets))
     )
-    with pytest.raises(ValueError, match=r"use generate\(\), next_tokens\(\), or score\(\) with targets"):
+    with pytest.raises(ValueError, match=r"use generate\(\), next_tokens\(\), or token_logprobs\(\) with targets"):
         methods_of_models.forward(caller, model, [[1, 2]], 0, False)
 
 

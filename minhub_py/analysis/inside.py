@@ -111,19 +111,20 @@ def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeight
 
 
 @torch.no_grad()
-def layers(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredictions:
+def logit_lens(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredictions:
     """What each layer would predict after each token of a text, if it were the last: its state through norm and head.
 
     n: how many of the likeliest tokens.    text: a string, or ids without a tokenizer.
     ValueError: an encoder-decoder, a text without tokens or longer than the context, and as `embed`.
     """
-    model = model_of(model, "layers()")
+    model = model_of(model, "logit_lens()")
     if model.encoder_decoder:
         raise ValueError(
-            f"{model.config.TITLE}: the layers of an encoder predict no next token: embed() gives their states"
+            f"{model.config.TITLE}: the layers of an encoder predict no next token. embed(), in R text_embeddings(), "
+            "returns their states"
         )
     n = min(whole("n", n, 1), model.config.vocab_size)
-    states = States(model, "layers()")
+    states = States(model, "logit_lens()")
     ids, tokens, idx = read_text(model, tokenizer, text)
     found = states.read(idx, range(states.count + 1))
     # An LSTM's embeddings may be of another size than what its head takes.

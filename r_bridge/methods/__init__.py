@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from r_bridge.methods import (
+    cached,
     chats,
     embeddings,
     machine,
@@ -30,7 +31,7 @@ _LIST: list[Callable[..., Any]] = [
     weights.load_state_dict,
     text.generate, text.next_tokens, text.score, text.perplexity,
     words.word_logprobs, words.target_logprobs, words.vocabulary, words.logprob_matrix,
-    embeddings.embed, embeddings.attention_weights, embeddings.layers,
+    embeddings.embed, embeddings.attention_weights, embeddings.logit_lens,
     chats.chat_template, chats.reply,
     tokenizers.tokenizer_from_pretrained, tokenizers.tokenizer_from_file, tokenizers.save_tokenizer,
     tokenizers.encode_batch, tokenizers.decode_batch,
@@ -39,5 +40,6 @@ _LIST: list[Callable[..., Any]] = [
     results.model_fingerprint, results.tokenizer_fingerprint,
     runs.train_model, runs.resume_training, runs.read_run,
     serving.serve, serving.stop_serving,
+    cached.list_models, cached.download, cached.plan_deletion, cached.delete_cached,
 ]  # fmt: skip
 METHODS = {function.__name__: function for function in _LIST}

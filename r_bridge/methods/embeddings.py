@@ -45,9 +45,9 @@ def attention_weights(caller: Caller, model: Model, text: Any, tokenizer: Tokeni
     }
 
 
-def layers(caller: Caller, model: Model, text: Any, tokenizer: Tokenizer | None, n: int) -> dict[str, Any]:
+def logit_lens(caller: Caller, model: Model, text: Any, tokenizer: Tokenizer | None, n: int) -> dict[str, Any]:
     """A row for each layer, each token of one text, and each of its `n` likeliest next tokens; and the text's ids."""
-    from minhub_py.analysis.inside import layers as evaluate
+    from minhub_py.analysis.inside import logit_lens as evaluate
 
     tok, [given] = _one(model, tokenizer, text)
     found = evaluate(model.module, tok, given, n)

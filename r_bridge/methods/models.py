@@ -156,7 +156,7 @@ def forward(caller: Caller, model: Model, ids: Any, first: int, as_torch: bool) 
     if model.module.encoder_decoder:
         raise ValueError(
             "this model has an encoder and a decoder, and logits for a prompt and its answer: use generate(), "
-            "next_tokens(), or score() with targets"
+            "next_tokens(), or token_logprobs() with targets"
         )
     rows = id_rows(ids, model.module.config.vocab_size, first)
     lengths = {len(row) for row in rows}
@@ -165,7 +165,7 @@ def forward(caller: Caller, model: Model, ids: Any, first: int, as_torch: bool) 
     if len(lengths) > 1:
         raise ValueError(
             f"the rows have {min(lengths)} to {max(lengths)} ids, but an array has rows of one length: "
-            "call the model with one row at a time (generate() and score() take rows of any lengths)"
+            "call the model with one row at a time (generate() and token_logprobs() take rows of any lengths)"
         )
     with torch.inference_mode():
         logits = model.module(torch.tensor(rows, device=next(model.module.parameters()).device))

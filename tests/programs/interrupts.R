@@ -8,7 +8,7 @@ calls <- list(
   function() generate(large, "ROMEO:", 8, temperature = 0),
   function() generate(large, "To be", 8, temperature = 0, stream = function(piece) piece),
   function() tok$encode("To be, or not to be")$ids, function() tok$decode(20:40),
-  function() score(large, "or not to be"), function() message_of(model(99)),
+  function() token_logprobs(large, "or not to be"), function() message_of(model(99)),
   function() next_tokens(large, "ROMEO", 3), function() model$parameters()
 )
 right <- lapply(calls, function(call) call())

@@ -2,13 +2,13 @@
 
 #' Talk with a model
 #'
-#' `chat()` begins a conversation; `bot$say()` gives the model a text and
+#' `minhub_chat()` begins a conversation; `bot$say()` gives the model a text and
 #' shows its reply in the console while it is made. Esc or Ctrl-C stops a reply
 #' and keeps its beginning. The prompt is written as the model's own chat
 #' template has it; a model without one continues a plain dialogue.
 #'
 #' @section Methods:
-#' * `bot$say(text, ...)`: the reply; arguments of `chat()` from
+#' * `bot$say(text, ...)`: the reply; arguments of `minhub_chat()` from
 #'   `max_new_tokens` on change a setting for this one.
 #' * `bot$regenerate(...)`: another reply in place of the last one.
 #' * `bot$undo()`: takes back the last text and its reply.
@@ -18,11 +18,14 @@
 #' * `as.data.frame(bot)`: a row for each message, with `turn`, `role`,
 #'   `text`, and of replies the number of `tokens`, their `logprob` (the sum, in
 #'   nats) and `seconds`.
+#' * `summary(bot)`: the numbers of replies and tokens, how they ended, their
+#'   perplexity, and the settings. `summary(reply)`: the same of one reply.
 #' * `plot(reply)`: how likely each token was, and what else it might have been.
 #'
 #' Conversations survive `saveRDS()`, as models do.
 #'
 #' @inheritParams generate
+#' @inheritParams next_tokens
 #' @param system What the model is told before the conversation.
 #' @param max_new_tokens The most tokens of a reply.
 #' @param temperature,top_k,top_p,repetition_penalty As in [generate()].
@@ -49,9 +52,10 @@
 #'   `schema` the `data`: JSON's objects as lists with names, its arrays as
 #'   vectors where they hold numbers, strings or truth values alone, otherwise
 #'   as lists; `NULL` where the reply was cut short.
+#' @family functions that write text
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' bot <- chat(model, max_new_tokens = 40)
+#' bot <- minhub_chat(model, max_new_tokens = 40)
 #' set.seed(1)
 #' reply <- bot$say("Good morrow!")
 #' bot
@@ -59,9 +63,9 @@
 #' plot(reply)
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
-chat <- function(model, system = NULL, max_new_tokens = 512, temperature = "auto", top_k = "auto", top_p = "auto",
-                 repetition_penalty = "auto", seed = NULL, stop = NULL, schema = NULL, stream = interactive(), top = 5,
-                 tokenizer = NULL) {
+minhub_chat <- function(model, system = NULL, max_new_tokens = 512, temperature = "auto", top_k = "auto", top_p = "auto",
+                        repetition_penalty = "auto", seed = NULL, stop = NULL, schema = NULL, stream = interactive(),
+                        top = 5, tokenizer = NULL) {
   model <- check_model(model)
   tokenizer <- check_tokenizer(tokenizer)
   self <- new.env(parent = emptyenv())
@@ -134,16 +138,19 @@ check_schema <- function(schema) {
     last = if (length(self$exchanges)) self$exchanges[[length(self$exchanges)]]$reply,
     system = self$system,
     model = self$model,
-    NULL
+    no_member("a chat", name, CHAT_FIELDS, CHAT_METHODS)
   )
 }
 
+CHAT_FIELDS <- c("last", "system", "model")
+CHAT_METHODS <- c("say", "regenerate", "undo")
+
 #' @export
-`[[.minhub_chat` <- `$.minhub_chat`
+`[[.minhub_chat` <- function(x, i) do.call(`$`, list(x, member_name(i, "a chat", c(CHAT_FIELDS, CHAT_METHODS))))
 
 #' @export
 .DollarNames.minhub_chat <- function(x, pattern = "") {
-  grep(pattern, c("say(", "regenerate(", "undo()", "last", "system", "model"), value = TRUE)
+  grep(pattern, c("say(", "regenerate(", "undo()", CHAT_FIELDS), value = TRUE)
 }
 
 take_back <- function(self, otherwise) {
@@ -185,7 +192,7 @@ say <- function(self, text, changes) {
   }
   # Also where Esc stops the reply: its beginning stays.
   on.exit({
-    if (shown) cat("\n")
+    if (shown && !done) cat("\n")
     if (!done && asked) {
       ended$seconds <- proc.time()[["elapsed"]] - begun
       keep_exchange(self, text, parts, ended)
@@ -199,6 +206,7 @@ say <- function(self, text, changes) {
   ))
   done <- TRUE
   reply <- keep_exchange(self, text, parts, made)
+  if (shown) cat("\n") # before the note, which has a line of its own
   if (isTRUE(stream)) remark(reply, made)
   if (shown || is.function(stream)) invisible(reply) else reply
 }
@@ -246,8 +254,7 @@ as_tokens <- function(part) {
 #' @export
 print.minhub_chat <- function(x, ...) {
   self <- attr(x, "self")
-  n <- length(self$exchanges)
-  cat("<chat with ", attr(self$model, "self")$title, ", ", n, if (n == 1L) " turn" else " turns", ">\n", sep = "")
+  cat(format(x), "\n", sep = "")
   if (!is.null(self$system)) said_by("system", self$system)
   for (each in self$exchanges) {
     said_by("you", each$text)

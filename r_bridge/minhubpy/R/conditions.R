@@ -15,9 +15,17 @@ warn <- function(text, call = users_call()) {
 users_call <- function() {
   for (number in seq_len(sys.nframe())) {
     # Compared by name: a model's namespace may have been unloaded since.
-    if (environmentName(topenv(environment(sys.function(number)))) == "minhubpy") return(sys.call(number))
+    if (environmentName(topenv(environment(sys.function(number)))) == "minhubpy") return(as_written(sys.call(number)))
   }
   NULL
+}
+
+# R calls methods of `$` and `[[` by their own names: `$.minhub_chat`(bot, last) is bot$last again.
+as_written <- function(call) {
+  name <- if (is.name(call[[1L]])) as.character(call[[1L]]) else ""
+  operator <- sub("^([$]|\\[\\[)[.]minhub_.*", "\\1", name)
+  if (operator != name) call[[1L]] <- as.name(operator)
+  call
 }
 
 # A message for a person who waits, on standard error.

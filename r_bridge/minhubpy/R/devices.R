@@ -4,6 +4,7 @@
 #'   `works`, `dtypes` (those that it computes in), `detail`, and `picked`,
 #'   which is `TRUE` for the one that `"auto"` picks. It is printed as a line
 #'   for each.
+#' @family functions for the Python side
 #' @examplesIf minhubpy:::is_ready()
 #' minhub_devices()
 #' \dontshow{minhubpy:::end_example()}

@@ -7,6 +7,7 @@
 #'
 #' @returns A data frame with the columns `what`, `found`, `fits` and
 #'   `advice`: the next step where something does not fit.
+#' @family functions for the Python side
 #' @examplesIf minhubpy:::is_ready()
 #' minhub_doctor()
 #' \dontshow{minhubpy:::end_example()}

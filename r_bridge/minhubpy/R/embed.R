@@ -6,11 +6,12 @@
 #' [stats::hclust()] and any classifier take.
 #'
 #' A text longer than the model's context is read in overlapping parts, as
-#' [score()] reads it. Esc or Ctrl-C stops a long call; the session and the
+#' [token_logprobs()] reads it. Esc or Ctrl-C stops a long call; the session and the
 #' model stay as they are. The function of this name that R has, which lags a
 #' time series, stays there as [stats::embed()].
 #'
 #' @inheritParams generate
+#' @inheritParams next_tokens
 #' @param texts A character vector or a factor, such as a column of a data
 #'   frame; or ids, as for [generate()]. A text that is `NA` or `""` gives a row
 #'   of `NA`.
@@ -26,19 +27,20 @@
 #' @returns A matrix with a row for each text, in their order, and their names
 #'   as row names. With `pool = "none"`, a list of matrices with a row for each
 #'   token of the text, which is its row name.
+#' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' lines <- c(
 #'   juliet = "O Romeo, Romeo!", romeo = "O speak again, bright angel!",
 #'   king = "Off with his head!"
 #' )
-#' vectors <- embed(model, lines)
+#' vectors <- text_embeddings(model, lines)
 #' dim(vectors)
 #' dist(vectors)
-#' embed(model, data.frame(line = c("To be,", NA))$line, layer = 2, pool = "last")[, 1:3]
+#' text_embeddings(model, data.frame(line = c("To be,", NA))$line, layer = 2, pool = "last")[, 1:3]
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-embed <- function(model, texts, layer = -1, pool = c("mean", "last", "none"), tokenizer = NULL, resume = NULL) {
+text_embeddings <- function(model, texts, layer = -1, pool = c("mean", "last", "none"), tokenizer = NULL, resume = NULL) {
   model <- check_model(model)
   pool <- choice(pool, c("mean", "last", "none"))
   if (is.data.frame(texts)) {
@@ -64,7 +66,7 @@ embed <- function(model, texts, layer = -1, pool = c("mean", "last", "none"), to
 
 TEXTS_OF_PART <- 256L # of a long job, see in_parts()
 
-# What embed() has of each part: rows of a matrix, or a matrix and the tokens of each text.
+# What text_embeddings() has of each part: rows of a matrix, or a matrix and the tokens of each text.
 join_vectors <- function(found, rows) {
   part <- function(name) lapply(found, `[[`, name)
   if (is.matrix(found[[1L]]$vectors)) return(list(vectors = do.call(rbind, part("vectors"))))

@@ -5,7 +5,7 @@
 #' the model stay as they are. Characters for which the tokenizer has no token,
 #' as one of characters may, are left out, with a warning.
 #'
-#' @param model A model, see [from_pretrained()].
+#' @param x A model, see [from_pretrained()], or a run of [minhub_train()].
 #' @param prompts Text: a character vector. Or 0-based ids: a vector, a matrix
 #'   with a row for each prompt, or a list of vectors of any lengths.
 #' @param max_new_tokens The most tokens to add to each.
@@ -34,19 +34,34 @@
 #'   An LSTM makes no guesses, nor does a model on a graphics card.
 #' @param resume The name of a file (.rds) that keeps what is done of a long job:
 #'   see [word_logprobs()]. The job needs a `seed`, or `temperature = 0`.
+#' @param ... Arguments of the method.
+#'
+#' @details
+#' `generate()` is an S3 generic. Its methods are also methods of
+#' `generics::generate()`, so the call is the same if a package that exports
+#' that generic, such as infer, is attached after this one.
+#'
 #' @returns For text, the new text of each prompt: a character vector, with
 #'   the names of `prompts`; invisible if it was shown already. For ids, a
 #'   list of the new ids of each prompt.
+#' @family functions that write text
+#' @seealso [from_pretrained()], [tokenizer_from_pretrained()]
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' generate(model, "ROMEO:", max_new_tokens = 40, seed = 1, stream = FALSE)
 #' generate(model, c(a = "To be", b = "O "), max_new_tokens = 10, temperature = 0)
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
-                     repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
-                     stream = "auto", speculate = 0, resume = NULL) {
-  model <- check_model(model)
+generate <- function(x, ...) UseMethod("generate")
+
+#' @rdname generate
+#' @export
+#' @rawNamespace S3method(generics::generate,minhub_model)
+generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
+                                  repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
+                                  stream = "auto", speculate = 0, resume = NULL, ...) {
+  no_more_arguments(...)
+  model <- check_model(x)
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)
   one_text <- is.character(prompts) && length(prompts) == 1L
@@ -56,7 +71,7 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
     if (!identical(stream, "auto") && !isFALSE(stream)) fail("resume is for many prompts, and stream for one: give one of them")
     stream <- FALSE
   }
-  if (identical(stream, "auto")) stream <- interactive() && one_text && was_typed(sys.call(), sys.nframe())
+  if (identical(stream, "auto")) stream <- interactive() && one_text && was_typed(sys.call(-1L), sys.nframe() - 1L) # of the generic
   streaming <- (is.function(stream) || flag(stream)) && one_text
   answers <- isTRUE(model$config$is_encoder_decoder) # rather than to go on from the prompt
   echo <- once(function() if (!answers) cat(printable(prompts))) # only when the first text is there
@@ -87,6 +102,22 @@ generate <- function(model, prompts, max_new_tokens = 64, temperature = 1, top_k
   } else {
     stats::setNames(made$ids, labels)
   }
+}
+
+#' @rdname generate
+#' @export
+#' @rawNamespace S3method(generics::generate,minhub_run)
+generate.minhub_run <- generate.minhub_model
+
+#' @export
+generate.default <- function(x, ...) check_model(x)
+
+# Refuses arguments that only the generic's `...` accepts.
+no_more_arguments <- function(...) {
+  if (!...length()) return(invisible())
+  name <- names(list(...))[[1L]] %||% ""
+  if (nzchar(name)) fail("unknown argument ", name, ": ?generate lists the arguments")
+  fail("too many arguments: give the settings by name, such as max_new_tokens = 40")
 }
 
 PROMPTS_OF_PART <- 64L # of a long job, see in_parts()
@@ -180,13 +211,17 @@ check_tokenizer <- function(tokenizer) {
 #' Find the likeliest next tokens
 #'
 #' @inheritParams generate
+#' @param model A model, see [from_pretrained()], or a run of [minhub_train()].
 #' @param prompt Text: one, or a character vector of several. Or 0-based ids, as
 #'   for [generate()].
 #' @param n How many tokens for each.
 #' @returns A data frame with the columns `token`, `id`, `prob` and `logprob`
 #'   (nats), likeliest first. Several prompts give their rows one after the
 #'   other, and a first column `prompt` says which: a number from 1, or a factor
-#'   of the names of `prompt`. It has a `plot()` method.
+#'   of the names of `prompt`. It has a `plot()` method, and its `summary()` has
+#'   a row for each prompt: the likeliest token, and the probability of all `n`
+#'   `together`.
+#' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' likely <- next_tokens(model, "ROMEO", n = 5)
@@ -209,12 +244,13 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 
 #' Score texts
 #'
-#' `score()` gives the log-probability of every token after a text's first,
+#' `token_logprobs()` gives the log-probability of every token after a text's first,
 #' given those before it; with `targets`, that of every token of the targets,
 #' each given its text before it. `perplexity()` is `exp(-mean(logprob))` of each text.
 #' A text longer than the model's context is read in overlapping windows.
 #'
 #' @inheritParams generate
+#' @inheritParams next_tokens
 #' @param texts A character vector; or ids, as for [generate()]. A text that is
 #'   `NA` has no tokens, as `""` has none.
 #' @param targets A text for each of `texts`, of the same kind, to score in
@@ -228,22 +264,23 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 #'   the token's probability, and `entropy`, of what the model expects in its place.
 #' @param resume The name of a file (.rds) that keeps what is done of a long job:
 #'   see [word_logprobs()].
-#' @returns `score()`: a data frame with a row for each token after the first
+#' @returns `token_logprobs()`: a data frame with a row for each token after the first
 #'   of its text, or for each of its target, and the columns `text` (which one: a number from 1, or a
 #'   factor of the names of `texts`), `position` (of the token in its text, from
 #'   1), `token`, `id` (0-based) and `logprob` (nats). It has `plot()` and
 #'   `summary()` methods. `perplexity()`: a number for each text, `NA` for a text
 #'   of fewer than two tokens, with the names of `texts`.
+#' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' surprise <- score(model, "To be, or not to be")
+#' surprise <- token_logprobs(model, "To be, or not to be")
 #' head(surprise)
 #' summary(surprise)
 #' plot(surprise)
 #' perplexity(model, c(verse = "To be, or not to be", noise = "xq zzk vv"))
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-score <- function(model, texts, tokenizer = NULL, targets = NULL, sep = " ", bits = FALSE, resume = NULL) {
+token_logprobs <- function(model, texts, tokenizer = NULL, targets = NULL, sep = " ", bits = FALSE, resume = NULL) {
   model <- check_model(model)
   labels <- labels_of(texts)
   texts <- texts_or_ids(na_as_empty(texts), "texts")
@@ -259,7 +296,7 @@ score <- function(model, texts, tokenizer = NULL, targets = NULL, sep = " ", bit
   }, size = TEXTS_OF_PART, join = join_tokens)
   found$text <- text_of_row(found$text, labels)
   # For the plot, which shows a whole text: the rows lack its first token.
-  structure(found, class = c("minhub_score", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
+  structure(found, class = c("minhub_token_logprobs", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
 }
 
 # Data frames whose column `text` counts the texts of a part.
@@ -270,7 +307,7 @@ join_tokens <- function(found, rows) {
   }, found, rows))
 }
 
-#' @rdname score
+#' @rdname token_logprobs
 #' @export
 perplexity <- function(model, texts, tokenizer = NULL) {
   model <- check_model(model)
@@ -282,7 +319,7 @@ perplexity <- function(model, texts, tokenizer = NULL) {
 }
 
 #' @export
-summary.minhub_score <- function(object, ...) {
+summary.minhub_token_logprobs <- function(object, ...) {
   if (!all(c("text", "logprob") %in% names(object))) return(NextMethod())
   parts <- split(object$logprob, object$text, drop = TRUE)
   data.frame(
@@ -303,7 +340,7 @@ print.minhub_next_tokens <- function(x, ...) {
 }
 
 #' @export
-print.minhub_score <- print.minhub_next_tokens
+print.minhub_token_logprobs <- print.minhub_next_tokens
 
 # A line of progress with the time left, in an interactive console only, for calls that take longer than a moment.
 show_progress <- function() {

@@ -7,9 +7,14 @@
 #' token sees all others.
 #'
 #' @inheritParams generate
+#' @inheritParams next_tokens
 #' @param text A text, or its 0-based ids; not longer than the model's context.
 #' @returns An array `[layer, head, token, attended to]`, with the tokens as
-#'   names. It has a [plot][plot.minhub_attention()] method.
+#'   names. It has a [plot][plot.minhub_attention()] method. Its `summary()` is a
+#'   data frame with a row for each `layer` and `head`: the mean `entropy` of a
+#'   token's weights, in bits, and the mean weights `to_first` (the first token),
+#'   `to_previous` (the token before) and `to_self`.
+#' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' attention <- attention_weights(model, "To be, or not to be")
@@ -39,12 +44,6 @@ one_text <- function(text, model) {
 }
 
 #' @export
-print.minhub_attention <- function(x, ...) {
-  cat(format(x, ...), sep = "\n")
-  invisible(x)
-}
-
-#' @export
 format.minhub_attention <- function(x, ...) {
   size <- dim(x)
   names <- dimnames(x)
@@ -69,25 +68,29 @@ format.minhub_attention <- function(x, ...) {
 #'   `layer` (0 is the embeddings), `position` (of the token in its text, from
 #'   1), `token`, `rank` (1 is the likeliest), `predicted` (the text of the token
 #'   that would come next), `id` (of the same) and `prob`. It has a
-#'   [plot][plot.minhub_layers()] method.
+#'   [plot][plot.minhub_logit_lens()] method. Its `summary()` is a data frame with
+#'   a row for each `layer`: the mean `prob` of the likeliest token, and how often
+#'   that token is the last layer's (`as_last_layer`) and the text's next token
+#'   (`as_text`).
+#' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' found <- layers(model, "O Romeo, Rom")
+#' found <- logit_lens(model, "O Romeo, Rom")
 #' found[found$position == 12 & found$rank == 1, ]
 #' plot(found)
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-layers <- function(model, text, n = 5, tokenizer = NULL) {
+logit_lens <- function(model, text, n = 5, tokenizer = NULL) {
   model <- check_model(model)
   found <- ask(
-    "layers",
+    "logit_lens",
     model = model, text = one_text(text, model), tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1)
   )
-  structure(found$frame, ids = found$ids, class = c("minhub_layers", "data.frame"))
+  structure(found$frame, ids = found$ids, class = c("minhub_logit_lens", "data.frame"))
 }
 
 #' @export
-print.minhub_layers <- function(x, ...) {
+print.minhub_logit_lens <- function(x, ...) {
   shown <- structure(x, class = "data.frame", ids = NULL)
   for (name in intersect(c("token", "predicted"), names(shown))) shown[[name]] <- encodeString(shown[[name]], quote = '"')
   if (nrow(x) <= 20L || !all(c("layer", "position", "token", "rank", "predicted") %in% names(x))) {
@@ -122,6 +125,7 @@ print.minhub_layers <- function(x, ...) {
 #' @param col The darkest colour.
 #' @param ... Graphical parameters for [graphics::par()], such as `cex` or `bg`.
 #' @returns `x`, invisibly.
+#' @family plots
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' attention <- attention_weights(model, "To be, or not to be")
@@ -260,13 +264,13 @@ legend_of_shares <- function(shade, what) {
 
 #' @rdname plot.minhub_attention
 #' @description
-#' Draws what [layers()] returns: a row for each layer, the last on top, and in
+#' Draws what [logit_lens()] returns: a row for each layer, the last on top, and in
 #' each cell the token that it thinks likeliest after the token below; the
 #' darker, the likelier. A frame means that this token does come next.
 #' @param start,most Which tokens to show: from the `start`-th on, at most so
 #'   many.
 #' @export
-plot.minhub_layers <- function(x, start = 1, most = 14, main = NULL, col = "#0072B2", ...) {
+plot.minhub_logit_lens <- function(x, start = 1, most = 14, main = NULL, col = "#0072B2", ...) {
   check_plotted(x, c("layer", "position", "token", "rank", "predicted", "id", "prob"))
   from <- whole(start, "start", least = 1)
   ids <- attr(x, "ids")

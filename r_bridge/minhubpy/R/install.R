@@ -49,6 +49,7 @@
 #' @param torch_index The URL of the index with PyTorch's build, in place of
 #'   PyTorch's own index.
 #' @returns The path of the new Python, invisibly.
+#' @family functions for the Python side
 #' @examples
 #' \dontrun{
 #' minhub_install()

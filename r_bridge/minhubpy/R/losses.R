@@ -11,6 +11,7 @@
 #'   `nats_per_token` and `nats_per_character` (of the text that did not train;
 #'   the second compares runs of different tokenizers), `tokens_per_second`,
 #'   `seconds` and `folder`. It has a [plot()][plot.minhub_losses] method.
+#' @family functions for training
 #' @examplesIf minhubpy:::is_ready()
 #' text <- rep("To be, or not to be, that is the question.", 50)
 #' train <- function(width) {
@@ -93,6 +94,7 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 #' @param ... Graphical parameters for [graphics::par()], such as `cex` or
 #'   `bg`. They hold for this plot only.
 #' @returns `x`, invisibly.
+#' @family plots
 #' @examplesIf minhubpy:::is_ready()
 #' text <- rep("To be, or not to be, that is the question.", 50)
 #' run <- minhub_train(

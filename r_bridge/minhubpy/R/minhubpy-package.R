@@ -22,6 +22,10 @@
 #' the name of Python's exception as a class, such as `FileNotFoundError`.
 #' Python's warnings are R warnings of class `minhubpy_warning`.
 #'
+#' @seealso [from_pretrained()] and [generate()] to begin with;
+#'   `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")` and
+#'   `vignette("chat")`.
+#'
 #' @section Options:
 #' * `minhubpy.python`: the Python to use, see [minhub_start()].
 #' * `minhubpy.quiet`: `TRUE` for no messages and no progress.

@@ -27,7 +27,8 @@
 #'   `"none"`: turn them into floating point. `NULL`, the default, is `"auto"`
 #'   for a GGUF file on a CPU if `dtype` is `"auto"`, and `"none"` otherwise.
 #' @returns A model, see [minhub_model].
-#' @seealso [generate()], [next_tokens()], [score()], [as_torch_module()]
+#' @seealso [generate()], [next_tokens()], [token_logprobs()]
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' model
@@ -161,6 +162,7 @@ path_or_name <- function(identifier) {
 #'   `n_positions`, and for `embd_pdrop`, `attn_pdrop` and `resid_pdrop`.
 #' @param seed A whole number; if not given, R's random numbers give one.
 #' @returns A model in training mode, see [minhub_model].
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' set.seed(1)
 #' gpt2(vocab_size = 65, n_embd = 32, n_head = 2, n_layer = 2, n_positions = 16)
@@ -430,7 +432,12 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #'
 #' @param x,object A model.
 #' @param ... Not used.
+#' @returns `print()`: the model, invisibly. `summary()`: a list with the line
+#'   that describes the `model`, the number of parameters of its `parts`, and its
+#'   `config`, which has a `print()` method.
+#' @seealso [generate()], [token_logprobs()]
 #' @name minhub_model
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' dim(model(c(1L, 2L, 3L)))
@@ -488,21 +495,20 @@ MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter", "state_dict
     load_state_dict = function(state_dict) load_state_dict(x, state_dict),
     {
       part <- child(x, name)
-      if (is.null(part)) no_member(name)
+      if (is.null(part)) no_model_member(name)
       part
     }
   )
 }
 
-no_member <- function(name) {
+no_model_member <- function(name) {
   device <- if (name %in% c("cuda", "cpu")) paste0("; model$to(\"", name, "\") moves it")
-  fail("a model has no ", name, device %||% paste0("; it has ", toString(c(MODEL_FIELDS, paste0(MODEL_METHODS, "()")))))
+  no_member("a model", name, MODEL_FIELDS, MODEL_METHODS, device)
 }
 
 #' @export
 `[[.minhub_model` <- function(x, i) {
-  if (!is.character(i)) fail("a model's fields have names: ", toString(c(MODEL_FIELDS, MODEL_METHODS)))
-  do.call(`$`, list(x, string(i)))
+  do.call(`$`, list(x, member_name(i, "a model", c(MODEL_FIELDS, MODEL_METHODS))))
 }
 
 #' @export
@@ -567,15 +573,8 @@ print.minhub_model <- function(x, ...) {
 #' @rdname minhub_model
 #' @export
 summary.minhub_model <- function(object, ...) {
-  table <- object$parameters()
-  part <- sub("^(transformer\\.)?([^.]*(\\.[0-9]+)?).*", "\\2", table$name)
-  parts <- unique(part)
   structure(
-    list(
-      model = format(object),
-      parts = data.frame(part = parts, parameters = as.vector(tapply(table$numel, factor(part, parts), sum))),
-      config = object$config
-    ),
+    list(model = format(object), parts = weights_by_part(object$parameters()), config = object$config),
     class = "summary.minhub_model"
   )
 }
@@ -593,11 +592,11 @@ print.summary.minhub_model <- function(x, ...) {
 
 #' @export
 plot.minhub_model <- function(x, ...) {
-  fail("a model has no picture; plot(next_tokens(model, \"ROMEO\")) and plot(score(model, \"To be\")) show what it expects")
+  fail("a model has no picture; plot(next_tokens(model, \"ROMEO\")) and plot(token_logprobs(model, \"To be\")) show what it expects")
 }
 
 #' @export
-str.minhub_model <- function(object, ...) cat(" ", format(object), "\n", sep = "")
+str.minhub_model <- function(object, ...) str_format(object)
 
 count <- function(n) {
   unit <- if (n >= 1e9) c(1e9, "B") else if (n >= 1e6) c(1e6, "M") else if (n >= 1e4) c(1e3, "k") else c(1, "")
@@ -618,6 +617,7 @@ as.list.minhub_model <- function(x, ...) attr(x, "self")$about[MODEL_FIELDS]
 #' @param tokenizer The tokenizer to write with it; the model's own, if not
 #'   given.
 #' @returns The folder, invisibly.
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' model <- lstm_from_pretrained("minhub/shakespeare-lstm")
 #' folder <- save_pretrained(model, file.path(tempdir(), "my-lstm"))

@@ -3,7 +3,7 @@
 #' Draws what [next_tokens()] returns as bars, the likeliest token on top, with a
 #' panel for each prompt or text.
 #'
-#' Draws what [score()] returns as the surprise of each token, which is
+#' Draws what [token_logprobs()] returns as the surprise of each token, which is
 #' -log2 of its probability: 0 bits for what was certain, 1 for one of two
 #' equally likely tokens, 10 for one in a thousand.
 #'
@@ -17,13 +17,13 @@
 #' `"auto"` takes the first of the three that stays readable: bars for up to
 #' 60 tokens, the text for up to 2,000.
 #'
-#' Draws a reply of a [chat()] as a bar for each token, how likely it was, and
+#' Draws a reply of a [minhub_chat()] as a bar for each token, how likely it was, and
 #' beside it the likeliest tokens that were not taken.
 #'
 #' In bars and points, a space is shown as a raised dot, a line end as `\n`,
 #' and a token without text as its id, such as `#7`.
 #'
-#' @param x What [next_tokens()] or [score()] returned, or some rows of it; or a
+#' @param x What [next_tokens()] or [token_logprobs()] returned, or some rows of it; or a
 #'   reply.
 #' @param text Which texts to show, by their numbers or names in the column
 #'   `text`; all, if not given. Each has a panel, up to 12.
@@ -36,14 +36,15 @@
 #'   `bg`. They hold for this plot only.
 #' @returns `x`, invisibly.
 #' @name plot.minhub
+#' @family plots
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' plot(next_tokens(model, "O Romeo, Rom"))
 #'
-#' surprise <- score(model, "To be, or not to be, that is the question")
+#' surprise <- token_logprobs(model, "To be, or not to be, that is the question")
 #' plot(surprise)
 #' plot(surprise, type = "text")
-#' plot(score(model, c(verse = "To be, or not to be", noise = "xq zzk vv qj xk")))
+#' plot(token_logprobs(model, c(verse = "To be, or not to be", noise = "xq zzk vv qj xk")))
 #' \dontshow{minhubpy:::end_example()}
 NULL
 
@@ -82,7 +83,7 @@ draw_next_tokens <- function(shown, col) {
 
 #' @rdname plot.minhub
 #' @export
-plot.minhub_score <- function(x, text = NULL, type = c("auto", "bars", "text", "line"), most = NULL, main = NULL,
+plot.minhub_token_logprobs <- function(x, text = NULL, type = c("auto", "bars", "text", "line"), most = NULL, main = NULL,
                               col = NULL, ...) {
   check_plotted(x, c("text", "position", "token", "id", "logprob"))
   type <- choice(type, c("auto", "bars", "text", "line"))

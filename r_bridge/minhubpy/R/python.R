@@ -23,6 +23,7 @@
 #' @param python The path of a Python to use instead.
 #' @returns `minhub_start()`: a list with `python`, `why`, and the versions
 #'   `version`, `minhub_py` and `torch`, invisibly. `minhub_stop()`: nothing.
+#' @family functions for the Python side
 #' @examplesIf minhubpy:::is_ready()
 #' str(minhub_start())
 #' minhub_stop()

@@ -27,6 +27,7 @@
 #' @returns A server: `$address`, `$name`, `$stop()`, and `$chat()`, which makes
 #'   a chat of the package ellmer, and hands its arguments (`system_prompt`,
 #'   `params` and others) on to `ellmer::chat_openai_compatible()`.
+#' @family functions that write text
 #' @examplesIf minhubpy:::is_ready("serve")
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' server <- minhub_serve(model)
@@ -50,19 +51,20 @@ minhub_serve <- function(model, name = "minhub", port = 0, rows = 8, context = N
   server$address <- made$address
   server$name <- name
   server$epoch <- session$link$epoch
+  server$number <- made$number
   server$stop <- function() {
-    # A worker that is gone has taken its servers along.
-    running <- !is.null(server$number) && identical(server$epoch, session$link$epoch)
-    if (running) ask("stop_serving", server = server$number)
-    server$number <- NULL
+    if (is_serving(server)) ask("stop_serving", server = get("number", server))
+    assign("number", NULL, server)
     invisible(server)
   }
-  server$number <- made$number
   server$chat <- function(...) ellmer_chat(server, api_key, ...)
   class(server) <- "minhub_server"
   if (interactive()) note("Serving ", name, " on ", made$address)
   server
 }
+
+# The end of a Python worker is the end of its servers.
+is_serving <- function(server) !is.null(get("number", server)) && identical(get("epoch", server), session$link$epoch)
 
 ellmer_chat <- function(server, key, ...) {
   if (!requireNamespace("ellmer", quietly = TRUE)) {
@@ -77,12 +79,6 @@ ellmer_chat <- function(server, key, ...) {
 
 #' @export
 format.minhub_server <- function(x, ...) {
-  if (is.null(x$number)) return(paste0("<minhub server> ", x$name, ": stopped"))
+  if (!is_serving(x)) return(paste0("<minhub server> ", x$name, ": stopped"))
   paste0("<minhub server> ", x$name, " on ", x$address)
-}
-
-#' @export
-print.minhub_server <- function(x, ...) {
-  cat(format(x), "\n", sep = "")
-  invisible(x)
 }

@@ -18,7 +18,9 @@
 #' * `tok$save(path, pretty = TRUE)`: writes a tokenizer.json.
 #'
 #' @inheritParams from_pretrained
-#' @returns A tokenizer.
+#' @returns A tokenizer. An encoding has an `as.data.frame()` method (`token` and
+#'   `id`), and its `summary()` counts each token.
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
 #' ids <- tok$encode("ROMEO:")$ids
@@ -47,12 +49,6 @@ tokenizer <- structure(
   ),
   class = "minhub_tokenizer_class"
 )
-
-#' @export
-print.minhub_tokenizer_class <- function(x, ...) {
-  cat('<tokenizer: tokenizer$from_pretrained("gpt2"), tokenizer$from_file("tokenizer.json")>\n')
-  invisible(x)
-}
 
 new_tokenizer <- function(method, arguments) {
   self <- new_self(method, arguments, if (is.null(arguments$identifier)) arguments$path else arguments$identifier)
@@ -99,7 +95,7 @@ TOKENIZER_METHODS <- c(
       ask("save_tokenizer", tokenizer = x, path = absolute(file_path(path)), pretty = flag(pretty))
       invisible(path)
     },
-    fail("a tokenizer has no ", name, "; it has ", paste(TOKENIZER_METHODS, collapse = ", "))
+    no_member("a tokenizer", name, character(), TOKENIZER_METHODS)
   )
 }
 
@@ -138,6 +134,8 @@ new_encoding <- function(ids, tokenizer) {
   structure(list(ids = ids), class = "minhub_encoding", tokenizer = tokenizer)
 }
 
+ENCODING_FIELDS <- c("ids", "tokens", "attention_mask")
+
 #' @export
 `$.minhub_encoding` <- function(x, name) {
   ids <- .subset2(x, "ids")
@@ -145,18 +143,17 @@ new_encoding <- function(ids, tokenizer) {
     ids = ids,
     attention_mask = rep.int(1L, length(ids)),
     tokens = if (length(ids)) attr(x, "tokenizer")$id_to_token(ids) else character(),
-    NULL
+    no_member("an encoding", name, ENCODING_FIELDS)
   )
 }
 
 #' @export
 `[[.minhub_encoding` <- function(x, i) {
-  if (!is.character(i)) fail("an encoding's fields have names: ids, tokens, attention_mask")
-  do.call(`$`, list(x, string(i)))
+  do.call(`$`, list(x, member_name(i, "an encoding", ENCODING_FIELDS)))
 }
 
 #' @export
-.DollarNames.minhub_encoding <- function(x, pattern = "") grep(pattern, c("ids", "tokens", "attention_mask"), value = TRUE)
+.DollarNames.minhub_encoding <- function(x, pattern = "") grep(pattern, ENCODING_FIELDS, value = TRUE)
 
 #' @export
 length.minhub_encoding <- function(x) length(.subset2(x, "ids"))
@@ -176,25 +173,10 @@ print.minhub_encoding <- function(x, ...) {
 }
 
 #' @export
-str.minhub_encoding <- function(object, ...) cat(" ", format(object), "\n", sep = "")
-
-#' @export
 format.minhub_tokenizer <- function(x, ...) {
   self <- attr(x, "self")
   paste0("<tokenizer of ", self$title, ": ", format(self$size, big.mark = ","), " tokens>")
 }
-
-#' @export
-print.minhub_tokenizer <- function(x, ...) {
-  cat(format(x), "\n", sep = "")
-  invisible(x)
-}
-
-#' @export
-str.minhub_tokenizer <- function(object, ...) cat(" ", format(object), "\n", sep = "")
-
-#' @export
-summary.minhub_tokenizer <- function(object, ...) print(object)
 
 #' @export
 .DollarNames.minhub_tokenizer <- function(x, pattern = "") {

@@ -41,6 +41,7 @@
 #'
 #' @param model A model, see [from_pretrained()].
 #' @returns An `nn_module`.
+#' @family functions for models
 #' @examplesIf minhubpy:::is_ready() && minhubpy:::torch_works()
 #' module <- as_torch_module(gpt2_from_pretrained("minhub/shakespeare-gpt2"))
 #' idx <- torch::torch_tensor(matrix(c(1L, 5L, 9L), nrow = 1))

@@ -85,6 +85,7 @@
 #'
 #'   [plot()][plot.minhub_losses] draws the losses of a run, and
 #'   [minhub_compare()] puts runs side by side.
+#' @family functions for training
 #' @examplesIf minhubpy:::is_ready()
 #' text <- rep("To be, or not to be, that is the question.", 50)
 #' run <- minhub_train(
@@ -302,9 +303,6 @@ print.minhub_run <- function(x, ...) {
   cat("  folder         ", x$folder, "\n", sep = "")
   invisible(x)
 }
-
-#' @export
-str.minhub_run <- function(object, ...) cat(" ", format(object), "\n", sep = "")
 
 # Console
 

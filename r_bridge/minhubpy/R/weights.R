@@ -31,13 +31,17 @@ length.minhub_parameters <- function(x) nrow(x())
 #' @export
 `[[.minhub_parameters` <- function(x, i) {
   refuse_optimizer(parent.frame(), "model$parameters describes weights that Python holds")
-  as.list(x)[[i]]
+  weights <- as.list(x)
+  if (is.character(i) && !i %in% names(weights)) {
+    no_member("the model", i, names(weights), advice = ": names(model$parameters) lists its weights")
+  }
+  weights[[i]]
 }
 
 #' @export
 `$.minhub_parameters` <- function(x, name) {
   refuse_optimizer(parent.frame(), "model$parameters describes weights that Python holds")
-  as.list(x)[[name]]
+  x[[name]]
 }
 
 # R torch's optimizers look at the first parameter. They would raise an unclear error, or train copies.
@@ -71,7 +75,9 @@ as.array.minhub_parameter <- function(x, ...) ask("parameter", model = x$model, 
   fields <- names(unclass(x))
   if (name %in% fields) return(.subset2(x, name))
   refuse_optimizer(parent.frame(), "model$parameters describes weights that Python holds")
-  fail("a weight has no ", name, "; it has ", toString(setdiff(fields, "model")), "; as.array() has its values")
+  no_member("a weight", name, setdiff(fields, "model"), advice = paste0(
+    "; it has ", toString(setdiff(fields, "model")), "; as.array() has its values"
+  ))
 }
 
 # Operations on a weight work on its array.
@@ -122,15 +128,6 @@ format.minhub_parameter <- function(x, ...) {
   paste0("<", x$name, ": ", paste(x$shape, collapse = " x "), ", ", x$dtype, ">")
 }
 
-#' @export
-str.minhub_parameter <- function(object, ...) cat(" ", format(object), "\n", sep = "")
-
-#' @export
-print.minhub_parameter <- function(x, ...) {
-  cat(format(x), "\n", sep = "")
-  invisible(x)
-}
-
 # A part of the model by its path, such as model$transformer$h.
 child <- function(model, path) {
   table <- ask("parameters", model = model)
@@ -164,12 +161,14 @@ below <- function(path, names) {
 child_names <- function(model, path) unique(sub("\\..*", "", below(path, ask("parameters", model = model)$name)))
 
 #' @export
-`$.minhub_part` <- function(x, name) child(attr(x, "model"), paste0(attr(x, "path"), ".", name))
+`$.minhub_part` <- function(x, name) {
+  child(attr(x, "model"), paste0(attr(x, "path"), ".", name)) %||% no_member(attr(x, "path"), name, names(x))
+}
 
 #' @export
 `[[.minhub_part` <- function(x, i) {
   if (is.numeric(i)) i <- names(x)[[i]] # h[[1]] is the first block, whose name is 0
-  child(attr(x, "model"), paste0(attr(x, "path"), ".", i))
+  do.call(`$`, list(x, i))
 }
 
 #' @export
@@ -177,12 +176,6 @@ length.minhub_part <- function(x) length(names(x))
 
 #' @export
 names.minhub_part <- function(x) child_names(attr(x, "model"), attr(x, "path"))
-
-#' @export
-print.minhub_part <- function(x, ...) {
-  cat("<", attr(x, "path"), ": ", paste(names(x), collapse = ", "), ">\n", sep = "")
-  invisible(x)
-}
 
 #' @export
 .DollarNames.minhub_part <- function(x, pattern = "") {
@@ -206,12 +199,6 @@ state_dict <- function(model) {
 `[[.minhub_state_dict` <- function(x, i) {
   refuse_optimizer(parent.frame(), "model$state_dict() has copies of the weights")
   unclass(x)[[i]]
-}
-
-#' @export
-print.minhub_state_dict <- function(x, ...) {
-  print(unclass(x), ...)
-  invisible(x)
 }
 
 # Names and shapes are checked before a weight is sent, and all weights before the first of the model changes.

@@ -12,6 +12,7 @@
 #' blanks (masked models, such as BERT) are not in this package.
 #'
 #' @inheritParams generate
+#' @inheritParams next_tokens
 #' @param x The words: a vector, or a data frame with a column of them. A word
 #'   that is `NA` or `""` has no numbers, and the text goes on without it.
 #' @param by What tells texts apart, in any order: a value for each word, or the
@@ -39,13 +40,15 @@
 #'   are hashed once (1 GB takes about a second).
 #' @param contexts,targets A character vector each, of one length. Or `contexts`
 #'   is a data frame with the columns `context` and `target`.
-#' @returns For vectors, the log-probabilities (nats) in their order, with the
-#'   words as names. For a data frame, the same with these columns added, or
+#' @returns For vectors, the log-probabilities (nats) in their order: with the
+#'   words as names, or from `target_logprobs()` with the names of `targets`, if
+#'   it has names. For a data frame, the same with these columns added, or
 #'   replaced, with a warning:
 #'   `tokens`, how many the word has; `logprob`, in nats; `surprisal`,
 #'   `-log2` of the probability, in bits; and `entropy`, in bits, of what the
 #'   model expects in the place of the word's first token. They are `NA` for the
 #'   first word of a text, which nothing predicts, unless there is a context.
+#' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' word_logprobs(model, c("To", "be,", "or", "not", "to", "be"))
@@ -99,12 +102,12 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
     part <- lapply(job, `[`, rows)
     do.call(ask, c(list("target_logprobs", model = model), part, settings, list(news = news)))
   })
-  with_columns(given, found, job$targets)
+  with_columns(given, found, names(targets)) # not the targets: a difference of two vectors would have the first one's
 }
 
 #' Every log-probability at every token
 #'
-#' @inheritParams score
+#' @inheritParams token_logprobs
 #' @param file A .npy file to write the matrix to, if it is large: a row takes
 #'   200 kB with GPT-2's vocabulary. It holds 4-byte numbers, row after row;
 #'   Python reads it by `numpy.load()`, R by [readBin()] from byte 129 on.
@@ -113,6 +116,7 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
 #'   each id in the token's place. Nothing predicts the first token, whose row is
 #'   `NA`. For several texts, a list of matrices. With `file`, a data frame that
 #'   says what the rows of the file are: `text`, `position`, `token`, `id`.
+#' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' all <- logprob_matrix(model, "ROMEO:")
@@ -223,8 +227,8 @@ word_settings <- function(model, sep, ignore_regex, bos, tokenizer) {
 COLUMNS <- c("tokens", "logprob", "surprisal", "entropy")
 
 # The result beside the data frame that was given, or the log-probabilities of a vector.
-with_columns <- function(x, found, words) {
-  if (!is.data.frame(x)) return(stats::setNames(found$logprob, words))
+with_columns <- function(x, found, names) {
+  if (!is.data.frame(x)) return(stats::setNames(found$logprob, names))
   there <- intersect(COLUMNS, names(x))
   if (length(there)) warn(paste0("the data frame had ", toString(there), " already: replaced"))
   for (name in COLUMNS) x[[name]] <- found[[name]]

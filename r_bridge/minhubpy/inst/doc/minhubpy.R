@@ -3,7 +3,7 @@ ready <- minhubpy:::is_ready()
 torch_ready <- ready && requireNamespace("torch", quietly = TRUE) &&
   !inherits(try(torch::torch_tensor(1), silent = TRUE), "try-error")
 knitr::opts_chunk$set(collapse = TRUE, comment = "#>", eval = ready, fig.width = 7, fig.height = 4, dpi = 96)
-options(minhubpy.quiet = FALSE, digits = 4)
+options(minhubpy.quiet = FALSE, digits = 4, width = 80)
 
 ## ----no-python, eval = !ready, echo = FALSE, results = "asis"-----------------
 #  cat("*No Python with minhub_py was found where this page was made, so the code below was not run.*")
@@ -51,7 +51,7 @@ likely
 plot(next_tokens(model, "O my love"))
 
 ## ----score--------------------------------------------------------------------
-surprise <- score(model, "Romeo and Juliet went to the supermarket")
+surprise <- token_logprobs(model, "Romeo and Juliet went to the supermarket")
 head(surprise, 4)
 
 ## ----score-bars, fig.alt = "Bars: the surprise in bits of each letter of 'Romeo and Juliet went to the supermarket'"----
@@ -65,16 +65,22 @@ It is the east, and Juliet is the sun.
 JULIET:
 The train to Mantua leaves at half past six;
 please switch your telephone off in the quiet zone."
-plot(score(model, verse), main = "Two lines by Shakespeare, two not")
+plot(token_logprobs(model, verse), main = "Two lines by Shakespeare, two not")
 
 ## ----in-words, fig.height = 3.4, fig.alt = "Bars: the mean surprise is largest at the first letter of a word"----
-written <- generate(model, rep("JULIET:\n", 8), max_new_tokens = 240, seed = 1:8)
-scored <- score(model, written)
+prompts <- rep("JULIET:\n", 8)
+written <- generate(model, prompts, max_new_tokens = 240, seed = 1:8)
+scored <- token_logprobs(model, written)
 is_letter <- grepl("[[:alpha:]']", scored$token)
-place <- ave(seq_along(is_letter), cumsum(!is_letter), FUN = seq_along) - 1 # counts from 0 after each other character
-bits <- tapply(-scored$logprob / log(2), pmin(place, 6), mean)[as.character(1:6)]
+# Counts from 0 after each character that is no letter.
+place <- ave(seq_along(is_letter), cumsum(!is_letter), FUN = seq_along) - 1
+bits <- tapply(-scored$logprob / log(2), pmin(place, 6), mean)
+bits <- bits[as.character(1:6)]
 par(mar = c(4.5, 4.5, 1, 1), las = 1)
-barplot(bits, names.arg = c(1:5, "6 and later"), col = "#0072B2", border = NA, xlab = "place in the word", ylab = "bits")
+barplot(
+  bits, names.arg = c(1:5, "6 and later"), col = "#0072B2", border = NA,
+  xlab = "position in the word", ylab = "bits"
+)
 
 ## ----perplexity---------------------------------------------------------------
 texts <- c(
@@ -82,18 +88,22 @@ texts <- c(
   prose = "Please remember to update the software.",
   noise = "xq zzkv, jwpf! vvq; bxz kq wd qq xj zk?"
 )
-sapply(
-  c("minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"),
-  function(name) perplexity(from_pretrained(name), texts)
-)
+models <- paste0("minhub/shakespeare-", c("gpt2", "gptneo", "lstm"))
+sapply(models, function(name) perplexity(from_pretrained(name), texts))
 
 ## ----batch--------------------------------------------------------------------
-openings <- c(romeo = "ROMEO:\nO, ", juliet = "JULIET:\nGood night", king = "KING RICHARD III:\nA horse! ")
+openings <- c(
+  romeo = "ROMEO:\nO, ", juliet = "JULIET:\nGood night",
+  king = "KING RICHARD III:\nA horse! "
+)
 generate(model, openings, max_new_tokens = 30, temperature = 0)
 
 ## ----chance-------------------------------------------------------------------
 for (temperature in c(0, 0.7, 1.5)) {
-  text <- generate(model, "The king is ", max_new_tokens = 45, temperature = temperature, seed = 4)
+  text <- generate(
+    model, "The king is ", max_new_tokens = 45,
+    temperature = temperature, seed = 4
+  )
   cat(format(temperature, nsmall = 1), " ", encodeString(text), "\n")
 }
 
@@ -114,18 +124,24 @@ c(one == two, one == three)
 generate(model, rep("Now is the ", 3), max_new_tokens = 20, seed = 1:3)
 
 ## ----own----------------------------------------------------------------------
-small <- gpt2(vocab_size = 65, n_embd = 32, n_head = 2, n_layer = 2, n_positions = 64, seed = 1)
+small <- gpt2(
+  vocab_size = 65, n_embd = 32, n_head = 2, n_layer = 2, n_positions = 64,
+  seed = 1
+)
 small
 head(small$parameters(), 3)
 dim(small$parameter("wte.weight"))
 
 ## ----train-text---------------------------------------------------------------
-text <- generate(model, rep("KING:\n", 16), max_new_tokens = 400, temperature = 0.8, seed = 1:16)
+text <- generate(
+  model, rep("KING:\n", 16), max_new_tokens = 400, temperature = 0.8,
+  seed = 1:16
+)
 
 ## ----train--------------------------------------------------------------------
 run <- minhub_train(
-  text, family = "lstm", layers = 1, width = 64, context = 32, batch = 16, steps = 200, learning_rate = 0.01,
-  evaluate_every = 20, seed = 1
+  text, family = "lstm", layers = 1, width = 64, context = 32, batch = 16,
+  steps = 200, learning_rate = 0.01, evaluate_every = 20, seed = 1
 )
 run
 
@@ -136,19 +152,23 @@ tail(run$losses[c("step", "train_loss", "held_out_loss", "learning_rate")], 3)
 plot(run)
 
 ## ----trained------------------------------------------------------------------
-cat(generate(run$model, "KING:", max_new_tokens = 60, temperature = 0.8, seed = 1))
+cat(generate(run, "KING:", max_new_tokens = 60, temperature = 0.8, seed = 1))
 
 ## ----compare------------------------------------------------------------------
 larger <- minhub_train(
-  text, family = "gpt2", layers = 1, width = 32, context = 32, batch = 16, steps = 200, learning_rate = 0.01,
-  evaluate_every = 20, seed = 1
+  text, family = "gpt2", layers = 1, width = 32, context = 32, batch = 16,
+  steps = 200, learning_rate = 0.01, evaluate_every = 20, seed = 1
 )
-minhub_compare(lstm = run, gpt2 = larger)[c("run", "parameters", "best_step", "nats_per_character")]
+columns <- c("run", "parameters", "best_step", "nats_per_character")
+minhub_compare(lstm = run, gpt2 = larger)[columns]
 
 ## ----errors, error = TRUE-----------------------------------------------------
 model(c(1, 2, 65))
 generate(model, NA)
-tryCatch(gpt2_from_pretrained("minhub/no-such-model"), minhubpy_error = function(e) class(e))
+tryCatch(
+  gpt2_from_pretrained("minhub/no-such-model"),
+  minhubpy_error = function(e) class(e)
+)
 
 ## ----restart, eval = ready && !minhubpy:::is_hosted()-------------------------
 minhub_stop()

@@ -2,7 +2,7 @@
 ready <- minhubpy:::is_ready()
 mixed <- ready && requireNamespace("lme4", quietly = TRUE)
 knitr::opts_chunk$set(collapse = TRUE, comment = "#>", eval = ready, fig.width = 7, fig.height = 3.8, dpi = 96)
-options(minhubpy.quiet = TRUE, digits = 3)
+options(minhubpy.quiet = TRUE, digits = 3, width = 80)
 
 ## ----no-python, eval = !ready, echo = FALSE, results = "asis"-----------------
 #  cat("*No Python with minhub_py was found where this page was made, so the code below was not run.*")
@@ -41,51 +41,92 @@ at <- barplot(
   bits, beside = TRUE, col = c("#0072B2", "#D55E00"), border = NA,
   ylim = c(0, 30), ylab = "surprisal (bits)", names.arg = rep("", ncol(bits))
 )
-labels <- ifelse(words[[3]] == words[[4]], words[[3]], paste(words[[3]], words[[4]], sep = "\n"))
-mtext(labels, side = 1, at = colMeans(at), line = ifelse(grepl("\n", labels), 1.4, 0.4), cex = 0.9)
-legend("topleft", c("… speak with him, …", "… speak with oxen, …"), fill = c("#0072B2", "#D55E00"), border = NA, bty = "n")
+both <- paste(words[[3]], words[[4]], sep = "\n")
+labels <- ifelse(words[[3]] == words[[4]], words[[3]], both)
+line <- ifelse(grepl("\n", labels), 1.4, 0.4)
+mtext(labels, side = 1, at = colMeans(at), line = line, cex = 0.9)
+legend(
+  "topleft", c("… speak with him, …", "… speak with oxen, …"),
+  fill = c("#0072B2", "#D55E00"), border = NA, bty = "n"
+)
 
-## ----readers------------------------------------------------------------------
-set.seed(2)
-seen <- study[!is.na(study$surprisal), ]
-seen$letters <- nchar(seen$word)
-times <- merge(data.frame(reader = factor(1:30), speed = rnorm(30, sd = 30)), seen)
-times$rt <- with(times, 220 + speed + 4 * letters + 5 * surprisal + rnorm(nrow(times), sd = 45))
+## ----data---------------------------------------------------------------------
+head(reading_times, 3)
+
+## ----text---------------------------------------------------------------------
+text <- unique(reading_times[c("item", "position", "word")])
+text <- word_logprobs(model, text, by = "item")
+nrow(text)
+
+## ----spillover----------------------------------------------------------------
+text$length <- nchar(text$word)
+previous <- function(x) ifelse(text$position == 1, NA, c(NA, head(x, -1)))
+text$previous_surprisal <- previous(text$surprisal)
+text$previous_length <- previous(text$length)
+times <- merge(reading_times, text)
+times <- times[!is.na(times$surprisal) & !is.na(times$previous_surprisal), ]
 nrow(times)
 
-## ----lm-----------------------------------------------------------------------
-without <- lm(rt ~ reader + letters, times)
-with <- lm(rt ~ reader + letters + surprisal, times)
-summary(with)$coefficients[c("letters", "surprisal"), ]
-anova(without, with)
-
-## ----slope, echo = FALSE------------------------------------------------------
-slope <- coef(with)[["surprisal"]]
-interval <- confint(with)["surprisal", ]
-
-## ----fit, fig.alt = "Mean reading time of each word over its surprisal, corrected for length and reader, with the fitted line"----
-rest <- times$rt - predict(with) + slope * times$surprisal # what is left for surprisal to explain
-mean_rest <- tapply(rest, paste(times$item, times$position), mean)
-mean_bits <- tapply(times$surprisal, paste(times$item, times$position), mean)
-mean_word <- tapply(times$word, paste(times$item, times$position), function(word) word[1])
-par(mar = c(4, 4, 1, 1), las = 1)
-plot(mean_bits, mean_rest, pch = 16, col = "#0072B2", xlab = "surprisal (bits)", ylab = "reading time, rest (ms)", bty = "n")
-abline(0, slope, col = "#D55E00", lwd = 2)
-odd <- order(mean_bits, decreasing = TRUE)[1:4]
-text(mean_bits[odd], mean_rest[odd], mean_word[odd], pos = 2)
-
 ## ----lme4, eval = mixed-------------------------------------------------------
-library(lme4)
-fixef(lmer(rt ~ letters + surprisal + (1 | reader), times))
+#  library(lme4)
+#  fit <- lmer(
+#    log(rt) ~ surprisal + previous_surprisal + length + previous_length +
+#      (1 | subject) + (1 | item),
+#    data = times
+#  )
+#  estimates <- coef(summary(fit))
+#  estimates
+#  VarCorr(fit)
 
-## ----no-lme4, eval = !mixed, echo = FALSE, results = "asis"-------------------
-#  cat("*(lme4 is not installed where this page was made; it would be* `lmer(rt ~ letters + surprisal + (1 | reader), times)`*.)*")
+## ----lm, eval = ready && !mixed, echo = !mixed--------------------------------
+fit <- lm(
+  log(rt) ~ surprisal + previous_surprisal + length + previous_length +
+    subject + item,
+  data = times
+)
+effects <- c("surprisal", "previous_surprisal", "length", "previous_length")
+estimates <- coef(summary(fit))[effects, ]
+estimates
+
+## ----no-lme4, eval = ready && !mixed, echo = FALSE, results = "asis"----------
+cat(
+  "*The package lme4 was not installed where this page was made, so the model above was not run. The linear model has the",
+  "same predictors, with subjects and items as fixed effects.*"
+)
+
+## ----slopes, echo = FALSE-----------------------------------------------------
+per_bit <- estimates["surprisal", 1]
+error <- estimates["surprisal", 2]
+spillover <- estimates["previous_surprisal", 1]
+
+## ----fit, fig.alt = "Mean log reading time of each word, less the other effects, over its surprisal, with the fitted line"----
+rest <- residuals(fit) + per_bit * times$surprisal
+each <- aggregate(
+  cbind(rest, surprisal = times$surprisal),
+  times[c("item", "position", "word")], mean
+)
+par(mar = c(4, 4.5, 1, 1), las = 1)
+plot(
+  rest ~ surprisal, each, pch = 16, col = "#0072B2", bty = "n",
+  xlab = "surprisal (bits)", ylab = "log reading time, rest"
+)
+abline(0, per_bit, col = "#D55E00", lwd = 2)
+odd <- head(order(each$surprisal, decreasing = TRUE), 3)
+text(each$surprisal[odd], each$rest[odd], each$word[odd], pos = 2)
 
 ## ----targets------------------------------------------------------------------
-target_logprobs(model, contexts = "My lord, the king is", targets = c("dead.", "come.", "green."))
+ends <- data.frame(
+  context = "My lord, the king is", target = c("dead.", "come.", "green.")
+)
+target_logprobs(model, ends)[c("target", "surprisal", "entropy")]
+
+## ----difference---------------------------------------------------------------
+target_logprobs(model, "My lord, the king is", "dead.") -
+  target_logprobs(model, "My lord, the king is", "green.")
 
 ## ----next, fig.height = 3, fig.alt = "Bars of the likeliest next letters after two beginnings"----
-likely <- next_tokens(model, c(king = "My lord, the k", duke = "My lord, the d"), n = 5)
+contexts <- c(king = "My lord, the k", duke = "My lord, the d")
+likely <- next_tokens(model, contexts, n = 5)
 plot(likely)
 
 ## ----matrix-------------------------------------------------------------------
@@ -94,6 +135,7 @@ dim(all)
 range(rowSums(exp(all))[-1])
 
 ## ----punctuation--------------------------------------------------------------
-word_logprobs(model, c("the", "king", "is", "dead."))
-word_logprobs(model, c("the", "king", "is", "dead."), ignore_regex = "^[[:punct:]]$")
+words <- c("the", "king", "is", "dead.")
+word_logprobs(model, words)
+word_logprobs(model, words, ignore_regex = "^[[:punct:]]$")
 

@@ -1,7 +1,7 @@
 # Conversations. What replies are made of is tested in Python (tests/test_chat.py).
 
 test_that("a conversation is made, shown, taken apart and plotted", {
-  bot <- chat(a_model(), max_new_tokens = 12, seed = 1)
+  bot <- minhub_chat(a_model(), max_new_tokens = 12, seed = 1)
   expect_s3_class(bot, "minhub_chat")
   expect_length(bot, 0L)
   expect_identical(nrow(as.data.frame(bot)), 0L)
@@ -32,7 +32,7 @@ test_that("a conversation is made, shown, taken apart and plotted", {
 })
 
 test_that("undo, regenerate, forks and files", {
-  bot <- chat(a_model(), max_new_tokens = 8, temperature = 1)
+  bot <- minhub_chat(a_model(), max_new_tokens = 8, temperature = 1)
   draw <- function(bot, ...) {
     set.seed(3)
     bot$say(...)$text
@@ -57,7 +57,7 @@ test_that("undo, regenerate, forks and files", {
 })
 
 test_that("pieces come at once, and a reply that is stopped keeps its beginning", {
-  bot <- chat(a_model(), max_new_tokens = 500, seed = 1)
+  bot <- minhub_chat(a_model(), max_new_tokens = 500, seed = 1)
   pieces <- character()
   stopped <- tryCatch(
     bot$say("Good morrow!", stream = function(piece) {
@@ -96,15 +96,15 @@ byte_tokenizer <- function() {
 
 test_that("sampling settings default to those of the model", {
   sampling <- function(bot) attr(bot, "self")$settings[c("temperature", "top_k", "top_p", "repetition_penalty")]
-  expect_identical(sampling(chat(a_model())), list(temperature = 0.7, top_k = NULL, top_p = 0.95, repetition_penalty = 1))
+  expect_identical(sampling(minhub_chat(a_model())), list(temperature = 0.7, top_k = NULL, top_p = 0.95, repetition_penalty = 1))
   folder <- tempfile()
   save_pretrained(a_model(), folder)
   writeLines('{"temperature": 0.3, "top_k": 7}', file.path(folder, "generation_config.json"))
-  bot <- chat(gpt2_from_pretrained(folder), top_k = NULL, max_new_tokens = 5)
+  bot <- minhub_chat(gpt2_from_pretrained(folder), top_k = NULL, max_new_tokens = 5)
   expect_equal(sampling(bot), list(temperature = 0.3, top_k = NULL, top_p = NULL, repetition_penalty = 1))
-  again <- chat(gpt2_from_pretrained(folder), temperature = 2, top_k = 7, seed = 3, max_new_tokens = 5)
+  again <- minhub_chat(gpt2_from_pretrained(folder), temperature = 2, top_k = 7, seed = 3, max_new_tokens = 5)
   expect_identical(bot$say("Hi", temperature = 2, top_k = "auto", seed = 3)$text, again$say("Hi")$text)
-  expect_refused(chat(a_model(), temperature = "hot"), "temperature must be")
+  expect_refused(minhub_chat(a_model(), temperature = "hot"), "temperature must be")
 })
 
 test_that("a reply follows a schema, and is data", {
@@ -119,7 +119,7 @@ test_that("a reply follows a schema, and is data", {
   )
   model <- gpt2(vocab_size = 257, n_embd = 16, n_head = 2, n_layer = 1, n_positions = 1024, eos_token_id = 256, seed = 1)
   tok <- byte_tokenizer()
-  bot <- chat(model$eval(), max_new_tokens = 400, seed = 1, tokenizer = tok)
+  bot <- minhub_chat(model$eval(), max_new_tokens = 400, seed = 1, tokenizer = tok)
   data <- bot$say("How are you?", schema = schema)$data
   expect_named(data, c("mood", "sure", "marks", "who"), ignore.order = TRUE)
   expect_identical(list(data$mood, data$sure), list("good", TRUE))
@@ -129,7 +129,7 @@ test_that("a reply follows a schema, and is data", {
   expect_null(bot$say("And now?", max_new_tokens = 5)$data)
   expect_null(bot$say("And now?", schema = schema, max_new_tokens = 5)$data) # cut short
   json <- '{"type": "array", "items": {"enum": ["a", null]}, "minItems": 2, "maxItems": 3}'
-  bot <- chat(model, max_new_tokens = 100, seed = 2, schema = json, tokenizer = tok)
+  bot <- minhub_chat(model, max_new_tokens = 100, seed = 2, schema = json, tokenizer = tok)
   expect_true(all(bot$say("Which?")$data %in% c("a", NA)))
   expect_null(bot$say("And plainly?", schema = NULL, max_new_tokens = 5)$data)
   expect_refused(bot$say("Hi", schema = "{"), "schema is no JSON")
@@ -140,13 +140,24 @@ test_that("a reply follows a schema, and is data", {
 })
 
 test_that("what is wrong is said", {
-  bot <- chat(a_model())
+  bot <- minhub_chat(a_model())
   expect_refused(bot$say(""), "the text is empty")
   expect_error(bot$say("Hi", heat = 1), "has the settings")
   expect_error(bot$say("Hi", temperature = -1), "temperature must be at least 0")
   expect_error(bot$undo(), "nothing to take back")
   expect_error(bot$regenerate(), "no reply yet")
-  expect_error(chat(1), "model must be a model")
-  expect_error(chat(a_model(), system = 7), "system must be text")
+  expect_error(minhub_chat(1), "model must be a model")
+  expect_error(minhub_chat(a_model(), system = 7), "system must be text")
   expect_length(bot, 0L)
+})
+
+test_that("a note about a displayed reply has a line of its own", {
+  bot <- minhub_chat(a_model(), max_new_tokens = 4, seed = 1, stream = TRUE)
+  old <- options(minhubpy.quiet = FALSE)
+  on.exit(options(old))
+  shown <- utils::capture.output(withCallingHandlers(bot$say("Good morrow!"), message = function(note) {
+    cat(conditionMessage(note))
+    invokeRestart("muffleMessage")
+  }))
+  expect_match(shown, "^The reply was cut after 4 tokens", all = FALSE)
 })

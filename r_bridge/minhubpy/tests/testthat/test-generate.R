@@ -104,10 +104,10 @@ test_that("next tokens of several prompts are those of each", {
 
 test_that("scores keep the names of texts", {
   model <- a_model()
-  scores <- score(model, c(verse = "To be", "", verse = "or not"))
+  scores <- token_logprobs(model, c(verse = "To be", "", verse = "or not"))
   expect_identical(levels(scores$text), c("verse", "2", "verse.1"))
   expect_identical(as.integer(scores$text), rep(c(1L, 3L), c(4L, 5L)))
-  expect_identical(scores$logprob, score(model, c("To be", "or not"))$logprob)
+  expect_identical(scores$logprob, token_logprobs(model, c("To be", "or not"))$logprob)
   short <- summary(scores)
   expect_identical(as.character(short$text), c("verse", "verse.1"))
   expect_identical(short$tokens, c(4L, 5L))
@@ -126,10 +126,10 @@ test_that("next tokens, scores and perplexity are tidy and fit each other", {
   expect_equal(likely$logprob, (logits - log(sum(exp(logits))))[likely$id + 1L], tolerance = 1e-5)
 
   texts <- c(x = "To be, or not to be", y = "", z = "ROMEO")
-  scores <- score(model, texts)
+  scores <- token_logprobs(model, texts)
   expect_s3_class(scores, "data.frame")
   expect_identical(scores$text, factor(rep(c("x", "z"), c(18L, 4L)), names(texts)))
-  expect_identical(score(model, unname(texts))$text, rep(c(1L, 3L), c(18L, 4L)))
+  expect_identical(token_logprobs(model, unname(texts))$text, rep(c(1L, 3L), c(18L, 4L)))
   expect_identical(scores$position, c(2:19, 2:5))
   expect_identical(paste(scores$token[scores$text == "z"], collapse = ""), "OMEO")
   expect_equal(perplexity(model, texts), c(x = exp(-mean(scores$logprob[1:18])), y = NA, z = exp(-mean(scores$logprob[19:22]))))
@@ -145,4 +145,12 @@ test_that("next tokens, scores and perplexity are tidy and fit each other", {
   expect_true(fresh$training)
   expect_refused(generate(random, "text"), "this model has no tokenizer: pass ids, or tokenizer =")
   expect_refused(generate(random, "text", tokenizer = a_tokenizer()), "the tokenizer is another model's")
+})
+
+test_that("generate() is a generic that refuses what it does not know", {
+  model <- a_model()
+  expect_refused(generate("gpt2", "To be"), 'model must be a model, such as from_pretrained() returns, not "gpt2"')
+  expect_refused(generate(model, "To be", sedd = 1), "unknown argument sedd: ?generate lists the arguments")
+  expect_refused(generate(model = model, prompts = "To be"), "unknown argument model")
+  expect_identical(generate(x = model, prompts = "To be", 8, seed = 1), generate(model, "To be", 8, seed = 1))
 })

@@ -1,7 +1,7 @@
 # Attention and the predictions of layers. That the numbers are transformers' is shown in tests/test_inside.py.
 
 attention <- function() the("attention", attention_weights(a_model(), "To be, or not"))
-predictions <- function() the("predictions", layers(a_model(), "To be, or not", n = 3))
+predictions <- function() the("predictions", logit_lens(a_model(), "To be, or not", n = 3))
 
 test_that("attention is an array with the tokens as names, and rows that sum to 1", {
   x <- attention()
@@ -24,7 +24,7 @@ wanted_first <- function(x, layer) x$predicted[x$layer == layer & x$position == 
 test_that("each layer predicts, the last as the model does", {
   x <- predictions()
   config <- a_model()$config
-  expect_s3_class(x, c("minhub_layers", "data.frame"), exact = TRUE)
+  expect_s3_class(x, c("minhub_logit_lens", "data.frame"), exact = TRUE)
   expect_named(x, c("layer", "position", "token", "rank", "predicted", "id", "prob"))
   expect_identical(nrow(x), as.integer((config$n_layer + 1) * 13 * 3))
   last <- x[x$layer == config$n_layer & x$position == 13, ]
@@ -62,7 +62,7 @@ test_that("plots can be drawn at any size, of any part", {
     draw(plot(y), size, size)
   }
   draw(plot(attention_weights(a_random_model(), 1:9), layer = 1, head = 1))
-  draw(plot(layers(a_random_model(), 1:9)))
+  draw(plot(logit_lens(a_random_model(), 1:9)))
 })
 
 test_that("frames are mentioned only if there are any", {
@@ -81,10 +81,10 @@ test_that("mistakes say what to do", {
   expect_refused(attention_weights(model, ""), "the text has no tokens")
   expect_refused(attention_weights(model, NA_character_), "text has NA")
   expect_refused(attention_weights(model, strrep("a", 5000)), "give a shorter one")
-  expect_refused(layers(model, "a", n = 0), "n must be at least 1")
+  expect_refused(logit_lens(model, "a", n = 0), "n must be at least 1")
   lstm <- the("lstm", lstm_from_pretrained(BUILT_IN[[3L]]))
   expect_refused(attention_weights(lstm, "To be"), "has no attention")
-  expect_s3_class(layers(lstm, "To be"), "minhub_layers")
+  expect_s3_class(logit_lens(lstm, "To be"), "minhub_logit_lens")
   expect_error(plot(attention(), layer = 99), "there is no layer 99", class = "minhubpy_error")
   expect_error(plot(predictions(), start = 99), "the text has 13 tokens", class = "minhubpy_error")
 })

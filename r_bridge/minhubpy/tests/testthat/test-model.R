@@ -78,7 +78,7 @@ test_that("weights are found by name, by path and as a list", {
   expect_identical(sum(vapply(as.list(model$parameters), function(weight) prod(weight$shape), 0)), sum(table$numel))
   expect_true("0" %in% names(model$h))
   expect_output(print(model$h), "<h: 0, 1, 2, 3, 4, 5>")
-  expect_null(model$h$`9`)
+  expect_error(model$h$`9`, "h has no 9; it has 0, 1, 2, 3, 4, 5", class = "minhubpy_error")
 })
 
 test_that("a model that is saved in Hub layout is loaded as the same", {

@@ -61,7 +61,7 @@ test_that("sampled ids are Python's: a seed for all, a seed for each, and every 
 
 test_that("scores, perplexities and next tokens are Python's", {
   over_cases(function(model, case, name) {
-    scores <- score(model, case$prompts)
+    scores <- token_logprobs(model, case$prompts)
     expect_identical(split(scores$logprob, scores$text), stats::setNames(case$scores, c("1", "3")), info = name)
     expect_identical(scores$id, unlist(lapply(case$prompts, `[`, -1L)), info = name)
     expect_identical(scores$position, unlist(lapply(case$prompts, function(x) seq_along(x)[-1L])), info = name)
@@ -93,6 +93,6 @@ test_that("texts give Python's tokens and Python's texts", {
     expect_identical(tok$decode(case$text$ids), case$text$decoded)
     expect_identical(generate(model, case$text$prompt, 30, temperature = 0), case$text$greedy)
     expect_identical(generate(model, case$text$prompt, 30, seed = 3, tokenizer = tok), case$text$sampled)
-    expect_identical(score(model, case$text$prompt)$logprob, case$text$scores)
+    expect_identical(token_logprobs(model, case$text$prompt)$logprob, case$text$scores)
   }
 })

@@ -11,7 +11,7 @@ scored <- function(token, bits, text = 1L) {
   position <- ave(seq_along(token), rep_len(text, length(token)), FUN = seq_along) + 1L
   structure(
     data.frame(text = text, position = position, token = token, id = seq_along(token), logprob = -bits * log(2)),
-    class = c("minhub_score", "data.frame")
+    class = c("minhub_token_logprobs", "data.frame")
   )
 }
 

@@ -10,7 +10,7 @@ test_that("encodings are as in tok", {
   expect_identical(as.integer(found), found$ids)
   expect_output(print(found), "<encoding of 8 tokens>")
   expect_output(str(found), "<encoding of 8 tokens>")
-  expect_null(found$no_such_thing)
+  expect_refused(found$no_such_thing, "an encoding has no no_such_thing; it has ids, tokens, attention_mask")
   expect_identical(tok$encode("")$ids, integer())
   expect_identical(tok$encode("")$tokens, character())
   many <- tok$encode_batch(c("To", "", "be"))
@@ -26,7 +26,7 @@ test_that("a character that has no token is warned of, by every function that re
   text <- "To b\u00e9, or n\u00f6t"
   calls <- list(
     quote(tok$encode(text)), quote(tok$encode_batch(c("a", text))), quote(perplexity(model, c("a b", text))),
-    quote(score(model, text)), quote(generate(model, text, 1)), quote(next_tokens(model, text)),
+    quote(token_logprobs(model, text)), quote(generate(model, text, 1)), quote(next_tokens(model, text)),
     quote(generate(model, text, 1, stream = function(piece) NULL))
   )
   for (call in calls) {

@@ -530,7 +530,7 @@ test_that("what takes a module, or its parameters, says so", {
     }
   }
   expect_refused(generate(module, list(1:3)), "model$load_state_dict(module$state_dict())")
-  expect_refused(score(module, list(1:3)), "model$load_state_dict(module$state_dict())")
+  expect_refused(token_logprobs(module, list(1:3)), "model$load_state_dict(module$state_dict())")
 })
 
 if (!attached_before && "package:torch" %in% search()) detach("package:torch")

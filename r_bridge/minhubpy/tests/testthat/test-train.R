@@ -69,7 +69,7 @@ test_that("a run has its best model, its losses, its folder and what it was told
   # Every function that takes a model takes a run.
   expect_identical(generate(run, "To", 10, seed = 1), generate(run$model, "To", 10, seed = 1))
   expect_identical(nchar(generate(run, "To", 10, seed = 1)), 10L)
-  expect_identical(score(run, "To be"), score(run$model, "To be"))
+  expect_identical(token_logprobs(run, "To be"), token_logprobs(run$model, "To be"))
   expect_identical(dim(save_pretrained(run, tempfile())), NULL)
 })
 

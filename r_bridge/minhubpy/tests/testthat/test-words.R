@@ -12,7 +12,7 @@ test_that("a word's number is the sum over its tokens, also in groups in any ord
   found <- word_logprobs(model, words)
   expect_named(found, words)
   expect_true(is.na(found[[1L]]))
-  tokens <- score(model, "To be, or not") # its tokens are characters
+  tokens <- token_logprobs(model, "To be, or not") # its tokens are characters
   expect_equal(unname(found[-1L]), unname(tapply(tokens$logprob[-1L], rep(2:4, nchar(words[-1L]) + 1L), sum)), tolerance = 1e-6, ignore_attr = TRUE)
   both <- word_logprobs(model, SENTENCES, by = "item")
   expect_identical(both[names(SENTENCES)], SENTENCES)
@@ -61,7 +61,7 @@ test_that("a context, sep, ignore_regex and bos do as they say", {
   with <- transform(SENTENCES, before = ifelse(item == "a", "Well,", NA))
   expect_identical(which(is.na(word_logprobs(model, with, by = "item", context = "before")$logprob)), 1L)
   expect_equal(word_logprobs(model, c("To", " be,", " or"), sep = "")[[3L]], plain[[3L]], tolerance = 1e-6)
-  tokens <- score(model, "To be, or")
+  tokens <- token_logprobs(model, "To be, or")
   comma <- tokens$logprob[tokens$token == ","]
   expect_equal(word_logprobs(model, c("To", "be,", "or"), ignore_regex = "^[[:punct:]]$")[[2L]], plain[[2L]] - comma, tolerance = 1e-6)
   expect_refused(word_logprobs(model, "To", bos = TRUE), "bos = TRUE: this model's config.json has no bos_token_id")
@@ -73,10 +73,13 @@ test_that("targets have contexts of their own", {
   targets <- c("be,", "or", "or")
   found <- target_logprobs(model, contexts, targets)
   plain <- word_logprobs(model, c("To", "be,", "or"))
-  expect_equal(found, c(`be,` = plain[[2L]], or = plain[[3L]], or = NA), tolerance = 1e-6)
+  expect_equal(found, c(plain[[2L]], plain[[3L]], NA), tolerance = 1e-6)
   framed <- target_logprobs(model, data.frame(id = 3:1, context = contexts, target = factor(targets)))
   expect_named(framed, c("id", "context", "target", "tokens", "logprob", "surprisal", "entropy"))
-  expect_identical(framed$logprob, unname(found))
+  expect_identical(framed$logprob, found)
+  # Names are the user's own: those of one side would be wrong in a difference.
+  expect_null(names(target_logprobs(model, "To", c("be,", "do")) - target_logprobs(model, "To", c("go,", "me"))))
+  expect_named(target_logprobs(model, "To", c(first = "be,", second = "do")), c("first", "second"))
   expect_equal(target_logprobs(model, "To", c("be,", "do")), target_logprobs(model, c("To", "To"), c("be,", "do")))
 })
 
@@ -84,7 +87,7 @@ test_that("the matrix has every log-probability", {
   model <- a_model()
   text <- "To be, or not"
   all <- logprob_matrix(model, text)
-  scores <- score(model, text)
+  scores <- token_logprobs(model, text)
   expect_identical(dim(all), c(nchar(text), as.integer(model$config$vocab_size)))
   expect_identical(rownames(all)[-1L], scores$token)
   expect_true(all(is.na(all[1L, ])))
@@ -169,11 +172,11 @@ test_that("texts as numbers, scores and new texts go on from their files, too", 
     expect_equal(call(..., resume = file), wanted, tolerance = 1e-6)
     expect_equal(call(..., resume = file), wanted, tolerance = 1e-6)
   }
-  again(embed, model, lines, layer = 1)
-  again(embed, model, lines, layer = 1, pool = "none")
-  again(score, model, lines)
-  again(score, model, unname(lines), bits = TRUE)
-  again(score, model, rep("To be", 300), targets = rep(c("or", ", my"), 150))
+  again(text_embeddings, model, lines, layer = 1)
+  again(text_embeddings, model, lines, layer = 1, pool = "none")
+  again(token_logprobs, model, lines)
+  again(token_logprobs, model, unname(lines), bits = TRUE)
+  again(token_logprobs, model, rep("To be", 300), targets = rep(c("or", ", my"), 150))
   prompts <- lines[!is.na(lines)][1:70]
   again(generate, model, prompts, 3, seed = 1:70)
   again(generate, model, list(1:3, 2L)[rep(1:2, 35)], 3, temperature = 0)
@@ -184,22 +187,22 @@ test_that("texts as numbers, scores and new texts go on from their files, too", 
 test_that("scores have bits where they are asked for", {
   model <- a_model()
   texts <- c(x = "To be, or not", y = "", z = "My lord")
-  plain <- score(model, texts)
-  bits <- score(model, texts, bits = TRUE)
+  plain <- token_logprobs(model, texts)
+  bits <- token_logprobs(model, texts, bits = TRUE)
   expect_named(bits, c(names(plain), "surprisal", "entropy"))
   expect_equal(as.data.frame(bits)[names(plain)], as.data.frame(plain), tolerance = 1e-6, ignore_attr = TRUE)
   expect_equal(bits$surprisal, -bits$logprob / log(2))
   all <- logprob_matrix(model, texts[["x"]])[-1L, ]
   expect_equal(bits$entropy[bits$text == "x"], unname(-rowSums(exp(all) * all) / log(2)), tolerance = 1e-5)
-  after <- score(model, c("To be", "My"), targets = c(", or", " lord"), sep = "", bits = TRUE)
+  after <- token_logprobs(model, c("To be", "My"), targets = c(", or", " lord"), sep = "", bits = TRUE)
   expect_equal(after$logprob[1:4], plain$logprob[5:8], tolerance = 1e-6)
   expect_equal(after$entropy[1:4], bits$entropy[5:8], tolerance = 1e-6)
   expect_identical(after$position, c(1:4, 1:5))
-  spaced <- score(model, c("To be", "My"), targets = c(", or", "lord"))
+  spaced <- token_logprobs(model, c("To be", "My"), targets = c(", or", "lord"))
   expect_equal(sum(spaced$logprob[spaced$text == 2L]), target_logprobs(model, "My", "lord")[[1L]], tolerance = 1e-6)
   expect_identical(spaced$token[1:2], c(" ", ","))
-  expect_refused(score(model, texts, bits = NA), "bits must be TRUE or FALSE")
-  expect_refused(score(model, c("a", "b"), targets = "c"), "1 targets for 2 texts: give one for each")
+  expect_refused(token_logprobs(model, texts, bits = NA), "bits must be TRUE or FALSE")
+  expect_refused(token_logprobs(model, c("a", "b"), targets = "c"), "1 targets for 2 texts: give one for each")
 })
 
 test_that("a tokenizer's first token comes before a text, and not between it and its target", {
@@ -216,8 +219,8 @@ test_that("a tokenizer's first token comes before a text, and not between it and
   tokenizer <- tokenizer_from_pretrained(folder)
   expect_identical(tokenizer$encode("To")$tokens, c("!", "T", "o"))
   for (bits in c(FALSE, TRUE)) {
-    found <- score(model, c("To be", "My"), tokenizer, targets = c(", or", " lord"), sep = "", bits = bits)
-    expect_equal(found, score(model, c("!To be", "!My"), targets = c(", or", " lord"), sep = "", bits = bits))
+    found <- token_logprobs(model, c("To be", "My"), tokenizer, targets = c(", or", " lord"), sep = "", bits = bits)
+    expect_equal(found, token_logprobs(model, c("!To be", "!My"), targets = c(", or", " lord"), sep = "", bits = bits))
     expect_identical(found$token, strsplit(", or lord", "")[[1L]])
   }
 })
@@ -236,13 +239,13 @@ test_that("mistakes are refused with what to do next", {
   expect_refused(target_logprobs(model, c("a", "b"), "c"), "1 targets for 2 contexts")
   doubled <- "' c' starts with white space, and sep is a space, which would double it"
   expect_refused(target_logprobs(model, "a", " c"), doubled)
-  expect_refused(score(model, "a", targets = " c"), doubled)
+  expect_refused(token_logprobs(model, "a", targets = " c"), doubled)
   expect_refused(word_logprobs(model, c("a", "b "), context = "x "), "'x ' ends with white space")
   expect_refused(logprob_matrix(model, "a", file = "a.csv"), 'file must end in ".npy"')
   expect_refused(word_logprobs(model, "a", resume = "no/such/x.rds"), "resume: there is no folder no/such")
   odd <- data.frame(`a word` = "To", check.names = FALSE)
-  expect_refused(embed(model, odd), "texts must be one column of the data frame, such as odd$`a word`")
-  for (call in list(score, perplexity, generate, next_tokens)) {
+  expect_refused(text_embeddings(model, odd), "texts must be one column of the data frame, such as odd$`a word`")
+  for (call in list(token_logprobs, perplexity, generate, next_tokens)) {
     expect_error(call(model, odd), "not a <data.frame> of length 1: give a column of it, such as x$`a word`", fixed = TRUE)
   }
 })

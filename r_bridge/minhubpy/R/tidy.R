@@ -1,0 +1,61 @@
+#' Results as tidy data frames
+#'
+#' Methods of `generics::tidy()`, which the packages generics and broom export,
+#' and of [as.data.frame()]. They have a row for each observation.
+#'
+#' | object | row |
+#' | --- | --- |
+#' | a chat of [minhub_chat()] | each message |
+#' | a reply | each token |
+#' | [attention_weights()] | each layer, head, token and token attended to |
+#' | a run of [minhub_train()] | each evaluation, as `run$losses` |
+#'
+#' @param x A chat, a reply, attention weights or a run.
+#' @param ... Not used.
+#' @returns A data frame; from `tidy()` a tibble, if the package tibble is
+#'   installed.
+#' @seealso [minhub_chat()], [attention_weights()], [minhub_train()]
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' head(as.data.frame(attention_weights(model, "To be")))
+#' \dontshow{minhubpy:::end_example()}
+#' @name tidy.minhub
+NULL
+
+#' @rdname tidy.minhub
+#' @export
+as.data.frame.minhub_attention <- function(x, ...) {
+  size <- dim(x)
+  index <- arrayInd(seq_along(x), size)
+  known <- dimnames(x)
+  data.frame(
+    layer = as.integer(known[[1L]])[index[, 1L]], head = as.integer(known[[2L]])[index[, 2L]],
+    position = index[, 3L], token = known[[3L]][index[, 3L]],
+    attended_position = index[, 4L], attended_token = known[[4L]][index[, 4L]], weight = as.vector(unclass(x))
+  )
+}
+
+#' @rdname tidy.minhub
+#' @export
+as.data.frame.minhub_reply <- function(x, ...) x$tokens
+
+#' @rdname tidy.minhub
+#' @export
+as.data.frame.minhub_run <- function(x, ...) structure(x$losses, class = "data.frame")
+
+as_tidy <- function(x, ...) {
+  data <- as.data.frame(x)
+  if (requireNamespace("tibble", quietly = TRUE)) tibble::as_tibble(data) else data
+}
+
+#' @rawNamespace S3method(generics::tidy,minhub_attention)
+tidy.minhub_attention <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_chat)
+tidy.minhub_chat <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_reply)
+tidy.minhub_reply <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_run)
+tidy.minhub_run <- as_tidy
