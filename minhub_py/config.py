@@ -15,7 +15,8 @@ A model file declares its settings as data, and this file reads them:
 
 A value must have the type of the field's annotation; an int is accepted as a float, and a bool only as a bool. An `int`
 field is a size, 1 to 2**24, and a `float` field a rate, 0 to 1, unless the field's metadata has another "range". Fields
-with other annotations have no range unless the metadata gives one.
+with other annotations have no range unless the metadata gives one. Further metadata: "choices", the allowed values;
+"model_types", the model types with this setting, which keeps its default for the others.
 
 A setting that changes the result is never ignored: it is used, or an error names it.
 """
@@ -27,6 +28,7 @@ from reprlib import repr as brief
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
+from minhub_py.models.settings import unavailable
 from minhub_py.spelling import setting
 
 if TYPE_CHECKING:  # the command imports PyTorch where it is used
@@ -112,6 +114,9 @@ def build(Config: type[C], settings: Mapping[str, object]) -> C:
     values = {**kinds.get(kind, {}), **settings}
     for name, value in values.items():
         check(title, fields[name], value)
+    for name, default in sorted(unavailable(Config, str(kind)).items()) if kinds else ():
+        if values.get(name, default) != default:
+            raise ValueError(f"{title}: a {kind} model has no {name}, but config.json sets it")
     return Config(**values)
 
 

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -939,6 +940,19 @@ def test_autocast_is_pytorchs() -> None:
         assert type(reader_of(model)) is EagerReader
     model.compile()
     assert type(reader_of(model)) is EagerReader
+
+
+def test_operation_without_c_implementation_selects_forward(monkeypatch) -> None:
+    @dataclass(frozen=True)
+    class Transpose:
+        """An operation that the C decoder does not have."""
+
+    model = new("gpt2")
+    expected = generate(model, [[1, 2, 3]], 8, temperature=0, eos_id=None)
+    steps = type(model).steps
+    monkeypatch.setattr(type(model), "steps", lambda self: [Transpose(), *steps(self)])
+    assert type(reader_of(model)) is EagerReader
+    assert generate(model, [[1, 2, 3]], 8, temperature=0, eos_id=None) == expected
 
 
 def test_more_positions_than_a_cache_has() -> None:

@@ -122,6 +122,33 @@ def test_predictions_of_an_lstm() -> None:
     assert logit_lens(tied, None, ids).layers == [0, 1, 2, 3]
 
 
+@torch.no_grad()
+def test_attention_of_a_modified_model() -> None:
+    """`forward` records the weights, so they include a replaced module and a hook."""
+    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    [ids] = texts_of(9)
+    before = attention_weights(model, None, ids).weights
+    layer, bias = model.h[1].attn.c_attn, torch.randn(72)
+    model.h[1].attn.c_attn = torch.nn.Sequential(layer, Shift(bias))
+    replaced = attention_weights(model, None, ids).weights
+    torch.testing.assert_close(replaced[0], before[0])
+    assert (replaced[1] - before[1]).abs().max() > 0.01
+    model.h[1].attn.c_attn = layer
+    layer.register_forward_hook(lambda module, inputs, output: output + bias)
+    torch.testing.assert_close(attention_weights(model.train(), None, ids).weights, replaced)
+
+
+class Shift(torch.nn.Module):
+    """Adds a constant."""
+
+    def __init__(self, bias: torch.Tensor) -> None:
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.bias
+
+
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_quantized(kind: str) -> None:
     model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=32, n_layer=2, n_head=4).eval()

@@ -22,7 +22,7 @@ Notation
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -34,6 +34,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -157,7 +158,8 @@ class Gemma(LanguageModel):
         yield Logits(head, softcap=self.config.final_logit_softcapping)
 
 
-CAP: dict[str, Any] = {"range": (1e-3, 1e9)}
+NEWER = ("gemma2", "gemma3_text")  # model types with the settings of Gemma 2
+CAP: dict[str, Any] = {"range": (1e-3, 1e9), "model_types": NEWER}
 GEMMA2 = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
           "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}  # fmt: skip
 
@@ -189,14 +191,22 @@ class GemmaConfig:
     max_position_embeddings: int = field(default=8192, metadata={"range": (1, 2**31)})
     rms_norm_eps: float = 1e-6
     rope_parameters: dict | None = None  # type: ignore[type-arg]  # gemma3_text: one per layer type
-    rope_local_base_freq: float | None = field(default=None, metadata={"range": (1, 1e12)})  # Gemma 3: local theta
+    # rope_theta of local layers
+    rope_local_base_freq: float | None = field(
+        default=None, metadata={"range": (1, 1e12), "model_types": ("gemma3_text",)}
+    )
     attention_bias: bool = False
-    query_pre_attn_scalar: int | None = field(default=None, metadata={"range": (1, 2**24)})  # scores / √ of it
+    # scores / √query_pre_attn_scalar; None: head_dim
+    query_pre_attn_scalar: int | None = field(default=None, metadata={"range": (1, 2**24), "model_types": NEWER})
     attn_logit_softcapping: float | None = field(default=None, metadata=CAP)  # gemma2 only: gemma3_text ignores it
     final_logit_softcapping: float | None = field(default=None, metadata=CAP)
-    sliding_window: int | None = field(default=None, metadata={"range": (1, 2**31)})
-    sliding_window_pattern: int | None = field(default=None, metadata={"range": (1, 4096)})  # n: layer n is global
-    layer_types: list[str] | None = None  # "full_attention" or "sliding_attention"
+    sliding_window: int | None = field(default=None, metadata={"range": (1, 2**31), "model_types": NEWER})
+    # n: every n-th layer is global
+    sliding_window_pattern: int | None = field(
+        default=None, metadata={"range": (1, 4096), "model_types": ("gemma3_text",)}
+    )
+    # "full_attention" or "sliding_attention"
+    layer_types: list[str] | None = field(default=None, metadata={"model_types": NEWER})
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
@@ -212,21 +222,10 @@ class GemmaConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"Gemma: head_dim ({self.head_dim}) must be even: positions rotate pairs")
-        defaults = {item.name: item.default for item in fields(self)}
-        for name in self._others():
-            if getattr(self, name) != defaults[name]:
-                raise ValueError(f"Gemma: a {self.model_type} model has no {name}, but config.json sets it")
         if SLIDING in self.kinds and self.sliding_window is None:
             raise ValueError("Gemma: there are layers of sliding_attention, but sliding_window is null")
         for rope in self.ropes.values():
             rotary.check("Gemma", rope)
-
-    def _others(self) -> list[str]:
-        """Settings that do not exist for this model_type."""
-        local = ["rope_local_base_freq", "sliding_window_pattern"]
-        newer = ["query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window",
-                 "layer_types"]  # fmt: skip
-        return {"gemma": [*local, *newer], "gemma2": local}.get(self.model_type, [])
 
     @property
     def activation(self) -> str:
@@ -283,7 +282,7 @@ class GemmaConfig:
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         first, nested = self.model_type == "gemma", self.model_type == "gemma3_text"
-        dropped = {*self._others(), "rope_local_base_freq", "sliding_window_pattern",
+        dropped = {*unavailable(self, self.model_type), "rope_local_base_freq", "sliding_window_pattern",
                    "hidden_activation" if first else "hidden_act"}  # fmt: skip
         settings = {name: value for name, value in asdict(self).items() if name not in dropped}
         settings["hidden_act" if first else "hidden_activation"] = self.activation

@@ -21,7 +21,7 @@ Notation
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
 
 ARCHITECTURES = {
@@ -42,6 +43,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+WINDOWED = tuple(name for name in ARCHITECTURES if name != "llama")  # model types with a window
 MISTRAL = {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 2**17,
            "sliding_window": 4096}  # fmt: skip
 QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 2**15,
@@ -179,11 +181,12 @@ class LlamaConfig:
     max_position_embeddings: int = field(default=2048, metadata={"range": (1, 2**31)})
     rms_norm_eps: float = 1e-6
     rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and others
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    sliding_window: int | None = field(default=None, metadata={"range": (1, 2**31)})
-    use_sliding_window: bool = False  # Qwen
-    max_window_layers: int = field(default=28, metadata={"range": (0, 4096)})  # Qwen: layers without a window
+    attention_bias: bool = field(default=False, metadata={"model_types": ("llama", "qwen3")})
+    mlp_bias: bool = field(default=False, metadata={"model_types": ("llama",)})
+    sliding_window: int | None = field(default=None, metadata={"range": (1, 2**31), "model_types": WINDOWED})
+    use_sliding_window: bool = field(default=False, metadata={"model_types": ("qwen2", "qwen3")})
+    # Layers before the first window
+    max_window_layers: int = field(default=28, metadata={"range": (0, 4096), "model_types": ("qwen2", "qwen3")})
     layer_types: list[str] | None = None  # "full_attention" or "sliding_attention"
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
@@ -205,19 +208,8 @@ class LlamaConfig:
             )
         if self.head_size % 2:
             raise ValueError(f"Llama: head_dim ({self.head_size}) must be even: positions rotate pairs")
-        for name in sorted(self._others()):
-            if getattr(self, name) != _default(name):
-                raise ValueError(f"Llama: a {self.model_type} model has no {name}, but config.json sets it")
         rotary.check("Llama", self.rope, grows=self.model_type == "ministral3")
         self.windows  # noqa: B018  # checks the pattern
-
-    def _others(self) -> set[str]:
-        """Settings that do not exist for this model_type."""
-        qwen, kind = self.model_type.startswith("qwen"), self.model_type
-        absent = set() if qwen else {"use_sliding_window", "max_window_layers"}
-        absent |= {"sliding_window"} if kind == "llama" else set()
-        absent |= set() if kind in ("llama", "qwen3") else {"attention_bias"}
-        return absent | (set() if kind == "llama" else {"mlp_bias"})
 
     @property
     def kv_heads(self) -> int:
@@ -257,7 +249,8 @@ class LlamaConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = {name: value for name, value in asdict(self).items() if name not in self._others()}
+        dropped = unavailable(self, self.model_type)
+        settings = {name: value for name, value in asdict(self).items() if name not in dropped}
         settings |= {"rope_parameters": self.rope, "head_dim": self.head_size}
         if self.layer_types is None:  # transformers reads a mistral model with layer_types, even null, as a ministral
             del settings["layer_types"]
@@ -267,7 +260,3 @@ class LlamaConfig:
     def context_length(self) -> int:
         """Maximum number of positions."""
         return self.max_position_embeddings
-
-
-def _default(name: str) -> Any:
-    return next(item.default for item in fields(LlamaConfig) if item.name == name)
