@@ -102,7 +102,7 @@ setup(
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
     ext_modules=[
         Extension(
-            "minhub_py.inference._decoder",
+            "minhub_py.inference.native._decoder",
             # The longest first, so that none of them runs alone at the end.
             sorted(glob("minhub_py/inference/native/*.c"), key=lambda name: "kernels_" not in name),
             depends=sorted(glob("minhub_py/inference/native/*.h")),

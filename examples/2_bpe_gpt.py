@@ -23,9 +23,10 @@ import json
 import tempfile
 from pathlib import Path
 
-from minhub_py import generate, train
-from minhub_py.files.tokenizer import train_byte_level_bpe
-from minhub_py.train import Run
+from minhub_py import generate
+from minhub_py import training as train
+from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
+from minhub_py.training import Run
 
 BATCH = 16
 FOREIGN = "Grüße, 世界!"

@@ -11,9 +11,7 @@ Every name in `registry.ENTRIES` has three functions, such as `gpt2()`, `gpt2_fr
 `gpt2_from_pretrained()`. Names are imported on first use: importing the package does not import PyTorch.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minhub_py.registry import ENTRIES
@@ -21,24 +19,24 @@ from minhub_py.registry import ENTRIES
 if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ imports these
     import os
 
-    from minhub_py.analysis.embed import embed as embed
+    from minhub_py.analysis.embeddings import embed as embed
     from minhub_py.analysis.inside import attention_weights as attention_weights
     from minhub_py.analysis.inside import logit_lens as logit_lens
     from minhub_py.analysis.matrix import logprob_matrix as logprob_matrix
-    from minhub_py.analysis.words import next_tokens as next_tokens
-    from minhub_py.analysis.words import target_logprobs as target_logprobs
-    from minhub_py.analysis.words import word_logprobs as word_logprobs
-    from minhub_py.chat.turns import Chat as Chat
-    from minhub_py.device import devices as devices
-    from minhub_py.files.tokenizer import decode_stream as decode_stream
-    from minhub_py.files.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
+    from minhub_py.analysis.surprisal import next_tokens as next_tokens
+    from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
+    from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
+    from minhub_py.chat.conversation import Chat as Chat
+    from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream as decode_stream
+    from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
     from minhub_py.inference.generate import generate as generate
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
     from minhub_py.pretrained import from_pretrained as from_pretrained
     from minhub_py.pretrained import save_pretrained as save_pretrained
-    from minhub_py.train import resume as resume
-    from minhub_py.train import train as train
+    from minhub_py.system.device import devices as devices
+    from minhub_py.training import resume as resume
+    from minhub_py.training import train as train
 
     def _fresh(**config: Any) -> Any: ...
 
@@ -77,22 +75,22 @@ __version__ = "0.1.0"
 _HOMES = {
     "from_pretrained": "pretrained",
     "save_pretrained": "pretrained",
-    "tokenizer_from_pretrained": "files.tokenizer",
-    "decode_stream": "files.tokenizer",
+    "tokenizer_from_pretrained": "checkpoints.tokenizers.tokenizer",
+    "decode_stream": "checkpoints.tokenizers.tokenizer",
     "generate": "inference.generate",
     "stream": "inference.generate",
     "score": "inference.generate",
-    "word_logprobs": "analysis.words",
-    "target_logprobs": "analysis.words",
-    "next_tokens": "analysis.words",
+    "word_logprobs": "analysis.surprisal",
+    "target_logprobs": "analysis.surprisal",
+    "next_tokens": "analysis.surprisal",
     "logprob_matrix": "analysis.matrix",
-    "embed": "analysis.embed",
+    "embed": "analysis.embeddings",
     "attention_weights": "analysis.inside",
     "logit_lens": "analysis.inside",
-    "Chat": "chat.turns",
-    "devices": "device",
-    "train": "train",
-    "resume": "train",
+    "Chat": "chat.conversation",
+    "devices": "system.device",
+    "train": "training",
+    "resume": "training",
 }
 _ENTRY_POINTS = {
     name: entry for entry in ENTRIES.values() for name in (
@@ -116,17 +114,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names and the dunder names of the module."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
-
-
-class _Package(ModuleType):
-    """A module whose public names stay functions when Python imports submodules of the same names, such as `train`.
-
-    Importing from a submodule works as always: `from minhub_py.train import Run`.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in __all__ and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -1,5 +1,5 @@
 """`python -m minhub_py` runs the command `minhub`."""
 
-from minhub_py.cli import main
+from minhub_py.cli.main import main
 
 main()

@@ -29,7 +29,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from minhub_py.models.settings import unavailable
-from minhub_py.spelling import setting
+from minhub_py.system.spelling import setting
 
 if TYPE_CHECKING:  # the command imports PyTorch where it is used
     from minhub_py.models.base import ModelConfig

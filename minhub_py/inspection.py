@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 import weights_map
-from minhub_py.files import hub
-from minhub_py.files.gguf import checkpoint_at
-from minhub_py.files.storage import Checkpoint, Layout
-from minhub_py.files.tokenizer import read_tokenizer, tokenizer_file
+from minhub_py.checkpoints import hub
+from minhub_py.checkpoints.gguf import checkpoint_at
+from minhub_py.checkpoints.storage import Checkpoint, Layout
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_file
 from minhub_py.inference.quantize import count
 from minhub_py.models.base import ModelConfig
+from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import describe, fit, read_config, same_values
 from minhub_py.registry import Family
-from minhub_py.skeleton import skeleton
 from weights_map.mxfp4 import NAN_SCALE
 
 RELEASE_AFTER = 2**28  # bytes of tensors that `verify` reads before it frees the memory that they mapped

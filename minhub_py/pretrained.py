@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 import weights_map
-from minhub_py.arguments import check_tokenizer, model_of
+from minhub_py.checkpoints import hub
+from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
+from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
 from minhub_py.config import build, changed, read
-from minhub_py.device import choose_device, choose_dtype
-from minhub_py.extras import require
-from minhub_py.files import hub
-from minhub_py.files.gguf import GGUFCheckpoint, checkpoint_at
-from minhub_py.files.storage import Checkpoint, write_checkpoint
+from minhub_py.inference.arguments import check_tokenizer, model_of
 from minhub_py.inference.processes import Processes, connect
 from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import FAMILIES, Entry, Family, entry_of, family_of, preset
-from minhub_py.skeleton import skeleton
+from minhub_py.system.device import choose_device, choose_dtype
+from minhub_py.system.extras import require
 from weights_map.blocks import Blocks
 from weights_map.engine import Mapped, check_shapes
 
@@ -371,7 +371,7 @@ def save_pretrained(
     settings = {**config.to_hub(), "dtype": str(dtype).removeprefix("torch.")}
     companions = None
     if tokenizer is not None:
-        from minhub_py.files.tokenizer import tokenizer_files
+        from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_files
 
         companions = tokenizer_files(tokenizer)
     write_checkpoint(Path(folder), tensors, settings, companions=companions, max_shard_size=max_shard_size)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from minhub_py import torchrun
-from minhub_py.console import note
-from minhub_py.processor import cores
+from minhub_py.system.console import note
+from minhub_py.system.processor import cores
 
 if TYPE_CHECKING:
     from minhub_py.inference.processes import Processes

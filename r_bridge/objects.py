@@ -27,12 +27,12 @@ class Model:
     folder: Path | None = None
     identifier: str | None = None
     chat: Any = None  # what the model has read of conversations (methods/chats.py)
-    signature: Any = None  # of the files in `folder` when they were loaded (minhub_py/files/fingerprint.py)
+    signature: Any = None  # of the files in `folder` when they were loaded (minhub_py/checkpoints/fingerprint.py)
 
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights. ValueError: there is none."""
-        from minhub_py.files.tokenizer import read_tokenizer, tokenizer_from_pretrained
+        from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_from_pretrained
 
         if self.folder is None and self.identifier is not None:
             return tokenizer_from_pretrained(self.identifier)
@@ -42,7 +42,7 @@ class Model:
 
     def find_tokenizer(self) -> Any:
         """The tokenizer beside the weights, or None."""
-        from minhub_py.files.tokenizer import tokenizer_file
+        from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
 
         return self.tokenizer if self.folder is not None and tokenizer_file(self.folder) is not None else None
 

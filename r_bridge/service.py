@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-from minhub_py.printable import printable
+from minhub_py.system.printable import printable
 from r_bridge.convert import as_array, one
 from r_bridge.methods import METHODS
 from r_bridge.objects import Caller, Cancelled, Model, ResultFile, StateDict, Tokenizer
@@ -32,7 +32,7 @@ class Service:
         `emit` is called with each part of the answer before it, and with each warning as {"warning": text}.
         call: {"method", "arguments", "release"}, the last the numbers of objects that R has dropped.
         """
-        from minhub_py.files.transfer import listener
+        from minhub_py.checkpoints.transfer import listener
 
         self.caller.begin(emit, cancelled)
         before = listener.set(lambda name, done, total: self.caller.progress(done, total, name))

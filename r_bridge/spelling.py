@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
-from minhub_py.spelling import Words, speaking
+from minhub_py.system.spelling import Words, speaking
 
 # Settings with other names in R, where many functions have an argument of the name `start`; in Python, `from` is a
 # keyword.

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minhub_py.spelling import unknown
-from minhub_py.train import Listener, Settings
-from minhub_py.train.checkpoint import COLUMNS, LossRow
-from minhub_py.train.summary import about, duration, family_title, read
+from minhub_py.system.spelling import unknown
+from minhub_py.training import Listener, Settings
+from minhub_py.training.checkpoint import COLUMNS, LossRow
+from minhub_py.training.summary import about, duration, family_title, read
 from r_bridge.convert import Frame, setting
 from r_bridge.objects import Caller
 from r_bridge.spelling import R_NAMES
 
 if TYPE_CHECKING:
-    from minhub_py.train.loop import Trainer
+    from minhub_py.training.loop import Trainer
 
 
 class RListener(Listener):

@@ -11,7 +11,7 @@ import torch
 from hub_server import hub  # noqa: F401  # a fixture
 from r_package import library, reference_folder  # noqa: F401  # fixtures
 
-from minhub_py.files.tokenizer import train_byte_level_bpe
+from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 
 # One thread for the processes that tests start, too, unless they say otherwise: more would wait for the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

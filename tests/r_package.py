@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from minhub_py import from_pretrained, generate, gpt2, gptneo, lstm, save_pretrained, score, tokenizer_from_pretrained
-from minhub_py.files import hub
+from minhub_py.checkpoints import hub
 from r_bridge import convert
 
 PACKAGE = Path(convert.__file__).parent / "minhubpy"

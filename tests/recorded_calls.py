@@ -21,8 +21,8 @@ from test_decoder import DTYPES, new, some_ids
 from torch import Tensor
 
 import minhub_py
-from minhub_py.inference.compiled import CompiledReader
-from minhub_py.inference.library import BLOCKS, INTERFACE, Call, Operation, library
+from minhub_py.inference.native.library import BLOCKS, INTERFACE, Call, Operation, library
+from minhub_py.inference.native_runner import CompiledReader
 from minhub_py.models.base import EncoderDecoder
 from minhub_py.registry import entry_of
 

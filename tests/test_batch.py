@@ -12,10 +12,10 @@ import torch
 from test_decoder import in_dtype, plain  # noqa: F401
 
 from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
-from minhub_py.files.tokenizer import characters
+from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import Batch, Event
-from minhub_py.inference.compiled import LONG, CompiledReader
-from minhub_py.inference.library import library
+from minhub_py.inference.native.library import library
+from minhub_py.inference.native_runner import LONG, CompiledReader
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
 V, CONTEXT = 61, 48

@@ -12,8 +12,8 @@ from test_decoder import at_the_end_of_memory, kernel, read, some_ids  # noqa: F
 
 import minhub_py
 from minhub_py import generate, llama
-from minhub_py.inference.compiled import CompiledReader
-from minhub_py.inference.library import BLOCKS
+from minhub_py.inference.native.library import BLOCKS
+from minhub_py.inference.native_runner import CompiledReader
 from minhub_py.inference.quantize import Quantized, kind_of, layers_of, replace_layers
 from weights_map.blocks import TYPES, Blocks, unpack_rows
 
@@ -111,6 +111,6 @@ def test_a_model_in_blocks_is_as_other_quantized_ones() -> None:
     assert half.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
     again = new("Q4_0")
     again.load_state_dict(model.state_dict())
-    assert minhub_py.inference.compiled.reader_of(again).guesses
+    assert minhub_py.inference.native_runner.reader_of(again).guesses
     with pytest.raises(ValueError, match="a quantized model cannot be saved"):
         minhub_py.save_pretrained(model, "nowhere")

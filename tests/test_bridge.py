@@ -20,8 +20,8 @@ import pytest
 import torch
 
 import weights_map
-from minhub_py import spelling
-from minhub_py.train import Run
+from minhub_py.system import spelling
+from minhub_py.training import Run
 from r_bridge import convert, protocol
 from r_bridge.convert import Frame, dumps, id_rows, loads, one
 from r_bridge.methods import METHODS

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 from hub_server import HubServer
 
-from minhub_py.cli import main
-from minhub_py.files import cache
-from minhub_py.files import hub as minhub
+from minhub_py.checkpoints import cache
+from minhub_py.checkpoints import hub as minhub
+from minhub_py.cli.main import main
 
 REPO = "owner/model"
 SMALL = {"config.json": '{"model_type": "gpt2"}', "tokenizer.json": "{}"}

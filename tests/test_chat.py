@@ -24,9 +24,9 @@ from minhub_py import Chat, from_pretrained, gpt2, llama, save_pretrained, token
 from minhub_py.chat.templates import ChatTemplate, TemplateRefusedError, chat_template_of
 from minhub_py.chat.terminal import Commands, LeaveError
 from minhub_py.chat.wrap import WordWrap, width
-from minhub_py.cli import main
-from minhub_py.files.tokenizer import read_tokenizer, train_byte_level_bpe
-from minhub_py.printable import displayed
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, train_byte_level_bpe
+from minhub_py.cli.main import main
+from minhub_py.system.printable import displayed
 
 TEMPLATE = """\
 {%- for message in messages %}

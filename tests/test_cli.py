@@ -18,10 +18,10 @@ from hub_server import HubServer
 from safetensors.torch import load_file, save_file
 
 from minhub_py import from_pretrained, gpt2, lstm_from_pretrained, save_pretrained
-from minhub_py.cli import main
-from minhub_py.console import Command, bar_console
-from minhub_py.files import hub
-from minhub_py.files.tokenizer import characters
+from minhub_py.checkpoints import hub
+from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.cli.main import main
+from minhub_py.system.console import Command, bar_console
 
 GPT2 = "minhub/shakespeare-gpt2"
 BUILT_IN = [f"minhub/{path.name}" for path in sorted(hub.BUILTIN.iterdir())]
@@ -474,7 +474,9 @@ def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a parent reads from")
 def test_what_is_piped_in_and_not_read(command: str, found: bool) -> None:
-    code = "from contextlib import suppress; from select import select; from minhub_py.console import unread_pipe"
+    code = (
+        "from contextlib import suppress; from select import select; from minhub_py.system.console import unread_pipe"
+    )
     code += "\nwith suppress(OSError): select([0], [], [])\nprint(unread_pipe())"  # echo runs beside it
     command = command.format(f"{sys.executable} -c '{code}'")
     shown = subprocess.run(
@@ -486,7 +488,7 @@ def test_what_is_piped_in_and_not_read(command: str, found: bool) -> None:
 def test_a_piped_text_that_is_not_read_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("generate", GPT2, "ROMEO:", "-n", "1")
     assert "piped" not in minhub(*arguments).stderr
-    monkeypatch.setattr("minhub_py.cli.unread_pipe", lambda: True)
+    monkeypatch.setattr("minhub_py.cli.main.unread_pipe", lambda: True)
     assert "Note: standard input is not read; to read it, give - as PROMPT." in minhub(*arguments).stderr
     assert minhub("generate", GPT2, "-", "-n", "1", input="ROMEO:").stderr == ""
 
@@ -511,7 +513,7 @@ def test_a_removed_working_directory(tmp_path: Path) -> None:
     """PyTorch's MKL would end the process without a Python error."""
     folder = tmp_path / "gone"
     folder.mkdir()
-    code = f"import os; os.rmdir({str(folder)!r}); from minhub_py.cli import main; main()"
+    code = f"import os; os.rmdir({str(folder)!r}); from minhub_py.cli.main import main; main()"
     command = [sys.executable, "-c", code, "generate", "minhub/shakespeare-gpt2", "To", "-n", "3"]
     root = Path(__file__).parent.parent
     result = subprocess.run(

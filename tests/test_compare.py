@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import minhub_py
 from minhub_py import llama, save_pretrained
-from minhub_py.files.gguf_header import read_header
+from minhub_py.checkpoints.gguf_header import read_header
 
 GPT2 = "minhub/shakespeare-gpt2"
 QUICK = ("--quick", "--repeats", "1", "--threads", "1")

@@ -30,7 +30,7 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 import minhub_py
-from minhub_py.files.storage import write_checkpoint
+from minhub_py.checkpoints.storage import write_checkpoint
 from minhub_py.inspection import verify
 from minhub_py.registry import FAMILIES
 

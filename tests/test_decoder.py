@@ -28,11 +28,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from minhub_py import generate, gpt2, gptneo, llama, lstm, score, stream
-from minhub_py.inference import library
-from minhub_py.inference.compiled import CompiledReader, reader_of
-from minhub_py.inference.eager import CHUNK, EagerReader
-from minhub_py.inference.library import MOST_TOKENS, Operation
+from minhub_py.inference.native import library
+from minhub_py.inference.native.library import MOST_TOKENS, Operation
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 from minhub_py.inference.quantize import KINDS, quantize
+from minhub_py.inference.torch_runner import CHUNK, EagerReader
 from minhub_py.models.steps import Linear
 
 TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order differ by some 1e-6

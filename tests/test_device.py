@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minhub_py import devices, from_pretrained
-from minhub_py.device import Probe, choose_device, choose_dtype
+from minhub_py.system.device import Probe, choose_device, choose_dtype
 from r_bridge.probe import R, find_r, rpy2_range
 
 CPU = choose_device("cpu")

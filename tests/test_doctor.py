@@ -20,10 +20,10 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 
 from minhub_py import __version__
-from minhub_py.cli import main
-from minhub_py.doctor import KERNELS, Driver, Finding, examine, judge_decoder, judge_driver, nvidia_driver
-from minhub_py.extras import EXTRAS, pip
-from minhub_py.inference.library import opened
+from minhub_py.cli.main import main
+from minhub_py.inference.native.library import opened
+from minhub_py.system.doctor import KERNELS, Driver, Finding, examine, judge_decoder, judge_driver, nvidia_driver
+from minhub_py.system.extras import EXTRAS, pip
 from r_bridge.probe import ask_r, find_r, try_rpy2
 
 PIP = f"{sys.executable} -m pip install"
@@ -89,7 +89,7 @@ def test_missing_extras_are_listed_with_their_purpose_and_installation(tmp_path:
     """In a Python without any package, except one that is too old; a missing extra is no fault."""
     python_package(tmp_path, "pyarrow", "3.0")
     code = (
-        "import json, sys; sys.path[:0] = sys.argv[1:]; from minhub_py.doctor import examine;"
+        "import json, sys; sys.path[:0] = sys.argv[1:]; from minhub_py.system.doctor import examine;"
         "print(json.dumps({each.what: [each.found, each.fits, each.advice] for each in examine()}))"
     )
     command = [sys.executable, "-S", "-c", code, Path(__file__).parent.parent, tmp_path]
@@ -396,7 +396,7 @@ def test_the_r_package_has_the_version_of_the_python_package() -> None:
 
 def test_examining_leaves_the_process_as_it_was() -> None:
     """PyTorch's compiler must still find setuptools' distutils in a process that was examined."""
-    code = "from minhub_py.doctor import examine; examine(); import setuptools, distutils; print(distutils.__file__)"
+    code = "from minhub_py.system.doctor import examine; examine(); import setuptools, distutils; print(distutils.__file__)"
     command = [sys.executable, "-W", "error::UserWarning", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "setuptools" in done.stdout, done.stderr

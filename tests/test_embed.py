@@ -19,8 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import minhub_py
 from minhub_py import embed
-from minhub_py.analysis import embed as module
-from minhub_py.analysis.states import States
+from minhub_py.analysis import embeddings as module
+from minhub_py.analysis.hidden_states import States
 from minhub_py.inference.quantize import quantize
 from minhub_py.models.cache import Past
 

@@ -13,8 +13,8 @@ from torch.nn.utils import parametrizations
 from torch.overrides import _get_current_function_mode_stack
 
 from minhub_py import generate, gpt2, gptneo, lstm, score, stream
-from minhub_py.inference.compiled import CompiledReader, reader_of
 from minhub_py.inference.eval_mode import in_eval_mode
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 
 ENDS = {"bos_token_id": None, "eos_token_id": None}
 PROMPTS = [[1, 2, 3], [5] * 20]

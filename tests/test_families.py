@@ -26,11 +26,11 @@ import minhub_py
 import weights_map
 from minhub_py import attention_weights, embed
 from minhub_py.config import read as read_settings
-from minhub_py.inference.compiled import CompiledReader, reader_of
+from minhub_py.export.torchscript import save_torchscript
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 from minhub_py.inspection import inspect
 from minhub_py.models.cache import State
 from minhub_py.registry import ENTRIES, family_of
-from minhub_py.torchscript import save_torchscript
 
 TOLERANCE = 5e-5  # of the largest logit
 LENGTH = 70

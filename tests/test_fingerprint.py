@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minhub_py import gpt2, save_pretrained
-from minhub_py.files.fingerprint import cache_file, fingerprint, sha256, signature
-from minhub_py.files.lock import BusyError, exclusive
-from minhub_py.files.tokenizer import characters
+from minhub_py.checkpoints.fingerprint import cache_file, fingerprint, sha256, signature
+from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.system.lock import BusyError, exclusive
 
 SIZE = 6_000_000  # bytes of a large file, at least
 

@@ -10,8 +10,8 @@ from test_families import ids_of, load  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 import minhub_py
-from minhub_py.inference.compiled import CompiledReader, reader_of
-from minhub_py.inference.library import library
+from minhub_py.inference.native.library import library
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 
 VISION = {"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
           "num_attention_heads": 2, "image_size": 8, "patch_size": 4}  # fmt: skip

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from minhub_py import generate, gpt2, gptneo, lstm, save_pretrained, score, stream
-from minhub_py.files.tokenizer import characters
+from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import context_start
-from minhub_py.inference.compiled import CompiledReader, reader_of
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 from minhub_py.inference.sampling import Sampling, likeliest
 
 V, CONTEXT = 61, 16

@@ -28,12 +28,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import weights_map
 from minhub_py import from_pretrained, generate, llama_from_pretrained, save_pretrained, tokenizer_from_pretrained
-from minhub_py.cli import main
-from minhub_py.files import gguf as reading
-from minhub_py.files.gguf import GGUFCheckpoint
-from minhub_py.files.gguf_header import IN_BLOCKS, MAX_PAIRS, MAX_STRINGS, MAX_TENSORS, PLAIN, read_header
-from minhub_py.files.tokenizer import read_tokenizer
-from minhub_py.inference.compiled import CompiledReader, reader_of
+from minhub_py.checkpoints import gguf as reading
+from minhub_py.checkpoints.gguf import GGUFCheckpoint
+from minhub_py.checkpoints.gguf_header import IN_BLOCKS, MAX_PAIRS, MAX_STRINGS, MAX_TENSORS, PLAIN, read_header
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+from minhub_py.cli.main import main
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 from minhub_py.inference.quantize import Quantized, kind_of
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 48, "n_embd": 64, "n_layer": 2, "n_head": 4}

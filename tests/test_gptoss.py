@@ -20,14 +20,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import minhub_py
-from minhub_py.convert import convert
-from minhub_py.files.storage import Checkpoint
-from minhub_py.inference.compiled import CompiledReader, reader_of
-from minhub_py.inference.library import library
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.export.convert import convert
+from minhub_py.export.torchscript import save_torchscript
+from minhub_py.inference.native.library import library
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 from minhub_py.inspection import inspect, verify
 from minhub_py.models.experts import Packed
 from minhub_py.registry import preset
-from minhub_py.torchscript import save_torchscript
 
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 SMALL = {"model_type": "gpt_oss", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -281,7 +281,7 @@ def test_published_files_have_packed_experts() -> None:
 
 
 READ = """
-from minhub_py.inference.compiled import reader_of
+from minhub_py.inference.native_runner import reader_of
 model = from_pretrained(sys.argv[1], device="cpu")
 reader = reader_of(model)
 ids = json.loads(sys.argv[2])

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from minhub_py import Chat, gpt2
-from minhub_py.files.tokenizer import train_byte_level_bpe
+from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.inference.grammar import GrammarError, Vocabulary
 
 LOOP = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}

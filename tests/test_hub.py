@@ -21,8 +21,8 @@ from hub_server import HubServer
 
 import minhub_py
 from minhub_py import inspection
-from minhub_py.files import hub as minhub
-from minhub_py.files import transfer
+from minhub_py.checkpoints import hub as minhub
+from minhub_py.checkpoints import transfer
 from minhub_py.pretrained import read_config
 
 SLEEP = time.sleep
@@ -359,7 +359,7 @@ def no_sockets(event, arguments):
         print("SOCKET", event, arguments)
 
 sys.addaudithook(no_sockets)
-from minhub_py.files import hub
+from minhub_py.checkpoints import hub
 
 for repository in sys.argv[1:]:
     try:
@@ -872,7 +872,7 @@ def test_a_name_that_has_moved(hub: HubServer) -> None:
 
 def test_importing_costs_nothing() -> None:
     heavy = ("torch", "huggingface_hub", "httpx2", "tqdm")
-    code = f"import sys, minhub_py.files.hub; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, minhub_py.checkpoints.hub; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
     )

@@ -19,10 +19,10 @@ from torch import Tensor
 
 import minhub_py
 import weights_map
-from minhub_py.files.storage import write_checkpoint
+from minhub_py.checkpoints.storage import write_checkpoint
 from minhub_py.models.gpt2 import GPT2Config
+from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import FAMILIES
-from minhub_py.skeleton import skeleton
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
 
@@ -32,10 +32,10 @@ import json, sys
 from pathlib import Path
 import torch
 import minhub_py
-from minhub_py.convert import convert
+from minhub_py.export.convert import convert
 from minhub_py.models.gpt2 import GPT2
 from minhub_py.pretrained import from_pretrained
-from minhub_py.files.storage import Checkpoint
+from minhub_py.checkpoints.storage import Checkpoint
 
 def memory():
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

@@ -14,10 +14,12 @@ from test_train import TEXT, Notes
 from tokenizers import Tokenizer
 
 import minhub_py
-from minhub_py import cli, from_pretrained, save_pretrained, tokenizer_from_pretrained, train
-from minhub_py.convert import convert
-from minhub_py.files.storage import Checkpoint
-from minhub_py.files.tokenizer import characters, read_tokenizer
+from minhub_py import from_pretrained, save_pretrained, tokenizer_from_pretrained
+from minhub_py import training as train
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.checkpoints.tokenizers.tokenizer import characters, read_tokenizer
+from minhub_py.cli import main as cli
+from minhub_py.export.convert import convert
 from minhub_py.inspection import verify
 from minhub_py.pretrained import open_checkpoint
 

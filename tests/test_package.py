@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import minhub_py
-from minhub_py.doctor import PACKAGES
 from minhub_py.registry import FAMILIES
+from minhub_py.system.doctor import PACKAGES
 from r_bridge.probe import rpy2_range
 
 ROOT = Path(minhub_py.__file__).parents[1]
@@ -25,7 +25,7 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["minhub_py", "minhub_py.cli", "minhub_py.registry", "r_bridge"])
+@pytest.mark.parametrize("module", ["minhub_py", "minhub_py.cli.main", "minhub_py.registry", "r_bridge"])
 def test_importing_is_cheap(module: str) -> None:
     """The import budget: nothing heavy before it is used."""
     heavy = {"torch", "numpy", "huggingface_hub", "httpx2", "tokenizers", "safetensors", "rich", "transformers"}
@@ -112,7 +112,7 @@ def test_saving_refuses_what_it_cannot_save(tmp_path: Path) -> None:
 
 
 def test_dir_lists_public_names_alone() -> None:
-    names = python("import minhub_py, minhub_py.cli; minhub_py.generate; print(*dir(minhub_py))").split()
+    names = python("import minhub_py, minhub_py.cli.main; minhub_py.generate; print(*dir(minhub_py))").split()
     assert [name for name in names if not name.startswith("__")] == sorted(minhub_py.__all__)
     assert "__version__" in names
 

@@ -25,11 +25,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minhub_py
 from minhub_py import from_pretrained, generate, save_pretrained, score
-from minhub_py.cli import main
+from minhub_py.cli.main import main
 from minhub_py.config import read
 from minhub_py.inference.processes import connect
-from minhub_py.processor import cores
 from minhub_py.registry import family_of
+from minhub_py.system.processor import cores
 
 CASES = {name: cases.settings(name) for cases in FAMILIES.values() for name in cases.cases}
 FEW = [name for cases in FAMILIES.values() for name in cases.few]

@@ -11,10 +11,12 @@ from test_blocks import new as new_of_blocks
 from test_decoder import kernels, new
 
 import minhub_py
-from minhub_py.train import checkpoint
+from minhub_py.training import checkpoint
 
 ROOT = Path(__file__).parents[1]
-LIBRARY = Path(minhub_py.__file__).parent / "inference" / ("_decoder.dll" if os.name == "nt" else "_decoder.so")
+LIBRARY = (
+    Path(minhub_py.__file__).parent / "inference" / "native" / ("_decoder.dll" if os.name == "nt" else "_decoder.so")
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from hub_server import HubServer
 
 from minhub_py import gpt2, save_pretrained
-from minhub_py.cli import main
-from minhub_py.console import Group, emit, note, say, table
-from minhub_py.files.tokenizer import characters
-from minhub_py.printable import displayed, gist, printable
+from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.cli.main import main
+from minhub_py.system.console import Group, emit, note, say, table
+from minhub_py.system.printable import displayed, gist, printable
 
 EVIL = "\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"
@@ -92,7 +92,7 @@ def test_commands(hub: HubServer, evil: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a pseudo-terminal")
 def test_text_on_a_terminal_and_in_a_pipe(evil: Path) -> None:
     """Tokens are escaped on a terminal and unchanged in a pipe."""
-    command = [sys.executable, "-m", "minhub_py.cli", "generate", str(evil), "a", "-n", "40", "--seed", "1"]
+    command = [sys.executable, "-m", "minhub_py.cli.main", "generate", str(evil), "a", "-n", "40", "--seed", "1"]
     piped = CliRunner().invoke(main, command[3:]).stdout
     assert "\x1b" in piped
     ours, theirs = pty.openpty()

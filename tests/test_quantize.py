@@ -20,9 +20,9 @@ from torch import nn
 
 import minhub_py
 from minhub_py import generate, score
-from minhub_py.inference import library
-from minhub_py.inference.compiled import CompiledReader, reader_of
-from minhub_py.inference.eager import EagerReader
+from minhub_py.export.torchscript import save_torchscript
+from minhub_py.inference.native import library
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 from minhub_py.inference.quantize import (
     FACTORS,
     GROUP,
@@ -38,7 +38,7 @@ from minhub_py.inference.quantize import (
     quantize,
     unpack,
 )
-from minhub_py.torchscript import save_torchscript
+from minhub_py.inference.torch_runner import EagerReader
 
 COLUMNS = [1, 2, 15, 31, 32, 33, 127, 128, 129, 200, 256, 500]
 MODELS = ["gpt2", "gpt2-heads-of-5", "gpt2-heads-of-72", "gpt2-heads-of-130", "gpt2-untied", "gptneo",

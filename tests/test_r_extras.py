@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from r_package import PACKAGE, PROGRAMS, RSCRIPT, environment
 
-from minhub_py.extras import EXTRAS
+from minhub_py.system.extras import EXTRAS
 
 HIDDEN = tuple(module for extra in EXTRAS.values() for module in extra.modules)
 ROOT = PACKAGE.parents[1]

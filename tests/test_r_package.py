@@ -16,7 +16,7 @@ R_TESTS = PACKAGE / "tests" / "testthat"
 WITHOUT_MATPLOTLIB = PROGRAMS / "without_matplotlib"
 
 # Both ways in: R with a worker, and R inside Python.
-WAYS = {"worker": [str(RSCRIPT), "--no-init-file"], "hosted": [sys.executable, "-m", "minhub_py.cli", "r"]}
+WAYS = {"worker": [str(RSCRIPT), "--no-init-file"], "hosted": [sys.executable, "-m", "minhub_py.cli.main", "r"]}
 
 
 def run_r_tests(

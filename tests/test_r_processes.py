@@ -21,7 +21,7 @@ import torch
 from r_package import PROGRAMS, RSCRIPT, byte_tokenizer, environment
 
 from minhub_py import from_pretrained, generate
-from minhub_py.files import hub
+from minhub_py.checkpoints import hub
 from r_bridge import convert, protocol
 
 PRELUDE = (PROGRAMS / "prelude.R").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from r_bridge.probe import find_r
 
 PROGRAMS = Path(__file__).parent / "programs"
 MODEL = "minhub/shakespeare-gpt2"
-MINHUB = [sys.executable, "-m", "minhub_py.cli", "r"]
+MINHUB = [sys.executable, "-m", "minhub_py.cli.main", "r"]
 # The tests are to see what R and Python do of themselves.
 IN_THE_WAY = {"R_HOME", "PYTHONUNBUFFERED"}
 PRELUDE = """

@@ -22,16 +22,16 @@ from test_cli import failed
 
 from minhub_py import generate, gpt2, lstm, save_pretrained, score
 from minhub_py.chat.templates import chat_template_of
-from minhub_py.files.tokenizer import decode_stream, read_tokenizer
-from minhub_py.inference.compiled import CompiledReader, reader_of
+from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_tokenizer
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS, Server
 from minhub_py.serve.engine import Engine, token_texts
-from minhub_py.serve.fields import Fields, RefusedError
 from minhub_py.serve.models import Models, Served, variables_of
 from minhub_py.serve.openai import Deltas
 from minhub_py.serve.run import Background
+from minhub_py.serve.validation import Fields, RefusedError
 
 CONTEXT, ROWS, WAITING = 256, 4, 40
 RECOMMENDED = {"temperature": 0.9, "top_k": 200, "top_p": 0.97, "repetition_penalty": 1.1}

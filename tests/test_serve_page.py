@@ -19,7 +19,7 @@ from test_serve import alone, folder, main_model, recurrent, served, wait  # noq
 
 from minhub_py import gpt2, save_pretrained
 from minhub_py.chat.defaults import default_sampling
-from minhub_py.files.tokenizer import read_tokenizer
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.serve.app import PAGE_POLICY, Server
 from minhub_py.serve.models import Models
 from minhub_py.serve.run import Background

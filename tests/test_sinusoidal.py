@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 
 import minhub_py
 import weights_map
-from minhub_py.inference.compiled import CompiledReader, reader_of
-from minhub_py.inference.library import library
+from minhub_py.export.torchscript import save_torchscript
+from minhub_py.inference.native.library import library
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 from minhub_py.models.sinusoidal import SinusoidalConfig
-from minhub_py.torchscript import save_torchscript
 
 TOLERANCE = 5e-5  # of the largest logit
 LENGTH = 40

@@ -8,10 +8,10 @@ from pairs import in_pairs
 from test_decoder import kernel, new, plain, some_ids  # noqa: F401
 
 from minhub_py import generate, stream
-from minhub_py.files.tokenizer import characters
-from minhub_py.inference import library
-from minhub_py.inference.library import MOST_TOKENS
-from minhub_py.inference.speculate import Guesser
+from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.inference.native import library
+from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.speculative import Guesser
 
 MOST = [1, 2, 8, 31, 100]
 SETTINGS = [

@@ -18,18 +18,18 @@ from transformers import AutoConfig, T5ForConditionalGeneration
 
 import minhub_py
 import weights_map
-from minhub_py.cli import main
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.cli.main import main
 from minhub_py.config import read as read_settings
-from minhub_py.convert import convert
-from minhub_py.files.storage import Checkpoint
+from minhub_py.export.convert import convert
+from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.batch import Batch
-from minhub_py.inference.compiled import CompiledReader, reader_of
-from minhub_py.inference.eager import EagerReader
-from minhub_py.inference.library import library
+from minhub_py.inference.native.library import library
+from minhub_py.inference.native_runner import CompiledReader, reader_of
 from minhub_py.inference.sampling import Sampling
+from minhub_py.inference.torch_runner import EagerReader
 from minhub_py.inspection import inspect, verify
 from minhub_py.registry import family_of, preset
-from minhub_py.torchscript import save_torchscript
 from r_bridge.methods import models as methods_of_models
 from r_bridge.methods import text as methods_of_text
 from r_bridge.objects import Caller, Model

@@ -26,13 +26,13 @@ from tokenizers.processors import TemplateProcessing
 
 from minhub_py import from_pretrained, gpt2, save_pretrained, t5, tokenizer_from_pretrained
 from minhub_py import score as score_ids
-from minhub_py.analysis.embed import embed
-from minhub_py.analysis.words import target_logprobs, word_logprobs
-from minhub_py.cli import main
-from minhub_py.files.tokenizer import characters
-from minhub_py.tables.parts import Parts
-from minhub_py.tables.sources import chunk_sizes, scan
-from minhub_py.tables.tasks import TASKS, Text, groups
+from minhub_py.analysis.embeddings import embed
+from minhub_py.analysis.surprisal import target_logprobs, word_logprobs
+from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.cli.main import main
+from minhub_py.jobs.chunks import Parts
+from minhub_py.jobs.sources import chunk_sizes, scan
+from minhub_py.jobs.tasks import TASKS, Text, groups
 
 LETTERS = "abcdefgh ,\"'\n\t\\é日"
 MEASURES = [column.name for column in TASKS["score"].columns]

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from minhub_py.chat.sandbox import SANDBOX, SECONDS, Sandbox
 from minhub_py.chat.templates import ChatTemplate, TemplateRefusedError, chat_template_of
-from minhub_py.files.tokenizer import read_tokenizer
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 
 # A folder of *.jinja to compare with transformers, such as models/templates in llama.cpp's repository.
 FOLDER = "MINHUB_CHAT_TEMPLATES"

@@ -10,8 +10,8 @@ from real_data import real_data
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from minhub_py import decode_stream, tokenizer_from_pretrained
-from minhub_py.files.stops import StopStrings
-from minhub_py.files.tokenizer import (
+from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
+from minhub_py.checkpoints.tokenizers.tokenizer import (
     byte_level_bpe,
     characters,
     describe_unknown,

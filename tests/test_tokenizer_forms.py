@@ -15,8 +15,8 @@ import tiktoken
 from tokenizers import Tokenizer
 
 from minhub_py import tokenizer_from_pretrained
-from minhub_py.files import tiktoken as tiktoken_files
-from minhub_py.files.tiktoken import alphabet
+from minhub_py.checkpoints.tokenizers import tiktoken as tiktoken_files
+from minhub_py.checkpoints.tokenizers.tiktoken import alphabet
 
 ROOT = Path(__file__).parent.parent
 CORPUS = [  # every fourth line: sentencepiece takes seconds for all of them

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from minhub_py import from_pretrained, gpt2, gptneo, lstm, save_pretrained
-from minhub_py.cli import main
-from minhub_py.files import hub
-from minhub_py.files.tokenizer import characters
-from minhub_py.torchscript import save_torchscript
+from minhub_py.checkpoints import hub
+from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.cli.main import main
+from minhub_py.export.torchscript import save_torchscript
 
 CONTEXT = 23
 LOCAL = {"attention_types": [[["local"], 2]], "num_layers": 2}

@@ -28,15 +28,17 @@ from children import SERVER
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minhub_py import from_pretrained, generate, processor, resume, save_pretrained, tokenizer_from_pretrained, train
-from minhub_py.files import hub
-from minhub_py.files.tokenizer import characters, read_tokenizer, train_byte_level_bpe
+from minhub_py import from_pretrained, generate, resume, save_pretrained, tokenizer_from_pretrained
+from minhub_py import training as train
+from minhub_py.checkpoints import hub
+from minhub_py.checkpoints.tokenizers.tokenizer import characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.inspection import verify
 from minhub_py.registry import FAMILIES
-from minhub_py.train import Listener, Run, Settings, faster, summary
-from minhub_py.train.checkpoint import RunFolder
-from minhub_py.train.data import Corpus, Streams, Tokens, Windows, at_words
-from minhub_py.train.faster import Faster, attention, dropout, linear
+from minhub_py.system import processor
+from minhub_py.training import Listener, Run, Settings, faster, summary
+from minhub_py.training.checkpoint import RunFolder
+from minhub_py.training.data import Corpus, Streams, Tokens, Windows, at_words
+from minhub_py.training.faster import Faster, attention, dropout, linear
 
 FAMILY_NAMES = ["gpt2", "gptneo", "lstm"]
 TINY: dict[str, Any] = {
@@ -482,7 +484,7 @@ def test_bfloat16_is_near_float32(tmp_path: Path, text: Path, family: str) -> No
 def test_bfloat16_where_onednn_has_none(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An LSTM's products stay in float32 there, and a note says that it takes longer."""
     monkeypatch.setattr(sys.modules["minhub_py.models.lstm"], "ONEDNN_BFLOAT16", False)
-    monkeypatch.setattr(sys.modules["minhub_py.train.start"], "has_onednn_bfloat16", lambda: False)
+    monkeypatch.setattr(sys.modules["minhub_py.training.setup"], "has_onednn_bfloat16", lambda: False)
     notes = Notes()
     run = train(text, tmp_path / "run", family="lstm", dtype="bfloat16", listener=notes, **TINY)
     assert any("no fast bfloat16" in note for note in notes.notes)

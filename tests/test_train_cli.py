@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 from test_train import TEXT, TINY, contents, held_out_losses, no_pictures, pictures, same, text, verses
 
-from minhub_py.cli import main
-from minhub_py.train import Listener, Run, resume, train
+from minhub_py.cli.main import main
+from minhub_py.training import Listener, Run, resume, train
 
 __all__ = ["no_pictures", "pictures", "text"]  # fixtures
 
@@ -335,7 +335,7 @@ def test_a_signal_says_how_to_go_on(tmp_path: Path, text: Path, number: int, sta
     shell calls that 130, and ends its loop.
     """
     run = tmp_path / "my run"
-    words = [sys.executable, "-m", "minhub_py.train", text, "--out", run, *OPTIONS, "--steps", "1000000"]
+    words = [sys.executable, "-m", "minhub_py.training", text, "--out", run, *OPTIONS, "--steps", "1000000"]
     with subprocess.Popen(
         [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},

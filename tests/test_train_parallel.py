@@ -18,9 +18,9 @@ import torch
 from children import SERVER
 from safetensors import safe_open
 
-from minhub_py.cli import main
-from minhub_py.files.storage import Checkpoint
-from minhub_py.train import Run, resume, train
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.cli.main import main
+from minhub_py.training import Run, resume, train
 
 SETTINGS: dict[str, Any] = {
     "layers": 2, "width": 32, "context": 16, "batch": 8, "steps": 8, "evaluate_every": 4, "checkpoint_every": 4,
@@ -39,7 +39,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def torchrun(processes: int, *arguments: object) -> tuple[int, str]:
     """The exit status of torchrun, and what its processes print on standard error."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += ["-m", "minhub_py.train", *map(str, arguments)]
+    command += ["-m", "minhub_py.training", *map(str, arguments)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

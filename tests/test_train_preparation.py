@@ -16,11 +16,12 @@ from children import SERVER
 from click.testing import CliRunner
 from test_train import SHORT, TEXT, TINY, Notes, contents, in_a_child, no_pictures, same, text, until
 
-from minhub_py import from_pretrained, gpt2, resume, save_pretrained, tokenizer_from_pretrained, train
-from minhub_py.cli import main
-from minhub_py.files.lock import BusyError
-from minhub_py.files.tokenizer import characters
-from minhub_py.train import Listener, Run
+from minhub_py import from_pretrained, gpt2, resume, save_pretrained, tokenizer_from_pretrained
+from minhub_py import training as train
+from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.cli.main import main
+from minhub_py.system.lock import BusyError
+from minhub_py.training import Listener, Run
 
 __all__ = ["no_pictures", "text"]  # fixtures
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from test_train import TINY, Notes, no_pictures, text
 
-from minhub_py import resume, train
-from minhub_py.spelling import speaking
-from minhub_py.train import loop, screen
-from minhub_py.train.cli import ShellWords
+from minhub_py import resume
+from minhub_py import training as train
+from minhub_py.cli.training import ShellWords
+from minhub_py.system.spelling import speaking
+from minhub_py.training import loop
+from minhub_py.training import progress as screen
 
 __all__ = ["no_pictures", "text"]  # fixtures
 

@@ -14,11 +14,11 @@ import transformers
 from safetensors.torch import save_file
 
 import weights_map
-from minhub_py.convert import convert
-from minhub_py.files.storage import Checkpoint, write_checkpoint
+from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
+from minhub_py.export.convert import convert
+from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import from_pretrained, save_pretrained
 from minhub_py.registry import ENTRIES, FAMILIES, Entry, Family, Training, preset
-from minhub_py.skeleton import skeleton
 from weights_map.engine import (
     Mapped,
     Row,

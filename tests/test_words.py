@@ -15,7 +15,7 @@ from minhub_py import gpt2, gptneo, lstm, next_tokens, qwen35, score, t5, target
 from minhub_py.analysis import predictions, tokens
 from minhub_py.analysis.matrix import logprob_matrix
 from minhub_py.analysis.scores import token_scores
-from minhub_py.files.tokenizer import byte_level_bpe, characters, read_tokenizer, train_byte_level_bpe
+from minhub_py.checkpoints.tokenizers.tokenizer import byte_level_bpe, characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.inference.batch import context_start
 from minhub_py.inference.generate import generate
 
@@ -398,7 +398,7 @@ def test_masked_models_are_refused(tmp_path: Path) -> None:
 
 def test_tokenizers_that_begin_texts_and_end_them() -> None:
     """As Llama's and T5's: what they put around a text is part of no word."""
-    from minhub_py.files.tokenizer import Convention, surround
+    from minhub_py.checkpoints.tokenizers.tokenizer import Convention, surround
 
     tokenizer = byte_level_bpe(
         TOKENIZER.get_vocab(), [tuple(pair) for pair in json.loads(TOKENIZER.to_str())["model"]["merges"]]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.embed import Text, ids_of_texts
-from minhub_py.analysis.states import States
+from minhub_py.analysis.embeddings import Text, ids_of_texts
+from minhub_py.analysis.hidden_states import States
 from minhub_py.analysis.tokens import texts_of_ids
-from minhub_py.arguments import model_of, whole
+from minhub_py.inference.arguments import model_of, whole
 from minhub_py.inference.eval_mode import in_eval_mode
 from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.cache import KeyValues, Past

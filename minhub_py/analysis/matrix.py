@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from minhub_py.analysis.predictions import Progress, Wanted, log_normalizers, predict
+from minhub_py.analysis.surprisal import refuse_encoder_decoder
 from minhub_py.analysis.tokens import encodings, texts_of_ids
-from minhub_py.analysis.words import refuse_encoder_decoder
-from minhub_py.arguments import model_of
+from minhub_py.inference.arguments import model_of
 from minhub_py.inference.generate import check_ids
 
 

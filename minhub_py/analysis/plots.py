@@ -5,7 +5,7 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from minhub_py.printable import printable
+from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from minhub_py.inference.batch import common, context_start
-from minhub_py.inference.compiled import reader_of
-from minhub_py.inference.eager import Reader
-from minhub_py.inference.library import MOST_TOKENS
+from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native_runner import reader_of
 from minhub_py.inference.sampling import check_finite, one_thread
+from minhub_py.inference.torch_runner import Reader
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, KeyValues, shapes_of
 

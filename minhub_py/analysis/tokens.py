@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from warnings import warn
 
-from minhub_py.arguments import check_tokenizer
-from minhub_py.files.tokenizer import describe_unknown, unknown_characters, working
+from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters, working
+from minhub_py.inference.arguments import check_tokenizer
 from minhub_py.models.base import LanguageModel
 
 # Texts that are encoded at a time: an encoding takes a hundred times the memory of its text.

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from minhub_py.files.gguf import checkpoint_at
+from minhub_py.checkpoints.gguf import checkpoint_at
 from minhub_py.inference.sampling import Sampling
 
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}

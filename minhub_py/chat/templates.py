@@ -20,11 +20,11 @@ from reprlib import repr as brief
 from typing import Any, Literal
 
 from minhub_py.chat.sandbox import SANDBOX
-from minhub_py.files.gguf_header import read_header
-from minhub_py.files.gguf_tokenizer import tokenizer_settings
-from minhub_py.files.storage import Checkpoint, read_object
-from minhub_py.files.tokenizer import FILES, content, encode
-from minhub_py.printable import printable
+from minhub_py.checkpoints.gguf_header import read_header
+from minhub_py.checkpoints.storage import Checkpoint, read_object
+from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
+from minhub_py.checkpoints.tokenizers.tokenizer import FILES, content, encode
+from minhub_py.system.printable import printable
 
 Message = Mapping[str, Any]
 Kind = Literal["template", "dialogue", "plain"]

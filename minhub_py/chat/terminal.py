@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from minhub_py.chat.turns import Chat, Pieces, Reply
+from minhub_py.chat.conversation import Chat, Pieces, Reply
 from minhub_py.chat.wrap import WordWrap, without_echo, wrapped
-from minhub_py.console import message_of, note
-from minhub_py.printable import displayed, printable
+from minhub_py.system.console import message_of, note
+from minhub_py.system.printable import displayed, printable
 
 QUOTES = '"""'
 # readline counts what stands between these as no columns.

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 
 from minhub_py.inference.choose import Choice, choose, logprobs_of, top_of
-from minhub_py.inference.compiled import reader_of
-from minhub_py.inference.eager import CHUNK, Reader
 from minhub_py.inference.grammar import Matcher
-from minhub_py.inference.library import MOST_TOKENS
+from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native_runner import reader_of
 from minhub_py.inference.sampling import Sampling, StopCriteria
-from minhub_py.inference.speculate import Guesser
+from minhub_py.inference.speculative import Guesser
+from minhub_py.inference.torch_runner import CHUNK, Reader
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
 

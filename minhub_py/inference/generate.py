@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.arguments import model_of, whole
+from minhub_py.inference.arguments import model_of, whole
 from minhub_py.inference.batch import Batch
-from minhub_py.inference.compiled import reader_of
-from minhub_py.inference.library import MOST_TOKENS
+from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native_runner import reader_of
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.models.base import LanguageModel
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.printable import printable
+from minhub_py.system.printable import printable
 
 WRITING: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,20})?"}
 MISSING = "replies in JSON need llguidance: pip install 'minhub_py[json]'"

@@ -5,7 +5,7 @@ from math import inf
 from reprlib import repr as brief
 from typing import Any
 
-from minhub_py.arguments import all_of, is_number, is_text, is_whole
+from minhub_py.inference.arguments import all_of, is_number, is_text, is_whole
 
 # Each decoding step compares the new text with every stop string.
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minhub_py.export.torchscript import scaled
 from minhub_py.inference.processes import Processes
 from minhub_py.inference.split import Heads, Split
 from minhub_py.models.base import ACTIVATIONS, EncoderDecoder, LanguageModel
@@ -43,7 +44,6 @@ from minhub_py.models.steps import (
     SaveResidual,
     Step,
 )
-from minhub_py.torchscript import scaled
 
 NOT_WHOLE = "a model that is split among processes cannot be saved or converted: load it without parallel="
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minhub_py import torchrun
-from minhub_py.device import choose_device
+from minhub_py.system.device import choose_device
 
 Result = TypeVar("Result")
 

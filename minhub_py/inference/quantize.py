@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.inference import library
+from minhub_py.inference.native import library
 from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.experts import Packed
 from minhub_py.models.steps import Add, CacheEncoder, Embed, Linear, Logits, Recurrent

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.arguments import all_of, check_tokenizer, is_whole
+from minhub_py.inference.arguments import all_of, check_tokenizer, is_whole
 from minhub_py.inference.limits import check_sampling, stop_strings
 from minhub_py.models.base import LanguageModel
 

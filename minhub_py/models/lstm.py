@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.device import has_onednn_bfloat16
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Past, State
 from minhub_py.models.steps import Embed, Logits, Recurrent, Step
+from minhub_py.system.device import has_onednn_bfloat16
 
 MODEL_TYPE = "lstm"
 ONEDNN_BFLOAT16 = has_onednn_bfloat16()  # a constant: torch.compile cannot trace the call

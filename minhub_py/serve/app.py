@@ -21,13 +21,13 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route, Router
 
 from minhub_py import __version__
-from minhub_py.console import note
-from minhub_py.printable import printable
 from minhub_py.serve import ollama, openai
-from minhub_py.serve.answers import server_of
 from minhub_py.serve.engine import token_texts
-from minhub_py.serve.fields import Fields, RefusedError, bad
 from minhub_py.serve.models import Models, Served, messages_of, variables_of
+from minhub_py.serve.streaming import server_of
+from minhub_py.serve.validation import Fields, RefusedError, bad
+from minhub_py.system.console import note
+from minhub_py.system.printable import printable
 
 Scope = MutableMapping[str, Any]
 PAGE = Path(__file__).with_name("page")

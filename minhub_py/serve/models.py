@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate
-from minhub_py.files.tokenizer import encode
+from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.limits import MAX_STOPS, check_sampling, stop_strings
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.serve.engine import BusyError, Engine, Failure, Piece, Request
-from minhub_py.serve.fields import Fields, RefusedError, bad, checked_text
+from minhub_py.serve.validation import Fields, RefusedError, bad, checked_text
 from minhub_py.serve.workers import RETRY, Workers
 
 # HTTP's status for each kind of failure.

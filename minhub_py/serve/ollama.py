@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from minhub_py import __version__
 from minhub_py.inference.quantize import kind_of
-from minhub_py.serve.answers import answer, line, server_of
-from minhub_py.serve.fields import Fields, RefusedError, bad
 from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of, stops_of
+from minhub_py.serve.streaming import answer, line, server_of
+from minhub_py.serve.validation import Fields, RefusedError, bad
 
 # Clients know these names of bits; a type of GGUF has its own.
 LEVELS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}

@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, Response
 
 from minhub_py.inference.grammar import Grammar
 from minhub_py.inference.sampling import Sampling
-from minhub_py.serve.answers import answer, event, server_of
 from minhub_py.serve.engine import Token, token_text
-from minhub_py.serve.fields import Fields, RefusedError, bad, checked_text, finite
 from minhub_py.serve.models import Replies, Served, messages_of, sampling_of, seed_of, stops_of, variables_of
+from minhub_py.serve.streaming import answer, event, server_of
+from minhub_py.serve.validation import Fields, RefusedError, bad, checked_text, finite
 
 MOST_CHOICES = 16
 MOST_TOP = 20

@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from minhub_py.serve.app import Server, application
-from minhub_py.spelling import setting
+from minhub_py.system.spelling import setting
 
 MOST_CONNECTIONS = 1000
 GRACE = 5.0  # seconds that replies under way have to end when the server does

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from minhub_py.serve.fields import RefusedError
+from minhub_py.serve.validation import RefusedError
 
 T = TypeVar("T")
 RETRY = 2  # seconds that a refused client is asked to wait

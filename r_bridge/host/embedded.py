@@ -332,7 +332,7 @@ def usable_r() -> R:
         raise OSError("R inside Python needs Linux or macOS; library(minhubpy) in R itself runs here too")
     r = installed_r()
     if not r.rpy2_fits:
-        from minhub_py.extras import pip
+        from minhub_py.system.extras import pip
 
         found = f"rpy2-rinterface {r.rpy2_found} does not fit" if r.rpy2_found else "rpy2-rinterface is missing for"
         raise ImportError(f"{found} R {'.'.join(map(str, r.version))}: {pip()} 'rpy2-rinterface{r.rpy2}'")

@@ -22,7 +22,7 @@ class _Row:
 
 def list_models(caller: Caller) -> Frame:
     """Built-in and cached models: columns model, source, revision, bytes, complete, folder."""
-    from minhub_py.files import hub
+    from minhub_py.checkpoints import hub
 
     rows = [
         _Row(f"minhub/{path.name}", "built-in", "", hub.folder_size(path), True, str(path))
@@ -44,7 +44,7 @@ def list_models(caller: Caller) -> Frame:
 
 def download(caller: Caller, identifier: str, revision: str, token: str | None) -> str:
     """Download a model into the cache. Returns its folder, or the path of the GGUF file."""
-    from minhub_py.files import hub
+    from minhub_py.checkpoints import hub
 
     if identifier.startswith("minhub/"):
         raise ValueError(f"{identifier} ships with the package: there is nothing to download.")
@@ -53,7 +53,7 @@ def download(caller: Caller, identifier: str, revision: str, token: str | None) 
 
 def plan_deletion(caller: Caller, identifier: str, revision: str | None) -> dict[str, Any]:
     """Plan a deletion. Returns its commits and the bytes that become free."""
-    from minhub_py.files import cache
+    from minhub_py.checkpoints import cache
 
     plan = cache.plan_deletion(identifier, revision)
     return {"commits": character(plan.commits), "bytes": float(plan.size)}
@@ -61,6 +61,6 @@ def plan_deletion(caller: Caller, identifier: str, revision: str | None) -> dict
 
 def delete_cached(caller: Caller, identifier: str, revision: str | None) -> None:
     """Delete a model from the cache."""
-    from minhub_py.files import cache
+    from minhub_py.checkpoints import cache
 
     cache.delete(cache.plan_deletion(identifier, revision))

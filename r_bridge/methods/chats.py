@@ -28,7 +28,7 @@ def reply(
 
     Each piece is sent with its tokens as it comes, so that R has the beginning of a reply that it stops.
     """
-    from minhub_py.chat.turns import Turn
+    from minhub_py.chat.conversation import Turn
 
     chat = _chat(model, tokenizer)
     chat.system, chat.made = system, 0  # R has drawn the seed for this reply
@@ -75,7 +75,7 @@ def _chat(model: Model, tokenizer: Tokenizer | None) -> Any:
 
     ValueError: the model has no tokenizer, or keeps no conversations.
     """
-    from minhub_py.chat.turns import Chat
+    from minhub_py.chat.conversation import Chat
 
     tok = tokenizer.tokenizer if tokenizer is not None else model.tokenizer
     if model.chat is None or model.chat.tokenizer is not tok:

@@ -16,8 +16,8 @@ def embed(
 
     tokens: with "none", the text of each token, for each text.
     """
-    from minhub_py.analysis.embed import embed as evaluate
-    from minhub_py.analysis.embed import ids_of_texts
+    from minhub_py.analysis.embeddings import embed as evaluate
+    from minhub_py.analysis.embeddings import ids_of_texts
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts))
     rows = texts if is_text(texts) else id_rows(texts, model.module.config.vocab_size)

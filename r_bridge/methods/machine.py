@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minhub_py import extras
+from minhub_py.system import extras
 from r_bridge.convert import Frame, character, one
 from r_bridge.objects import Caller
 
@@ -35,7 +35,7 @@ def warm_up(caller: Caller) -> str:
 
 def devices(caller: Caller) -> Frame:
     """The devices that were probed: columns device, works, dtypes, detail, picked."""
-    from minhub_py.device import devices as probe
+    from minhub_py.system.device import devices as probe
 
     report = probe()
     return Frame({
@@ -54,7 +54,7 @@ def require_extra(caller: Caller, name: str) -> None:
 
 def doctor(caller: Caller, facts: Any) -> Frame:
     """The doctor's findings: columns what, found, fits, advice. `facts` are R's facts about itself (probe.FACTS)."""
-    from minhub_py.doctor import examine
+    from minhub_py.system.doctor import examine
 
     findings = examine({name: one(value, str) for name, value in facts.items()})
     return Frame({

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from minhub_py.extras import require
+from minhub_py.system.extras import require
 from r_bridge.convert import character, id_rows, setting
 from r_bridge.objects import Caller, Model, Tokenizer
 
@@ -15,7 +15,7 @@ def from_pretrained(
     quantize: str | None, token: str | None, local_files_only: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Load a pretrained model. ValueError: it is not of the family, if one is given."""
-    from minhub_py.files.fingerprint import signature
+    from minhub_py.checkpoints.fingerprint import signature
     from minhub_py.pretrained import load, open_checkpoint
     from minhub_py.registry import ENTRIES
 
@@ -39,7 +39,7 @@ def from_config(
     seed: int,
 ) -> dict[str, Any]:
     """Make a model with random weights, sized by a config.json."""
-    from minhub_py.files.fingerprint import signature
+    from minhub_py.checkpoints.fingerprint import signature
     from minhub_py.pretrained import read_config
     from minhub_py.registry import ENTRIES
 
@@ -69,7 +69,7 @@ def _fresh(family: Any, config: Any, seed: int) -> Any:
 
 def _commit(identifier: str, folder: Path) -> str | None:
     """The commit of a repository's snapshot, by which the same model can be loaded again."""
-    from minhub_py.files import hub
+    from minhub_py.checkpoints import hub
 
     return hub.commit_of(folder) if hub.locate(identifier) is None else None
 
@@ -106,7 +106,7 @@ def train(caller: Caller, model: Model, mode: bool) -> None:
 
 def to(caller: Caller, model: Model, device: str | None, dtype: str | None) -> dict[str, Any]:
     """Move a model to a device, a dtype or both."""
-    from minhub_py.device import choose_device, choose_dtype
+    from minhub_py.system.device import choose_device, choose_dtype
 
     weight = next(model.module.parameters())
     probe = choose_device(device or str(weight.device))
@@ -144,7 +144,7 @@ def save_pretrained(caller: Caller, model: Model, folder: str, tokenizer: Tokeni
 
 def save_torchscript(caller: Caller, model: Model, path: str) -> None:
     """Write a model as the TorchScript file that R torch loads."""
-    from minhub_py.torchscript import save_torchscript as save
+    from minhub_py.export.torchscript import save_torchscript as save
 
     save(model.module, Path(path))
 

@@ -14,7 +14,7 @@ WAIT = 3.0
 
 def open_results(caller: Caller, file: str) -> int:
     """Lock a file, which need not exist. Returns its number. BusyError: another session uses it."""
-    from minhub_py.files.lock import acquire
+    from minhub_py.system.lock import acquire
 
     path = Path(file)
     message = f"resume: another session is using {path}: wait for its end, or name another file"
@@ -55,7 +55,7 @@ def truncate_results(caller: Caller, file: ResultFile, size: float) -> None:
 
 def close_results(caller: Caller, file: ResultFile, finished: bool) -> None:
     """Unlock a file. finished: it needs no lock any more."""
-    from minhub_py.files.lock import release
+    from minhub_py.system.lock import release
 
     release(file.lock, remove=finished)
 
@@ -65,7 +65,7 @@ def model_fingerprint(caller: Caller, model: Model) -> str:
 
     ValueError: the files have changed since the model was loaded.
     """
-    from minhub_py.files.fingerprint import fingerprint, signature
+    from minhub_py.checkpoints.fingerprint import fingerprint, signature
 
     if model.folder is None:
         return ""
@@ -98,7 +98,7 @@ def opened(path: Path) -> Iterator[int]:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Add advice to an OSError: the disk is full, or permission is denied."""
-    from minhub_py.files.lock import FULL
+    from minhub_py.system.lock import FULL
 
     try:
         yield

@@ -12,7 +12,7 @@ def train_model(caller: Caller, texts: Any, out: str, settings: Any, copy: bool 
 
     copy: the files are temporary, so that the run needs a copy until they are encoded.
     """
-    from minhub_py.train import train
+    from minhub_py.training import train
     from r_bridge import training
 
     with ExitStack() as stack:
@@ -24,7 +24,7 @@ def train_model(caller: Caller, texts: Any, out: str, settings: Any, copy: bool 
 
 def resume_training(caller: Caller, out: str, settings: Any) -> dict[str, Any]:
     """Resume a run, with some settings changed; otherwise as `train_model`."""
-    from minhub_py.train import resume
+    from minhub_py.training import resume
     from r_bridge import training
 
     resume(out, listener=training.RListener(caller), **training.settings_of(settings))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from minhub_py.extras import require
+from minhub_py.system.extras import require
 from r_bridge.convert import one
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Caller, Model, Tokenizer
@@ -15,8 +15,8 @@ def serve(
     """Start a server on this machine alone: its address, and its number for `stop_serving`."""
     require("serve")
     from minhub_py.chat.templates import chat_template_of
+    from minhub_py.cli.serving import length_of
     from minhub_py.serve.app import Server
-    from minhub_py.serve.cli import length_of
     from minhub_py.serve.engine import Engine
     from minhub_py.serve.models import Models, Served
     from minhub_py.serve.run import Background

@@ -16,7 +16,7 @@ def generate(
     seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and ids of each prompt. With `stream`, for one prompt, pieces of text are sent as they are made."""
-    from minhub_py.files.tokenizer import decode_stream, until
+    from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.generate import check_prompts, start
     from minhub_py.inference.sampling import Sampling, StopCriteria
 
@@ -60,7 +60,7 @@ def generate(
 
 def next_tokens(caller: Caller, model: Model, prompts: Any, tokenizer: Tokenizer | None, n: int) -> Frame:
     """The `n` likeliest next tokens of each prompt, one prompt's rows after the other's."""
-    from minhub_py.analysis.words import next_tokens as evaluate
+    from minhub_py.analysis.surprisal import next_tokens as evaluate
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(prompts))
     found = evaluate(model.module, None, _prompt_rows(model, tok, prompts), n, progress=caller.progress)
@@ -81,7 +81,7 @@ def score(
 
     bits: surprisal and entropy, too.    sep: joins a text and its target; unused for ids and encoder-decoders.
     """
-    from minhub_py.analysis.words import target_ids
+    from minhub_py.analysis.surprisal import target_ids
     from minhub_py.inference.generate import check_prompts, check_targets
     from minhub_py.inference.generate import score as evaluate
 
@@ -160,7 +160,7 @@ def _rows(model: Model, tokenizer: Any, texts: Any, add_special_tokens: bool = T
     size = model.module.config.vocab_size
     if not is_text(texts):
         return id_rows(texts, size)
-    from minhub_py.files.tokenizer import working
+    from minhub_py.checkpoints.tokenizers.tokenizer import working
 
     with working(tokenizer):
         rows = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)]

@@ -16,21 +16,21 @@ def tokenizer_from_pretrained(
     caller: Caller, identifier: str, revision: str, token: str | None, local_files_only: bool
 ) -> int:
     """Load the tokenizer of a repository, folder or built-in."""
-    from minhub_py.files.tokenizer import tokenizer_from_pretrained as read
+    from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained as read
 
     return caller.keep(Tokenizer(read(identifier, revision, token=token, local_files_only=local_files_only)))
 
 
 def tokenizer_from_file(caller: Caller, path: str) -> int:
     """Load a tokenizer.json."""
-    from minhub_py.files.tokenizer import parse
+    from minhub_py.checkpoints.tokenizers.tokenizer import parse
 
     return caller.keep(Tokenizer(parse(Path(path))))
 
 
 def encode_batch(caller: Caller, tokenizer: Tokenizer, texts: Any, add_special_tokens: bool) -> dict[str, Any]:
     """The ids of all texts, one after the other, and how many each text has."""
-    from minhub_py.files.tokenizer import working
+    from minhub_py.checkpoints.tokenizers.tokenizer import working
 
     with working(tokenizer.tokenizer):
         found = tokenizer.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -74,7 +74,7 @@ def vocab_size(caller: Caller, tokenizer: Tokenizer, with_added_tokens: bool) ->
 
 def save_tokenizer(caller: Caller, tokenizer: Tokenizer, path: str, pretty: bool) -> None:
     """Write a tokenizer.json."""
-    from minhub_py.files.transfer import publish
+    from minhub_py.checkpoints.transfer import publish
 
     text = tokenizer.tokenizer.to_str(pretty=pretty)
     publish(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"))
@@ -82,7 +82,7 @@ def save_tokenizer(caller: Caller, tokenizer: Tokenizer, path: str, pretty: bool
 
 def warn_of_unknown(tokenizer: Any, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
     """Warn of characters without a token: the result is that of another text."""
-    from minhub_py.files.tokenizer import describe_unknown, unknown_characters
+    from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters
 
     if lost := unknown_characters(tokenizer, "".join(texts), itertools.chain.from_iterable(rows)):
         warnings.warn(describe_unknown(tokenizer, lost), stacklevel=2)

@@ -14,7 +14,7 @@ def word_logprobs(
     tokenizer: Tokenizer | None,
 ) -> Frame:  # fmt: skip
     """The columns of minhub_py.word_logprobs. by: numbers of texts, or NULL.    ignored: ids that add nothing."""
-    from minhub_py.analysis import words as analysis
+    from minhub_py.analysis import surprisal as analysis
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     analysis.refuse_encoder_decoder(model.module)
@@ -35,7 +35,7 @@ def target_logprobs(
     tokenizer: Tokenizer | None,
 ) -> Frame:  # fmt: skip
     """The columns of minhub_py.target_logprobs. ignored: ids that add nothing."""
-    from minhub_py.analysis import words as analysis
+    from minhub_py.analysis import surprisal as analysis
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     return _frame(

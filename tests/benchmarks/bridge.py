@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from minhub_py import from_pretrained, generate, gpt2, save_pretrained, stream, tokenizer_from_pretrained
-from minhub_py.files.tokenizer import decode_stream
+from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"

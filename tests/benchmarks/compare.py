@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import click
 from peers import CASES, Result, tables
 
-from minhub_py.console import Command, check_writable, emit
+from minhub_py.system.console import Command, check_writable, emit
 
 
 @click.command(cls=Command)
@@ -76,7 +76,7 @@ def run(
     from peers.cases import FUNCTIONS
     from peers.run import Settings, measure
 
-    from minhub_py.processor import cores
+    from minhub_py.system.processor import cores
 
     settings = Settings(
         model=model, threads=threads or min(2, cores()), repeats=repeats or (2 if quick else 5), quick=quick,

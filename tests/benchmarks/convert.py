@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.files.storage import write_checkpoint
+from minhub_py.checkpoints.storage import write_checkpoint
+from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import FAMILIES
-from minhub_py.skeleton import skeleton
 
 SHARD = 450 * 10**6
 RUN = """
@@ -30,8 +30,8 @@ import json, sys, time
 from pathlib import Path
 import torch
 import minhub_py.models.gpt2
-from minhub_py.convert import convert
-from minhub_py.files.storage import Checkpoint
+from minhub_py.export.convert import convert
+from minhub_py.checkpoints.storage import Checkpoint
 
 def peak():
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
 from minhub_py import embed, gpt2
-from minhub_py.analysis.embed import TOKENS
+from minhub_py.analysis.embeddings import TOKENS
 
 
 @torch.inference_mode()

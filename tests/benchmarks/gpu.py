@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from minhub_py import devices, generate, processor
-from minhub_py.doctor import examine
+from minhub_py import devices, generate
+from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import preset
-from minhub_py.skeleton import skeleton
+from minhub_py.system import processor
+from minhub_py.system.doctor import examine
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("gpt2", "gpt2-xl", "SmolLM2-135M", "Qwen2.5-0.5B")

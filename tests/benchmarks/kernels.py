@@ -5,7 +5,7 @@
 A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M, cut to --layers), mapped from a file
 as users have them. int8+bfloat16: inputs in 8 bits, too. All take turns, and the shortest of the rounds counts. Unless
 --kernels names some, all are timed that the processor has. --before takes the compiled decoder of another commit or
-compiler, a copy of its minhub_py/inference/_decoder.so: it takes turns, too, and a line has the ratio of the medians.
+compiler, a copy of its minhub_py/inference/native/_decoder.so: it takes turns, too, and a line has the ratio of the medians.
 --pause: seconds before each reading, in which the decoder's threads fall asleep.
 """
 
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from minhub_py import from_pretrained, save_pretrained
-from minhub_py.inference.compiled import CompiledReader
-from minhub_py.inference.library import UnsupportedError, library, load
+from minhub_py.inference.native.library import UnsupportedError, library, load
+from minhub_py.inference.native_runner import CompiledReader
 from minhub_py.registry import preset
 
 KERNELS = ("amx", "bf16", "vnni", "avx512", "avx2", "dotprod", "neon")  # and plain, which is slow

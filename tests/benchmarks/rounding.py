@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minhub_py import from_pretrained, tokenizer_from_pretrained
-from minhub_py.inference.compiled import CompiledReader
+from minhub_py.inference.native_runner import CompiledReader
 from minhub_py.models.base import LanguageModel
 
 ROOT = Path(__file__).parents[2]

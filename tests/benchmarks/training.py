@@ -23,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minhub_py.device import has_onednn_bfloat16
 from minhub_py.registry import ENTRIES, FAMILIES
-from minhub_py.train.checkpoint import RunFolder
-from minhub_py.train.data import Corpus, Tokens
-from minhub_py.train.listener import Listener
-from minhub_py.train.loop import Trainer
-from minhub_py.train.parallel import Processes
-from minhub_py.train.settings import Settings
+from minhub_py.system.device import has_onednn_bfloat16
+from minhub_py.training.checkpoint import RunFolder
+from minhub_py.training.data import Corpus, Tokens
+from minhub_py.training.data_parallel import Processes
+from minhub_py.training.listener import Listener
+from minhub_py.training.loop import Trainer
+from minhub_py.training.settings import Settings
 
 VOCABULARY = 65
 TOKENS = 2**20

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minhub_py.files import hub
-from minhub_py.processor import cores
+from minhub_py.checkpoints import hub
+from minhub_py.system.processor import cores
 from peers import BITS, Row
 from peers.run import TAME, WILD, Bench, Case, Runner, Subject, variants
 from peers.worker import Worker, environment
@@ -374,7 +374,7 @@ def start(bench: Bench) -> Case:
     subject = bench.text_model()
     subject.needs_tokenizer()
     folder = str(subject.folder.resolve())
-    command = [sys.executable, "-m", "minhub_py.cli"]
+    command = [sys.executable, "-m", "minhub_py.cli.main"]
     generate = [*command, "generate", folder, PROMPT, "-n", "1", "--temperature", "0"]
     steps: dict[str, Callable[[], float]] = {"minhub generate": partial(first_text, bench, generate)}
     if bench.transformers(subject, "float32"):

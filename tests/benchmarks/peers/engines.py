@@ -375,8 +375,8 @@ class Converter:
         """Time of `minhub convert`, in seconds."""
         import torch
 
-        from minhub_py.convert import convert
-        from minhub_py.files.storage import Checkpoint
+        from minhub_py.checkpoints.storage import Checkpoint
+        from minhub_py.export.convert import convert
 
         shutil.rmtree(out, ignore_errors=True)
         start = time.perf_counter()

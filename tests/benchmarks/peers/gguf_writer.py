@@ -1,7 +1,7 @@
 """GGUF files for llama.cpp, from checkpoints of GPT-2 and Llama.
 
-The tables by which `minhub_py.files.gguf` reads such files (`weights_map.gguf`) are used from right to left. The files
-have no tokenizer: ids are enough here.
+The tables with which `minhub_py.checkpoints.gguf` reads such files (`weights_map.gguf`) are used in reverse. The files
+have no tokenizer: the benchmark uses token IDs only.
 """
 
 from pathlib import Path

@@ -20,10 +20,11 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minhub_py import __version__, processor
-from minhub_py.console import note, progress_bar
-from minhub_py.files import hub
+from minhub_py import __version__
+from minhub_py.checkpoints import hub
 from minhub_py.registry import FAMILIES
+from minhub_py.system import processor
+from minhub_py.system.console import note, progress_bar
 from peers import CASES, Result, Row
 from peers.worker import Worker, environment
 
@@ -172,7 +173,7 @@ class Subject:
 
     def needs_tokenizer(self) -> None:
         """LeftOutError: the model has no tokenizer."""
-        from minhub_py.files.tokenizer import read_tokenizer
+        from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 
         try:
             read_tokenizer(self.folder)
@@ -370,9 +371,9 @@ def look(name: str | None, folder: Path) -> Subject:
     """Describe the model in `folder` for the cases. ValueError: it is not supported."""
     from torch import nn
 
-    from minhub_py.files.storage import Checkpoint
+    from minhub_py.checkpoints.storage import Checkpoint
+    from minhub_py.models.skeleton import skeleton
     from minhub_py.pretrained import describe
-    from minhub_py.skeleton import skeleton
 
     family, config = describe(Checkpoint(folder))
     model = skeleton(family, config)

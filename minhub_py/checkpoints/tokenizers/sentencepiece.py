@@ -1,0 +1,239 @@
+"""sentencepiece's model file -> a `tokenizers.Tokenizer`: BPE (Llama 2, Mistral, Gemma) and unigram (T5).
+
+Sources
+    Kudo & Richardson (2018), "SentencePiece"; its sentencepiece_model.proto for the numbers of the fields.
+    Protocol Buffers' description of their encoding.
+
+Traps
+    Scores order the merges of a BPE; of a unigram they are log-probabilities.
+    The prefix space is added even before a text that begins with one, which the library's Metaspace does not do.
+    The library applies a table of characters (T5's NFKC) to a grapheme's first character and drops what follows, where
+    sentencepiece takes the longest match: combining marks after a character of the table are lost, as they are with
+    T5's own tokenizer.json.
+    sentencepiece sees no special tokens in a text, and this tokenizer does. What lies between them is encoded as
+    sentencepiece encodes it on its own.
+"""
+
+import math
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from minhub_py.checkpoints.tokenizers.tokenizer_json import check_charsmap
+from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths, cuts
+
+SPACE = "\u2581"
+# Kinds of pieces, and of models.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+UNIGRAM, BPE = 1, 2
+
+Message = dict[int, list[int | bytes]]
+
+
+class Piece(NamedTuple):
+    """A token: its text, its score, and its kind."""
+
+    text: str
+    score: float = 0.0
+    kind: int = NORMAL
+
+
+@dataclass(frozen=True)
+class SentencePiece:
+    """The content of a model file, as far as it changes ids. Defaults are those of the format."""
+
+    pieces: list[Piece]
+    model_type: int = UNIGRAM
+    byte_fallback: bool = False
+    bos_id: int = 1  # negative: there is none
+    eos_id: int = 2
+    charsmap: bytes = field(default=b"", repr=False)  # characters -> characters, in sentencepiece's own packing
+    add_dummy_prefix: bool = True  # a space before the text
+    remove_extra_whitespaces: bool = True
+
+    def token(self, id: int) -> str | None:
+        """The text of a piece; None: there is no such id."""
+        return self.pieces[id].text if 0 <= id < len(self.pieces) else None
+
+    def of_kind(self, kind: int) -> list[str]:
+        """The pieces of a kind, by their ids."""
+        return [piece.text for piece in self.pieces if piece.kind == kind]
+
+
+def read_sentencepiece(path: Path) -> SentencePiece:
+    """The content of a model file. ValueError: it is damaged, or asks for what is not implemented here."""
+    try:
+        model = parse_message(path.read_bytes())
+        trainer, normalizer = parse_message(last(model, 2, b"")), parse_message(last(model, 3, b""))
+        found = SentencePiece(
+            pieces=[parse_piece(piece) for piece in model.get(1, [])],
+            model_type=number(trainer, 3, UNIGRAM),
+            byte_fallback=bool(number(trainer, 35, 0)),
+            bos_id=number(trainer, 41, 1),
+            eos_id=number(trainer, 42, 2),
+            charsmap=last(normalizer, 2, b""),
+            add_dummy_prefix=bool(number(normalizer, 3, 1)),
+            remove_extra_whitespaces=bool(number(normalizer, 4, 1)),
+        )
+        check_pieces(found)
+        if found.charsmap:
+            check_charsmap(found.charsmap)
+    except (ValueError, struct.error) as error:
+        raise ValueError(f"{path} is no sentencepiece model ({error}); it is damaged or cut: fetch it again") from error
+    # Settings that change the result, and the one value that is implemented; no published language model has another.
+    unusual = {
+        "word or character pieces": found.model_type not in (UNIGRAM, BPE),
+        "unused pieces": any(piece.kind == UNUSED for piece in found.pieces),
+        "spaces after words": number(trainer, 24, 0),
+        "unescaped spaces": not number(normalizer, 5, 1),
+    }
+    if asked := [what for what, there in unusual.items() if there]:
+        raise ValueError(f"{path} has {', '.join(asked)}, which this package does not read: use a tokenizer.json")
+    return found
+
+
+def parse_message(data: Any) -> Message:
+    """A Protocol Buffers message: field number -> the values in their order. ValueError: it is none."""
+    if not isinstance(data, bytes):
+        raise ValueError("a number stands where a message should")
+    message: Message = {}
+    position = 0
+    while position < len(data):
+        key, position = read_varint(data, position)
+        value: int | bytes
+        match key & 7:
+            case 0:
+                value, position = read_varint(data, position)
+            case 1 | 2 | 5 as wire:
+                size = {1: 8, 5: 4}.get(wire, -1)
+                if size < 0:
+                    size, position = read_varint(data, position)
+                value, position = data[position : position + size], position + size
+                if position > len(data):
+                    raise ValueError("it ends within a field")
+            case wire:
+                raise ValueError(f"it has a field of the unknown type {wire}")
+        message.setdefault(key >> 3, []).append(value)
+    return message
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """A number of at most ten bytes, seven bits each, and the position after it."""
+    if position < len(data) and data[position] < 0x80:  # nearly all are of one byte
+        return data[position], position + 1
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            raise ValueError("it ends within a number")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError("a number has more than ten bytes")
+
+
+def last(message: Message, number: int, default: bytes) -> bytes:
+    """A field of bytes: the format says that the last one counts."""
+    value = message.get(number, [default])[-1]
+    if not isinstance(value, bytes):
+        raise ValueError(f"field {number} should not be a number")
+    return value
+
+
+def number(message: Message, number: int, default: int) -> int:
+    """A field with a whole number, which may be negative."""
+    value = message.get(number, [default])[-1]
+    if not isinstance(value, int):
+        raise ValueError(f"field {number} should be a number")
+    return value - 2**64 if value >= 2**63 else value
+
+
+def parse_piece(data: int | bytes) -> Piece:
+    """A piece. ValueError: its text is no UTF-8, or its score is no number."""
+    message = parse_message(data)
+    [score] = struct.unpack("<f", last(message, 2, bytes(4)))
+    if not math.isfinite(score):
+        raise ValueError("a score is not finite")
+    return Piece(last(message, 1, b"").decode("utf-8"), score, number(message, 3, NORMAL))
+
+
+def check_pieces(model: SentencePiece) -> None:
+    """ValueError: the pieces cannot be a vocabulary."""
+    texts = [piece.text for piece in model.pieces]
+    check_lengths(texts)
+    if not all(texts) or len(set(texts)) < len(texts):
+        raise ValueError("a piece is empty, or is there twice")
+    if len(model.of_kind(UNKNOWN)) != 1:
+        raise ValueError("there should be one piece for what is unknown")
+    if not any(piece.kind == NORMAL for piece in model.pieces):
+        raise ValueError("it has no pieces")
+    if model.byte_fallback and not {f"<0x{byte:02X}>" for byte in range(256)} <= set(model.of_kind(BYTE)):
+        raise ValueError("pieces of single bytes are missing")
+
+
+def sentencepiece_tokenizer(model: SentencePiece) -> Tokenizer:
+    """The tokenizer of a model file, without what it puts around a text."""
+    [unknown] = model.of_kind(UNKNOWN)
+    own = model.of_kind(USER_DEFINED)  # each is always one token
+    if model.model_type == UNIGRAM:
+        tokenizer = Tokenizer(unigram(model))
+    else:
+        ids = {piece.text: id for id, piece in enumerate(model.pieces)}
+        # A word that is a token as it stands is not merged: so each of `own` is a word by itself.
+        tokenizer = Tokenizer(
+            models.BPE(ids, merges(model), unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback,
+                       ignore_merges=bool(own))
+        )  # fmt: skip
+        if own:
+            longest_first = "|".join(re.escape(text) for text in sorted(own, key=len, reverse=True))
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(longest_first), "isolated")
+    tokenizer.normalizer = normalizers.Sequence(list(normalization(model)))
+    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if model.add_dummy_prefix or model.remove_extra_whitespaces:
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in (unknown, *model.of_kind(CONTROL))]
+    )
+    return tokenizer
+
+
+def normalization(model: SentencePiece) -> Iterator[Any]:
+    """The normalizers that a text goes through before it is cut into pieces."""
+    if model.charsmap:
+        yield normalizers.Precompiled(model.charsmap)
+    if model.remove_extra_whitespaces:
+        yield normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z| +(?= )"), "")
+    if model.add_dummy_prefix:
+        yield normalizers.Prepend(SPACE)
+    yield normalizers.Replace(" ", SPACE)
+
+
+def unigram(model: SentencePiece) -> models.Unigram:
+    """The most probable pieces. The library knows no kinds of pieces, so scores stand for them."""
+    scores = [piece.score for piece in model.pieces if piece.kind == NORMAL]
+    never = min(scores) - 1000  # of what no text is cut into
+
+    def score(piece: Piece) -> float:
+        if piece.kind == USER_DEFINED:  # sentencepiece's own formula: better than any logarithm
+            return 0.1 * (len(piece.text.encode()) - 1)
+        return piece.score if piece.kind == NORMAL else never
+
+    unknown = next(id for id, piece in enumerate(model.pieces) if piece.kind == UNKNOWN)
+    return models.Unigram([(piece.text, score(piece)) for piece in model.pieces], unknown, model.byte_fallback)
+
+
+def merges(model: SentencePiece) -> list[tuple[str, str]]:
+    """Each way to put a piece together from two others, the best score first."""
+    ids = {piece.text: id for id, piece in enumerate(model.pieces) if piece.kind == NORMAL}
+    by_score = sorted(
+        (-model.pieces[ids[text]].score, ids[text], ids[left], ids[right], left, right)
+        for text, left, right in cuts(ids.keys())
+    )
+    return [(left, right) for *_, left, right in by_score]

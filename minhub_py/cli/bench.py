@@ -1,0 +1,262 @@
+"""`minhub bench`: the speed of this package on this machine.
+
+Each case measures every kind of weights in turn, for several rounds after one uncounted round, and reports medians.
+Without a model the weights are random, with the sizes of GPT-2 124M. tests/benchmarks/compare.py compares the package
+with other libraries.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minhub_py import __version__
+from minhub_py.system.console import note, progress_bar, table
+
+# Kind of weights -> arguments of from_pretrained.
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "float32", "quantize": "int8"},
+    "nf4": {"dtype": "float32", "quantize": "nf4"},
+}
+# Case -> description.
+CASES = {
+    "decode": "decoding one sequence after a prompt of 32 tokens",
+    "prefill": "time to the first new token, by prompt length",
+    "batch": "decoding several sequences at once",
+    "load": "loading the model in a new process, up to its first logits",
+}
+PROMPT_LENGTHS = (32, 256, 1024)
+BATCH_SIZES = (1, 8, 32)
+BUFFER = 2**28  # bytes; larger than any cache
+LOAD = """
+import json, sys, time
+start = time.perf_counter()
+import torch, minhub_py
+imported = time.perf_counter()
+model = minhub_py.from_pretrained(sys.argv[1], device="cpu", **json.loads(sys.argv[2]))
+loaded = time.perf_counter()
+model(torch.zeros(1, 1, dtype=torch.int64))
+print(json.dumps([imported - start, loaded - imported, time.perf_counter() - loaded]))
+"""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run. model: None measures random weights with the sizes of GPT-2 124M."""
+
+    model: str | None
+    kinds: Sequence[str]
+    threads: int
+    repeats: int
+    new_tokens: int
+
+
+def measure(settings: Settings, cases: Sequence[str]) -> Row:
+    """Run the requested cases. Returns a JSON object with the machine, the settings and the rows of each case.
+
+    OSError, ValueError: the model cannot be loaded, before anything is measured.
+    """
+    import torch
+
+    from minhub_py.system.processor import name
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        models = {kind: build(settings.model, kind) for kind in settings.kinds}
+        result: Row = {
+            "machine": {"processor": name(), "threads": settings.threads, "torch": torch.__version__,
+                        "minhub_py": __version__},
+            "model": settings.model or "random weights, GPT-2 124M", "repeats": settings.repeats, "cases": {},
+        }  # fmt: skip
+        for case in cases:
+            note(f"Measuring {case}: {CASES[case]} …")
+            result["cases"][case] = FUNCTIONS[case](settings, models)
+    finally:
+        torch.set_num_threads(threads)
+    return result
+
+
+def build(model: str | None, kind: str) -> Any:
+    """The model with this kind of weights; without a model, random weights."""
+    from minhub_py.pretrained import from_pretrained
+
+    if model is not None:
+        return from_pretrained(model, device="cpu", **KINDS[kind])
+
+    import torch
+
+    from minhub_py import gpt2
+    from minhub_py.inference.quantize import quantize
+
+    torch.manual_seed(0)
+    random: Any = gpt2().eval()
+    if "quantize" in KINDS[kind]:
+        quantize(random, KINDS[kind]["quantize"])
+        return random
+    return random.to(getattr(torch, KINDS[kind]["dtype"]))
+
+
+def interleave(what: str, steps: Mapping[Any, Callable[[], float]], repeats: int) -> dict[Any, list[float]]:
+    """Run all steps in turn, `repeats` rounds after a warm-up round. Returns the values of each step."""
+    values: dict[Any, list[float]] = {key: [] for key in steps}
+    with progress_bar(what, "steps") as update:
+        for number in range(repeats + 1):
+            for index, (key, step) in enumerate(steps.items()):
+                update(number * len(steps) + index, (repeats + 1) * len(steps))
+                value = step()
+                if number:
+                    values[key].append(value)
+    return values
+
+
+def prompt(model: Any, length: int, seed: int = 0) -> list[int]:
+    """Random token IDs, the same for the same length and seed."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
+
+
+def seconds_of(model: Any, prompts: list[list[int]], new_tokens: int) -> float:
+    """Seconds of one greedy generation."""
+    from minhub_py.inference.generate import generate
+
+    start = time.perf_counter()
+    generate(model, prompts, new_tokens, temperature=0, eos_id=None)
+    return time.perf_counter() - start
+
+
+def fits(model: Any, length: int) -> bool:
+    """Whether the model's context has room for `length` tokens."""
+    return model.config.context_length is None or length <= model.config.context_length
+
+
+def bytes_per_token(model: Any) -> int:
+    """Bytes of the weights that decoding one token reads: all except embeddings, which are lookups."""
+    from torch import nn
+
+    from minhub_py.inference.quantize import QuantizedEmbedding
+
+    def size(module: nn.Module) -> int:
+        return sum(tensor.nbytes for tensor in module.state_dict().values())
+
+    embeddings = [child for child in model.children() if isinstance(child, nn.Embedding | QuantizedEmbedding)]
+    # The first one is the token embedding, which is also the head of a tied model.
+    lookups = embeddings[1:] if model.config.tie_word_embeddings else embeddings
+    return size(model) - sum(map(size, lookups))
+
+
+def decode(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+    """Tokens per second after a prompt of 32 tokens, and the fraction of the memory bandwidth that decoding uses."""
+    import torch
+
+    buffer = torch.ones(BUFFER // 4)
+    new = settings.new_tokens
+
+    def read_memory() -> float:
+        start = time.perf_counter()
+        buffer.sum()
+        return time.perf_counter() - start
+
+    steps: dict[Any, Callable[[], float]] = {"memory": read_memory}
+    for kind, model in models.items():
+        tokens = [prompt(model, 32)]
+        steps[kind, "all"] = lambda model=model, tokens=tokens: seconds_of(model, tokens, new)  # type: ignore[misc]
+        steps[kind, "first"] = lambda model=model, tokens=tokens: seconds_of(model, tokens, 1)  # type: ignore[misc]
+    seconds = interleave("Decoding", steps, settings.repeats)
+    bandwidth = BUFFER / statistics.median(seconds["memory"])
+    rows = []
+    for kind, model in models.items():
+        total, first = statistics.median(seconds[kind, "all"]), statistics.median(seconds[kind, "first"])
+        each = (total - first) / (new - 1)
+        rows.append({"weights": kind, "tokens/s": new / total, "ms/token": 1000 * each,
+                     "MB/token": bytes_per_token(model) / 1e6,
+                     "% of bandwidth": 100 * bytes_per_token(model) / each / bandwidth})  # fmt: skip
+    return rows
+
+
+def prefill(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+    """Milliseconds from a prompt to its first new token."""
+    steps = {(kind, length): lambda model=model, length=length: seconds_of(model, [prompt(model, length)], 1)  # type: ignore[misc]
+             for kind, model in models.items() for length in PROMPT_LENGTHS if fits(model, length)}  # fmt: skip
+    seconds = interleave("Prompts", steps, settings.repeats)
+    return [
+        {"weights": kind} | {f"ms at {n:,}": 1000 * statistics.median(seconds[kind, n])
+                             for n in PROMPT_LENGTHS if (kind, n) in seconds}
+        for kind in models
+    ]  # fmt: skip
+
+
+def batch(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+    """Tokens per second of several sequences with prompts of 32 tokens."""
+    new = settings.new_tokens
+    prompts = {(kind, size): [prompt(model, 32, seed) for seed in range(size)]
+               for kind, model in models.items() for size in BATCH_SIZES}  # fmt: skip
+    steps = {key: lambda key=key: seconds_of(models[key[0]], prompts[key], new) for key in prompts}  # type: ignore[misc]
+    seconds = interleave("Batches", steps, settings.repeats)
+    return [
+        {"weights": kind} | {f"tokens/s of {n}": n * new / statistics.median(seconds[kind, n]) for n in BATCH_SIZES}
+        for kind in models
+    ]
+
+
+def load(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
+    """Seconds for the import, loading the model, and its first logits, each time in a new process."""
+    import json
+    import os
+    import tempfile
+
+    from minhub_py.pretrained import save_pretrained
+
+    environment = {**os.environ, "OMP_NUM_THREADS": str(settings.threads), "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory(prefix="minhub-bench-") as folder:
+        if settings.model is None:
+            save_pretrained(build(None, "float32"), folder)
+        parts: dict[str, list[list[float]]] = {kind: [] for kind in models}
+
+        def run(kind: str) -> float:
+            command = [sys.executable, "-c", LOAD, settings.model or folder, json.dumps(KINDS[kind])]
+            process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            if process.returncode:
+                raise ValueError(f"loading in a new process failed: {process.stderr.strip()[-300:]}")
+            parts[kind].append(json.loads(process.stdout.splitlines()[-1]))
+            return sum(parts[kind][-1])
+
+        interleave("Loading", {kind: lambda kind=kind: run(kind) for kind in models}, settings.repeats)  # type: ignore[misc]
+    rows = []
+    for kind in models:
+        names = ("import s", "load s", "forward s")
+        columns = [statistics.median(values) for values in zip(*parts[kind][1:], strict=True)]
+        rows.append({"weights": kind, **dict(zip(names, columns, strict=True)), "total s": sum(columns)})
+    return rows
+
+
+FUNCTIONS: dict[str, Callable[[Settings, Mapping[str, Any]], list[Row]]] = {
+    "decode": decode, "prefill": prefill, "batch": batch, "load": load,
+}  # fmt: skip
+
+
+def lines(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """The rows as text, numbers with two decimals."""
+    for row in rows:
+        yield [value if isinstance(value, str) else f"{value:,.2f}" for value in row.values()]
+
+
+def show(result: Row) -> None:
+    """Print the tables of a result."""
+    import click
+
+    machine = result["machine"]
+    click.echo(f"{machine['processor']}, {machine['threads']} threads; minhub_py {machine['minhub_py']}, "
+               f"torch {machine['torch']}; {result['model']}; medians of {result['repeats']}.")  # fmt: skip
+    for name, rows in result["cases"].items():
+        click.echo(f"\n{name}: {CASES[name]}")
+        table(list(rows[0]), lines(rows))

@@ -1,0 +1,457 @@
+"""Export of a model as a TorchScript file for LibTorch without Python: jit_load() in R, torch::jit::load() in C++.
+
+The code of the file is written from the model's `steps` and calls the functions of models/layers.py. Parameters have
+the model's names. The code is compiled, not traced: a trace would fix the dropout, device, dtype and blocks of local
+attention of one call.
+
+Limitations: PyTorch's writer ends the process when the disk is full. In R torch 0.17, $train() and $eval() of a
+TorchScript module fail; model$..ptr..()$train(TRUE) or FALSE works.
+
+Sources: the TorchScript language reference, and LibTorch 2.8, the oldest supported version (R torch 0.17).
+Notation: see the model files.
+"""
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minhub_py.inference.arguments import model_of
+from minhub_py.inference.quantize import refuse_quantized
+from minhub_py.models.base import ACTIVATIONS, EncoderDecoder, LanguageModel
+from minhub_py.models.delta import gated_delta, gated_rms_norm
+from minhub_py.models.experts import gated_mlp, has_packed, route
+from minhub_py.models.layers import (
+    RMSNorm,
+    attention,
+    local_attention,
+    merge_heads,
+    query_growth,
+    relative_bias,
+    rms_norm,
+    rotary_angles,
+    rotate,
+    split_heads,
+)
+from minhub_py.models.rotary import Rope
+from minhub_py.models.skeleton import skeleton
+from minhub_py.models.steps import (
+    Add,
+    AddPositions,
+    Attend,
+    CacheEncoder,
+    CrossAttend,
+    DeltaRule,
+    Embed,
+    Experts,
+    Gate,
+    Linear,
+    LoadResidual,
+    Logits,
+    Norm,
+    Recurrent,
+    Rotate,
+    SaveResidual,
+    Step,
+    unreachable,
+)
+from minhub_py.registry import family_of
+
+
+def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[str, bytes] | None = None) -> None:
+    """Write the model as one file for torch.jit.load() or R torch's jit_load(), in place of what was there.
+
+    What is loaded maps idx, int64 (B, T), 0-based in R too, to logits (B, T, V) in the model's dtype; of an
+    encoder-decoder, idx (B, E) of the source and decoder_idx (B, T). It is on the CPU and in eval mode, and can be
+    moved, cast and trained: train() turns dropout on, and parameters, named as in the model, get
+    gradients. It raises where idx is empty, no matrix, longer than the context, or has an id out of range.
+
+    extra_files: what is to travel in the file beside config.json, such as tokenizer.json. torch.jit.load() gives it by
+    its `_extra_files`, and any reader of zip archives as STEM/extra/NAME, where STEM is the file's first name.
+
+    ValueError: not a model of this package, or a quantized one. OSError: the disk is full or may not be written;
+    nothing has changed then.
+    """
+    own: LanguageModel = model_of(model, "save_torchscript()")
+    refuse_quantized(own, "written as TorchScript")
+    if has_packed(own):
+        raise ValueError("experts in MXFP4 cannot be written as TorchScript: take the model in BF16 or F32")
+    settings = {**own.config.to_hub(), "dtype": str(next(own.parameters()).dtype).removeprefix("torch.")}
+    extra = {"config.json": json.dumps(settings, indent=2).encode(), **(extra_files or {})}
+    with warnings.catch_warnings():
+        # PyTorch would have torch.export used, which R cannot load. A FutureWarning since PyTorch 2.15.
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
+        write(compiled(own), Path(path), extra)
+
+
+def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
+    """The model in TorchScript, in eval mode, on the CPU; it shares the memory of weights that are there already."""
+    own = skeleton(family_of(model.config.to_hub()["model_type"]), model.config)
+    own.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
+    writer = Writer(own)
+    # A class of its own: TorchScript would take two models of the same shapes for the same code.
+    script = torch.jit.script(parameters_of(own, type(type(own).__name__, (nn.Module,), {})()))
+    # define() looks names up where it is called.
+    exec("script.define(code)", {**writer.names, "script": script, "code": writer.code()})
+    return script.eval()
+
+
+def parameters_of(module: nn.Module, found: nn.Module) -> nn.Module:
+    """`found` with a module's parameters, buffers and children under their names, and nothing of what it does."""
+    for name, parameter in module.named_parameters(recurse=False):
+        found.register_parameter(name, parameter)
+    for name, buffer in module.named_buffers(recurse=False):
+        found.register_buffer(name, buffer)
+    for name, child in module.named_children():
+        if child.state_dict():
+            empty = nn.ModuleList() if isinstance(child, nn.ModuleList) else nn.Module()
+            found.add_module(name, parameters_of(child, empty))
+    return found
+
+
+class Writer:
+    """The code of `forward` in TorchScript, written from a model's steps: a few lines per operation.
+
+    x is the residual stream, h the current value, (B, T, …) each; models/steps.py documents the operations. The code
+    calls the functions of models/layers.py.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.paths = {id(tensor): path_of(name) for name, tensor in model.state_dict(keep_vars=True).items()}
+        self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
+        self.names |= {function.__name__: function for function in FUNCTIONS}
+        self.context: int | None = model.config.context_length
+        self.ropes: list[Rope] = []
+        self.biases: list[Any] = []
+        self.lines: list[str] = []
+        self.arguments = ["idx", "decoder_idx"] if model.encoder_decoder else ["idx"]
+        self.has_heads = False  # whether q, k and v are variables
+        self.encoder_layers = self.cross_layers = 0
+        if isinstance(model, EncoderDecoder):
+            self.write(model.encoder_steps(), "idx")
+        self.write(model.steps(), self.arguments[-1])
+
+    def write(self, steps: Iterable[Step], idx: str) -> None:
+        """Add the lines of steps that read the token IDs `idx`."""
+        self.idx, self.outputs = idx, 0
+        self.lines.append(f"positions = torch.arange({idx}.size(1), device={idx}.device).unsqueeze(0)")
+        for step in steps:
+            self.add(step)
+
+    def add(self, step: Step) -> None:
+        """Add the lines of a step."""
+        match step:
+            case Embed():
+                self.embed(step)
+            case AddPositions():
+                rows = f"{self.path(step.positions.weight)}[{step.first} : {step.first} + {self.idx}.size(1)]"
+                self.lines.append(f"x = h + {rows}\n    h = x")
+            case SaveResidual():
+                self.lines.append("saved = x")
+            case LoadResidual():
+                self.lines.append("h = x")
+            case Norm():
+                self.lines.append(f"h = {self.normed('saved' if step.saved else 'x', step.layer)}")
+                self.drop(step.dropout)
+                if step.to_residual:
+                    self.lines.append("x = h")
+            case Linear():
+                self.linear(step)
+            case Rotate():
+                self.rotate(step)
+            case Attend():
+                self.attend(step)
+            case CrossAttend():
+                k, v = f"keys{self.cross_layers}", f"values{self.cross_layers}"
+                settings = f"None, False, {step.scale}, None, None, {self.rate(step.dropout)}"
+                self.lines.append(f"h = merge_heads(attention(split_heads(h, {step.heads}), {k}, {v}, {settings}))")
+                self.cross_layers += 1
+            case CacheEncoder():
+                self.cache_encoder(step)
+            case DeltaRule():
+                self.delta_rule(step)
+            case Gate():
+                self.lines.append("h, up = h.chunk(2, dim=2)")
+                self.lines.append(f"h = {self.activation(step.activation)}(h) * up")
+                self.drop(step.dropout)
+            case Add():
+                output = self.output(step.layer)
+                output = output if step.norm is None else self.normed(output, step.norm)
+                self.lines.append(f"x = x + {self.dropped(output, step.dropout)}")
+            case Experts():
+                weights = (step.gate_up, step.gate_up_bias, step.down, step.down_bias)
+                names = ", ".join(map(self.path, (step.router.weight, step.router.bias, *weights)))
+                self.lines.append(f"x = x + experts(h, {names}, {step.top}, {step.alpha}, {step.limit})")
+            case Recurrent():
+                self.recurrent(step)
+            case Logits():
+                self.logits(step)
+            case _:
+                unreachable(step)
+
+    def code(self) -> str:
+        """The code of `forward`, which returns logits (B, T, V)."""
+        checks = [f"check({name}, {self.context or 0})" for name in self.arguments]
+        arguments = ", ".join(f"{name}: Tensor" for name in self.arguments)
+        return "\n    ".join([f"def forward(self, {arguments}) -> Tensor:", *checks, *self.lines]) + "\n"
+
+    # Expressions
+
+    def path(self, parameter: Any) -> str:
+        """A parameter."""
+        return "None" if parameter is None else self.paths[id(parameter)]
+
+    def output(self, layer: Any) -> str:
+        """The output of a linear layer for h."""
+        return f"F.linear(h, {self.path(layer.weight)}, {self.path(layer.bias)})"
+
+    def normed(self, value: str, layer: Any) -> str:
+        """A value after a norm."""
+        if isinstance(layer, RMSNorm):
+            return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {layer.offset})"
+        weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
+        return f"F.layer_norm({value}, {list(layer.normalized_shape)}, {weights}, {layer.eps})"
+
+    def activation(self, name: str) -> str:
+        """An activation."""
+        self.names[f"activation_{name}"] = traced(ACTIVATIONS[name])
+        return f"activation_{name}"
+
+    @staticmethod
+    def dropped(value: str, p: float) -> str:
+        """A value after dropout."""
+        return f"F.dropout({value}, {p}, self.training)" if p else value
+
+    @staticmethod
+    def rate(dropout: float) -> str:
+        """The probability of dropout in the current mode."""
+        return f"{dropout} if self.training else 0.0" if dropout else "0.0"
+
+    # Lines
+
+    def drop(self, p: float) -> None:
+        """Dropout of h."""
+        if p:
+            self.lines.append(f"h = {self.dropped('h', p)}")
+
+    def embed(self, step: Embed) -> None:
+        self.lines.append(f"x = F.embedding({self.idx}, {self.path(step.tokens.weight)})")
+        if step.scale is not None:
+            self.lines.append(f"x = scaled(x, {step.scale})")
+        if step.positions is not None:
+            self.lines.append(f"x = x + F.embedding(positions, {self.path(step.positions.weight)})")
+        if step.dropout:
+            self.lines.append(f"x = {self.dropped('x', step.dropout)}")
+        self.lines.append("h = x")
+
+    def linear(self, step: Linear) -> None:
+        self.outputs = sum(layer.weight.size(0) for layer in step.layers)
+        outputs = ", ".join(map(self.output, step.layers))
+        self.lines.append(f"h = torch.cat([{outputs}], dim=2)" if len(step.layers) > 1 else f"h = {outputs}")
+        if step.activation is not None:
+            self.lines.append(f"h = {self.activation(step.activation)}(h)")
+        self.drop(step.dropout)
+
+    def split(self, step: Rotate | Attend, q_norm: Any = None, k_norm: Any = None, all_heads: bool = False) -> None:
+        """Split h into q, k and v, and a gate, with norms of q and k."""
+        size = self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
+        sizes = [step.heads * (1 + step.gate) * size, step.kv_heads * size, step.kv_heads * size]
+        self.lines.append(f"q, k, v = h.split({sizes}, dim=2)")
+        for name, heads, norm in (("q", step.heads, q_norm), ("k", step.kv_heads, k_norm), ("v", step.kv_heads, None)):
+            if norm is not None and all_heads:
+                self.lines.append(f"{name} = {self.normed(name, norm)}")
+            self.lines.append(f"{name} = split_heads({name}, {heads})")
+            if name == "q" and step.gate:
+                self.lines.append("q, gate = q.chunk(2, dim=3)")
+            if norm is not None and not all_heads:
+                self.lines.append(f"{name} = {self.normed(name, norm)}")
+        self.has_heads = True
+
+    def rotate(self, step: Rotate) -> None:
+        self.split(step, step.q_norm, step.k_norm, step.all_heads)
+        if step.rope not in self.ropes:
+            self.ropes.append(step.rope)
+            number, settings = len(self.ropes) - 1, f"{list(step.rope.frequencies)}, {step.rope.amplitude}"
+            self.lines.append(f"cos{number}, sin{number} = rotary_angles(positions[0], {settings})")
+        number = self.ropes.index(step.rope)
+        angles = f"cos{number}.to(x.dtype), sin{number}.to(x.dtype), {step.interleaved}"
+        self.lines.append(f"q, k = rotate(q, {angles}), rotate(k, {angles})")
+        if step.rope.growth:
+            growth = f"query_growth(positions[0], {step.rope.growth}, {step.rope.original})"
+            self.lines.append(f"q = q * {growth}.to(x.dtype).unsqueeze(1)")
+
+    def attend(self, step: Attend) -> None:
+        if not self.has_heads:
+            self.split(step)
+        self.has_heads = False
+        settings = f"{step.softcap}, {self.path(step.sinks)}, {self.rate(step.dropout)}, {step.upcast}"
+        if step.bias is None:
+            self.lines.append(f"h = self_attention(q, k, v, {step.scale}, {step.window or 0}, {settings})")
+        else:
+            self.lines.append(f"h = attention(q, k, v, {self.bias(step)}, False, {step.scale}, {settings})")
+        self.lines.append(f"h = merge_heads(h{' * gate.sigmoid()' if step.gate else ''})")
+
+    def bias(self, step: Attend) -> str:
+        """The bias of the scores, which the layers of a stack share."""
+        if step.bias not in self.biases:
+            self.biases.append(step.bias)
+            name = f"bias{len(self.biases) - 1}"
+            settings = f"{step.bias.far}, {step.bias.bidirectional}"
+            weight = self.path(step.bias.weight)
+            self.lines.append(f"{name} = relative_bias({weight}, positions, positions, {settings})")
+            if step.causal:
+                later = "positions.unsqueeze(1) > positions.unsqueeze(2)"
+                self.lines.append(f'{name} = {name}.masked_fill({later}, float("-inf"))')
+        return f"bias{self.biases.index(step.bias)}"
+
+    def delta_rule(self, step: DeltaRule) -> None:
+        H, V, (N, _, taps) = step.heads, step.norm.weight.numel(), step.conv.weight.shape
+        K = (N - H * V) // (2 * step.key_heads)
+        self.lines.append(f"qkv, z, beta, decay = h.split([{N}, {H * V}, {H}, {H}], dim=2)")
+        self.lines.append(f"qkv = F.pad(qkv.transpose(1, 2), [{taps - 1}, 0])")
+        self.lines.append(f"qkv = F.conv1d(qkv, {self.path(step.conv.weight)}, groups={N})")
+        self.lines.append(f"qkv = {self.activation(step.activation)}(qkv).transpose(1, 2)")
+        self.lines.append(f"state = torch.zeros([h.size(0), {H}, {K}, {V}], device=h.device)")
+        weights = f"{self.path(step.decay)}, {self.path(step.bias)}"
+        self.lines.append(f"y, state = gated_delta(qkv, beta, decay, {weights}, {step.key_heads}, state)")
+        norm = f"{self.path(step.norm.weight)}, {step.norm.eps}"
+        self.lines.append(f"h = gated_rms_norm(y, z.unflatten(2, [{H}, {V}]), {norm}).flatten(2)")
+
+    def cache_encoder(self, step: CacheEncoder) -> None:
+        for name, layer in zip(("keys", "values"), step.layers, strict=True):
+            self.lines.append(f"{name}{self.encoder_layers} = split_heads({self.output(layer)}, {step.heads})")
+        self.encoder_layers += 1
+
+    def recurrent(self, step: Recurrent) -> None:
+        layer = step.layer
+        weights = ", ".join(map(self.path, layer._flat_weights))
+        self.lines.append(f"shape = [{layer.num_layers}, h.size(0), {layer.hidden_size}]")
+        self.lines.append("zeros = torch.zeros(shape, dtype=h.dtype, device=h.device)")
+        settings = f"True, {layer.num_layers}, {float(layer.dropout)}, self.training, False, True"
+        self.lines.append(f"h = torch.lstm(h, [zeros, zeros], [{weights}], {settings})[0]")
+        self.drop(step.dropout)
+
+    def logits(self, step: Logits) -> None:
+        bias = getattr(step.layer, "bias", None) if step.bias is None else step.bias
+        if step.scale != 1:
+            self.lines.append(f"h = h * {step.scale}")
+        self.lines.append(f"h = F.linear(h, {self.path(step.layer.weight)}, {self.path(bias)})")
+        cap = step.softcap
+        self.lines.append("return h" if cap is None else f"return torch.tanh(h / {cap}) * {cap}")
+
+
+def path_of(name: str) -> str:
+    """`h.0.ln_1.weight` as code: self.h[0].ln_1.weight."""
+    return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
+
+
+# Functions of the code in addition to those of models/. TorchScript compiles them.
+
+
+def check(idx: Tensor, context: int) -> None:
+    """ValueError: not a matrix of token IDs, or more positions than the context length (0: no maximum)."""
+    if idx.dim() != 2 or idx.numel() == 0:
+        raise ValueError(f"idx must be (B, T) with at least one id, not {idx.shape}")
+    if context > 0 and idx.size(1) > context:
+        raise ValueError(f"{idx.size(1)} positions; this model has {context}")
+
+
+def scaled(x: Tensor, scale: float) -> Tensor:
+    """X times a factor that is rounded to the dtype of x."""
+    return x * torch.tensor(scale, dtype=x.dtype, device=x.device)
+
+
+def self_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    upcast: bool,
+) -> Tensor:
+    """`Past.attend` without a cache. window: 0 for none."""
+    if 0 < window < q.size(2):  # TorchScript has no chained comparisons
+        starts = torch.zeros(q.size(0), dtype=torch.long, device=q.device)
+        return local_attention(q, k, v, starts, window, scale, softcap, sinks, dropout, upcast)
+    return attention(q, k, v, None, True, scale, softcap, sinks, dropout, upcast)
+
+
+def experts(
+    h: Tensor, router: Tensor, router_bias: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor,
+    down_bias: Tensor, top: int, alpha: float, limit: float,
+) -> Tensor:  # fmt: skip
+    """The sum over the selected experts of each token, (B, T, C)."""
+    tokens = h.flatten(0, 1)  # (B * T, C)
+    probs, chosen = route(tokens, router, router_bias, top)
+    y = torch.zeros_like(tokens)
+    for expert in range(gate_up.size(0)):
+        places = (chosen == expert).nonzero()  # (n, 2): token, choice
+        if places.size(0) > 0:
+            token = places[:, 0]
+            output = gated_mlp(
+                tokens[token], gate_up[expert], gate_up_bias[expert], down[expert], down_bias[expert], alpha, limit
+            )
+            y = y.index_add(0, token, output * probs[token, places[:, 1]].unsqueeze(1))
+    return y.view_as(h)
+
+
+FUNCTIONS = (
+    attention,
+    check,
+    experts,
+    gated_delta,
+    gated_rms_norm,
+    merge_heads,
+    query_growth,
+    relative_bias,
+    rms_norm,
+    rotary_angles,
+    rotate,
+    scaled,
+    self_attention,
+    split_heads,
+)
+
+
+@cache  # layers that share it share its code in the file
+def traced(activation: Callable[[Tensor], Tensor]) -> Any:
+    """An elementwise function for TorchScript, which compiles no lambda; a trace loses nothing here."""
+
+    def function(x: Tensor) -> Tensor:
+        return activation(x)
+
+    return torch.jit.trace(function, torch.zeros(1))
+
+
+def write(script: torch.jit.ScriptModule, path: Path, extra: Mapping[str, bytes]) -> None:
+    """Save under a passing name, and take the own one when all is on the disk. OSError says why that cannot be."""
+    size = sum(tensor.nbytes for tensor in script.state_dict().values()) + sum(map(len, extra.values()))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A folder, since PyTorch names the archive's root after the file.
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".partial", dir=path.parent) as folder:
+            partial = Path(folder) / path.name
+            # Room for code and headers too. To ask is the only way: see the traps above.
+            if shutil.disk_usage(folder).free < size + 2**20:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            torch.jit.save(script, partial, _extra_files=extra)
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise type(error)(f"{path} cannot be written ({reason}): make room, or name another file") from error

@@ -1,0 +1,341 @@
+"""From a model's `steps` to the operations of the C decoder, with pointers to the weights.
+
+Weights remain where PyTorch stores them, in float32, 16 bits or quantized (quantize.py). The computation is in float32,
+with two exceptions. Products with int8 and nf4 weights round their inputs (quantize.py). Products with bfloat16
+weights, keys and values round them to bfloat16 on processors with AVX-512 BF16 (not for experts). With other 16-bit
+weights the logits equal those of the float32 model with the same, rounded weights, except that keys and
+values are rounded to 16 bits.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minhub_py.inference.native.library import (
+    ACTIVATIONS,
+    BLOCKS,
+    DTYPES,
+    KINDS,
+    MOST_CHOICES,
+    MOST_TOKENS,
+    MXFP4,
+    Matrix,
+    Operation,
+    UnsupportedError,
+)
+from minhub_py.inference.quantize import Quantized
+from minhub_py.models.experts import Packed
+from minhub_py.models.layers import RMSNorm, distance_buckets
+from minhub_py.models.rotary import Rope
+from minhub_py.models.steps import (
+    Add,
+    AddPositions,
+    Attend,
+    CacheEncoder,
+    CrossAttend,
+    DeltaRule,
+    Embed,
+    Experts,
+    Gate,
+    Linear,
+    LoadResidual,
+    Logits,
+    Norm,
+    Recurrent,
+    Rotate,
+    SaveResidual,
+    Step,
+)
+
+CPU = torch.device("cpu")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Program:
+    """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
+
+    references: tensors whose memory the operations point to.    width: the largest number of values of a token.
+    angles: rotation table of each Rope, a row per position.
+    """
+
+    def __init__(self) -> None:
+        self.references: list[Tensor] = []
+        self.angles: dict[Rope, Tensor] = {}
+        self.outputs = self.width = self.layers = 0
+
+    def translate(self, steps: Iterable[Step]) -> Any:
+        """An array of operations."""
+        self.layers = 0
+        operations = [operation for step in steps for operation in self.operations(step)]
+        return (Operation * len(operations))(*operations)
+
+    def operations(self, step: Step) -> list[Operation]:
+        """The operations of a step."""
+        match step:
+            case Embed():
+                return [self.embed(step)]
+            case AddPositions():
+                return [Operation(kind=KINDS["place"], weight=self.matrix(step.positions.weight[step.first :]))]
+            case SaveResidual():
+                return [Operation(kind=KINDS["keep"])]
+            case LoadResidual():
+                return [Operation(kind=KINDS["copy"])]
+            case Norm():
+                return [self.norm(step)]
+            case Linear():
+                return self.linear(step)
+            case Rotate():
+                return [self.rotate(step)]
+            case Attend():
+                return [self.attend(step)]
+            case CrossAttend():
+                return [self.cross_attend(step)]
+            case CacheEncoder():
+                return [self.cache_encoder(step)]
+            case DeltaRule():
+                return [self.delta_rule(step)]
+            case Gate():
+                return [Operation(kind=KINDS["gate"], heads=self.outputs // 2, activation=code_of(step.activation))]
+            case Add():
+                return [self.add(step)]
+            case Experts():
+                return self.experts(step)
+            case Recurrent():
+                return self.recurrent(step)
+            case Logits():
+                return [self.logits(step)]
+            case _:
+                raise UnsupportedError(f"an operation {type(step).__name__}")
+
+    def embed(self, step: Embed) -> Operation:
+        second = Matrix() if step.positions is None else self.matrix(step.positions)
+        operation = Operation(kind=KINDS["embed"], weight=self.matrix(step.tokens), second=second)
+        if step.scale is not None:
+            dtype = step.tokens.dtype if isinstance(step.tokens, Quantized) else step.tokens.weight.dtype
+            operation.number = torch.tensor(step.scale, dtype=dtype).item()
+        if operation.weight.transposed or operation.second.transposed:
+            raise UnsupportedError("an embedding whose rows are not contiguous")
+        return operation
+
+    def norm(self, step: Norm) -> Operation:
+        layer = step.layer
+        if isinstance(layer, RMSNorm):
+            kind, weight, bias = KINDS["rms_norm"], self.factor(layer), None
+        else:
+            shape = layer.normalized_shape
+            weight = self.vector(torch.ones(shape, device=CPU) if layer.weight is None else layer.weight)
+            bias = self.floats(torch.zeros(shape, device=CPU) if layer.bias is None else layer.bias)
+            kind = KINDS["norm"]
+        if step.to_residual and bias is None:
+            raise UnsupportedError("an RMS norm of the residual stream")
+        more = step.saved + 2 * step.to_residual
+        return Operation(kind=kind, weight=weight, bias=bias, number=layer.eps, more=more)
+
+    def linear(self, step: Linear) -> list[Operation]:
+        operations = [self.product(KINDS["linear"], layer, layer.bias) for layer in step.layers]
+        for operation in operations:
+            operation.activation, operation.more = code_of(step.activation), 1
+        operations[-1].more = 0
+        self.outputs = sum(operation.weight.rows for operation in operations)
+        self.width = max(self.width, self.outputs)
+        return operations
+
+    def head_size(self, step: Rotate | Attend) -> int:
+        """The size of a head of q, k and v."""
+        return self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
+
+    def rotate(self, step: Rotate) -> Operation:
+        self.angles.setdefault(step.rope, torch.empty(0, device=CPU))
+        size = self.head_size(step)
+        operation = Operation(
+            kind=KINDS["rotate"], heads=step.heads, groups=step.kv_heads, size=size, gate=step.gate * size,
+            more=step.all_heads + 2 * step.interleaved, rotated=2 * len(step.rope.frequencies),
+            layer=list(self.angles).index(step.rope),
+        )  # fmt: skip
+        if step.q_norm is not None and step.k_norm is not None:
+            operation.weight, operation.second = self.factor(step.q_norm), self.factor(step.k_norm)
+            operation.number = step.q_norm.eps
+        return operation
+
+    def update_angles(self, count: int, operations: Iterable[Operation]) -> None:
+        """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then for k."""
+        current = min(table.size(0) for table in self.angles.values())
+        if count <= current:
+            return
+        for rope in self.angles:
+            cos, sin, growth = rope(torch.arange(max(count, 2 * current), device=CPU))  # (positions, R/2)
+            factor = 1.0 if growth is None else growth.unsqueeze(1)
+            self.angles[rope] = torch.cat((cos * factor, sin * factor, cos, sin), dim=1).contiguous()
+        pointers = [table.data_ptr() for table in self.angles.values()]
+        for operation in operations:
+            if operation.kind == KINDS["rotate"]:
+                operation.bias = pointers[operation.layer]
+
+    def attend(self, step: Attend) -> Operation:
+        """Scores and softmax are always in float32, so `upcast` has no effect."""
+        size = self.head_size(step)
+        operation = Operation(
+            kind=KINDS["attend"], heads=step.heads, groups=step.kv_heads, size=size, gate=step.gate * size,
+            number=step.scale, window=step.window or 0, cap=step.softcap or 0, more=not step.causal,
+            bias=self.floats(step.sinks), layer=self.layers if step.causal else 0,
+        )  # fmt: skip
+        if step.bias is not None:
+            weight, far = step.bias.weight, step.bias.far
+            check_memory(weight)
+            distances = torch.arange(-far, far + 1, device=CPU)  # larger distances equal the largest
+            buckets = distance_buckets(distances, weight.size(0), far, step.bias.bidirectional)
+            operation.second, operation.rotated = self.vector(weight[buckets].t()), far
+        self.layers = self.layers + 1 if step.causal else 1  # the layers of an encoder cache nothing
+        return operation
+
+    def cross_attend(self, step: CrossAttend) -> Operation:
+        self.layers += 1
+        return Operation(kind=KINDS["cross_attend"], heads=step.heads, groups=step.heads,
+                         size=self.outputs // step.heads, number=step.scale, layer=self.layers - 1)  # fmt: skip
+
+    def cache_encoder(self, step: CacheEncoder) -> Operation:
+        keys, values = map(self.matrix, step.layers)
+        self.layers += 1
+        self.width = max(self.width, keys.rows)
+        return Operation(kind=KINDS["remember"], heads=step.heads, groups=step.heads, size=keys.rows // step.heads,
+                         layer=self.layers - 1, weight=keys, second=values)  # fmt: skip
+
+    def delta_rule(self, step: DeltaRule) -> Operation:
+        self.layers += 1
+        channels, size = len(step.conv.weight), step.norm.weight.numel()
+        # Transposed, so that adjacent channels are computed together.
+        taps = self.vector(step.conv.weight.squeeze(1).t())
+        taps.rows, taps.columns = step.conv.weight.size(2), channels
+        decay = torch.cat((-step.decay.float().exp(), step.bias.float()))
+        return Operation(
+            kind=KINDS["delta_rule"], heads=step.heads, groups=step.key_heads,
+            size=(channels - step.heads * size) // (2 * step.key_heads), weight=taps,
+            second=self.vector(step.norm.weight), number=step.norm.eps, activation=code_of(step.activation),
+            bias=self.floats(decay), layer=self.layers - 1,
+        )  # fmt: skip
+
+    def add(self, step: Add) -> Operation:
+        operation = self.product(KINDS["add"], step.layer, step.layer.bias)
+        if step.norm is not None:
+            operation.second, operation.number = self.factor(step.norm), step.norm.eps
+            self.width = max(self.width, operation.weight.rows)
+        return operation
+
+    def experts(self, step: Experts) -> list[Operation]:
+        if step.top * MOST_TOKENS > MOST_CHOICES:
+            raise UnsupportedError(f"{step.top} experts per token")
+        router = self.product(KINDS["route"], step.router, step.router.bias)
+        router.groups = step.top
+        first = self.expert_weights(KINDS["experts"], step.gate_up, step.gate_up_bias)
+        second = self.expert_weights(KINDS["combine"], step.down, step.down_bias)
+        first.number, first.cap = step.alpha, step.limit
+        # The inputs and outputs of all selected experts use the buffers of the tokens.
+        columns = max(first.weight.columns, second.weight.columns)
+        self.width = max(self.width, router.weight.rows, step.top * columns)
+        return [router, first, second]
+
+    def expert_weights(self, kind: int, weights: Tensor | Packed, biases: Tensor) -> Operation:
+        """Weights (experts, in, out) and biases (experts, out); the C code finds the part of each expert."""
+        experts, columns, rows = weights.shape
+        if isinstance(weights, Packed):
+            blocks, scales = self.contiguous(weights.blocks, torch.uint8), self.contiguous(weights.scales, torch.uint8)
+            matrix = Matrix(blocks.data_ptr(), scales.data_ptr(), rows, columns, columns // 2, MXFP4, 0)
+        else:
+            floats = self.contiguous(weights, *FLOATS)
+            stride = rows * floats.element_size()
+            matrix = Matrix(floats.data_ptr(), None, rows, columns, stride, DTYPES[floats.dtype], 1)
+        bias = self.contiguous(biases, *FLOATS)
+        second = Matrix(bias.data_ptr(), None, experts, rows, rows * bias.element_size(), DTYPES[bias.dtype], 0)
+        return Operation(kind=kind, weight=matrix, second=second)
+
+    def recurrent(self, step: Recurrent) -> list[Operation]:
+        operations = []
+        for _ in range(step.layer.num_layers):
+            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            weight_ih, weight_hh, *biases = (getattr(step.layer, f"{name}_l{self.layers}") for name in names)
+            operation = Operation(
+                kind=KINDS["recur"], weight=self.matrix(weight_ih), second=self.matrix(weight_hh),
+                bias=self.floats(biases[0].float() + biases[1].float()), layer=self.layers,
+            )  # fmt: skip
+            self.width = max(self.width, operation.weight.rows)
+            self.layers += 1
+            operations.append(operation)
+        return operations
+
+    def logits(self, step: Logits) -> Operation:
+        operation = self.product(KINDS["logits"], step.layer, step.bias)
+        operation.cap, operation.number = step.softcap or 0, step.scale
+        operation.weight.coarse = 0  # rounding matters most in the last product (tests/benchmarks/rounding.py)
+        return operation
+
+    # Weights
+
+    def vector(self, weight: Tensor) -> Matrix:
+        """A vector in float32."""
+        return Matrix(data=self.floats(weight), columns=weight.numel())
+
+    def factor(self, norm: RMSNorm) -> Matrix:
+        """The factor of an RMS norm."""
+        return self.vector(norm.weight.float() + norm.offset)
+
+    def product(self, kind: int, layer: Any, bias: Tensor | None) -> Operation:
+        """A product with the weight of a layer."""
+        return Operation(kind=kind, weight=self.matrix(layer), bias=self.floats(bias))
+
+    def matrix(self, source: Any) -> Matrix:
+        """The weight of a layer, or a weight."""
+        is_quantized = isinstance(source, Quantized)
+        weight = source.codes if is_quantized else source if isinstance(source, Tensor) else source.weight
+        check_memory(weight)
+        if weight.dtype not in DTYPES:
+            raise UnsupportedError(f"a weight in {weight.dtype}")
+        rows, columns = source.shape if is_quantized else weight.shape
+        self.width = max(self.width, columns)
+        by_row, by_column = weight.stride()
+        size = weight.element_size()
+        dtype = BLOCKS.get(source.kind, DTYPES[weight.dtype]) if is_quantized else DTYPES[weight.dtype]
+        matrix = Matrix(weight.data_ptr(), None, rows, columns, by_row * size, dtype, 0)
+        if by_column != 1 and columns > 1:
+            if by_row != 1 or weight.dtype != torch.float32:
+                raise UnsupportedError(f"a weight with strides {weight.stride()}")
+            matrix.stride, matrix.transposed = by_column * size, 1
+        dense = weight.numel() // weight.size(1 if matrix.transposed else 0) * size
+        if max(rows, columns) > 1 and matrix.stride < dense:
+            raise UnsupportedError(f"a weight with strides {weight.stride()}")
+        if is_quantized:
+            matrix.scales = self.floats(source.scales)
+            matrix.coarse = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
+        self.references.append(weight.detach())
+        return matrix
+
+    def floats(self, vector: Tensor | None) -> int | None:
+        """A pointer to a vector in float32."""
+        if vector is None:
+            return None
+        check_memory(vector)
+        self.references.append(vector.detach().float().contiguous())
+        return self.references[-1].data_ptr()
+
+    def contiguous(self, tensor: Tensor, *dtypes: torch.dtype) -> Tensor:
+        """A contiguous tensor with one of these dtypes."""
+        check_memory(tensor)
+        if tensor.dtype not in dtypes or not tensor.is_contiguous():
+            raise UnsupportedError(f"weights of experts in {tensor.dtype} with strides {tensor.stride()}")
+        self.references.append(tensor.detach())
+        return self.references[-1]
+
+
+def check_memory(tensor: Tensor) -> None:
+    """UnsupportedError: the tensor is not a plain tensor in memory of the CPU."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not plain or tensor.device.type != "cpu":
+        raise UnsupportedError(f"a {type(tensor).__name__} ({tensor.layout}) on {tensor.device.type}")
+
+
+def code_of(activation: str | None) -> int:
+    """The number of an activation. UnsupportedError: it has no C implementation."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise UnsupportedError(f"activation {activation}")
+    return ACTIVATIONS.get(activation or "", 0)

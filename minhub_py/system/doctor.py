@@ -1,0 +1,323 @@
+"""`minhub doctor`: checks what is installed and whether it fits together, and says how to fix what does not."""
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minhub_py import __version__
+from minhub_py.system.extras import EXTRAS, install_command, pip
+
+if TYPE_CHECKING:
+    from r_bridge.probe import R
+
+# The minimum versions, as in pyproject.toml.
+PACKAGES = {
+    "torch": "2.4",
+    "numpy": "1.26",
+    "safetensors": "0.5",
+    "tokenizers": "0.23.3",
+    "huggingface_hub": "2.4",
+    "httpx2": "2",
+    "click": "8.4.2",
+    "rich": "13",
+    "jinja2": "3.1.6",
+    "filelock": "3.13",
+}
+# The build of PyTorch to install, by the CUDA version that the driver supports. Within a major version any driver runs
+# any build.
+WHEELS = {(13, 0): "13.0", (12, 0): "12.6"}
+# R's shared library, which rpy2 loads: on Linux, macOS and Windows.
+LIBR = ("lib/libR.so", "lib/libR.dylib", "bin/x64/R.dll")
+# Why the decoder in C has chosen its kernels.
+KERNELS = {
+    "amx": "the processor has AVX-512 and AMX",
+    "bf16": "the processor has AVX-512 with VNNI and BF16, and not AMX, or may not use it",
+    "vnni": "the processor has AVX-512 with VNNI, and not BF16, or the compiler did not know that",
+    "avx512": "the processor has AVX-512",
+    "avx2": "the processor has AVX2, and not all of AVX-512",
+    "dotprod": "a 64-bit ARM processor with dot products of 8-bit numbers",
+    "neon": "a 64-bit ARM processor without dot products of 8-bit numbers",
+    "plain": "the processor has neither AVX2 nor NEON",
+}
+DRIVERS = "https://www.nvidia.com/drivers"
+BUILDS = "https://pytorch.org/get-started/locally"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. advice: how to fix it; for a finding that fits, how to get more, or empty."""
+
+    what: str
+    found: str
+    fits: bool
+    advice: str = ""
+
+
+def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
+    """Check the installation. Changes nothing and opens no connection.
+
+    r_facts: facts about R from a calling R session, with the keys of r_bridge.probe.ask_r; R is then started only to
+    try rpy2. None: the R on the PATH is asked.
+    """
+    sections: dict[str, Callable[[], Iterable[Finding]]] = {
+        "Python": _python,
+        "packages": _packages,
+        "extras": _extras,
+        "devices": _devices,
+        "Hub": _hub,
+        "R": lambda: _r(r_facts),
+    }
+    findings: list[Finding] = []
+    for what, section in sections.items():
+        try:
+            findings += section()
+        except Exception as error:  # a broken installation can fail anywhere: report it
+            findings.append(Finding(what, f"{type(error).__name__}: {error}", False, "fix what this error names"))
+    return findings
+
+
+def _python() -> Iterator[Finding]:
+    if sys.prefix != sys.base_prefix:
+        kind = "a virtual environment"
+    elif Path(sys.prefix, "conda-meta").is_dir():
+        kind = "a conda environment"
+    else:
+        kind = "no virtual environment"
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable}), {kind}", True)
+
+
+def _version(package: str) -> str | None:
+    """The version of an installed Python package, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _packages() -> Iterator[Finding]:
+    for name, oldest in PACKAGES.items():
+        found = _version(name)
+        if found is None:
+            yield Finding(name, "missing", False, f"{pip()} '{name}>={oldest}'")
+        else:
+            fits = _numbers(found) >= _numbers(oldest)
+            yield Finding(name, found, fits, "" if fits else f"{pip()} --upgrade '{name}>={oldest}'")
+
+
+def _extras() -> Iterator[Finding]:
+    """Optional packages. A missing package is no fault; an outdated one is."""
+    for name, extra in EXTRAS.items():
+        versions = {package: _version(package) for package in extra.packages}
+        minimum = {package: _numbers(version) for package, version in extra.packages.items()}
+        old = any(version and _numbers(version) < minimum[package] for package, version in versions.items())
+        states = [f"{package} {version}" for package, version in versions.items() if version]
+        absent = [package for package, version in versions.items() if version is None]
+        if absent:
+            states.append(f"missing: {', '.join(absent)} (only needed for {extra.purpose})")
+        advice = install_command(name, upgrade=old) if absent or old else ""
+        yield Finding(f"extra {name}", ", ".join(states), not old, advice)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdigit())
+
+
+def _devices() -> Iterator[Finding]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a part of PyTorch, or a library that it needs, is missing
+        yield Finding("devices", f"PyTorch does not load: {error}", False, f"{pip()} --force-reinstall torch")
+        return
+
+    from minhub_py.inference.native.library import opened
+    from minhub_py.system.device import devices
+
+    report = devices()
+    for probe in report.probes:
+        # A machine without a GPU is fine; problems of an NVIDIA GPU are reported with its driver.
+        yield Finding(probe.name, probe.detail if probe.works else f"none: {probe.detail}", True)
+    yield Finding('device "auto"', report.device, True)
+    yield judge_decoder(*opened())
+    cuda = [probe for probe in report.probes if probe.name.startswith("cuda")]
+    fault = "" if any(probe.works for probe in cuda) else cuda[0].detail
+    yield judge_driver(torch.version.cuda, nvidia_driver(), fault)
+
+
+def judge_decoder(library: object, detail: str) -> Finding:
+    """Whether the decoder in C is compiled. It is optional: without it, a CPU generates text more slowly."""
+    if library is not None:
+        return Finding("decoder in C", f"{detail} kernels: {KERNELS[detail]}", True)
+    compiler = "clang" if sys.platform == "win32" else "a C compiler"
+    again = f"install {compiler}, then reinstall this package"
+    return Finding("decoder in C", f"{detail}; generation on a CPU uses PyTorch, which is slower", True, again)
+
+
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver: the newest CUDA version it supports, the number of GPUs, and its error if it does not start."""
+
+    cuda: tuple[int, int]
+    gpus: int
+    fault: str = ""
+
+
+def nvidia_driver() -> Driver | None:
+    """Ask the driver's own library; None without a driver. PyTorch's CPU build cannot ask, and nvidia-smi may hang."""
+    try:
+        cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    version, gpus, text = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
+    cuda.cuDriverGetVersion(ctypes.byref(version))  # 12040 is 12.4
+    status = cuda.cuInit(0)
+    if status == 0:
+        cuda.cuDeviceGetCount(ctypes.byref(gpus))
+    elif status != 100:  # 100: there is no GPU
+        cuda.cuGetErrorString(status, ctypes.byref(text))
+    newest = (version.value // 1000, version.value % 1000 // 10)
+    return Driver(newest, gpus.value, (text.value or b"").decode())
+
+
+def judge_driver(build: str | None, driver: Driver | None, fault: str) -> Finding:
+    """Whether the build of PyTorch, the driver and the GPU fit together.
+
+    build: the CUDA version that PyTorch was built for.    fault: why no GPU works; empty if one does.
+    """
+    found = f"PyTorch for CUDA {build}" if build else "PyTorch without CUDA"
+    if driver is None:
+        return Finding("CUDA", f"{found}, no NVIDIA driver", True)
+    found += f", driver for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}, GPUs: {driver.gpus}"
+    update = f"update the driver ({DRIVERS})"
+    if driver.fault:
+        advice = f"restart the computer; if that does not help, {update}"
+        return Finding("CUDA", f"{found}; the driver does not start: {driver.fault}", False, advice)
+    if not fault or not driver.gpus:
+        return Finding("CUDA", found, True)
+    wheel = next((wheel for least, wheel in WHEELS.items() if driver.cuda >= least), None)
+    if wheel is None:
+        return Finding("CUDA", f"{found}; the driver is too old", False, update)
+    if build is None:
+        return Finding("CUDA", f"{found}; the GPU is not used", False, _install_torch(wheel))
+    if driver.cuda < _numbers(build)[:1]:
+        return Finding("CUDA", f"{found}; the driver is too old", False, f"{_install_torch(wheel)} (or {update})")
+    advice = "look with nvidia-smi for what else uses the GPU, and run again"
+    if "kernel image" in fault:  # the GPU is older than this build knows, or newer: try the build for the other CUDA
+        least, other = next(item for item in WHEELS.items() if item[0][:1] != _numbers(build)[:1])
+        advice = ("" if driver.cuda >= least else f"{update}, then: ") + _install_torch(other)
+    return Finding("CUDA", f"{found}; {fault}", False, advice)
+
+
+def _install_torch(wheel: str) -> str:
+    # Without --force-reinstall pip keeps another build of the same version.
+    return f"{pip()} --force-reinstall torch --index-url … as {BUILDS} shows it for CUDA {wheel}"
+
+
+def _hub() -> Iterator[Finding]:
+    from huggingface_hub import constants, get_token
+
+    from minhub_py.checkpoints.hub import size
+
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    existing = next(path for path in (cache, *cache.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    advice = ""
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        advice = "set HF_HOME to a folder that you can write to"
+    elif free < 1e9:  # GPT-2, a small model, takes half of that
+        advice = "free some space, or set HF_HOME to a folder on a larger disk"
+    yield Finding("Hub cache", f"{cache} ({size(free)} free)", not advice, advice)
+
+    # Only where the token was found; a report never contains the token.
+    variables = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name, "").strip()]
+    found = f"found, from {(*variables, constants.HF_TOKEN_PATH)[0]}"
+    yield Finding("Hub token", found if get_token() else "none (only private and gated models need one)", True)
+    yield Finding(
+        "Hub address", constants.ENDPOINT + (" (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""), True
+    )
+
+    partial = sorted(cache.glob("models--*/blobs/*.incomplete"))
+    models = sorted({path.parents[1].name.removeprefix("models--").replace("--", "/") for path in partial})
+    found = f"{size(sum(path.stat().st_size for path in partial))} of {', '.join(models)}" if partial else "none"
+    advice = f"minhub download {models[0]}, which continues where it stopped" if partial else ""
+    yield Finding("unfinished downloads", found, True, advice)
+
+
+def _r(facts: Mapping[str, str] | None) -> Iterator[Finding]:
+    from r_bridge.probe import ask_r, describe, find_r
+
+    try:
+        r = describe(str(Path(facts["home"], "bin", "R")), facts["version"]) if facts else find_r()
+        if r is None:
+            advice = "apt-get install r-base-core, or see https://www.r-project.org"
+            yield Finding("R", "none (only R users need it)", True, advice)
+            return
+        facts = facts or ask_r(r.executable)
+    except OSError as error:
+        yield Finding("R", str(error), False, "run R in a terminal and fix the error that it shows, or reinstall R")
+        return
+    yield Finding("R", f"{facts['version']} ({r.executable}), home {facts['home']}", True)
+    yield _rpy2(r, facts["home"])
+
+    package = facts.get("minhubpy")
+    fits = package in (None, __version__)
+    found = package or "not in R's library (only R users need it)"
+    found += "" if fits else f", which does not match minhub_py {__version__}"
+    yield Finding("R package minhubpy", found, fits, "" if package == __version__ else "minhub r --install")
+    yield from _r_torch(facts, _version("torch"), hosted="rpy2.rinterface" in sys.modules)
+
+
+def _rpy2(r: "R", home: str) -> Finding:
+    """What Python needs to host R: R's shared library, an R_HOME that belongs to this R, and a matching rpy2."""
+    from r_bridge.probe import try_rpy2
+
+    found = r.rpy2_found or "none (only `minhub r` and Python programs that host R need it)"
+    install = f"{pip()} 'rpy2-rinterface{r.rpy2}'"
+    if not any(Path(home, name).exists() for name in LIBR):
+        advice = "install R from r-base-core, conda or www.r-project.org, or build it with ./configure --enable-R-shlib"
+        return Finding("rpy2", f"{found}; this R has no shared library ({LIBR[0]})", r.rpy2_found is None, advice)
+    if r.rpy2_found is None:
+        return Finding("rpy2", found, True, install)
+    told = os.environ.get("R_HOME") or home
+    if Path(told).resolve() != Path(home).resolve():
+        return Finding("rpy2", f"{found}, but R_HOME names another R: {told}", False, "unset R_HOME")
+    if not r.rpy2_fits:
+        return Finding("rpy2", f"{found}, which does not import on R {'.'.join(map(str, r.version))}", False, install)
+    if "rpy2.rinterface" not in sys.modules and (fault := try_rpy2()):
+        # Its compiled part may have been built for another R; pip's cache would bring it back.
+        advice = f"{install} --force-reinstall --no-cache-dir"
+        return Finding("rpy2", f"{found}, but it does not start R: {fault}", False, advice)
+    return Finding("rpy2", found, True)
+
+
+def _r_torch(facts: Mapping[str, str], ours: str | None, hosted: bool) -> Iterator[Finding]:
+    """R torch, and whether it works beside Python's torch: two versions of LibTorch cannot share a process.
+
+    hosted: R runs in this process.
+    """
+    version = facts.get("torch")
+    if version is None:
+        advice = 'in R: install.packages("torch"), then torch::install_torch()'
+        yield Finding("R torch", "none (only needed for R torch tensors)", True, advice)
+        return
+    theirs = facts.get("libtorch", "of unknown version")
+    found = f"{version}, LibTorch {theirs}"
+    works = facts.get("torch_works", "R ended or hung when it was loaded")
+    same = ours is not None and theirs.partition("+")[0] == ours.partition("+")[0]
+    apart = "use R torch in a plain R session, where Python is another process; it does not work in `minhub r`"
+    if works == "yes":
+        yield Finding("R torch", found, True)
+    elif hosted and not same:
+        yield Finding("R torch", f"{found}, which does not work in the same process as Python's torch", False, apart)
+    else:
+        yield Finding("R torch", f"{found}, but: {works}", False, "in R: torch::install_torch(reinstall = TRUE)")
+    if ours is not None:
+        both = f"LibTorch {theirs} and Python's {ours}: "
+        both += "equal, so they can share a process" if same else "different, so they need two processes"
+        yield Finding("R torch with Python's", both, True, "" if same else apart)

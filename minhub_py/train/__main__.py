@@ -1,8 +1,0 @@
-"""`torchrun -m minhub_py.train TEXT --out RUN …` runs `minhub train` in each of torchrun's processes."""
-
-import sys
-
-from minhub_py.cli import main
-
-sys.argv[1:1] = ["train"]
-main(prog_name="minhub")
