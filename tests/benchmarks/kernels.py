@@ -5,7 +5,7 @@
 A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M, cut to --layers), mapped from a file
 as users have them. int8+bfloat16: inputs in 8 bits, too. All take turns, and the shortest of the rounds counts. Unless
 --kernels names some, all are timed that the processor has. --before takes the compiled decoder of another commit or
-compiler, a copy of its minhub_py/inference/native/_decoder.so: it takes turns, too, and a line has the ratio of the medians.
+compiler, a copy of its _decoder.so: it takes turns, too, and a line has the ratio of the medians.
 --pause: seconds before each reading, in which the decoder's threads fall asleep.
 """
 
