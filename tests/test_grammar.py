@@ -55,7 +55,7 @@ def wide(count: int) -> dict[str, Any]:
         (False, "invalid JSON schema"),
         ({"const": object()}, "invalid JSON schema"),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__ if len(repr(value)) > 60 or " at 0x" in repr(value) else repr(value),
 )
 def test_schemas_that_are_refused(vocabulary: Vocabulary, schema: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message) as caught:

@@ -12,7 +12,7 @@ from r_package import PACKAGE, PROGRAMS, RSCRIPT, environment
 
 from minhub_py.system.extras import EXTRAS
 
-HIDDEN = tuple(module for extra in EXTRAS.values() for module in extra.modules)
+HIDDEN = tuple(module for extra in EXTRAS.values() for module in extra.packages)
 ROOT = PACKAGE.parents[1]
 # Tests and examples that use extras.
 FILES = ["test-serve.R", "test-chat.R"]
