@@ -396,7 +396,8 @@ def test_the_r_package_has_the_version_of_the_python_package() -> None:
 
 def test_examining_leaves_the_process_as_it_was() -> None:
     """PyTorch's compiler must still find setuptools' distutils in a process that was examined."""
-    code = "from minhub_py.system.doctor import examine; examine()\nimport setuptools, distutils; print(distutils.__file__)"
+    code = "from minhub_py.system.doctor import examine; examine()"
+    code += "; import setuptools, distutils; print(distutils.__file__)"
     command = [sys.executable, "-W", "error::UserWarning", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "setuptools" in done.stdout, done.stderr

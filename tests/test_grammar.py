@@ -53,9 +53,9 @@ def wide(count: int) -> dict[str, Any]:
         ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "multipleOf can be at most 10,000"),
         ({"type": "integer", "multipleOf": float("nan")}, "invalid JSON schema"),
         (False, "invalid JSON schema"),
-        ({"const": object()}, "invalid JSON schema"),
+        ({"const": {1, 2}}, "invalid JSON schema"),
     ],
-    ids=lambda value: type(value).__name__ if len(repr(value)) > 60 or " at 0x" in repr(value) else repr(value),
+    ids=repr,
 )
 def test_schemas_that_are_refused(vocabulary: Vocabulary, schema: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message) as caught:
