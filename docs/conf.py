@@ -5,6 +5,7 @@ pages.
 """
 
 import html
+import json
 import re
 import shutil
 import subprocess
@@ -83,4 +84,17 @@ def r_pages() -> None:
     (folder / "index.md").write_text(f"# R\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n", encoding="utf-8")
 
 
+def notebook_pages() -> None:
+    """Write each notebook as a page of the same name: its text and its code."""
+    for source in (HERE / "notebooks").glob("*.ipynb"):
+        parts = []
+        for cell in json.loads(source.read_text(encoding="utf-8"))["cells"]:
+            text = "".join(cell["source"])
+            parts.append(text if cell["cell_type"] == "markdown" else f"```{{code-block}} python\n{text}\n```")
+        title, *rest = parts
+        note = f"This page is the notebook `docs/notebooks/{source.name}`."
+        source.with_suffix(".md").write_text("\n\n".join([title, note, *rest]) + "\n", encoding="utf-8")
+
+
 r_pages()
+notebook_pages()

@@ -6,6 +6,7 @@ that the pages name. Blocks marked `text` are not run: installations, several ma
 
 import contextlib
 import io
+import json
 import os
 import re
 import shutil
@@ -19,8 +20,10 @@ from docs_models import publish
 from hub_server import HubServer
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))
-                        if "_build" not in path.parts and "r" not in path.parent.parts[-1:])]  # fmt: skip
+GENERATED = {"_build", "r", "notebooks"}  # folders of docs/
+PAGES = ["README.md"] + [
+    str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")) if not GENERATED & set(path.parts)
+]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -55,6 +58,15 @@ def test_python_blocks_run(page: str, folder: Path) -> None:
             continue  # the README's quotation of gpt2.py, which the next test checks
         with contextlib.redirect_stdout(io.StringIO()):
             exec(compile(code, f"{page}, block {number}", "exec"), names)
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_run(notebook: Path) -> None:
+    names: dict[str, object] = {"__name__": "__main__"}
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
 
 
 @pytest.mark.parametrize("page", pages_with("sh"))
