@@ -50,7 +50,7 @@ def test_recorded_calls_give_the_same_again(replay: Path, tmp_path: Path) -> Non
 def test_a_wheel_is_for_a_known_platform() -> None:
     for platform, error in (
         ("win_amd64", ""),
-        ("beos_x86", "MINHUB_PLATFORM=beos_x86 is none of manylinux_2_17_x86_64"),
+        ("beos_x86", "MINHUB_PLATFORM=beos_x86 is not one of manylinux_2_17_x86_64"),
     ):
         found = subprocess.run([sys.executable, "setup.py", "--name"], cwd=ROOT, capture_output=True, text=True,
                                check=False, env={**os.environ, "MINHUB_PLATFORM": platform})  # fmt: skip

@@ -39,7 +39,7 @@ def require(name: str) -> None:
     """Check for an extra before starting work. ValueError: a module is missing; the message has the command."""
     if modules := missing(name):
         raise ValueError(
-            f"{EXTRAS[name].purpose} requires the Python package{'s' * (len(modules) > 1)} {' and '.join(modules)}: "
+            f"{EXTRAS[name].purpose} requires the Python package{'s' * (len(modules) > 1)} {', '.join(modules)}: "
             f"install with {install_command(name)}"
         )
 

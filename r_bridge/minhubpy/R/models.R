@@ -53,9 +53,10 @@ minhub_download <- function(identifier, revision = "main", token = NULL) {
 minhub_delete <- function(identifier, revision = NULL, ask = interactive()) {
   identifier <- string(identifier)
   revision <- optional(revision, string, what = "revision")
+  ask <- flag(ask)
   plan <- ask("plan_deletion", identifier = identifier, revision = revision)
   what <- paste0(identifier, " (", toString(substr(plan$commits, 1L, 7L)), "; ", megabytes(plan$bytes), ")")
-  if (flag(ask) && !isTRUE(utils::askYesNo(paste0("Delete ", what, "?"), default = FALSE))) {
+  if (ask && !isTRUE(utils::askYesNo(paste0("Delete ", what, "?"), default = FALSE))) {
     note("Nothing was deleted")
     return(invisible(FALSE))
   }
