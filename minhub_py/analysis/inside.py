@@ -31,10 +31,10 @@ POSITIONS = 128
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """How much each token of a text attends to each, in each head.
+    """Attention weights of a text.
 
-    tokens, ids: of the text.    layers: the numbers, from 1, of the layers that attend.    weights: float32 (layers,
-    heads, T, T): [layer, head, query, key].
+    tokens, ids: tokens of the text and their IDs.    layers: numbers of the layers with attention, from 1.
+    weights: float32 (layers, heads, T, T): [layer, head, query, key].
     """
 
     tokens: list[str | None]
@@ -49,8 +49,8 @@ class AttentionWeights:
 
         More than 144 heads are shown as the mean of each layer; `layer` and `head` select them.
 
-        path: where to write it, in the format of its suffix.    layer, head: numbers from 1.
-        ValueError: there is no such layer or head, or matplotlib is missing.
+        path: output file; its suffix selects the format.    layer, head: numbers from 1.
+        ValueError: layer or head is out of range, or matplotlib is missing.
         """
         from minhub_py.analysis.plots import draw_attention
 
@@ -59,11 +59,11 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class LayerPredictions:
-    """What each layer would predict next, at each token of a text.
+    """Predictions of each layer at each token of a text.
 
-    tokens, ids: of the text.    layers: the numbers of the states: 0 is the embeddings, the last the model's own.
-    predicted: ids of the likeliest tokens, the likeliest first, int64 (layers, T, n).    probs: their probabilities,
-    float32, of the same shape.    names: the text of each id that is predicted.
+    tokens, ids: tokens of the text and their IDs.    layers: numbers of the hidden states: 0 for the embeddings, the
+    last for the model's own predictions.    predicted: IDs of the most likely tokens, the most likely first, int64
+    (layers, T, n).    probs: their probabilities, float32 (layers, T, n).    names: the string of each predicted ID.
     """
 
     tokens: list[str | None]
@@ -74,10 +74,10 @@ class LayerPredictions:
     names: dict[int, str | None] = field(repr=False)
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, start: int = 0, most: int = 14) -> "Figure":
-        """A matplotlib figure: the likeliest token of each layer (rows) at each token of the text (columns).
+        """A matplotlib figure of the most likely token of each layer (rows) at each token of the text (columns).
 
-        path: where to write it, in the format of its suffix.    start, most: which tokens of the text to show, from 0.
-        ValueError: there are none from `start` on, or matplotlib is missing.
+        path: output file; its suffix selects the format.    start, most: first token, from 0, and number of tokens.
+        ValueError: `start` is beyond the text, or matplotlib is missing.
         """
         from minhub_py.analysis.plots import draw_layers
 
@@ -112,10 +112,10 @@ def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeight
 
 @torch.no_grad()
 def logit_lens(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredictions:
-    """What each layer would predict after each token of a text, if it were the last: its state through norm and head.
+    """The predictions of each layer after each token of a text: its hidden state through the last norm and the head.
 
-    n: how many of the likeliest tokens.    text: a string, or ids without a tokenizer.
-    ValueError: an encoder-decoder, a text without tokens or longer than the context, and as `embed`.
+    n: number of most likely tokens.    text: a string, or token IDs without a tokenizer.
+    ValueError: an encoder-decoder, or a text without tokens or longer than the context length; see `embed`.
     """
     model = model_of(model, "logit_lens()")
     if model.encoder_decoder:
@@ -126,13 +126,13 @@ def logit_lens(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredi
     n = min(whole("n", n, 1), model.config.vocab_size)
     states = States(model, "logit_lens()")
     ids, tokens, idx = read_text(model, tokenizer, text)
-    found = states.read(idx, range(states.count + 1))
-    # An LSTM's embeddings may be of another size than what its head takes.
-    fitting = [number for number in found if number > 0 or not states.recurrent or found[0].shape == found[1].shape]
-    best = [likeliest(states, number, found[number][0], n) for number in fitting]
+    hidden = states.read(idx, range(states.count + 1))
+    # The embeddings of an LSTM can differ in size from the input of its head.
+    fitting = [number for number in hidden if number > 0 or not states.recurrent or hidden[0].shape == hidden[1].shape]
+    best = [most_likely(states, number, hidden[number][0], n) for number in fitting]
     predicted, probs = (torch.stack(parts).cpu() for parts in zip(*best, strict=True))
-    known = predicted.unique().tolist()
-    names = dict(zip(known, texts_of_ids(tokenizer, known), strict=True))
+    unique = predicted.unique().tolist()
+    names = dict(zip(unique, texts_of_ids(tokenizer, unique), strict=True))
     return LayerPredictions(tokens, ids, fitting, predicted, probs, names)
 
 
@@ -148,13 +148,13 @@ def read_text(model: LanguageModel, tokenizer: Any, text: Text) -> tuple[list[in
     return ids, texts_of_ids(tokenizer, ids), torch.tensor([ids], device=device)
 
 
-def likeliest(states: States, number: int, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Ids and probabilities (T, n) of the likeliest tokens by a state (T, C)."""
-    found = []
+def most_likely(states: States, number: int, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """IDs and probabilities (T, n) of the most likely tokens for a hidden state (T, C)."""
+    best = []
     for part in x.split(POSITIONS):
         logits = states.model.logits(final(states.tail, part) if number < states.count else part)
-        found.append(logits.float().softmax(dim=-1).topk(n, dim=-1))
-    return torch.cat([each.indices for each in found]), torch.cat([each.values for each in found])
+        best.append(logits.float().softmax(dim=-1).topk(n, dim=-1))
+    return torch.cat([part.indices for part in best]), torch.cat([part.values for part in best])
 
 
 def final(steps: Sequence[Step], x: Tensor) -> Tensor:

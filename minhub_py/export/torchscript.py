@@ -69,18 +69,18 @@ from minhub_py.registry import family_of
 
 
 def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[str, bytes] | None = None) -> None:
-    """Write the model as one file for torch.jit.load() or R torch's jit_load(), in place of what was there.
+    """Write a model as one file for torch.jit.load() or R torch's jit_load(). An existing file is replaced.
 
-    What is loaded maps idx, int64 (B, T), 0-based in R too, to logits (B, T, V) in the model's dtype; of an
-    encoder-decoder, idx (B, E) of the source and decoder_idx (B, T). It is on the CPU and in eval mode, and can be
-    moved, cast and trained: train() turns dropout on, and parameters, named as in the model, get
-    gradients. It raises where idx is empty, no matrix, longer than the context, or has an id out of range.
+    The loaded module maps token IDs idx, int64 (B, T), 0-based in R too, to logits (B, T, V) in the model's dtype; an
+    encoder-decoder has two inputs, idx (B, E) for the encoder and decoder_idx (B, T). It is on the CPU and in eval
+    mode, and can be moved, cast and trained: train() enables dropout, and parameters have the model's names. It raises
+    an error if idx is empty or not a matrix, exceeds the context length, or contains an invalid token ID.
 
-    extra_files: what is to travel in the file beside config.json, such as tokenizer.json. torch.jit.load() gives it by
-    its `_extra_files`, and any reader of zip archives as STEM/extra/NAME, where STEM is the file's first name.
+    extra_files: additional files such as tokenizer.json, stored with config.json. torch.jit.load() returns them by
+    `_extra_files`; a zip reader finds them as STEM/extra/NAME, where STEM is the stem of the file's name.
 
-    ValueError: not a model of this package, or a quantized one. OSError: the disk is full or may not be written;
-    nothing has changed then.
+    ValueError: not a model of this package, or a quantized model. OSError: the disk is full or not writable; an
+    existing file is unchanged.
     """
     own: LanguageModel = model_of(model, "save_torchscript()")
     refuse_quantized(own, "written as TorchScript")
@@ -89,35 +89,35 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
     settings = {**own.config.to_hub(), "dtype": str(next(own.parameters()).dtype).removeprefix("torch.")}
     extra = {"config.json": json.dumps(settings, indent=2).encode(), **(extra_files or {})}
     with warnings.catch_warnings():
-        # PyTorch would have torch.export used, which R cannot load. A FutureWarning since PyTorch 2.15.
+        # PyTorch recommends torch.export, which R cannot load. A FutureWarning since PyTorch 2.15.
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
         write(compiled(own), Path(path), extra)
 
 
 def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
-    """The model in TorchScript, in eval mode, on the CPU; it shares the memory of weights that are there already."""
+    """The model in TorchScript, in eval mode, on the CPU. It shares the memory of weights on the CPU."""
     own = skeleton(family_of(model.config.to_hub()["model_type"]), model.config)
     own.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
     writer = Writer(own)
-    # A class of its own: TorchScript would take two models of the same shapes for the same code.
+    # A new class: TorchScript reuses the code of a class for modules with equal shapes.
     script = torch.jit.script(parameters_of(own, type(type(own).__name__, (nn.Module,), {})()))
-    # define() looks names up where it is called.
+    # define() resolves names in the calling frame.
     exec("script.define(code)", {**writer.names, "script": script, "code": writer.code()})
     return script.eval()
 
 
-def parameters_of(module: nn.Module, found: nn.Module) -> nn.Module:
-    """`found` with a module's parameters, buffers and children under their names, and nothing of what it does."""
+def parameters_of(module: nn.Module, target: nn.Module) -> nn.Module:
+    """`target` with the parameters, buffers and children of a module under their names, without its code."""
     for name, parameter in module.named_parameters(recurse=False):
-        found.register_parameter(name, parameter)
+        target.register_parameter(name, parameter)
     for name, buffer in module.named_buffers(recurse=False):
-        found.register_buffer(name, buffer)
+        target.register_buffer(name, buffer)
     for name, child in module.named_children():
         if child.state_dict():
             empty = nn.ModuleList() if isinstance(child, nn.ModuleList) else nn.Module()
-            found.add_module(name, parameters_of(child, empty))
-    return found
+            target.add_module(name, parameters_of(child, empty))
+    return target
 
 
 class Writer:
@@ -356,7 +356,7 @@ def path_of(name: str) -> str:
     return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
 
 
-# Functions of the code in addition to those of models/. TorchScript compiles them.
+# Functions of the code that are not in models/. TorchScript compiles them.
 
 
 def check(idx: Tensor, context: int) -> None:
@@ -427,9 +427,9 @@ FUNCTIONS = (
 )
 
 
-@cache  # layers that share it share its code in the file
+@cache  # layers share the code in the file
 def traced(activation: Callable[[Tensor], Tensor]) -> Any:
-    """An elementwise function for TorchScript, which compiles no lambda; a trace loses nothing here."""
+    """An elementwise function for TorchScript, which cannot compile a lambda; a trace is equivalent."""
 
     def function(x: Tensor) -> Tensor:
         return activation(x)
@@ -438,14 +438,14 @@ def traced(activation: Callable[[Tensor], Tensor]) -> Any:
 
 
 def write(script: torch.jit.ScriptModule, path: Path, extra: Mapping[str, bytes]) -> None:
-    """Save under a passing name, and take the own one when all is on the disk. OSError says why that cannot be."""
+    """Write a temporary file, then rename it. OSError: with the reason."""
     size = sum(tensor.nbytes for tensor in script.state_dict().values()) + sum(map(len, extra.values()))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A folder, since PyTorch names the archive's root after the file.
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".partial", dir=path.parent) as folder:
             partial = Path(folder) / path.name
-            # Room for code and headers too. To ask is the only way: see the traps above.
+            # 1 MB for code and headers. The writer does not report a full disk: see the limitations above.
             if shutil.disk_usage(folder).free < size + 2**20:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             torch.jit.save(script, partial, _extra_files=extra)

@@ -1,4 +1,4 @@
-"""Whether a model is still what its file makes, so that its `steps` say what it computes."""
+"""Checks that a model is unmodified, so that its `steps` describe its computation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,57 +15,59 @@ from minhub_py.registry import family_of
 
 
 def is_of_this_package(model: nn.Module) -> bool:
-    """Whether a model's class is one of our families' own, and not what somebody has made of it."""
+    """Whether the class of a model belongs to this package. A subclass in another package does not."""
     return type(model).__module__.startswith("minhub_py.") and hasattr(model, "steps")
 
 
 @dataclass(frozen=True)
-class Made:
-    """A module of a model without weights, and what another one must have to compute the same."""
+class Original:
+    """A module of an unmodified model, without weights; its shapes and settings determine the computation."""
 
     module: nn.Module
     shapes: dict[str, torch.Size | None]
     settings: dict[str, Any]
 
 
-_made: dict[tuple[type, str], dict[str, Made]] = {}  # by class and config; kept, as every `generate` asks
+_originals: dict[tuple[type, str], dict[str, Original]] = {}  # by class and config: each `generate` needs them
 
 
 def check_untouched(model: LanguageModel) -> None:
-    """UnsupportedError: the model is not as its file makes it: only its own `forward` knows what it computes now."""
+    """UnsupportedError: the model is modified or compiled, or autocast is on: only `forward` describes it."""
     kind = type(model)
     if not is_of_this_package(model) or model._compiled_call_impl is not None:
         raise UnsupportedError(f"{kind.__name__} is not of this package, or compiled")
     if torch.is_autocast_enabled("cpu"):
         raise UnsupportedError("autocast is on")
     key = (kind, repr(model.config))
-    if key not in _made:
+    if key not in _originals:
         bare = skeleton(family_of(model.config.to_hub()["model_type"]), model.config)
-        _made[key] = {name: Made(module, shapes(module), settings(module)) for name, module in bare.named_modules()}
-    made = _made[key]
-    found = {name: module for name, module in model.named_modules() if type(module) is not Quantized}
-    if found.keys() != made.keys():
-        raise UnsupportedError(f"{', '.join(sorted(found.keys() ^ made.keys()))} come or are gone")
-    for name, module in found.items():
-        if has_hooks(module) or not is_like(module, made[name]):
-            raise UnsupportedError(f"{name or 'the model'} is not what its file makes")
+        _originals[key] = {
+            name: Original(module, shapes(module), settings(module)) for name, module in bare.named_modules()
+        }
+    originals = _originals[key]
+    modules = {name: module for name, module in model.named_modules() if type(module) is not Quantized}
+    if modules.keys() != originals.keys():
+        raise UnsupportedError(f"added or removed modules: {', '.join(sorted(modules.keys() ^ originals.keys()))}")
+    for name, module in modules.items():
+        if has_hooks(module) or not is_like(module, originals[name]):
+            raise UnsupportedError(f"{name or 'the model'} is modified")
 
 
 def shapes(module: nn.Module) -> dict[str, torch.Size | None]:
-    """Of a module's own parameters and buffers."""
+    """The shapes of a module's parameters and buffers, without its children."""
     tensors = module._parameters | module._buffers
     return {name: None if tensor is None else tensor.shape for name, tensor in tensors.items()}
 
 
 def settings(module: nn.Module) -> dict[str, Any]:
-    """What a module's maker has stored in it."""
+    """The public attributes of a module."""
     return {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
 
 
-def is_like(module: nn.Module, made: Made) -> bool:
-    """Whether a module computes what the one `made` at its place does, with weights of its own."""
+def is_like(module: nn.Module, original: Original) -> bool:
+    """Whether a module computes the same as the original, with its own weights."""
     if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedLSTM):
-        return module.replaces(made.module)
-    own = vars(module)
-    same = all(name in own and own[name] == value for name, value in made.settings.items())
-    return type(module) is type(made.module) and shapes(module) == made.shapes and same
+        return module.replaces(original.module)
+    attributes = vars(module)
+    same = all(name in attributes and attributes[name] == value for name, value in original.settings.items())
+    return type(module) is type(original.module) and shapes(module) == original.shapes and same

@@ -33,7 +33,7 @@ from minhub_py.inference.torch_runner import EagerReader, Reader
 from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.cache import Cache, EncoderKeyValues, zeros
 
-# Number of tokens from which PyTorch's products in bfloat16 are faster, on a processor with instructions for them.
+# For at least this many tokens PyTorch's bfloat16 products are faster, on a processor with instructions for them.
 LONG = 24
 
 
@@ -55,8 +55,8 @@ class CompiledReader(EagerReader):
         self.vocab_size = operations[-1].weight.rows
         kinds = {operation.kind for operation in operations}
         self.guesses = kinds.isdisjoint({KINDS["recur"], KINDS["delta_rule"]})  # a state cannot reject draft tokens
-        # The number of tokens from which `forward` is faster: its products in bfloat16 use AMX if the processor has it,
-        # and their sums depend on the number of threads. An LSTM is sequential in both. `forward` would unpack MXFP4
+        # For at least this many tokens `forward` is faster: its bfloat16 products use AMX if the processor has it, and
+        # their sums depend on the number of threads. An LSTM is sequential in both. `forward` would unpack MXFP4
         # and GGUF blocks in each call.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16] and self.library.has_bfloat16_tiles()
         unpacks = any(operation.weight.dtype >= MXFP4 for operation in operations)
@@ -95,60 +95,60 @@ class CompiledReader(EagerReader):
     def read(
         self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
     ) -> Tensor:
-        """See `Reader`. Texts are read together, and each is as it is alone."""
+        """See `Reader`. Sequences are computed together; results are bitwise identical to single sequences."""
         long = set[int]()
         if self.long is not None and not exact:
             long = {row for row, ids in texts.items() if len(ids) >= self.long}
         short = {row: ids for row, ids in texts.items() if row not in long}
         ends = list(accumulate(map(len, short.values())))
-        wanted = range(ends[-1] if ends else 0) if every else [end - 1 for end in ends]
-        found = self._decode(short, cache, wanted)
+        requested = range(ends[-1] if ends else 0) if every else [end - 1 for end in ends]
+        logits = self._decode(short, cache, requested)
         if not long:
-            return found
-        parts = iter(found.split([len(ids) if every else 1 for ids in short.values()]))
+            return logits
+        parts = iter(logits.split([len(ids) if every else 1 for ids in short.values()]))
         return torch.cat(
             [super(CompiledReader, self).read({row: ids}, cache, every).float() if row in long else next(parts)
              for row, ids in texts.items()]
         )  # fmt: skip
 
-    def _decode(self, texts: Mapping[int, Sequence[int]], cache: Cache, wanted: Sequence[int]) -> Tensor:
-        """Read ids in the rows of a cache; the logits after those that are `wanted`: numbers of ids, ascending."""
+    def _decode(self, texts: Mapping[int, Sequence[int]], cache: Cache, requested: Sequence[int]) -> Tensor:
+        """Compute tokens in rows of a cache. Returns the logits after tokens with these numbers, ascending."""
         ids = [id for text in texts.values() for id in text]
-        places = [row for row, text in texts.items() for _ in text]
+        rows = [row for row, text in texts.items() for _ in text]
         positions = [cache.lengths[row] + i for row, text in texts.items() for i in range(len(text))]
         if positions and cache.bounded and max(positions) >= cache.max_length:
             raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
-        sources = [cache.encoder_lengths[row] for row in places]
+        sources = [cache.encoder_lengths[row] for row in rows]
         if self.program.angles and positions:
             self.program.update_angles(max(positions) + 1, self.operations)
-        if self.logits.size(0) < len(wanted):
-            self.logits = self.logits.new_empty(len(wanted), self.vocab_size)
+        if self.logits.size(0) < len(requested):
+            self.logits = self.logits.new_empty(len(requested), self.vocab_size)
         call = self._new_call(cache.layers, cache.dtype, self.room)
         for first in range(0, len(ids), MOST_TOKENS):
             part = slice(first, first + MOST_TOKENS)
-            here = [number - first for number in wanted if first <= number < first + MOST_TOKENS]
-            done = sum(number < first for number in wanted)
+            here = [number - first for number in requested if first <= number < first + MOST_TOKENS]
+            done = sum(number < first for number in requested)
             call.tokens, call.wanted_count = len(ids[part]), len(here)
-            call.ids, call.rows, call.positions = integers(ids[part]), integers(places[part]), integers(positions[part])
+            call.ids, call.rows, call.positions = integers(ids[part]), integers(rows[part]), integers(positions[part])
             call.sources = integers(sources[part])
             call.wanted, call.logits = integers(here), self.logits.data_ptr() + 4 * done * self.vocab_size
             self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
         cache.advance([len(texts.get(row, ())) for row in range(len(cache.lengths))])
-        return self.logits[: len(wanted)]
+        return self.logits[: len(requested)]
 
     def _room(self, tokens: int) -> Tensor:
-        """Room for x, h, g and what is kept."""
+        """Buffers for x, h, g and the saved residual stream."""
         return zeros((4, tokens, self.program.width), torch.float32, CPU)
 
     def _room_for_codes(self) -> Tensor:
-        """Room for a scale, and for 16-bit codes of the inputs, of each token."""
+        """A buffer for a scale and the quantized activations, in 16 bits, of each token."""
         return zeros((MOST_TOKENS * (1 + (self.program.width + APART) // 2),), torch.float32, CPU)
 
     def _new_call(self, layers: Sequence[Sequence[Tensor]], dtype: torch.dtype, room: Tensor) -> Call:
-        """A call on these keys and values of each layer, or the two tensors of its state, that has no ids yet."""
+        """A call without tokens, on the keys and values of each layer, or the two tensors of its state."""
         keys, values = zip(*layers, strict=True)
         sizes = [buffer.size(-2) for buffer in keys]
-        # A thread's: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), and a panel of weights with its sums or
+        # Per thread: the sums of a chunk of outputs (MOST_OUTPUTS and a unit), and a panel of weights with its sums or
         # the 16-bit codes of 16 rows; or the scores of all positions for QUERIES tokens.
         panel = max(PANEL + MOST_TOKENS * 32 * 16, self.program.width * 8)
         need = max(MOST_TOKENS * (256 + 64) + panel, QUERIES * (max(sizes) + 16))
@@ -163,7 +163,7 @@ class CompiledReader(EagerReader):
 
 
 def reader_of(model: LanguageModel) -> Reader:
-    """What reads ids with this model here: its compiled steps, or else its own `forward`."""
+    """The runner of a model: its steps in C if possible, otherwise its `forward`."""
     try:
         return CompiledReader(model)
     except UnsupportedError:

@@ -187,7 +187,7 @@ class EncoderDecoder(LanguageModel):
 
         A decoder sequence begins with the decoder_start_token_id of the config, which `decoder_inputs` inserts. With a
         cache the new positions of `decoder_idx` follow the cached positions, and the cache is updated in place. The
-        cache includes the result of the encoder: `idx` is None in the calls after the first.
+        cache includes the result of the encoder: omit `idx` (None) after the first call.
         TypeError, ValueError: as for other models, or the prompts are missing.
         """
         encoder = None

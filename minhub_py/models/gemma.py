@@ -166,7 +166,7 @@ GEMMA2 = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 2
 
 @dataclass(frozen=True)
 class GemmaConfig:
-    """The settings of config.json that change the result. The defaults are those of Gemma 7B."""
+    """The settings of config.json that change the result. Defaults: Gemma 7B."""
 
     TITLE: ClassVar = "Gemma"
     ONLY_VALUE: ClassVar = {"use_bidirectional_attention": False}
@@ -262,7 +262,7 @@ class GemmaConfig:
 
     @property
     def ropes(self) -> dict[str, dict[str, Any]]:
-        """rope_parameters of each layer type, with defaults. Older files scale those of global layers only."""
+        """rope_parameters of each layer type, with defaults. Older files scale the global layers only."""
         given, context = self.rope_parameters or {}, self.max_position_embeddings
         if self.model_type != "gemma3_text":
             return dict.fromkeys((FULL, SLIDING), rotary.completed(given, context))

@@ -129,7 +129,7 @@ class GPT2(LanguageModel):
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """The settings of config.json that change the result. The defaults are those of GPT-2 124M."""
+    """The settings of config.json that change the result. Defaults: GPT-2 124M."""
 
     TITLE: ClassVar = "GPT-2"
     # n_ctx is an old copy of n_positions; the others belong to heads for other tasks.

@@ -127,7 +127,7 @@ class GPTBigCode(LanguageModel):
 
 @dataclass(frozen=True)
 class GPTBigCodeConfig:
-    """The settings of config.json that change the result. The defaults are those of transformers."""
+    """The settings of config.json that change the result. Defaults: transformers."""
 
     TITLE: ClassVar = "GPT-BigCode"
     # How softmax is rounded in 16 bits, which is float32 here; an old inference server; heads of other tasks.

@@ -126,7 +126,7 @@ class GPTJ(LanguageModel):
 
 @dataclass(frozen=True)
 class GPTJConfig:
-    """The settings of config.json that change the result. The defaults are those of GPT-J 6B."""
+    """The settings of config.json that change the result. Defaults: GPT-J 6B."""
 
     TITLE: ClassVar = "GPT-J"
     ONLY_VALUE: ClassVar = {"rotary": True, "scale_attn_weights": True}

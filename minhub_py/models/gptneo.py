@@ -138,7 +138,7 @@ class GPTNeo(LanguageModel):
 
 @dataclass(frozen=True)
 class GPTNeoConfig:
-    """The settings of config.json that change the result. The defaults are those of GPT-Neo 1.3B."""
+    """The settings of config.json that change the result. Defaults: GPT-Neo 1.3B."""
 
     TITLE: ClassVar = "GPT-Neo"
     NO_EFFECT: ClassVar = frozenset(

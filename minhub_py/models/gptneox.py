@@ -123,7 +123,7 @@ class GPTNeoX(LanguageModel):
 
 @dataclass(frozen=True)
 class GPTNeoXConfig:
-    """The settings of config.json that change the result. The defaults are those of GPT-NeoX 20B."""
+    """The settings of config.json that change the result. Defaults: GPT-NeoX 20B."""
 
     TITLE: ClassVar = "GPT-NeoX"
     NO_EFFECT: ClassVar = frozenset({"classifier_dropout"})

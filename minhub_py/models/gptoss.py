@@ -173,7 +173,7 @@ FLOATS = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_
 
 @dataclass(frozen=True)
 class GPTOSSConfig:
-    """The settings of config.json that change the result. The defaults are those of GPT-OSS 120B."""
+    """The settings of config.json that change the result. Defaults: GPT-OSS 120B."""
 
     TITLE: ClassVar = "GPT-OSS"
     NO_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef"})  # a term of the loss in training

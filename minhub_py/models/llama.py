@@ -154,7 +154,7 @@ class Llama(LanguageModel):
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The settings of config.json that change the result. The defaults are those of Llama 2 7B."""
+    """The settings of config.json that change the result. Defaults: Llama 2 7B."""
 
     TITLE: ClassVar = "Llama"
     NO_EFFECT: ClassVar = frozenset({"pretraining_tp", "rope_interleaved", "is_llama_config"})

@@ -129,7 +129,7 @@ class Olmo2(LanguageModel):
 
 @dataclass(frozen=True)
 class Olmo2Config:
-    """The settings of config.json that change the result. The defaults are those of OLMo 2 7B."""
+    """The settings of config.json that change the result. Defaults: OLMo 2 7B."""
 
     TITLE: ClassVar = "OLMo 2"
     DERIVED: ClassVar = ("head_dim",)

@@ -141,7 +141,7 @@ class OPT(LanguageModel):
 
 @dataclass(frozen=True)
 class OPTConfig:
-    """The settings of config.json that change the result. The defaults are those of OPT 125M."""
+    """The settings of config.json that change the result. Defaults: OPT 125M."""
 
     TITLE: ClassVar = "OPT"
     ONLY_VALUE: ClassVar = {

@@ -125,7 +125,7 @@ class Phi(LanguageModel):
 
 @dataclass(frozen=True)
 class PhiConfig:
-    """The settings of config.json that change the result. The defaults are those of phi-1."""
+    """The settings of config.json that change the result. Defaults: phi-1."""
 
     TITLE: ClassVar = "Phi"
     ONLY_VALUE: ClassVar = {"qk_layernorm": False}  # no published model has norms of q and k

@@ -200,7 +200,7 @@ class Qwen35(LanguageModel):
 
 @dataclass(frozen=True)
 class Qwen35Config:
-    """The settings of config.json that change the result. The defaults are those of transformers."""
+    """The settings of config.json that change the result. Defaults: transformers."""
 
     TITLE: ClassVar = "Qwen 3.5"
     ROPE_NAMES: ClassVar = {"partial_rotary_factor": "partial_rotary_factor"}
@@ -281,7 +281,7 @@ class Qwen35Config:
 
     @property
     def rope(self) -> dict[str, Any]:
-        """rope_parameters with defaults, without those of mrope: a text position is one number."""
+        """rope_parameters with defaults, without mrope, which is for images."""
         rope = rotary.completed(self.rope_parameters, self.max_position_embeddings)
         text = {name: value for name, value in rope.items() if name not in ("mrope_section", "mrope_interleaved")}
         return {"partial_rotary_factor": 0.25, **text}

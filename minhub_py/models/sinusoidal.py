@@ -129,7 +129,7 @@ class Sinusoidal(LanguageModel):
 
 @dataclass(frozen=True)
 class SinusoidalConfig:
-    """The settings of config.json. The defaults are those of MLLM's model of WikiText."""
+    """The settings of config.json. Defaults: MLLM's model of WikiText."""
 
     TITLE: ClassVar = "Sinusoidal"
 

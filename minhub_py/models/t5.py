@@ -215,7 +215,7 @@ class T5(EncoderDecoder):
 
 @dataclass(frozen=True)
 class T5Config:
-    """The settings of config.json that change the result. The defaults are those of t5-small."""
+    """The settings of config.json that change the result. Defaults: t5-small."""
 
     TITLE: ClassVar = "T5"
     NO_EFFECT: ClassVar = frozenset({"n_positions", "classifier_dropout"})

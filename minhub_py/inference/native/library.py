@@ -1,6 +1,6 @@
 """The C decoder as a shared library: its structures, and how it is opened.
 
-setup.py compiles native/decoder.c. The constants and structures here match those of the C code.
+setup.py compiles native/decoder.c. The constants and structures here match the C code.
 """
 
 import ctypes

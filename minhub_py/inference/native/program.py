@@ -3,8 +3,8 @@
 Weights remain where PyTorch stores them, in float32, 16 bits or quantized (quantize.py). The computation is in float32,
 with two exceptions. Products with int8 and nf4 weights round their inputs (quantize.py). Products with bfloat16
 weights, keys and values round them to bfloat16 on processors with AVX-512 BF16 (not for experts). With other 16-bit
-weights the logits equal those of the float32 model with the same, rounded weights, except that keys and
-values are rounded to 16 bits.
+weights the logits equal the float32 model with the same, rounded weights, except that keys and values
+are rounded to 16 bits.
 """
 
 from collections.abc import Iterable
