@@ -63,10 +63,10 @@ class RecordingReader(CompiledReader):
                     self.point(at + offset, getattr(getattr(operation, matrix), name))
             self.point(at + Operation.bias.offset, operation.bias)
         at = self.put(bytes(call))
-        for name in ("ids", "rows", "positions", "sources"):
+        for name in ("ids", "rows", "positions", "source_lengths"):
             self.point_at_numbers(at, name, getattr(call, name), call.tokens)
-        if call.wanted_count:
-            self.point_at_numbers(at, "wanted", call.wanted, call.wanted_count)
+        if call.output_count:
+            self.point_at_numbers(at, "outputs", call.outputs, call.output_count)
         layers = len(self.live) // 2
         self.point_at_numbers(at, "sizes", call.sizes, layers)
         for name in ("keys", "values"):
@@ -79,7 +79,7 @@ class RecordingReader(CompiledReader):
             self.point(at + getattr(Call, name).offset, getattr(call, name))
         result = struct.unpack_from("q", self.memory, at + Call.logits.offset)[0]
         self.compiled.decode(operations, count, by_reference)
-        logits = call.wanted_count * self.vocab_size
+        logits = call.output_count * self.vocab_size
         first = (call.logits - self.logits.data_ptr()) // 4 if logits else 0
         self.found.append(self.logits.flatten()[first : first + logits].clone())
         self.calls.append((where, count, at, result, logits))

@@ -16,7 +16,7 @@ from torch import Tensor
 from minhub_py.inference.fastpath import check_untouched
 from minhub_py.inference.native import library
 from minhub_py.inference.native.library import (
-    APART,
+    BF16_PADDING,
     DTYPES,
     KINDS,
     MOST_TOKENS,
@@ -47,20 +47,20 @@ class CompiledReader(EagerReader):
         super().__init__(model)
         self.library = library.library()
         if self.library is None:
-            raise UnsupportedError(f"native/decoder.c is {library.opened()[1]}")
+            raise UnsupportedError(f"the C decoder is {library.opened()[1]}")
         check_untouched(model)
         self.program = program = Program()
         self.encoder: Any = program.translate(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
         operations = self.operations = program.translate(model.steps())
         self.vocab_size = operations[-1].weight.rows
         kinds = {operation.kind for operation in operations}
-        self.guesses = kinds.isdisjoint({KINDS["recur"], KINDS["delta_rule"]})  # a state cannot reject draft tokens
+        self.guesses = kinds.isdisjoint({KINDS["lstm"], KINDS["delta_rule"]})  # a state cannot reject draft tokens
         # For at least this many tokens `forward` is faster: its bfloat16 products use AMX if the processor has it, and
         # their sums depend on the number of threads. An LSTM is sequential in both. `forward` would unpack MXFP4
         # and GGUF blocks in each call.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16] and self.library.has_bfloat16_tiles()
         unpacks = any(operation.weight.dtype >= MXFP4 for operation in operations)
-        self.long = LONG if is_bfloat16 and not (unpacks or KINDS["recur"] in kinds) else None
+        self.long = LONG if is_bfloat16 and not (unpacks or KINDS["lstm"] in kinds) else None
         program.width = -(-program.width // 128) * 128
         self.threads = min(torch.get_num_threads(), 64)
         if model.new_cache(1, 1).dtype not in FLOATS:
@@ -89,7 +89,7 @@ class CompiledReader(EagerReader):
             buffers = cached[0][0].new_empty(2, 1, heads, count, size)  # reused by each layer of the encoder
             call = self._new_call([list(buffers), *cached], one.dtype, room)
             call.tokens, call.ids, call.rows = count, integers(ids), integers([0] * count)
-            call.positions, call.sources = integers(range(count)), integers([count] * count)
+            call.positions, call.source_lengths = integers(range(count)), integers([count] * count)
             self.library.decode(self.encoder, len(self.encoder), ctypes.byref(call))
 
     def read(
@@ -128,10 +128,10 @@ class CompiledReader(EagerReader):
             part = slice(first, first + MOST_TOKENS)
             here = [number - first for number in requested if first <= number < first + MOST_TOKENS]
             done = sum(number < first for number in requested)
-            call.tokens, call.wanted_count = len(ids[part]), len(here)
+            call.tokens, call.output_count = len(ids[part]), len(here)
             call.ids, call.rows, call.positions = integers(ids[part]), integers(rows[part]), integers(positions[part])
-            call.sources = integers(sources[part])
-            call.wanted, call.logits = integers(here), self.logits.data_ptr() + 4 * done * self.vocab_size
+            call.source_lengths = integers(sources[part])
+            call.outputs, call.logits = integers(here), self.logits.data_ptr() + 4 * done * self.vocab_size
             self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
         cache.advance([len(texts.get(row, ())) for row in range(len(cache.lengths))])
         return self.logits[: len(requested)]
@@ -142,7 +142,7 @@ class CompiledReader(EagerReader):
 
     def _room_for_codes(self) -> Tensor:
         """A buffer for a scale and the quantized activations, in 16 bits, of each token."""
-        return zeros((MOST_TOKENS * (1 + (self.program.width + APART) // 2),), torch.float32, CPU)
+        return zeros((MOST_TOKENS * (1 + (self.program.width + BF16_PADDING) // 2),), torch.float32, CPU)
 
     def _new_call(self, layers: Sequence[Sequence[Tensor]], dtype: torch.dtype, room: Tensor) -> Call:
         """A call without tokens, on the keys and values of each layer, or the two tensors of its state."""
@@ -157,7 +157,7 @@ class CompiledReader(EagerReader):
         return Call(
             keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[dtype],
             threads=self.threads, x=room[0].data_ptr(), h=room[1].data_ptr(), g=room[2].data_ptr(),
-            kept=room[3].data_ptr(), codes=self.codes.data_ptr(), width=self.program.width,
+            saved=room[3].data_ptr(), codes=self.codes.data_ptr(), width=self.program.width,
             scratch=self.scratch.data_ptr(), scratch_width=self.scratch.numel() // self.threads,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-/* Quantized weight formats: MXFP4, GGUF's blocks, and NF4. The layouts of GGUF's blocks are those of
+/* Quantized weight formats: MXFP4, GGUF's blocks, and NF4. GGUF's blocks are defined in
  * ggml/src/ggml-common.h; nothing in them is aligned. */
 
 /* LANES weights of an MXFP4 block (32 weights in 16 bytes), from index k: even weights, the low halves of the bytes, come

@@ -47,7 +47,7 @@ enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, S
 #define QUERIES 6        /* tokens that attend together */
 #define MAX_BF16_HEAD 256 /* largest head size of bfloat16 attention */
 #define PANEL (1 << 15)  /* floats of one unpacked panel of weights */
-#define PREFETCH 8192    /* bytes by which weights are prefetched; measured (docs/benchmarks/experiments.md) */
+#define PREFETCH 8192    /* distance of prefetched weights in bytes; measured (docs/benchmarks/experiments.md) */
 #define PREFETCH_KV 4096 /* the same for keys and values */
 
 typedef struct {
@@ -61,30 +61,39 @@ typedef struct {
 
 typedef struct {
     int32_t kind, activation;
-    int32_t layer, heads; /* ATTEND, ROTATE: query heads; DELTA_RULE: value heads; GATE: width of the output */
-    int32_t kv_heads;     /* ATTEND, ROTATE; DELTA_RULE: heads of queries and keys; ROUTE: experts per token */
-    int32_t head_size;
-    int32_t gate;         /* ATTEND, ROTATE: size of the gate after each query head */
-    int64_t window;       /* ATTEND: attended positions, including the own one; 0: all */
-    float number;         /* epsilon of a norm; factor of EMBED (token embeddings), ATTEND (scores), EXPERTS (gate),
-                             LOGITS (input) */
-    float cap;            /* ATTEND, LOGITS: soft cap of scores or logits, 0: none; EXPERTS: limit */
+    int32_t layer;        /* of the cache; ROTATE: of the rotation table */
     int32_t flags;
-    int32_t rotated;      /* ROTATE: rotated numbers of each head; ATTEND: largest distance in the bias table */
     matrix weight, second; /* EMBED: tokens, positions; POSITIONS: positions; LSTM: weight_ih, weight_hh; ROTATE: norms of
                               query and key heads; ADD: the layer, the norm of its output; EXPERTS, COMBINE: the first
                               expert's weight, which the others follow, and the biases (experts, outputs); DELTA_RULE: the
                               convolution (taps, channels), the norm of each head's output; ENCODER_CACHE: projections to
-                              keys and values; ATTEND: second is a bias table by head and distance from -rotated to
-                              rotated, or NULL */
+                              keys and values; ATTEND: second is a bias table by head and distance from -reach to reach,
+                              or NULL */
     const float *bias;    /* NORM, LINEAR, ADD, LSTM, LOGITS, ROUTE; ROTATE: by position, cos and sin for queries, then
                              for keys; ATTEND: one sink per head, or NULL; DELTA_RULE: decay factors of the heads, then
                              their softplus biases */
+    union {               /* parameters by kind */
+        struct { float scale; } embed;      /* of token embeddings; 0: none */
+        struct { float epsilon; } norm;     /* NORM, RMS_NORM, and ADD with a norm */
+        struct { int32_t heads, kv_heads, head_size, gate, rotated; float epsilon; } rotate; /* gate, rotated: sizes */
+        struct {                            /* ATTEND, CROSS_ATTEND, ENCODER_CACHE */
+            int32_t heads, kv_heads, head_size;
+            int32_t gate;                   /* size of the gate after each query head */
+            int32_t reach;                  /* largest distance in the bias table */
+            float scale, cap;               /* of the scores; cap 0: none */
+            int64_t window;                 /* attended positions, including the own one; 0: all */
+        } attend;
+        struct { int32_t width; } gate;     /* of the output */
+        struct { int32_t top; } route;      /* experts per token */
+        struct { float alpha, limit; } experts;
+        struct { int32_t heads, key_heads, key_size; float epsilon; } delta_rule;
+        struct { float scale, cap; } logits; /* of the input; soft cap of the result, 0: none */
+    };
 } operation;
 
 /* operation.flags */
 enum {
-    MORE_LINEAR = 1,                  /* LINEAR: the next LINEAR writes beside this output */
+    MORE_LINEAR = 1,                  /* LINEAR: the next LINEAR appends its output to this one */
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; NORM: replaces the residual stream, too */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     BIDIRECTIONAL = 1,                /* ATTEND: to the complete source */
@@ -137,12 +146,12 @@ typedef struct { /* one token's query of one head */
     const float *bias;      /* bias[d] is added to the score of the key at distance d, -reach <= d <= reach; or NULL */
     const float *sink;      /* an additional score without a value, or NULL */
     const int16_t *rounded; /* bfloat16 attention: q, padded with zeros to a multiple of 32; otherwise NULL */
-    float *sums;            /* bfloat16 attention: unfinished outputs, padded likewise */
+    float *sums;            /* bfloat16 attention: unfinished outputs, with the same padding */
 } query;
 
 typedef void linear_kernel(const product *p);
 
-/* The kernels in use. `choose` fills the table level by level: each level replaces what it does faster. */
+/* The kernels in use. `choose` fills the table level by level: each level replaces the kernels that it accelerates. */
 typedef struct {
     linear_kernel *linear;       /* float inputs, any format except INT8 and NF4 */
     linear_kernel *linear_int8, *linear_nf4; /* quantized activations with 16 bits (15 for NF4) */

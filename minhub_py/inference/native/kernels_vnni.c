@@ -1,4 +1,4 @@
-/* Integer kernels for x86-64 with AVX-512 and VNNI. Without VNNI, those of AVX2 have bitwise the same results. */
+/* Integer kernels for x86-64 with AVX-512 and VNNI. Without VNNI, the AVX2 kernels have bitwise the same results. */
 
 #include "decoder.h"
 

@@ -1,6 +1,6 @@
 """The C decoder as a shared library: its structures, and how it is opened.
 
-setup.py compiles native/decoder.c. The constants and structures here match the C code.
+setup.py compiles the C files of this folder. The constants and structures here match the C code.
 """
 
 import ctypes
@@ -19,12 +19,14 @@ BLOCKS = {"Q8_0": 6, "Q4_0": 7, "Q4_1": 8, "Q5_0": 9, "Q5_1": 10, "Q4_K": 11, "Q
 ACTIVATIONS = {
     "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
 }  # fmt: skip
-KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "recur": 5, "logits": 6, "rms_norm": 7,
-         "rotate": 8, "gate": 9, "keep": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
-         "place": 15, "delta_rule": 16, "cross_attend": 17, "remember": 18}  # fmt: skip
+KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "logits": 6, "rms_norm": 7,
+         "rotate": 8, "gate": 9, "save": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
+         "positions": 15, "delta_rule": 16, "cross_attend": 17, "encoder_cache": 18}  # fmt: skip
+# Bits of `flags`, by kind.
+MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
 MOST_TOKENS = 128  # of one call: bounds the memory, and each weight read is used many times
 MOST_CHOICES = 1024  # experts of all tokens of a call
-APART = 64  # 16-bit codes between two tokens
+BF16_PADDING = 64  # 16-bit codes between two tokens
 QUERIES, PANEL = 6, 1 << 15  # tokens that attend together; floats of weights that are unpacked together
 
 
@@ -47,33 +49,60 @@ class Matrix(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64),
         ("stride", ctypes.c_int64), ("dtype", ctypes.c_int32), ("transposed", ctypes.c_int32),
-        ("coarse", ctypes.c_int32),
+        ("int8_inputs", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+def parameters(**fields: Any) -> type[ctypes.Structure]:
+    """A structure with these fields."""
+    return type("Parameters", (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+int32, int64, float32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+EmbedParameters = parameters(scale=float32)
+NormParameters = parameters(epsilon=float32)
+RotateParameters = parameters(
+    heads=int32, kv_heads=int32, head_size=int32, gate=int32, rotated=int32, epsilon=float32
+)  # fmt: skip
+AttendParameters = parameters(
+    heads=int32, kv_heads=int32, head_size=int32, gate=int32, reach=int32, scale=float32, cap=float32, window=int64
+)  # fmt: skip
+GateParameters = parameters(width=int32)
+RouteParameters = parameters(top=int32)
+ExpertsParameters = parameters(alpha=float32, limit=float32)
+DeltaRuleParameters = parameters(heads=int32, key_heads=int32, key_size=int32, epsilon=float32)
+LogitsParameters = parameters(scale=float32, cap=float32)
+
+
+class Parameters(ctypes.Union):
+    _fields_ = [
+        ("embed", EmbedParameters), ("norm", NormParameters), ("rotate", RotateParameters),
+        ("attend", AttendParameters), ("gate", GateParameters), ("route", RouteParameters),
+        ("experts", ExpertsParameters), ("delta_rule", DeltaRuleParameters), ("logits", LogitsParameters),
     ]  # fmt: skip
 
 
 class Operation(ctypes.Structure):
+    _anonymous_ = ("parameters",)
     _fields_ = [
-        ("kind", ctypes.c_int32), ("activation", ctypes.c_int32), ("layer", ctypes.c_int32), ("heads", ctypes.c_int32),
-        ("groups", ctypes.c_int32), ("size", ctypes.c_int32), ("gate", ctypes.c_int32),
-        ("window", ctypes.c_int64), ("number", ctypes.c_float), ("cap", ctypes.c_float),
-        ("more", ctypes.c_int32), ("rotated", ctypes.c_int32),
-        ("weight", Matrix), ("second", Matrix), ("bias", ctypes.c_void_p),
+        ("kind", int32), ("activation", int32), ("layer", int32), ("flags", int32), ("weight", Matrix),
+        ("second", Matrix), ("bias", ctypes.c_void_p), ("parameters", Parameters),
     ]  # fmt: skip
 
 
 class Call(ctypes.Structure):
     _fields_ = [
         ("tokens", ctypes.c_int64), ("ids", integer_array), ("rows", integer_array), ("positions", integer_array),
-        ("sources", integer_array), ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
-        ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("wanted", integer_array),
-        ("wanted_count", ctypes.c_int64), ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
-        ("g", ctypes.c_void_p), ("kept", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
+        ("source_lengths", integer_array), ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
+        ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("outputs", integer_array),
+        ("output_count", ctypes.c_int64), ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
+        ("g", ctypes.c_void_p), ("saved", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
         ("scratch", ctypes.c_void_p), ("scratch_width", ctypes.c_int64),
     ]  # fmt: skip
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 15 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 16 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache

@@ -77,8 +77,9 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
         if (bias || t->op->activation)
             for (int64_t m = 0; m < t->tokens; m++)
                 kernels.add_bias_activate(t->out + m * stride + begin, bias, n, t->op->activation);
-        if (t->op->cap)
-            for (int64_t m = 0; m < t->tokens; m++) kernels.soft_cap(t->out + m * stride + begin, n, t->op->cap);
+        if (t->op->kind == LOGITS && t->op->logits.cap)
+            for (int64_t m = 0; m < t->tokens; m++)
+                kernels.soft_cap(t->out + m * stride + begin, n, t->op->logits.cap);
         return;
     }
     float *sums = scratch(t->c, thread); /* (tokens, n) */
@@ -89,8 +90,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     }
 }
 
-/* The kernel for a product. The numbers of tokens from which on a kernel is faster are measured; integer kernels have
- * bitwise the same results. */
+/* The kernel for a product. The thresholds are measured; integer kernels have bitwise the same results. */
 static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
     const int int8 = w->dtype == INT8;
     if (w->dtype == BFLOAT16 && kernels.linear_bf16) return kernels.linear_bf16;
@@ -144,7 +144,7 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const operation *op = t->op;
     const call *c = t->c;
-    const int64_t H = op->heads, G = op->kv_heads, D = op->head_size, R = op->rotated, blocks = (c->tokens + QUERIES - 1) / QUERIES;
+    const int64_t H = op->attend.heads, G = op->attend.kv_heads, D = op->attend.head_size, R = op->attend.reach, blocks = (c->tokens + QUERIES - 1) / QUERIES;
     const int64_t head = chunk / blocks, first = chunk % blocks * QUERIES; /* a head's keys stay in the L1 cache */
     const int64_t size = c->sizes[op->layer], end = first + QUERIES < c->tokens ? first + QUERIES : c->tokens;
     const float *table = op->second.data;
@@ -153,19 +153,19 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     for (int64_t m = first; m < end; m++) {
         const int64_t length = op->kind == CROSS_ATTEND || op->flags & BIDIRECTIONAL ? c->source_lengths[m] : c->positions[m] + 1;
         queries[count] = (query){
-            .q = t->in + m * c->width + head * (D + op->gate), .out = t->out + m * c->width + head * D,
+            .q = t->in + m * c->width + head * (D + op->attend.gate), .out = t->out + m * c->width + head * D,
             .scores = scratch(c, thread) + count * (c->scratch_width / QUERIES), .position = c->positions[m],
-            .first = op->window && op->window < length ? length - op->window : 0, .end = length,
+            .first = op->attend.window && op->attend.window < length ? length - op->attend.window : 0, .end = length,
             .bias = table ? table + head * (2 * R + 1) + R : NULL, .sink = op->bias ? op->bias + head : NULL};
         count++;
         if (m + 1 < end && c->rows[m + 1] == c->rows[m]) continue;
         const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
         const kv_head kv = {
             .keys = (const uint8_t *)c->keys[op->layer] + at, .values = (const uint8_t *)c->values[op->layer] + at,
-            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->number, .cap = op->cap, .reach = R};
+            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R};
         const int bf16 = kernels.attend_bf16 && c->cache_dtype == BFLOAT16 && D <= MAX_BF16_HEAD;
         (bf16 ? kernels.attend_bf16 : kernels.attend)(&kv, queries, count);
-        for (int64_t i = 0; i < count && op->gate; i++)
+        for (int64_t i = 0; i < count && op->attend.gate; i++)
             kernels.gate(queries[i].q + D, queries[i].out, queries[i].out, D, SIGMOID);
         count = 0;
     }
@@ -174,14 +174,14 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
 /* Rotates the pairs (i, i + R/2), or (2i, 2i + 1), of each query and key head of token m by its position, after the norms,
  * if there are any: of each head, or of all query heads and of all key heads jointly. */
 static void rotate(const operation *op, const call *c, float *in, int64_t m) {
-    const int64_t H = op->heads, G = op->kv_heads, D = op->head_size, R = op->rotated, half = R / 2;
+    const int64_t H = op->rotate.heads, G = op->rotate.kv_heads, D = op->rotate.head_size, R = op->rotate.rotated, half = R / 2;
     const int joint = op->flags & JOINT_NORM;
     for (int64_t head = 0; head < H + G; head++) {
-        float *v = in + m * c->width + head * D + (head < H ? head : H) * op->gate;
+        float *v = in + m * c->width + head * D + (head < H ? head : H) * op->rotate.gate;
         const float *norm = head < H ? op->weight.data : op->second.data;
-        if (norm && !joint) kernels.rms_norm(v, norm, op->number, D, v);
-        if (norm && joint && head == 0) kernels.rms_norm(v, norm, op->number, H * D, v);
-        if (norm && joint && head == H) kernels.rms_norm(v, norm, op->number, G * D, v);
+        if (norm && !joint) kernels.rms_norm(v, norm, op->rotate.epsilon, D, v);
+        if (norm && joint && head == 0) kernels.rms_norm(v, norm, op->rotate.epsilon, H * D, v);
+        if (norm && joint && head == H) kernels.rms_norm(v, norm, op->rotate.epsilon, G * D, v);
         const float *cos = op->bias + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
         if (op->flags & INTERLEAVED)
             for (int64_t i = 0; i < half; i++) {
@@ -200,7 +200,7 @@ static void rotate(const operation *op, const call *c, float *in, int64_t m) {
 
 /* Stores the heads (tokens, G * D) of token m as keys or values in the slot of its position. */
 static void cache_heads(const operation *op, const call *c, void *to, const float *in, int64_t m) {
-    const int64_t G = op->kv_heads, D = op->head_size, size = c->sizes[op->layer];
+    const int64_t G = op->attend.kv_heads, D = op->attend.head_size, size = c->sizes[op->layer];
     for (int64_t head = 0; head < G; head++)
         store(to, ((c->rows[m] * G + head) * size + c->positions[m] % size) * D, in + m * c->width + head * D, D,
               c->cache_dtype);
@@ -217,15 +217,17 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
         const float *from = op->flags & FROM_SAVED ? c->saved + m * c->width : x;
         switch (op->kind) {
         case NORM:
-            kernels.norm(from, op->weight.data, op->bias, op->number, columns, in);
+            kernels.norm(from, op->weight.data, op->bias, op->norm.epsilon, columns, in);
             if (op->flags & TO_STREAM) memcpy(x, in, columns * sizeof(float));
             break;
-        case RMS_NORM: kernels.rms_norm(from, op->weight.data, op->number, columns, in); break;
+        case RMS_NORM: kernels.rms_norm(from, op->weight.data, op->norm.epsilon, columns, in); break;
         case ROTATE: rotate(op, c, t->in, m); break;
-        case GATE: kernels.gate(in, in + op->heads, in, op->heads, op->activation); break;
-        default: /* ATTEND */
-            cache_heads(op, c, c->keys[op->layer], t->in + op->heads * (op->head_size + op->gate), m);
-            cache_heads(op, c, c->values[op->layer], t->in + op->heads * (op->head_size + op->gate) + op->kv_heads * op->head_size, m);
+        case GATE: kernels.gate(in, in + op->gate.width, in, op->gate.width, op->activation); break;
+        default: { /* ATTEND */
+            const int64_t D = op->attend.head_size, queries = op->attend.heads * (D + op->attend.gate);
+            cache_heads(op, c, c->keys[op->layer], t->in + queries, m);
+            cache_heads(op, c, c->values[op->layer], t->in + queries + op->attend.kv_heads * D, m);
+        }
         }
     }
 }
@@ -239,7 +241,7 @@ static void each_token(task *t, int alone) {
 static void attend(const operation *op, const call *c, float *in, float *out, int alone) {
     task t = {.op = op, .c = c, .in = in, .out = out};
     if (op->kind == ATTEND) each_token(&t, alone);
-    parallel((c->tokens + QUERIES - 1) / QUERIES * op->heads, attend_chunk, &t, alone);
+    parallel((c->tokens + QUERIES - 1) / QUERIES * op->attend.heads, attend_chunk, &t, alone);
 }
 
 /* Fills the encoder cache of a layer of cross attention with the source's keys and values; keeps `in`. */
@@ -282,7 +284,7 @@ static void add_normed(const operation *op, const call *c, float *in, float *x, 
     linear(&part, c, in, outputs, c->tokens, alone);
     for (int64_t m = 0; m < c->tokens; m++) {
         float *y = outputs + m * c->width;
-        kernels.rms_norm(y, op->second.data, op->number, op->weight.rows, y);
+        kernels.rms_norm(y, op->second.data, op->norm.epsilon, op->weight.rows, y);
         for (int64_t i = 0; i < op->weight.rows; i++) x[m * c->width + i] += y[i];
     }
 }
@@ -379,7 +381,7 @@ static void experts_chunk(void *context, int64_t chunk, int thread) {
             continue;
         }
         float *to = t->out + ((first + m) * w.rows + begin) / 2;
-        kernels.gate_interleaved(row, bias, n / 2, t->op->number, t->op->cap, t->unzips ? gated : to);
+        kernels.gate_interleaved(row, bias, n / 2, t->op->experts.alpha, t->op->experts.limit, t->unzips ? gated : to);
         if (t->unzips) unzip(gated, to, n / 2);
     }
 }
@@ -400,7 +402,7 @@ static void delta_chunk(void *context, int64_t group, int thread) {
     const task *t = context;
     const operation *op = t->op;
     const call *c = t->c;
-    const int64_t H = op->heads, G = op->kv_heads, K = op->head_size, V = op->second.columns, per_group = H / G;
+    const int64_t H = op->delta_rule.heads, G = op->delta_rule.key_heads, K = op->delta_rule.key_size, V = op->second.columns, per_group = H / G;
     const int64_t taps = op->weight.rows, channels = op->weight.columns;
     const int64_t starts[] = {group * K, (G + group) * K, 2 * G * K + group * per_group * V}, sizes[] = {K, K, per_group * V};
     for (int64_t m = 0; m < c->tokens; m++) {
@@ -420,7 +422,7 @@ static void delta_chunk(void *context, int64_t group, int thread) {
             const float speed = numbers[H] + op->bias[H + head];
             const float decay = expf(op->bias[head] * (speed > 20 ? speed : log1pf(expf(speed)))); /* of softplus */
             kernels.delta_rule(state, q, k, v, decay, 1 / (1 + expf(-numbers[0])), K, V, out);
-            kernels.rms_norm(out, op->second.data, op->number, V, out);
+            kernels.rms_norm(out, op->second.data, op->delta_rule.epsilon, V, out);
             kernels.gate(z, out, out, V, SILU);
         }
     }
@@ -436,8 +438,8 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case EMBED:
             for (int64_t m = 0; m < c->tokens; m++) {
                 kernels.unpack_row(&op->weight, c->ids[m], x + m * width);
-                if (op->number)
-                    for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] *= op->number;
+                if (op->embed.scale)
+                    for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] *= op->embed.scale;
                 if (op->second.data) {
                     kernels.unpack_row(&op->second, c->positions[m], out);
                     for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] += out[i];
@@ -478,7 +480,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             break;
         case ROUTE: /* also writes the inputs of each choice, which EXPERTS reads */
             linear(op, c, in, out, c->tokens, alone);
-            select_experts(out, width, c->tokens, op->weight.rows, op->kv_heads, &selected);
+            select_experts(out, width, c->tokens, op->weight.rows, op->route.top, &selected);
             for (int64_t i = 0; i < selected.count; i++) {
                 const float *from = in + selected.token[i] * width;
                 float *to = out + i * op->weight.columns;
@@ -502,7 +504,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             break;
         case DELTA_RULE: {
             task t = {.op = op, .c = c, .in = in, .out = out};
-            parallel(op->kv_heads, delta_chunk, &t, alone);
+            parallel(op->delta_rule.key_heads, delta_chunk, &t, alone);
             swap = in, in = out, out = swap;
             break;
         }
@@ -514,9 +516,9 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case LOGITS:
             for (int64_t i = 0; i < c->output_count; i++)
                 if (c->outputs[i] != i) memcpy(in + i * width, in + c->outputs[i] * width, width * sizeof(float));
-            if (op->number != 1)
+            if (op->logits.scale != 1)
                 for (int64_t i = 0; i < c->output_count; i++)
-                    for (int64_t k = 0; k < op->weight.columns; k++) in[i * width + k] *= op->number;
+                    for (int64_t k = 0; k < op->weight.columns; k++) in[i * width + k] *= op->logits.scale;
             if (c->output_count) linear(op, c, in, c->logits, c->output_count, alone);
             break;
         }

@@ -15,14 +15,25 @@ from torch import Tensor, nn
 
 from minhub_py.inference.native.library import (
     ACTIVATIONS,
+    BIDIRECTIONAL,
     BLOCKS,
     DTYPES,
+    FROM_SAVED,
+    INTERLEAVED,
+    JOINT_NORM,
     KINDS,
+    MORE_LINEAR,
     MOST_CHOICES,
     MOST_TOKENS,
     MXFP4,
+    TO_STREAM,
+    AttendParameters,
+    DeltaRuleParameters,
+    ExpertsParameters,
+    LogitsParameters,
     Matrix,
     Operation,
+    RotateParameters,
     UnsupportedError,
 )
 from minhub_py.inference.quantize import Quantized
@@ -77,9 +88,9 @@ class Program:
             case Embed():
                 return [self.embed(step)]
             case AddPositions():
-                return [Operation(kind=KINDS["place"], weight=self.matrix(step.positions.weight[step.first :]))]
+                return [Operation(kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :]))]
             case SaveResidual():
-                return [Operation(kind=KINDS["keep"])]
+                return [Operation(kind=KINDS["save"])]
             case LoadResidual():
                 return [Operation(kind=KINDS["copy"])]
             case Norm():
@@ -97,7 +108,7 @@ class Program:
             case DeltaRule():
                 return [self.delta_rule(step)]
             case Gate():
-                return [Operation(kind=KINDS["gate"], heads=self.outputs // 2, activation=code_of(step.activation))]
+                return [self.gate(step)]
             case Add():
                 return [self.add(step)]
             case Experts():
@@ -114,7 +125,7 @@ class Program:
         operation = Operation(kind=KINDS["embed"], weight=self.matrix(step.tokens), second=second)
         if step.scale is not None:
             dtype = step.tokens.dtype if isinstance(step.tokens, Quantized) else step.tokens.weight.dtype
-            operation.number = torch.tensor(step.scale, dtype=dtype).item()
+            operation.embed.scale = torch.tensor(step.scale, dtype=dtype).item()
         if operation.weight.transposed or operation.second.transposed:
             raise UnsupportedError("an embedding whose rows are not contiguous")
         return operation
@@ -130,14 +141,16 @@ class Program:
             kind = KINDS["norm"]
         if step.to_residual and bias is None:
             raise UnsupportedError("an RMS norm of the residual stream")
-        more = step.saved + 2 * step.to_residual
-        return Operation(kind=kind, weight=weight, bias=bias, number=layer.eps, more=more)
+        flags = FROM_SAVED * step.saved | TO_STREAM * step.to_residual
+        operation = Operation(kind=kind, weight=weight, bias=bias, flags=flags)
+        operation.norm.epsilon = layer.eps
+        return operation
 
     def linear(self, step: Linear) -> list[Operation]:
         operations = [self.product(KINDS["linear"], layer, layer.bias) for layer in step.layers]
         for operation in operations:
-            operation.activation, operation.more = code_of(step.activation), 1
-        operations[-1].more = 0
+            operation.activation, operation.flags = code_of(step.activation), MORE_LINEAR
+        operations[-1].flags = 0
         self.outputs = sum(operation.weight.rows for operation in operations)
         self.width = max(self.width, self.outputs)
         return operations
@@ -150,13 +163,16 @@ class Program:
         self.angles.setdefault(step.rope, torch.empty(0, device=CPU))
         size = self.head_size(step)
         operation = Operation(
-            kind=KINDS["rotate"], heads=step.heads, groups=step.kv_heads, size=size, gate=step.gate * size,
-            more=step.all_heads + 2 * step.interleaved, rotated=2 * len(step.rope.frequencies),
+            kind=KINDS["rotate"], flags=JOINT_NORM * step.all_heads | INTERLEAVED * step.interleaved,
             layer=list(self.angles).index(step.rope),
+        )  # fmt: skip
+        operation.rotate = RotateParameters(
+            heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size,
+            rotated=2 * len(step.rope.frequencies),
         )  # fmt: skip
         if step.q_norm is not None and step.k_norm is not None:
             operation.weight, operation.second = self.factor(step.q_norm), self.factor(step.k_norm)
-            operation.number = step.q_norm.eps
+            operation.rotate.epsilon = step.q_norm.eps
         return operation
 
     def update_angles(self, count: int, operations: Iterable[Operation]) -> None:
@@ -177,30 +193,37 @@ class Program:
         """Scores and softmax are always in float32, so `upcast` has no effect."""
         size = self.head_size(step)
         operation = Operation(
-            kind=KINDS["attend"], heads=step.heads, groups=step.kv_heads, size=size, gate=step.gate * size,
-            number=step.scale, window=step.window or 0, cap=step.softcap or 0, more=not step.causal,
-            bias=self.floats(step.sinks), layer=self.layers if step.causal else 0,
+            kind=KINDS["attend"], flags=0 if step.causal else BIDIRECTIONAL, bias=self.floats(step.sinks),
+            layer=self.layers if step.causal else 0,
+        )  # fmt: skip
+        operation.attend = AttendParameters(
+            heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size, scale=step.scale,
+            cap=step.softcap or 0, window=step.window or 0,
         )  # fmt: skip
         if step.bias is not None:
             weight, far = step.bias.weight, step.bias.far
             check_memory(weight)
             distances = torch.arange(-far, far + 1, device=CPU)  # larger distances equal the largest
             buckets = distance_buckets(distances, weight.size(0), far, step.bias.bidirectional)
-            operation.second, operation.rotated = self.vector(weight[buckets].t()), far
+            operation.second, operation.attend.reach = self.vector(weight[buckets].t()), far
         self.layers = self.layers + 1 if step.causal else 1  # the layers of an encoder cache nothing
         return operation
 
     def cross_attend(self, step: CrossAttend) -> Operation:
         self.layers += 1
-        return Operation(kind=KINDS["cross_attend"], heads=step.heads, groups=step.heads,
-                         size=self.outputs // step.heads, number=step.scale, layer=self.layers - 1)  # fmt: skip
+        operation = Operation(kind=KINDS["cross_attend"], layer=self.layers - 1)
+        operation.attend = AttendParameters(
+            heads=step.heads, kv_heads=step.heads, head_size=self.outputs // step.heads, scale=step.scale
+        )
+        return operation
 
     def cache_encoder(self, step: CacheEncoder) -> Operation:
         keys, values = map(self.matrix, step.layers)
         self.layers += 1
         self.width = max(self.width, keys.rows)
-        return Operation(kind=KINDS["remember"], heads=step.heads, groups=step.heads, size=keys.rows // step.heads,
-                         layer=self.layers - 1, weight=keys, second=values)  # fmt: skip
+        operation = Operation(kind=KINDS["encoder_cache"], layer=self.layers - 1, weight=keys, second=values)
+        operation.attend = AttendParameters(heads=step.heads, kv_heads=step.heads, head_size=keys.rows // step.heads)
+        return operation
 
     def delta_rule(self, step: DeltaRule) -> Operation:
         self.layers += 1
@@ -209,17 +232,25 @@ class Program:
         taps = self.vector(step.conv.weight.squeeze(1).t())
         taps.rows, taps.columns = step.conv.weight.size(2), channels
         decay = torch.cat((-step.decay.float().exp(), step.bias.float()))
-        return Operation(
-            kind=KINDS["delta_rule"], heads=step.heads, groups=step.key_heads,
-            size=(channels - step.heads * size) // (2 * step.key_heads), weight=taps,
-            second=self.vector(step.norm.weight), number=step.norm.eps, activation=code_of(step.activation),
-            bias=self.floats(decay), layer=self.layers - 1,
+        operation = Operation(
+            kind=KINDS["delta_rule"], weight=taps, second=self.vector(step.norm.weight),
+            activation=code_of(step.activation), bias=self.floats(decay), layer=self.layers - 1,
         )  # fmt: skip
+        operation.delta_rule = DeltaRuleParameters(
+            heads=step.heads, key_heads=step.key_heads,
+            key_size=(channels - step.heads * size) // (2 * step.key_heads), epsilon=step.norm.eps,
+        )  # fmt: skip
+        return operation
+
+    def gate(self, step: Gate) -> Operation:
+        operation = Operation(kind=KINDS["gate"], activation=code_of(step.activation))
+        operation.gate.width = self.outputs // 2
+        return operation
 
     def add(self, step: Add) -> Operation:
         operation = self.product(KINDS["add"], step.layer, step.layer.bias)
         if step.norm is not None:
-            operation.second, operation.number = self.factor(step.norm), step.norm.eps
+            operation.second, operation.norm.epsilon = self.factor(step.norm), step.norm.eps
             self.width = max(self.width, operation.weight.rows)
         return operation
 
@@ -227,10 +258,10 @@ class Program:
         if step.top * MOST_TOKENS > MOST_CHOICES:
             raise UnsupportedError(f"{step.top} experts per token")
         router = self.product(KINDS["route"], step.router, step.router.bias)
-        router.groups = step.top
+        router.route.top = step.top
         first = self.expert_weights(KINDS["experts"], step.gate_up, step.gate_up_bias)
         second = self.expert_weights(KINDS["combine"], step.down, step.down_bias)
-        first.number, first.cap = step.alpha, step.limit
+        first.experts = ExpertsParameters(alpha=step.alpha, limit=step.limit)
         # The inputs and outputs of all selected experts use the buffers of the tokens.
         columns = max(first.weight.columns, second.weight.columns)
         self.width = max(self.width, router.weight.rows, step.top * columns)
@@ -256,7 +287,7 @@ class Program:
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             weight_ih, weight_hh, *biases = (getattr(step.layer, f"{name}_l{self.layers}") for name in names)
             operation = Operation(
-                kind=KINDS["recur"], weight=self.matrix(weight_ih), second=self.matrix(weight_hh),
+                kind=KINDS["lstm"], weight=self.matrix(weight_ih), second=self.matrix(weight_hh),
                 bias=self.floats(biases[0].float() + biases[1].float()), layer=self.layers,
             )  # fmt: skip
             self.width = max(self.width, operation.weight.rows)
@@ -266,8 +297,8 @@ class Program:
 
     def logits(self, step: Logits) -> Operation:
         operation = self.product(KINDS["logits"], step.layer, step.bias)
-        operation.cap, operation.number = step.softcap or 0, step.scale
-        operation.weight.coarse = 0  # rounding matters most in the last product (tests/benchmarks/rounding.py)
+        operation.logits = LogitsParameters(scale=step.scale, cap=step.softcap or 0)
+        operation.weight.int8_inputs = 0  # rounding matters most in the last product (tests/benchmarks/rounding.py)
         return operation
 
     # Weights
@@ -306,7 +337,7 @@ class Program:
             raise UnsupportedError(f"a weight with strides {weight.stride()}")
         if is_quantized:
             matrix.scales = self.floats(source.scales)
-            matrix.coarse = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
+            matrix.int8_inputs = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
         self.references.append(weight.detach())
         return matrix
 

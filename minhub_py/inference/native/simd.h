@@ -1,7 +1,7 @@
 /* Vectors of LANES floats: all intrinsics of the float kernels are here. A file that includes the kernels defines LANES
  * (4: plain C and NEON, 8: AVX2, 16: AVX-512) and selects the instruction set.
  *
- * Vectors are those of GCC and clang (vector_size), so that a compiler for any processor accepts them. Intrinsics replace
+ * Vectors use the vector extension of GCC and clang (vector_size), which compiles for any processor. Intrinsics replace
  * them where compilers convert badly (8 and 16 bits).
  *
  * Invariant of all kernels: the summation order of a number depends on that number only, not on the number of tokens in
