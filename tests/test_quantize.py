@@ -357,8 +357,8 @@ def test_inputs_have_8_bits_only_where_bfloat16_is_asked_for(tmp_path, kind) -> 
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
         _, *products, head = [each for each in CompiledReader(model).operations if each.weight.scales]
         assert len(products) == 8
-        assert {each.weight.coarse for each in products} == {int(dtype == torch.bfloat16)}
-        assert not head.weight.coarse
+        assert {each.weight.int8_inputs for each in products} == {int(dtype == torch.bfloat16)}
+        assert not head.weight.int8_inputs
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])

@@ -17,5 +17,5 @@ test_that("built-in models are neither downloaded nor deleted", {
   expect_refused(minhub_download("minhub/shakespeare-gpt2"), "there is nothing to download", "ValueError")
   expect_refused(minhub_delete("no/such-model-here"), "is not in the local cache: nothing to delete", "FileNotFoundError")
   expect_refused(minhub_delete(7), "identifier must be text")
-  expect_refused(minhub_delete("no/such", ask = NA), "is not in the local cache", "FileNotFoundError")
+  expect_refused(minhub_delete("no/such", ask = FALSE), "is not in the local cache", "FileNotFoundError")
 })
