@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
-from minhub_py.system.spelling import Words, speaking
+from minhub_py.system.spelling import Spelling, use_spelling
 
 # Settings with other names in R, where many functions have an argument of the name `start`; in Python, `from` is a
 # keyword.
 R_NAMES = {"start": "from"}
 
 
-class RWords(Words):
+class RSpelling(Spelling):
     """Settings as arguments and commands as calls, for R users."""
 
     train = "minhub_train()"
@@ -43,5 +43,5 @@ def _text(value: Any) -> str:
 @contextmanager
 def in_words_of_r() -> Iterator[None]:
     """Messages about settings and runs name R's arguments and functions."""
-    with speaking(RWords()):
+    with use_spelling(RSpelling()):
         yield

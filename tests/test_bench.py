@@ -35,7 +35,7 @@ def test_json_has_the_same_result_as_a_table() -> None:
 def test_errors_precede_measurements(tmp_path: Path) -> None:
     for arguments, status, message in (
         (["--only", "everything"], 2, "'everything' is not one of 'decode', 'prefill', 'batch', 'load'"),
-        (["--save", "nowhere/run.json"], 1, "nowhere/run.json cannot be written: there is no folder nowhere"),
+        (["--save", "nowhere/run.json"], 1, "nowhere/run.json cannot be written: the folder nowhere does not exist"),
         (["--model", "./nowhere"], 1, "There is no folder ./nowhere"),
         (["--threads", "0"], 2, "0 is not in the range x>=1"),
     ):

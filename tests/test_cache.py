@@ -110,7 +110,7 @@ def test_the_command_deletes_after_a_confirmation(hub: HubServer) -> None:
     minhub.fetch(REPO)
     refused = command(REPO)
     assert refused.exit_code == 2
-    assert "Deleting owner/model needs a confirmation: add --yes." in refused.stderr
+    assert "Deleting owner/model requires confirmation: add --yes." in refused.stderr
     assert answer(hub, "n") == (1, True)
     assert answer(hub, "y") == (0, False)
     minhub.fetch(REPO)
@@ -139,7 +139,7 @@ def answer(hub: HubServer, reply: str) -> tuple[int, bool]:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["minhub/shakespeare-gpt2", "--yes"], 2, "ships with the package and cannot be deleted"),
+        (["minhub/shakespeare-gpt2", "--yes"], 2, "is included in the package and cannot be deleted"),
         (["owner/other", "--yes"], 1, "owner/other is not in the local cache: nothing to delete"),
         (["../x", "--yes"], 1, "is neither a folder nor a name on the Hub"),
     ],

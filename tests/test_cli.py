@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from minhub_py import from_pretrained, gpt2, lstm_from_pretrained, save_pretrained
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.cli.group import Command
 from minhub_py.cli.main import main
-from minhub_py.system.console import Command, bar_console
+from minhub_py.cli.output import bar_console
 
 GPT2 = "minhub/shakespeare-gpt2"
 BUILT_IN = [f"minhub/{path.name}" for path in sorted(hub.BUILTIN.iterdir())]
@@ -158,11 +159,11 @@ def test_score(tmp_path: Path) -> None:
     assert "perplexity" in done("score", GPT2, "-", input="What say you?")
     rows = tmp_path / "rows.csv"
     rows.write_text("text\nTo be\n")
-    assert f"Note: {rows} is read as one text; for a result of each" in minhub("score", GPT2, str(rows)).stderr
+    assert f"Note: {rows} is read as one text; for a result per row" in minhub("score", GPT2, str(rows)).stderr
     text.write_bytes(b"caf\xe9")
     assert "is not UTF-8 text" in failed("score", GPT2, str(text))
     text.write_text("a")
-    assert "at least 2 tokens and has 1" in failed("score", GPT2, str(text))
+    assert "at least 2 tokens are required, not 1" in failed("score", GPT2, str(text))
 
 
 def test_inspect() -> None:
@@ -195,8 +196,8 @@ def test_convert_there_and_back(tmp_path: Path, folder: Path) -> None:
     assert json.loads((half / "config.json").read_text())["dtype"] == "float16"
     assert done("generate", str(half), "abc", "-n", "3").startswith("abc")
 
-    assert "holds config.json already" in failed("convert", str(folder), str(half), status=2)
-    assert "is the folder of MODEL itself" in failed("convert", str(folder), str(folder), status=2)
+    assert "already contains config.json" in failed("convert", str(folder), str(half), status=2)
+    assert "OUT is MODEL's folder" in failed("convert", str(folder), str(folder), status=2)
     done("convert", str(folder), str(half), "--overwrite")
     assert {tensor.dtype for tensor in load_file(half / "model.safetensors").values()} == {torch.float32}
 
@@ -230,7 +231,7 @@ def test_what_a_folder_held_before(tmp_path: Path, folder: Path) -> None:
         (out / name).write_text("old")
     for name in ("model-lora.safetensors", "model_adapter.safetensors", "notes.txt"):
         (out / name).write_text("mine")
-    assert "holds config.json already" in failed("convert", str(folder), str(out), status=2)
+    assert "already contains config.json" in failed("convert", str(folder), str(out), status=2)
     done("convert", str(folder), str(out), "--overwrite")
     assert sorted(path.name for path in out.iterdir()) == [
         "config.json", "model-lora.safetensors", "model.safetensors", "model_adapter.safetensors", "notes.txt",
@@ -273,7 +274,7 @@ def test_from_a_hub_to_text(hub: HubServer, model_files: dict[str, bytes]) -> No
     plan = json.loads(done("download", "owner/tiny", "--dry-run", "--json"))
     assert plan["total_bytes"] == plan["missing_bytes"] == sum(map(len, model_files.values()))
     assert plan["folder"] is None
-    assert "to fetch" in done("download", "owner/tiny", "--dry-run")
+    assert "to download" in done("download", "owner/tiny", "--dry-run")
     assert hub.fetched() == []
 
     first = minhub("generate", "owner/tiny", "abc", "-n", "5", "--seed", "1")
@@ -316,7 +317,7 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", "./nowhere", "x"], 1, "There is no folder ./nowhere"),
         (["generate", "minhub/nothing", "x"], 1, "There is no built-in minhub/nothing; the built-ins are: minhub/sh"),
         (["generate", "a b", "x"], 1, "is neither a folder nor a name on the Hub"),
-        (["generate", GPT2, ""], 2, "it has no token that MODEL knows; give some text"),
+        (["generate", GPT2, ""], 2, "the prompt has no tokens in MODEL's vocabulary; give some text"),
         (["generate", GPT2, "\udcff"], 1, "PROMPT is not UTF-8 text"),
         (["generate", GPT2, "x", "--temperature", "-1"], 2, "temperature must be 0 (greedy) or more, not -1.0"),
         (["generate", GPT2, "x", "--top-p", "0"], 2, "top_p must be above 0 and at most 1, not 0.0"),
@@ -328,7 +329,7 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", GPT2, "x", "--stop", "x" * 1001], 2, "at most 1,000 characters"),
         (["chat", GPT2, "--stop", "x" * 1001], 2, "at most 1,000 characters"),
         (["generate", GPT2, "--out", "x.csv"], 2, "Missing argument 'FILE'. With --out, give the files"),
-        (["chat", GPT2, "hello"], 2, "Leave out 'hello': type messages after the start"),
+        (["chat", GPT2, "hello"], 2, "Unexpected argument 'hello': type messages after the start"),
         (
             ["words", GPT2, "x.csv", "--out", "y.csv", "--ignore-regex", "["],
             2,
@@ -343,12 +344,12 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", GPT2, "x", "--device", "abacus"], 1, "device 'abacus' is unknown"),
         (["generate", GPT2, "x", "--dtype", "int3"], 2, "Invalid value for '--dtype'"),
         (["generate", GPT2, "x", "-n", "many"], 2, "Invalid value for '-n'"),
-        (["generate", GPT2], 2, "Missing argument 'PROMPT'. To read it from standard input, give - as PROMPT."),
+        (["generate", GPT2], 2, "Missing argument 'PROMPT'. To read it from standard input, use - as PROMPT."),
         (["score", GPT2, "nowhere.txt"], 2, "No such file"),
         (["convert", GPT2, "out", "--max-shard-size", "big"], 2, "'big' is not a size"),
-        (["convert", GPT2, "out.pt"], 2, "out.pt is a name for a file: give --to torchscript, or name a folder"),
+        (["convert", GPT2, "out.pt"], 2, "out.pt is a file name: use --to torchscript or choose a folder"),
         (["convert", GPT2, "out", "--to", "onnx"], 2, "Invalid value for '--to'"),
-        (["download", GPT2], 2, "ships with the package"),
+        (["download", GPT2], 2, "is included in the package"),
         (["download", "./nothing"], 1, "'./nothing' is neither a folder nor a name on the Hub"),
         (["frobnicate"], 2, "No such command"),
     ],
@@ -474,9 +475,7 @@ def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a parent reads from")
 def test_what_is_piped_in_and_not_read(command: str, found: bool) -> None:
-    code = (
-        "from contextlib import suppress; from select import select; from minhub_py.system.console import unread_pipe"
-    )
+    code = "from contextlib import suppress; from select import select; from minhub_py.cli.text import unread_pipe"
     code += "\nwith suppress(OSError): select([0], [], [])\nprint(unread_pipe())"  # echo runs beside it
     command = command.format(f"{sys.executable} -c '{code}'")
     shown = subprocess.run(
@@ -488,8 +487,8 @@ def test_what_is_piped_in_and_not_read(command: str, found: bool) -> None:
 def test_a_piped_text_that_is_not_read_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("generate", GPT2, "ROMEO:", "-n", "1")
     assert "piped" not in minhub(*arguments).stderr
-    monkeypatch.setattr("minhub_py.cli.main.unread_pipe", lambda: True)
-    assert "Note: standard input is not read; to read it, give - as PROMPT." in minhub(*arguments).stderr
+    monkeypatch.setattr("minhub_py.cli.text.unread_pipe", lambda: True)
+    assert "Note: standard input is ignored; to read it, use - as PROMPT." in minhub(*arguments).stderr
     assert minhub("generate", GPT2, "-", "-n", "1", input="ROMEO:").stderr == ""
 
 

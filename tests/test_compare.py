@@ -344,9 +344,9 @@ def test_a_worker_says_what_went_wrong() -> None:
     ("arguments", "status", "message"),
     [
         (["--only", "everything"], 2, "'everything' is not one of 'bandwidth', 'decode'"),
-        (["--plot", "nowhere/run.png"], 1, "nowhere/run.png cannot be written: there is no folder nowhere"),
-        (["--plot", "run.jpg"], 1, "--plot writes a PNG file: give a name that ends in .png, not run.jpg"),
-        (["--save", "nowhere/run.json"], 1, "nowhere/run.json cannot be written: there is no folder nowhere"),
+        (["--plot", "nowhere/run.png"], 1, "nowhere/run.png cannot be written: the folder nowhere does not exist"),
+        (["--plot", "run.jpg"], 1, "--plot writes a PNG file: use a name that ends in .png, not run.jpg"),
+        (["--save", "nowhere/run.json"], 1, "nowhere/run.json cannot be written: the folder nowhere does not exist"),
         (["--model", "./nowhere"], 1, "There is no folder ./nowhere"),
         (["--from", "nowhere.json"], 2, "No such file"),
         (["--from", __file__], 1, "is not JSON"),

@@ -214,7 +214,7 @@ def test_the_shell_notes_the_default_of_a_gguf_file(file: Path) -> None:
         assert result.exit_code == 0
         return result.stderr
 
-    note = "Note: weights stay in Q8_0, as in the file; --quantize none turns them into floating point.\n"
+    note = "Note: using the file's quantized weights (Q8_0); --quantize none converts them to floating point.\n"
     assert notes(str(file)) == note
     assert notes(str(file), "--quantize", "none") == notes(str(file), "--quantize", "auto") == ""
     assert 'Note: quantize="auto" has no effect' in notes("minhub/shakespeare-gpt2", "--quantize", "auto")

@@ -17,7 +17,7 @@ import minhub_py
 from minhub_py import from_pretrained, save_pretrained, tokenizer_from_pretrained, train
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import characters, read_tokenizer
-from minhub_py.cli import main as cli
+from minhub_py.cli.loading import open_model
 from minhub_py.export.convert import convert
 from minhub_py.inspection import verify
 from minhub_py.pretrained import open_checkpoint
@@ -86,7 +86,7 @@ def opened_by_python(tmp_path: Path) -> tuple[Any, Any]:
 
 
 def opened_by_the_command(tmp_path: Path) -> tuple[Any, Any]:
-    return cli._open(REPO, "main", "cpu", "auto", None)
+    return open_model(REPO, "main", "cpu", "auto", None)
 
 
 def converted(tmp_path: Path) -> tuple[Any, Any]:

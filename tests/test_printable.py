@@ -15,8 +15,10 @@ from hub_server import HubServer
 
 from minhub_py import gpt2, save_pretrained
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.cli.group import Group
 from minhub_py.cli.main import main
-from minhub_py.system.console import Group, emit, note, say, table
+from minhub_py.cli.output import emit, say, table
+from minhub_py.system.console import note
 from minhub_py.system.printable import displayed, gist, printable
 
 EVIL = "\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"

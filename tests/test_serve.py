@@ -854,7 +854,7 @@ def test_calls_that_are_wrong(tmp_path: Path, folder: Path) -> None:
     assert "--api-key" in failed("serve", str(folder), "--host", "0.0.0.0", status=2)
     assert "empty" in failed("serve", str(folder), "--api-key", "", status=2)
     refused = failed("serve", str(folder), "--context", "300", "--port", "0")
-    assert "--context 300 is more than" in refused
+    assert "--context 300 exceeds the context length of" in refused
     assert "at most 256" in refused
     assert "same name" in failed("serve", str(folder), str(folder), "--port", "0")
     with socket.create_server(("127.0.0.1", 0)) as taken:

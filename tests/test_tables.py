@@ -392,7 +392,7 @@ def test_a_doubled_space_is_refused_before_any_work(tmp_path: Path, row: dict[st
     assert f"{file}, row 3: {message}, and sep is a space" in error
     assert not Parts(out).folder.exists()
     assert "2 rows" not in done(*command, "--sep", "")
-    assert "--sep joins a text and its target: give --target, too" in failed(*command[:3], "--sep", "", status=2)
+    assert "--sep joins a text and its target: add --target" in failed(*command[:3], "--sep", "", status=2)
 
 
 def test_a_word_with_white_space_beside_the_separator_is_refused(tmp_path: Path) -> None:
@@ -633,8 +633,8 @@ def test_wrong_calls(tmp_path: Path, model: str) -> None:
     assert "There is no file" in failed("score", model, tmp_path / "gone.csv", "--out", tmp_path / "new.csv")
     assert "--column is for the rows" in failed("score", model, file, "--column", "text", status=2)
     assert "--workers is for the rows" in failed("generate", model, "abc", "--workers", 2, status=2)
-    assert "give --out" in failed("score", model, file, file, status=2)
-    assert "give --out" in failed("generate", model, "abc", "abc", status=2)
+    assert "add --out" in failed("score", model, file, file, status=2)
+    assert "add --out" in failed("generate", model, "abc", "abc", status=2)
     assert "nosuch" in failed("score", tmp_path / "nosuch", file, "--out", tmp_path / "new.csv")
     assert out.read_text() == "mine"
     done("score", model, file, "--out", out, "--overwrite")
@@ -687,7 +687,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, model: str, large: Path) -> No
     whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
     said = stopped(model, large, out, signal.SIGINT)
     assert "of 1,500 rows are done" in said
-    assert f"in {out}.parts: the same command goes on from there." in said
+    assert f"in {out}.parts. To continue, run the same command again." in said
     assert "Traceback" not in said
     done("score", model, large, "--out", out)
     done("score", model, large, "--out", whole)

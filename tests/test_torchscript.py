@@ -396,7 +396,7 @@ def test_convert_in_its_ways(tmp_path: Path, folder: Path) -> None:
     assert json.loads(extra["config.json"])["dtype"] == "float16"
     result = convert(folder, out, "--to", "torchscript")
     assert result.exit_code == 2
-    assert f"{out} exists already: name another file, or give --overwrite." in result.stderr
+    assert f"{out} already exists: choose another file, or add --overwrite." in result.stderr
     assert load(out)(ids(1, 5)).dtype == torch.float16
     assert convert(folder, out, "--to", "torchscript", "--overwrite").exit_code == 0
     assert load(out)(ids(1, 5)).dtype == torch.float32
@@ -410,9 +410,9 @@ def test_convert_in_its_ways(tmp_path: Path, folder: Path) -> None:
     [
         ("out", [], "--to torchscript writes one file: OUT must end in .pt and must not be a folder"),
         ("held.pt", [], "--to torchscript writes one file: OUT must end in .pt and must not be a folder"),
-        ("made/model.pt", [], "OUT is the folder of MODEL itself: name another"),
-        ("made/model.pt", ["--overwrite"], "OUT is the folder of MODEL itself: name another"),
-        ("out.pt", ["--max-shard-size", "5GB"], "--max-shard-size is for the other layouts"),
+        ("made/model.pt", [], "OUT is MODEL's folder: choose another folder"),
+        ("made/model.pt", ["--overwrite"], "OUT is MODEL's folder: choose another folder"),
+        ("out.pt", ["--max-shard-size", "5GB"], "remove --max-shard-size"),
         ("out.pt", ["--dtype", "int8"], "Invalid value for '--dtype'"),
         ("file", ["--to", "hub"], "--to hub writes a folder, but"),
         ("file", ["--to", "native", "--overwrite"], "--to native writes a folder, but"),

@@ -213,7 +213,7 @@ def test_standard_input(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPa
         result = CliRunner().invoke(main, ["train", "-", "--out", str(tmp_path / "new" / "run"), *OPTIONS], input=given)
         assert message in result.stderr
         assert not (tmp_path / "new").exists()
-    assert "Give - once" in failed("train", "-", "-", "--out", tmp_path / "new", status=2)
+    assert "Use - once" in failed("train", "-", "-", "--out", tmp_path / "new", status=2)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, text: Path) -> None:
@@ -251,15 +251,15 @@ def test_wrong_calls(tmp_path: Path, text: Path) -> None:
     cases: list[tuple[list[object], str]] = [
         ([], "TEXT"),
         ([text], "--out"),
-        (["--resume", run, text], "leave out TEXT and --out"),
-        (["--resume", run, "--out", run], "leave out TEXT and --out"),
+        (["--resume", run, text], "remove TEXT and --out"),
+        (["--resume", run, "--out", run], "remove TEXT and --out"),
         ([text, "--out", text], "file"),
         ([text, "--out", run, "--family", "bert"], "bert"),
         ([text, "--out", run, "--steps", "0"], "steps"),
         ([text, "--out", run, "--dropout", "2"], "dropout"),
         ([text, "--out", run, "--speed", "2"], "--speed"),
-        ([text, "--out", run, "--set", "window_size"], "--set window_size: write NAME=VALUE"),
-        ([text, "--out", run, "--set", "=3"], "write NAME=VALUE"),
+        ([text, "--out", run, "--set", "window_size"], "--set window_size: use NAME=VALUE"),
+        ([text, "--out", run, "--set", "=3"], "use NAME=VALUE"),
     ]
     for arguments, message in cases:
         assert message in failed("train", *arguments, status=2)
@@ -287,7 +287,7 @@ def test_failures(tmp_path: Path, text: Path) -> None:
         (["train", "--resume", run, "--set", "n_inner=3"], "--set cannot change"),
         (["compare", missing], "is no run of minhub train"),
         (["compare", run, "--plot", tmp_path / "plot.pdf"], "ends in .png"),
-        (["compare", run, "--plot", tmp_path / "plot.png"], "needs matplotlib"),
+        (["compare", run, "--plot", tmp_path / "plot.png"], "requires matplotlib"),
     ]
     for arguments, message in cases:
         assert message in failed(*arguments)
@@ -412,7 +412,7 @@ def test_compare_draws(runs: Path, tmp_path: Path, pictures: None) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
     message = failed("compare", runs / "letters", "--plot", tmp_path / "nowhere" / "plot.png")
-    assert "there is no folder" in message
+    assert "does not exist" in message
 
 
 def test_compare_of_what_has_not_begun(tmp_path: Path, text: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from test_train import TINY, Notes, no_pictures, text
 
 from minhub_py import resume, train
-from minhub_py.cli.training import ShellWords
-from minhub_py.system.spelling import speaking
+from minhub_py.system.spelling import ShellSpelling, use_spelling
 from minhub_py.training import loop
 from minhub_py.training import progress as screen
 
@@ -77,7 +76,7 @@ def test_the_duration_of_a_long_run(capsys: pytest.CaptureFixture[str]) -> None:
     shown = screen.Screen()
     shown.estimated(40, 1, 1)
     assert capsys.readouterr().err == "about 40 s for 1 step and 1 evaluation\n"
-    with speaking(ShellWords()):
+    with use_spelling(ShellSpelling()):
         shown.estimated(2 * 3600, 2000, 9)
     assert capsys.readouterr().err.splitlines() == [
         "about 2 h for 2,000 steps and 9 evaluations",

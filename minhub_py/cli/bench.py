@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minhub_py import __version__
-from minhub_py.system.console import note, progress_bar, table
+from minhub_py.cli.output import progress_bar, table
+from minhub_py.system.console import note
 
 # Kind of weights -> arguments of from_pretrained.
 KINDS: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Shell completion of MODEL: names known on this machine, and folders. Opens no connection."""
+"""Shell completion of MODEL: local model names and folders. Opens no connection."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +12,7 @@ from minhub_py.registry import FAMILIES
 
 
 class Model(click.ParamType):  # type: ignore[type-arg]
-    """The identifier of a model. local: False allows repositories only, no built-in models or folders."""
+    """The identifier of a model. local: if False, completes repositories only, no built-in models or folders."""
 
     name = "model"
 
@@ -20,7 +20,7 @@ class Model(click.ParamType):  # type: ignore[type-arg]
         self.local = local
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Known names that begin with `incomplete`; if there are none, the shell completes folders."""
+        """Model names that begin with `incomplete`. Without a match, the shell completes folders."""
         names = sorted(name for name in set(self._names()) if name.startswith(incomplete))
         if self.local and not names:
             return [CompletionItem(incomplete, type="dir")]

@@ -1,4 +1,4 @@
-"""The options of commands that take the rows of files, and what these commands show."""
+"""Options and output of commands that process the rows of files."""
 
 import sys
 import time
@@ -9,70 +9,65 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from minhub_py.system.console import emit, note, progress_bar, say
-from minhub_py.system.console import table as print_table
+from minhub_py.cli.options import add_options, is_set
+from minhub_py.cli.output import emit, progress_bar, say
+from minhub_py.cli.output import table as print_table
+from minhub_py.system.console import note
 
 if TYPE_CHECKING:
     from minhub_py.jobs.job import Call, Outcome
 
 F = TypeVar("F", bound=Callable[..., None])
 NAMES = ("out", "column", "prefix", "workers", "ray", "overwrite")
-NOTES = 5  # that are shown
+MAX_NOTES = 5  # printed after a job
 
 
 def table_options(*, required: bool = False) -> Callable[[F], F]:
-    """The options that say where rows come from and go to. required: the command does nothing else."""
-    options = [
+    """Options for the input and output of rows. required: --out is required."""
+    return add_options([
         click.option("--out", required=required, type=click.Path(path_type=Path),
-                     help="Write the rows of FILEs, with the results beside them, to this .csv, .tsv, .jsonl, .parquet "
-                          "or .txt, or file by file into this folder."),
-        click.option("--column", default="text", show_default=True, help="Column of FILEs that has the texts."),
-        click.option("--prefix", default="", metavar="TEXT", help="Begin the names of the new columns with this."),
+                     help="Write the rows of FILEs and the new columns to this .csv, .tsv, .jsonl, .parquet or .txt "
+                          "file, or to this folder, with one file per input file."),
+        click.option("--column", default="text", show_default=True, help="Column of FILEs that contains the texts."),
+        click.option("--prefix", default="", metavar="TEXT", help="Prefix for the names of the new columns."),
         click.option("--workers", type=click.IntRange(min=1), metavar="N",
-                     help="Processes that share the work.  [default: 1; --ray: one a node]"),
-        click.option("--ray", metavar="ADDRESS", help="Work on the Ray cluster at this address (auto: that of this "
-                     "machine). Its nodes need this package, and MODEL."),
-        click.option("--overwrite", is_flag=True, help="Replace OUT, or work on it that was begun otherwise."),
-    ]  # fmt: skip
-
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+                     help="Number of processes that share the rows.  [default: 1; --ray: one per node]"),
+        click.option("--ray", metavar="ADDRESS", help="Run on the Ray cluster at this address (auto: this machine's). "
+                     "Its nodes need this package and access to MODEL."),
+        click.option("--overwrite", is_flag=True, help="Replace OUT, including an unfinished job with other settings."),
+    ])  # fmt: skip
 
 
-def take(options: dict[str, Any], *, shown: bool = False) -> dict[str, Any] | None:
-    """Take the values of `table_options` from those of a command; None without --out.
+def take_table_settings(options: dict[str, Any], *, can_print: bool = False) -> dict[str, Any] | None:
+    """Remove the values of `table_options` from a command's options and return them; None without --out.
 
-    shown: the command prints its rows without --out.    click.UsageError: an option is given that needs --out.
+    can_print: without --out the command prints its rows, so the values are returned.
+    UsageError: an option requires --out.
     """
     values = {name: options.pop(name) for name in NAMES}
     if values["out"]:
         return values
-    source = click.get_current_context().get_parameter_source
-    names = ("overwrite",) if shown else NAMES
-    if given := [name for name in names if source(name) is not click.core.ParameterSource.DEFAULT]:
-        raise click.UsageError(f"--{given[0]} is for the rows of files, whose results need a file too: give --out.")
-    return values if shown else None
+    names = ("overwrite",) if can_print else NAMES
+    if used := [name for name in names if is_set(name)]:
+        raise click.UsageError(f"--{used[0]} is for the rows of files: add --out, a file for the results.")
+    return values if can_print else None
 
 
 def run(
     task: str, model: str, files: Sequence[str], table: Mapping[str, Any], settings: Mapping[str, Any],
-    loading: Mapping[str, Any], as_json: bool, beside: Sequence[str] = (),
+    loading: Mapping[str, Any], as_json: bool, columns: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Do a task with the rows of files, with a bar of its progress. table: what `take` gave.
+    """Run a task on the rows of files and show its progress.
 
-    beside: the columns that the task needs beside --column.
+    table: from `take_table_settings`.    columns: the task's additional input columns.
     """
     from minhub_py.jobs import job
 
-    call = job.Call(task, model, files, settings=settings, loading=loading, beside=beside, **table)
+    call = job.Call(task, model, files, settings=settings, loading=loading, beside=columns, **table)
     started = time.perf_counter()
-    outcome = work(call, tell_kept)
+    outcome = run_with_progress(call, note_interrupted)
     if outcome is None:
-        note(f"Note: {call.out} was complete but for its name, and now has it.")
+        note(f"Note: the rows of {call.out} were complete; the file was renamed to its final name.")
     elif as_json:
         emit({"out": str(call.out), "rows": outcome.rows, "missing": outcome.missing,
               "seconds": time.perf_counter() - started})  # fmt: skip
@@ -85,9 +80,9 @@ def run(
 
 def show(
     task: str, model: str, files: Sequence[str], table: Mapping[str, Any], settings: Mapping[str, Any],
-    loading: Mapping[str, Any], as_json: bool, beside: Sequence[str] = (), hidden: str = "",
+    loading: Mapping[str, Any], as_json: bool, columns: Sequence[str] = (), hidden: str = "",
 ) -> None:  # fmt: skip
-    """`run` without --out: print the rows on standard output, as a table or as JSON. "-" is a text on standard input.
+    """Run a task without --out and print its rows as a table or JSON. "-" among the files is standard input.
 
     hidden: a column that is not printed.
     """
@@ -95,12 +90,12 @@ def show(
     from minhub_py.jobs.formats import read_jsonl
 
     with TemporaryDirectory(prefix="minhub-") as folder:
-        out, spool = Path(folder) / "out.jsonl", Path(folder) / "input.txt"
+        out, stdin = Path(folder) / "out.jsonl", Path(folder) / "input.txt"
         if "-" in files:
-            spool.write_bytes(sys.stdin.buffer.read())
-        paths = [str(spool) if file == "-" else file for file in files]
-        call = job.Call(task, model, paths, settings=settings, loading=loading, beside=beside, **{**table, "out": out})
-        work(call, lambda done, total, parts: None)
+            stdin.write_bytes(sys.stdin.buffer.read())
+        paths = [str(stdin) if file == "-" else file for file in files]
+        call = job.Call(task, model, paths, settings=settings, loading=loading, beside=columns, **{**table, "out": out})
+        run_with_progress(call, lambda completed, total, parts: None)
         rows = [{name: value for name, value in row.items() if name != hidden} for _, row in read_jsonl(out)]
     rows = [row for row in rows if any(value is not None for value in row.values())]  # an empty line is no text
     if as_json:
@@ -108,32 +103,32 @@ def show(
     else:
         print_table(
             [name.upper() for name in rows[0]] if rows else [],
-            [[cell(value) for value in row.values()] for row in rows],
+            [[format_cell(value) for value in row.values()] for row in rows],
         )
 
 
-def cell(value: Any) -> Any:
+def format_cell(value: Any) -> Any:
     """A value in a printed table."""
     if value is None:
         return ""
     return f"{value:.4f}" if isinstance(value, float) else value
 
 
-def work(call: "Call", kept: Callable[[int, int, Path], object]) -> "Outcome | None":
-    """Do a job with a bar of its progress, and print its notes."""
+def run_with_progress(call: "Call", on_interrupt: Callable[[int, int, Path], object]) -> "Outcome | None":
+    """Run a job with a progress bar, then print its notes."""
     from minhub_py.jobs import job
     from minhub_py.jobs.tasks import TASKS
 
     with progress_bar(TASKS[call.task].verb, "rows") as update:
-        outcome = job.run(call, update, kept)
+        outcome = job.run(call, update, on_interrupt)
     if outcome is not None:
-        for text in outcome.notes[:NOTES]:
+        for text in outcome.notes[:MAX_NOTES]:
             note(f"Note: {text}")
-        if len(outcome.notes) > NOTES:
-            note(f"Note: and {len(outcome.notes) - NOTES} more like these")
+        if len(outcome.notes) > MAX_NOTES:
+            note(f"Note: {len(outcome.notes) - MAX_NOTES} more notes of this kind")
     return outcome
 
 
-def tell_kept(done: int, total: int, folder: Path) -> None:
-    """Say what a job that ends early leaves."""
-    note(f"{done:,} of {total:,} rows are done, in {folder}: the same command goes on from there.")
+def note_interrupted(completed: int, total: int, folder: Path) -> None:
+    """Print the state of an interrupted job."""
+    note(f"{completed:,} of {total:,} rows are complete, in {folder}. To continue, run the same command again.")

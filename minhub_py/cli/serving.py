@@ -1,62 +1,133 @@
-"""`minhub serve`: models are loaded, an address is printed, and the server runs until a signal."""
+"""The command `serve`: loads models, prints the address, and serves until a signal."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-from minhub_py.serve.app import Server, is_local
-from minhub_py.serve.engine import Engine
-from minhub_py.serve.models import Models, Served
-from minhub_py.serve.run import address_of, bind
-from minhub_py.serve.run import run as run_server
-from minhub_py.system.console import name_of, note, say
+from minhub_py.cli.completion import Model
+from minhub_py.cli.group import Command
+from minhub_py.cli.loading import open_model
+from minhub_py.cli.options import Bytes, loading_options, name_of
+from minhub_py.cli.output import say
+from minhub_py.system.console import note
 from minhub_py.system.spelling import setting
 
-USUAL_CONTEXT = 4096
-Load = Callable[[str], tuple[Any, Any, Any]]
+DEFAULT_CONTEXT = 4096
+
+
+@click.command(cls=Command)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=Model())
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is all addresses.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
+              help="Port; 0 selects a free port.")  # fmt: skip
+@click.option("--api-key", metavar="KEY", envvar="MINHUB_API_KEY", show_envvar=True,
+              help="Key that clients must send; required if --host is not local.")  # fmt: skip
+@click.option("--allow-origin", multiple=True, metavar="URL",
+              help="Web page that may call the server from a browser; may be repeated.")  # fmt: skip
+@click.option("--rows", type=click.IntRange(min=1), default=8, show_default=True,
+              help="Maximum number of requests that run at the same time; others wait.")  # fmt: skip
+@click.option("--context", type=click.IntRange(min=2), metavar="TOKENS",
+              help="Maximum length of a prompt with its reply.  [default: the model's, up to 4096]")  # fmt: skip
+@click.option("--queue", type=click.IntRange(min=0), default=128, show_default=True,
+              help="Maximum number of waiting requests; others get status 429.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+              metavar="SECONDS", help="Maximum duration of a request.")  # fmt: skip
+@click.option("--keep", type=Bytes(), default="512MB", show_default=True,
+              help="Size of the prefix cache, which saves the prefill of repeated beginnings.")  # fmt: skip
+@click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
+@loading_options
+def serve(
+    models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
+    context: int | None, queue: int, timeout: float, keep: int, log: bool, revision: str, device: str, dtype: str,
+    quantize: str | None,
+) -> None:  # fmt: skip
+    r"""Serve MODELs over HTTP, for programs and for a web browser.
+
+    Open the printed address in a browser to chat. Programs use the OpenAI API (http://127.0.0.1:8080/v1) or the Ollama
+    API (http://127.0.0.1:8080):
+
+    \b
+      minhub serve HuggingFaceTB/SmolLM2-135M-Instruct
+      curl http://127.0.0.1:8080/v1/models
+
+    Listens on localhost unless --host and --api-key are set. Concurrent requests do not affect each other: the same
+    seed gives the same text. Ctrl-C stops the server.
+    """
+    try:
+        import minhub_py.serve.app  # noqa: F401  # before the other checks
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error.name} is missing: pip install 'minhub_py[serve]'") from error
+
+    if api_key == "":
+        raise click.UsageError("--api-key is empty: give a key, or remove the option.")
+    check_host(host, api_key)
+    run(
+        models, lambda name: load_served(name, revision, device, dtype, quantize), host=host, port=port, key=api_key,
+        origins=allow_origin, rows=rows, context=context, waiting=queue, seconds=timeout, keep=keep, log=log,
+    )  # fmt: skip
 
 
 def check_host(host: str, key: str | None) -> None:
-    """UsageError: others could connect, and no key keeps them out."""
+    """Check that a key protects a server on other addresses than localhost, else raise UsageError."""
+    from minhub_py.serve.app import is_local
+
     if not is_local(host) and key is None:
-        raise click.UsageError(f"--host {host} lets other machines connect: give --api-key KEY, or set MINHUB_API_KEY.")
+        raise click.UsageError(
+            f"--host {host} accepts connections from other machines: add --api-key KEY, or set MINHUB_API_KEY."
+        )
+
+
+def load_served(name: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, Any, Any]:
+    """A model, its tokenizer and its chat template."""
+    from minhub_py.chat.templates import chat_template_of
+
+    network, tokenizer = open_model(name, revision, device, dtype, quantize)
+    return network, tokenizer, chat_template_of(None, tokenizer)
 
 
 def run(
-    names: Sequence[str], load: Load, *, host: str, port: int, key: str | None, origins: Sequence[str], rows: int,
-    context: int | None, waiting: int, seconds: float, keep: int, log: bool,
+    identifiers: Sequence[str], load: Callable[[str], tuple[Any, Any, Any]], *, host: str, port: int, key: str | None,
+    origins: Sequence[str], rows: int, context: int | None, waiting: int, seconds: float, keep: int, log: bool,
 ) -> None:  # fmt: skip
-    """Serve models by name, each as `load` gives it: model, tokenizer, chat template.
+    """Serve models; `load` returns a model, its tokenizer and its chat template.
 
-    ValueError: two of one name, or a context that a model does not have. OSError: the address cannot be had.
+    Raises:
+        ValueError: Two models have the same name, or `context` exceeds a model's context length.
+        OSError: The address is not available.
     """
-    called = [name_of(name) for name in names]
-    if len(set(called)) < len(called):
-        raise ValueError("two of the models have the same name: serve them on ports of their own")
-    listening = bind(host, port)  # before the models are loaded, which takes longer
-    found = []
+    from minhub_py.serve.app import Server, is_local
+    from minhub_py.serve.engine import Engine
+    from minhub_py.serve.models import Models, Served
+    from minhub_py.serve.run import address_of, bind
+    from minhub_py.serve.run import run as run_server
+
+    names = [name_of(identifier) for identifier in identifiers]
+    if len(set(names)) < len(names):
+        raise ValueError("two of the models have the same name: serve them on different ports")
+    listener = bind(host, port)  # before the models are loaded, which takes longer
+    served: list[Served] = []
     try:
-        for name, shown in zip(names, called, strict=True):
-            model, tokenizer, template = load(name)
-            length = length_of(model, context, shown)
+        for identifier, name in zip(identifiers, names, strict=True):
+            model, tokenizer, template = load(identifier)
+            length = length_of(model, context, name)
             engine = Engine(model, tokenizer, rows=rows, max_length=length, waiting=waiting, keep=keep)
-            found.append(Served(shown, model, tokenizer, template, engine, seconds))
+            served.append(Served(name, model, tokenizer, template, engine, seconds))
             if template.note:
-                note(f"Note: {shown} has {template.note}")
-        server = Server(Models(found), key=key, local=is_local(host), origins=origins, log=log)
-        run_server(server, listening, lambda: say(f"minhub serves {', '.join(called)} on {address_of(listening)}"))
+                note(f"Note: {name} has {template.note}")
+        server = Server(Models(served), key=key, local=is_local(host), origins=origins, log=log)
+        run_server(server, listener, lambda: say(f"minhub serves {', '.join(names)} on {address_of(listener)}"))
     finally:
-        listening.close()
-        for served in found:
-            served.engine.close()
+        listener.close()
+        for entry in served:
+            entry.engine.close()
 
 
-def length_of(model: Any, wanted: int | None, name: str) -> int:
-    """Ids of the longest text. ValueError: the model's context is shorter than `wanted`."""
-    most: int | None = model.config.context_length
-    if wanted is None:
-        return min(most or USUAL_CONTEXT, USUAL_CONTEXT)
-    if most is not None and wanted > most:
-        raise ValueError(f"{setting('context', wanted)} is more than {name} has: at most {most}")
-    return wanted
+def length_of(model: Any, requested: int | None, name: str) -> int:
+    """Maximum number of tokens of a sequence. ValueError: `requested` exceeds the model's context length."""
+    maximum: int | None = model.config.context_length
+    if requested is None:
+        return min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if maximum is not None and requested > maximum:
+        raise ValueError(f"{setting('context', requested)} exceeds the context length of {name}: at most {maximum}")
+    return requested

@@ -1,52 +1,160 @@
-"""The commands `minhub train` and `minhub compare`: arguments, progress on the terminal, and messages."""
+"""The commands `train` and `compare`: options, progress on the terminal, and messages."""
 
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from minhub_py.system.console import check_writable, note, table
-from minhub_py.system.spelling import ShellWords, speaking
-from minhub_py.training import resume, train
-from minhub_py.training.checkpoint import RunFolder
-from minhub_py.training.progress import Screen, talks
-from minhub_py.training.summary import Summary, draw, duration, family_title, read
+from minhub_py.cli.completion import Model
+from minhub_py.cli.group import Command
+from minhub_py.cli.options import add_options, json_option
+from minhub_py.cli.output import check_writable, emit, table
+from minhub_py.registry import ENTRIES
+from minhub_py.system.console import note
+from minhub_py.system.spelling import ShellSpelling, use_spelling
 
-__all__ = ["compare", "run", "setting", "show", "talks"]
+if TYPE_CHECKING:
+    from minhub_py.training.progress import Screen
+    from minhub_py.training.summary import Summary
+
+F = TypeVar("F", bound=Callable[..., None])
+TRAINABLE = [name for name, entry in ENTRIES.items() if entry.family.trainable]
+
+
+def training_options() -> Callable[[F], F]:
+    """The options of `train`, in the order of --help. `training.settings.Settings` has the defaults and checks."""
+    positive, fraction = click.IntRange(min=1), click.FloatRange(0, 1)
+    return add_options([
+        click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="New folder for the run."),
+        click.option("--resume", type=click.Path(path_type=Path, file_okay=False), metavar="RUN",
+                     help="Continue this run from its last checkpoint; without TEXT, and only with options marked *."),
+        click.option("--family", type=click.Choice(TRAINABLE), metavar="NAME",
+                     help=f"Architecture: {', '.join(TRAINABLE)}.  [default: gpt2]"),
+        click.option("--from", "start", type=Model(), help="Fine-tune this model instead of training a new one."),
+        click.option("--revision", help="Branch, tag or commit of --from, if it is a repository."),
+        click.option("--tokenizer", metavar="KIND",
+                     help="characters, bpe (trained on TEXT), or a MODEL that provides the tokenizer.  "
+                          "[default: characters, or --from's tokenizer]"),
+        click.option("--vocab-size", type=click.IntRange(min=257), help="Vocabulary size of bpe.  [default: 4096]"),
+        click.option("--layers", type=positive, help="Number of layers.  [default: 4; lstm: 2]"),
+        click.option("--width", type=positive, help="Channels, or the LSTM's hidden size.  [default: 128; lstm: 256]"),
+        click.option("--heads", type=positive, help="Number of attention heads.  [default: width / 32]"),
+        click.option("--context", type=positive,
+                     help="Tokens per sequence; a transformer's context length.  [default: 128; --from: the model's, "
+                          "up to 1024]"),
+        click.option("--dropout", type=fraction, help="Dropout probability.  [default: 0.1, or --from's setting]"),
+        click.option("--set", "config", multiple=True, metavar="NAME=VALUE",
+                     help="Another setting of config.json, such as window_size=64; may be repeated."),
+        click.option("--steps", type=positive, help="* Number of optimizer steps.  [default: 2000]"),
+        click.option("--batch", type=positive, help="Sequences per step, over all processes.  [default: 32]"),
+        click.option("--accumulate", type=positive,
+                     help="Split each batch into this number of parts, to reduce memory.  [default: 1]"),
+        click.option("--learning-rate", type=float,
+                     help="Peak learning rate.  [default: 0.0015; lstm: 0.003; --from: a tenth of these]"),
+        click.option("--warm-up", type=click.IntRange(min=0), help="Warm-up steps to the peak.  [default: 100]"),
+        click.option("--floor", type=fraction,
+                     help="Final learning rate of the cosine schedule, as a fraction of the peak.  [default: 0.1]"),
+        click.option("--weight-decay", type=float, help="Weight decay of matrices.  [default: 0.1]"),
+        click.option("--beta2", type=float, help="Second beta of AdamW.  [default: 0.99]"),
+        click.option("--clip", type=float, help="Maximum gradient norm; 0 disables clipping.  [default: 1]"),
+        click.option("--carry/--no-carry", default=None,
+                     help="LSTM: pass the state from each sequence to the next one of the text.  [default: carry]"),
+        click.option("--held-out", type=fraction,
+                     help="Fraction of TEXT, at its end, for evaluation only.  [default: 0.1]"),
+        click.option("--evaluate-every", type=positive, metavar="STEPS",
+                     help="* Steps between evaluations on the held-out text.  [default: 250]"),
+        click.option("--evaluate-tokens", type=positive, help="Maximum tokens per evaluation.  [default: 1048576]"),
+        click.option("--checkpoint-every", type=positive, metavar="STEPS",
+                     help="* Steps between checkpoints.  [default: 250]"),
+        click.option("--patience", type=positive, help="* Stop after this many evaluations without a lower loss."),
+        click.option("--sample", metavar="PROMPT", help="* Generate text from this prompt at each evaluation."),
+        click.option("--sample-tokens", type=positive, help="* Length of that text in tokens.  [default: 200]"),
+        click.option("--seed", type=click.IntRange(0, 2**63 - 1),
+                     help="Random seed of weights, batches and dropout.  [default: 1337]"),
+        click.option("--device", help="* Device: auto, cpu, cuda, cuda:1, mps or xpu.  [default: auto]"),
+        click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]),
+                     help="Dtype of matrix products; weights are float32.  [default: bfloat16 on CUDA, else float32]"),
+        click.option("--compile/--no-compile", default=None, help="* Use torch.compile.  [default: no-compile]"),
+        click.option("--parallel", type=click.Choice(["ddp", "fsdp"]),
+                     help="* With torchrun: replicate the model (ddp) or shard it (fsdp).  [default: ddp]"),
+        click.option("--threads", type=positive, help="* Number of CPU threads.  [default: all cores]"),
+    ])  # fmt: skip
+
+
+@click.command(cls=Command)
+@click.argument("text", nargs=-1, type=click.Path(path_type=Path))
+@training_options()
+@json_option
+def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json: bool, **options: Any) -> None:
+    r"""Train a model on UTF-8 text files.
+
+    The folder OUT receives the best model in Hub layout, the losses as CSV and PNG, sample texts, and a
+    model card. Ctrl-C stops before the next batch; --resume continues the run, also after a crash.
+
+    TEXT is any plain text of 100 kB or more. The examples use tiny shakespeare (1.1 MB):
+    data/tinyshakespeare/input.txt of https://github.com/karpathy/char-rnn
+
+    \b
+      minhub train input.txt --out run --sample "ROMEO:"
+      minhub generate run "ROMEO:"
+      torchrun --nproc-per-node 2 -m minhub_py.training input.txt --out run
+
+    Options marked with * can change when a run is resumed.
+    """
+    settings = {name: value for name, value in options.items() if value not in (None, ())}
+    if resume is not None and (text or out):
+        raise click.UsageError("--resume uses RUN's text and folder: remove TEXT and --out.")
+    if resume is None and not text:
+        raise click.UsageError("Missing argument 'TEXT': give one or more text files, or --resume RUN.")
+    if resume is None and out is None:
+        raise click.UsageError("Missing option '--out': give a new folder for the run.")
+
+    from minhub_py.training.progress import talks
+
+    summary = run(text, out, resume, settings, live=not as_json)
+    if as_json and talks():
+        emit(summary.to_json())
 
 
 def run(
-    texts: Sequence[Path], out: Path | None, stopped: Path | None, given: Mapping[str, Any], *, live: bool
-) -> Summary:
+    texts: Sequence[Path], out: Path | None, resumed: Path | None, settings: Mapping[str, Any], *, live: bool
+) -> "Summary":
     """Train or resume a run and show its progress. `-` among the texts is standard input.
 
     Ctrl-C and SIGTERM print how to continue and end the process, with status 130 or 143 in a shell.
     """
-    settings = dict(given)
+    settings = dict(settings)
     if "config" in settings:
-        settings["config"] = dict(setting(text) for text in settings["config"])
+        settings["config"] = dict(parse_setting(text) for text in settings["config"])
     if texts.count(Path("-")) > 1:
-        raise click.UsageError("Give - once: standard input can be read only once.")
-    folder = out or stopped or Path()
+        raise click.UsageError("Use - once: standard input can be read only once.")
+    from minhub_py import training
+    from minhub_py.training.progress import Screen
+    from minhub_py.training.summary import read
+
+    folder = out or resumed or Path()
     screen = Screen(shown=live)
-    with speaking(ShellWords()), ended_by_signals(folder, screen):
-        if stopped is not None:
-            done = resume(stopped, listener=screen, **settings)
+    with use_spelling(ShellSpelling()), note_interrupted(folder, screen):
+        if resumed is not None:
+            result = training.resume(resumed, listener=screen, **settings)
         else:
             inputs = [sys.stdin.buffer if str(path) == "-" else path for path in texts]
-            done = train(inputs, folder, listener=screen, **settings)
-        screen.finished(done.best, folder, f": minhub generate {shlex.quote(str(folder))} PROMPT")
+            result = training.train(inputs, folder, listener=screen, **settings)
+        screen.finished(result.best, folder, f": minhub generate {shlex.quote(str(folder))} PROMPT")
         return read(folder)
 
 
 @contextmanager
-def ended_by_signals(folder: Path, screen: Screen) -> Iterator[None]:
+def note_interrupted(folder: Path, screen: "Screen") -> Iterator[None]:
     """Print how to continue when Ctrl-C or SIGTERM ends the process."""
+    from minhub_py.training.checkpoint import RunFolder
+    from minhub_py.training.progress import talks
+
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -54,39 +162,50 @@ def ended_by_signals(folder: Path, screen: Screen) -> Iterator[None]:
         if talks():
             files = RunFolder(folder)
             begun = files.settings.exists() or files.begun.exists()
-            note(f"Stopped. To continue: {ShellWords().resume(folder)}" if begun else
-                 "Stopped before the run began; nothing was written.")  # fmt: skip
+            note(f"Stopped. To continue: {ShellSpelling().resume(folder)}" if begun else
+                 "Stopped before the first step; nothing was written.")  # fmt: skip
         raise
     finally:
         screen.close()
 
 
-def setting(text: str) -> tuple[str, object]:
-    """Split NAME=VALUE; the value is JSON, or else text. UsageError: there is no name or no "="."""
+def parse_setting(text: str) -> tuple[str, object]:
+    """Split NAME=VALUE; the value is JSON or text. UsageError: the name or "=" is missing."""
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise click.UsageError(f"--set {text}: write NAME=VALUE, for example window_size=64.")
+        raise click.UsageError(f"--set {text}: use NAME=VALUE, for example window_size=64.")
     try:
         return name, json.loads(value)
     except ValueError:
         return name, value
 
 
-def compare(runs: Sequence[Path], plot: Path | None) -> list[Summary]:
-    """Summaries of the runs, lowest loss per character first; draws their curves into `plot`.
+@click.command(cls=Command)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot the loss curves to this PNG file.")
+@json_option
+def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
+    """Compare runs of `minhub train`.
 
-    ValueError: a run is damaged, or matplotlib is missing.
+    The run with the lowest loss comes first. Losses in nats per character are comparable between tokenizers.
     """
+    from minhub_py.training.summary import draw, read
+
     check_writable(plot)
-    with speaking(ShellWords()):
+    with use_spelling(ShellSpelling()):
         summaries = sorted((read(run) for run in runs), key=lambda run: run.nats_per_character)
     if plot is not None:
         draw(summaries, plot, per_character=True)
-    return summaries
+    if as_json:
+        emit([summary.to_json() for summary in summaries])
+    else:
+        show(summaries)
 
 
-def show(summaries: Sequence[Summary]) -> None:
+def show(summaries: Sequence["Summary"]) -> None:
     """Print the summaries as a table."""
+    from minhub_py.training.summary import duration, family_title
+
     table(
         ["RUN", "MODEL", "PARAMETERS", "TOKENIZER", "VOCABULARY", "STEPS", "BEST AT", "NATS/TOKEN", "NATS/CHARACTER",
          "TOKENS/S", "TIME"],

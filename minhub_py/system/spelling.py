@@ -1,7 +1,7 @@
-"""The spelling of settings and calls in messages: that of Python, the shell or R, whichever the user called.
+"""Spelling of settings and calls in messages, for users of Python, the shell or R.
 
-For `setting("batch", 8)` a Python user reads batch=8, a shell user --batch 8, and an R user batch = 8. There is one
-class for each: `Words` and `ShellWords` here, R's in the R bridge.
+`setting("batch", 8)` is batch=8 in Python, --batch 8 in the shell, and batch = 8 in R. `Spelling` is Python's,
+`ShellSpelling` the shell's; the R bridge has a class for R.
 """
 
 import json
@@ -13,13 +13,13 @@ from difflib import get_close_matches
 from os import PathLike
 
 
-class Words:
-    """The spelling of Python."""
+class Spelling:
+    """Messages for Python."""
 
     train = "train()"
 
     def setting(self, name: str, value: object = None) -> str:
-        """A setting by its name, or with a suggested value."""
+        """A setting's name, or the setting with a suggested value."""
         return name if value is None else f"{name}={value!r}"
 
     def resume(self, folder: str | PathLike[str], **changes: object) -> str:
@@ -32,7 +32,7 @@ class Words:
         return shlex.join(command if revision == "main" else [*command, "--revision", revision])
 
 
-class ShellWords(Words):
+class ShellSpelling(Spelling):
     """Messages for the shell: settings are options, and calls are commands."""
 
     train = "minhub train"
@@ -43,45 +43,45 @@ class ShellWords(Words):
 
     def resume(self, folder: str | PathLike[str], **changes: object) -> str:
         """The command `minhub train --resume RUN`."""
-        words = [word for change in changes.items() for word in option(*change)]
-        return shlex.join(["minhub", "train", "--resume", str(folder), *words])
+        options = [word for change in changes.items() for word in option(*change)]
+        return shlex.join(["minhub", "train", "--resume", str(folder), *options])
 
 
 def option(name: str, value: object = None) -> list[str]:
-    """A setting as a shell option, with its value if there is one."""
-    word = "--" + {"start": "from", "config": "set"}.get(name, name.replace("_", "-"))
+    """A setting as the words of a shell option, with its value if there is one."""
+    flag = "--" + {"start": "from", "config": "set"}.get(name, name.replace("_", "-"))
     if isinstance(value, Mapping):
-        return [part for key, item in value.items() for part in (word, f"{key}={json.dumps(item)}")]
+        return [word for key, item in value.items() for word in (flag, f"{key}={json.dumps(item)}")]
     if isinstance(value, bool):
-        return [word if value else f"--no-{word[2:]}"]
-    return [word] if value is None else [word, str(value)]
+        return [flag if value else f"--no-{flag[2:]}"]
+    return [flag] if value is None else [flag, str(value)]
 
 
-_current: ContextVar[Words] = ContextVar("words", default=Words())  # noqa: B039  # Words has no state
+_current: ContextVar[Spelling] = ContextVar("spelling", default=Spelling())  # noqa: B039  # Spelling has no state
 
 
 @contextmanager
-def speaking(words: Words) -> Iterator[None]:
+def use_spelling(spelling: Spelling) -> Iterator[None]:
     """Use this spelling in messages."""
-    before = _current.set(words)
+    token = _current.set(spelling)
     try:
         yield
     finally:
-        _current.reset(before)
+        _current.reset(token)
 
 
 def setting(name: str, value: object = None) -> str:
-    """`Words.setting` in the current spelling."""
+    """`Spelling.setting` in the current spelling."""
     return _current.get().setting(name, value)
 
 
 def resume_call(folder: str | PathLike[str], **changes: object) -> str:
-    """`Words.resume` in the current spelling."""
+    """`Spelling.resume` in the current spelling."""
     return _current.get().resume(folder, **changes)
 
 
 def download_call(identifier: str, revision: str) -> str:
-    """`Words.download` in the current spelling."""
+    """`Spelling.download` in the current spelling."""
     return _current.get().download(identifier, revision)
 
 
@@ -90,9 +90,9 @@ def train_call() -> str:
     return _current.get().train
 
 
-def unknown(names: Sequence[str], known: Sequence[str], whose: str = "the settings") -> str:
-    """The error message for unknown settings: suggests the nearest ones, or lists all."""
-    near = [get_close_matches(name, known, 1) for name in names]
-    meant = ", ".join(match[0] for match in near if match)
-    advice = f"did you mean {meant}?" if all(near) else f"{whose} are {', '.join(known)}"
+def unknown(names: Sequence[str], valid: Sequence[str], title: str = "the settings") -> str:
+    """The error message for unknown settings: suggests similar names, or lists the valid ones."""
+    matches = [get_close_matches(name, valid, 1) for name in names]
+    suggestions = ", ".join(match[0] for match in matches if match)
+    advice = f"did you mean {suggestions}?" if all(matches) else f"{title} are {', '.join(valid)}"
     return f"unknown setting{'s' if len(names) > 1 else ''} {', '.join(names)}; {advice}"

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 import click
 from peers import CASES, Result, tables
 
-from minhub_py.system.console import Command, check_writable, emit
+from minhub_py.cli.group import Command
+from minhub_py.cli.output import check_writable, emit
 
 
 @click.command(cls=Command)

@@ -22,9 +22,10 @@ from typing import Any, TypeVar
 
 from minhub_py import __version__
 from minhub_py.checkpoints import hub
+from minhub_py.cli.output import progress_bar
 from minhub_py.registry import FAMILIES
 from minhub_py.system import processor
-from minhub_py.system.console import note, progress_bar
+from minhub_py.system.console import note
 from peers import CASES, Result, Row
 from peers.worker import Worker, environment
 

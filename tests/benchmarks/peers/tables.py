@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from minhub_py.system.console import table
+from minhub_py.cli.output import table
 from peers import BITS, Result, Row
 
 # Heading, key of the row or a function of the row, and format.

@@ -21,7 +21,7 @@ test_that("a server answers, is printed, and ends", {
 test_that("what a server cannot have is refused", {
   needs_extra("serve")
   expect_refused(minhub_serve("gpt2"), "model")
-  expect_refused(minhub_serve(a_model(), context = 1e6), "context = 1000000 is more than minhub has: at most 256")
+  expect_refused(minhub_serve(a_model(), context = 1e6), "context = 1000000 exceeds the context length of minhub: at most 256")
   expect_refused(minhub_serve(a_model(), rows = 0), "rows")
   expect_refused(minhub_serve(a_random_model()), "tokenizer")
   server <- minhub_serve(a_model())

@@ -1,0 +1,68 @@
+"""Loading of a model and its tokenizer for a command, and conversion of text to token IDs."""
+
+from typing import TYPE_CHECKING, Any
+
+from minhub_py.system.console import note
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from minhub_py.checkpoints.storage import Checkpoint
+    from minhub_py.inference.processes import Processes
+
+
+def open_model(
+    identifier: str,
+    revision: str,
+    device: str,
+    dtype: str,
+    quantize: str | None,
+    processes: "Processes | None" = None,
+) -> tuple[Any, "Tokenizer"]:
+    """Load a model, or this process's shard of it, and its tokenizer."""
+    from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+    from minhub_py.pretrained import load, open_checkpoint
+
+    tokenizers: list[Any] = []
+
+    def check(files: "Checkpoint") -> None:  # runs before the weights are downloaded
+        tokenizers.append(read_tokenizer(files.path))
+
+    checkpoint = open_checkpoint(identifier, revision, check=check, processes=processes)
+    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, processes=processes)
+    note_quantized(model, quantize)
+    return model, tokenizers[0]
+
+
+def note_quantized(model: Any, quantize: str | None) -> None:
+    """Print a note if the quantized weights of a GGUF file are used by default."""
+    from minhub_py.inference.quantize import kind_of
+
+    if quantize is None and (kind := kind_of(model)):
+        note(f"Note: using the file's quantized weights ({kind}); --quantize none converts them to floating point.")
+
+
+def decode_utf8(data: bytes, source: str) -> str:
+    """Decode the bytes of `source`. ValueError: the bytes are not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{source} is not UTF-8 text ({error.reason} at byte {error.start}): convert it first"
+        ) from error
+
+
+def encode(tokenizer: "Tokenizer", text: str) -> list[int]:
+    """Encode a text; print a note about characters outside the vocabulary. ValueError: the text is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # the command line was not UTF-8
+        raise ValueError("PROMPT is not UTF-8 text: convert it first") from error
+    from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters, working
+
+    with working(tokenizer):
+        token_ids: list[int] = tokenizer.encode(text).ids
+        unknown = unknown_characters(tokenizer, text, token_ids)
+    if unknown:
+        note(f"Note: {describe_unknown(tokenizer, unknown)}")
+    return token_ids

@@ -1,0 +1,107 @@
+"""Options and arguments shared by several commands."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from minhub_py.cli.completion import Model
+from minhub_py.inference.limits import check_sampling, stop_strings
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def add_options(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    """A decorator that adds options in the order of --help."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+class Bytes(click.ParamType):  # type: ignore[type-arg]
+    """A size such as 500MB, 2GB or a plain number of bytes."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The size in bytes; units are decimal, as on the Hub."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]?)B?", str(value))
+        if match is None:
+            self.fail(f"{value!r} is not a size; use 500MB, 2GB or a number of bytes", param, ctx)
+        count = int(float(match[1]) * {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}[match[2]])
+        if count < 1:
+            self.fail("a size must be at least one byte", param, ctx)
+        return count
+
+
+def name_of(identifier: str) -> str:
+    """The display name of a model: a repository's name, a GGUF file's stem, or the last part of a local path."""
+    path = Path(identifier)
+    if path.exists():
+        return path.resolve().stem if path.is_file() else path.resolve().name
+    return identifier.rpartition(":")[2].removesuffix(".gguf") if identifier.endswith(".gguf") else identifier
+
+
+def is_set(name: str) -> bool:
+    """Check whether an option of the current command was set by the user."""
+    return click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+
+
+model_argument = click.argument("model", type=Model())
+files_argument = click.argument("files", nargs=-1, required=True, metavar="FILE...")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+dtype_choice = click.Choice(["float32", "bfloat16", "float16"])
+revision_option = click.option(
+    "--revision", default="main", show_default=True, help="Branch, tag or commit on the Hub."
+)
+loading_options: Callable[[Any], Any] = add_options([
+    revision_option,
+    click.option("--device", default="auto", show_default=True, help="Device: auto, cpu, cuda, cuda:1, mps or xpu."),
+    click.option("--dtype", type=click.Choice(["auto", *dtype_choice.choices]), default="auto", show_default=True,
+                 help="Dtype of the weights. auto: the checkpoint's dtype if the device supports it, otherwise "
+                      "float32; always float32 with --quantize int8 or nf4 on a CPU."),
+    click.option("--quantize", type=click.Choice(["auto", "none", "int8", "nf4"]),
+                 help="int8, nf4: store weights in 8 or 4 bits; faster on a CPU, slightly less accurate. --dtype "
+                      "bfloat16 also speeds up prefill. auto: compute with the quantized weights of a GGUF file, "
+                      "without loss; the default for GGUF files on a CPU, unless --dtype is set. none: convert "
+                      "quantized weights to floating point."),
+])  # fmt: skip
+
+
+def check_setting(_: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Validate a sampling setting. BadParameter: out of range, with the message of the Python functions."""
+    try:
+        if parameter.name == "stop":
+            return stop_strings(value)
+        if value is not None:
+            check_sampling(str(parameter.name), value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
+def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
+    """Sampling and stop options. chat: unset options are None and select the model's defaults."""
+    published = "  [default: the value in the model's generation_config.json, else {}]"
+    temperature, top_k, top_p, penalty = map(published.format, ("0.7", "none", "0.95", "1")) if chat else [""] * 4
+    neutral: dict[str, Any] = {} if chat else {"default": 1.0, "show_default": True}
+    return add_options([
+        click.option("--temperature", type=float, callback=check_setting, **neutral,
+                     help=f"Divides the logits; 0 always selects the most likely token.{temperature}"),
+        click.option("--top-k", type=int, callback=check_setting,
+                     help=f"Sample from the k most likely tokens.{top_k}"),
+        click.option("--top-p", type=float, callback=check_setting,
+                     help=f"Sample from the smallest set of most likely tokens whose probabilities sum to p.{top_p}"),
+        click.option("--repetition-penalty", type=float, callback=check_setting, **neutral,
+                     help=f"Values above 1 reduce repetition.{penalty}"),
+        click.option("--seed", type=click.IntRange(0, 2**63 - 1),
+                     help="Random seed; the same seed gives the same text."),
+        click.option("--stop", multiple=True, callback=check_setting,
+                     help="Stop before this string; may be repeated."),
+    ])  # fmt: skip

@@ -1,0 +1,99 @@
+"""The commands `words` and `embed`, for the rows of files."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from minhub_py.cli import jobs
+from minhub_py.cli.group import Command
+from minhub_py.cli.options import files_argument, is_set, json_option, loading_options, model_argument
+
+
+@click.command(cls=Command)
+@model_argument
+@files_argument
+@jobs.table_options()
+@click.option("--by", multiple=True, metavar="COLUMN",
+              help="Rows are words; rows with the same value in this column form a text. May be repeated.")  # fmt: skip
+@click.option("--sep", metavar="TEXT",
+              help="With --by: the separator between words; '' for languages without spaces.  "
+                   "[default: a space]")  # fmt: skip
+@click.option("--ignore-regex", default="", metavar="REGEX",
+              help=r"Exclude matching tokens from the words' values, such as punctuation: '^[^\w\s]$'.")  # fmt: skip
+@click.option("--bos/--no-bos", default=None,
+              help="Put the model's BOS token before each text, so that first words have values.")  # fmt: skip
+@loading_options
+@json_option
+def words(
+    model: str, files: tuple[str, ...], by: tuple[str, ...], sep: str | None, ignore_regex: str, bos: bool | None,
+    revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Measure how predictable each word is.
+
+    The --column of FILEs contains one text per row. The output has one row per word, with the new columns word_n,
+    word, tokens, logprob (nats), surprisal (bits), and entropy (bits) before the word.
+
+    \b
+      minhub words gpt2 text.txt
+      minhub words gpt2 in.csv --column sentence --out out.csv
+      minhub words gpt2 in.csv --by item --out out.csv
+
+    Without --out, the rows are printed without the text, as a table or with --json; "-" as FILE is standard input.
+
+    With --by, each row contains one word, in the column `word` unless --column is set, and gets the last four of these
+    columns. The words of a text must be adjacent and in order; a text ends at the end of its file. A row without a
+    value in a --by column belongs to no text. A row without a word is skipped. The measures of such rows are missing
+    values.
+
+    See `minhub score --help` for supported FILEs and for interrupted jobs.
+    """
+    from minhub_py.analysis.surprisal import regex
+
+    if sep is not None and not by:
+        raise click.UsageError("--sep joins rows that are words: add --by.")
+    try:
+        regex(ignore_regex)  # before the model is loaded
+    except ValueError as error:
+        raise click.BadParameter(str(error).removeprefix("ignore_regex "), param_hint="'--ignore-regex'") from error
+    settings = {"ignore_regex": ignore_regex, "bos": bos}
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    table_settings = jobs.take_table_settings(options, can_print=True) or {}
+    run: Callable[..., None] = jobs.run if table_settings["out"] else jobs.show
+    if by:
+        settings["sep"] = " " if sep is None else sep
+        if not is_set("column"):
+            table_settings["column"] = "word"
+        run("words_by", model, files, table_settings, settings, loading, as_json, columns=list(dict.fromkeys(by)))
+    elif table_settings["out"]:
+        run("words", model, files, table_settings, settings, loading, as_json)
+    else:
+        run("words", model, files, table_settings, settings, loading, as_json, hidden=table_settings["column"])
+
+
+@click.command(cls=Command)
+@model_argument
+@files_argument
+@jobs.table_options(required=True)
+@click.option("--layer", default=-1, show_default=True, help="Layer; 0 is the embeddings, -1 the last layer.")
+@click.option("--pool", type=click.Choice(["mean", "last"]), default="mean", show_default=True,
+              help="Pooling of the tokens' hidden states: their mean, or the last token's.")  # fmt: skip
+@loading_options
+@json_option
+def embed(
+    model: str, files: tuple[str, ...], layer: int, pool: str, revision: str, device: str, dtype: str,
+    quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Compute embeddings of texts.
+
+    The --column of FILEs contains one text per row. The pooled hidden states of each text are written to a new column
+    `embedding` of lists or, in .csv and .tsv files, to one column per dimension: embedding_1, embedding_2 and so on.
+
+    \b
+      minhub embed gpt2 in.csv --out vectors.parquet
+
+    See `minhub score --help` for supported FILEs and for interrupted jobs.
+    """
+    settings = {"layer": layer, "pool": pool}
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    jobs.run("embed", model, files, jobs.take_table_settings(options) or {}, settings, loading, as_json)

@@ -1,0 +1,207 @@
+"""The commands `generate` and `score`, for one text or for the rows of files."""
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+import click
+
+from minhub_py.cli import jobs
+from minhub_py.cli.group import Command
+from minhub_py.cli.loading import decode_utf8, encode, open_model
+from minhub_py.cli.options import files_argument, json_option, loading_options, model_argument, sampling_options
+from minhub_py.cli.output import emit, progress_bar, table
+from minhub_py.system.console import note
+from minhub_py.system.printable import displayed
+from minhub_py.together import connected, shareable, told
+
+
+@click.command(cls=Command)
+@model_argument
+@click.argument("prompts", nargs=-1, metavar="PROMPT | FILE...")
+@click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True,
+              help="Maximum number of tokens to generate.")  # fmt: skip
+@sampling_options()
+@click.option("--speculate", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Maximum number of draft tokens per step, copied from repetitions in the text: faster, same "
+                   "output.")  # fmt: skip
+@jobs.table_options()
+@loading_options
+@json_option
+@shareable
+def generate(
+    model: str, prompts: tuple[str, ...], max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
+    device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Generate text that continues PROMPT.
+
+    The text is printed as it is generated. If PROMPT is "-", it is read from standard input. A model with an encoder
+    and a decoder, such as T5, answers PROMPT, and only the answer is printed.
+
+    With --out, the --column of FILEs contains one prompt per row, and the results are a new column `generated`. Row n,
+    counted from 0, has the same text as a single run with --seed SEED + n. See `minhub score --help` for supported
+    FILEs and for interrupted jobs.
+    """
+    if not prompts and options["out"]:
+        raise click.UsageError("Missing argument 'FILE'. With --out, give the files that contain the prompts.")
+    if not prompts:
+        raise click.UsageError("Missing argument 'PROMPT'. To read it from standard input, use - as PROMPT.")
+    if table_settings := jobs.take_table_settings(options):
+        settings = {**options, "max_new_tokens": max_new_tokens, "seed": seed, "stop": stop}
+        loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+        jobs.run("generate", model, prompts, table_settings, settings, loading, as_json)
+        return
+    if len(prompts) > 1:
+        raise click.UsageError("Give one PROMPT, in quotes. For the rows of FILEs, add --out.")
+    [prompt] = prompts
+    processes = connected(device)
+    from_pipe = prompt == "-"
+    if from_pipe:
+        prompt = told(processes, lambda: decode_utf8(sys.stdin.buffer.read(), "standard input"))
+    network, tokenizer = open_model(model, revision, device, dtype, quantize, processes)
+    prompt_ids = encode(tokenizer, prompt)
+    if not prompt_ids:
+        raise click.BadParameter("the prompt has no tokens in MODEL's vocabulary; give some text",
+                                 param_hint="'PROMPT'")  # fmt: skip
+    if not from_pipe and unread_pipe():
+        note("Note: standard input is ignored; to read it, use - as PROMPT.")
+
+    from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
+    from minhub_py.inference.generate import stream
+
+    new_ids: list[int] = []
+    started = time.perf_counter()
+    tokens = stream(network, prompt_ids, max_new_tokens, seed=seed, stop=stop, tokenizer=tokenizer, **options)
+    context = [] if network.encoder_decoder else prompt_ids
+    pieces = until(decode_stream(tokenizer, record(tokens, new_ids), context), stop)
+    if as_json:
+        text = "".join(pieces)
+        speed = len(new_ids) / (time.perf_counter() - started)
+        emit({"model": model, "prompt": prompt, "text": text, "ids": new_ids, "tokens_per_second": speed})
+        return
+    # A pipe or file gets the text unchanged; click.echo would remove escape sequences.
+    escape = displayed if sys.stdout.isatty() else str
+    if not network.encoder_decoder:
+        sys.stdout.write(escape(prompt))
+    for piece in pieces:
+        sys.stdout.write(escape(piece))
+        sys.stdout.flush()
+    click.echo()
+
+
+def record(items: Iterable[int], history: list[int]) -> Iterator[int]:
+    """Yield `items` and append each to `history`."""
+    for item in items:
+        history.append(item)
+        yield item
+
+
+def unread_pipe() -> bool:
+    """Check whether a pipe to this command contains unread input. Never blocks.
+
+    In `... | while read line; do minhub ...; done` the pipe belongs to the loop, and the parent process reads it too.
+    Only Linux shows the parent's standard input; the result is False on other systems and in doubt.
+    """
+    try:
+        import fcntl
+        import termios
+
+        stdin, parent_stdin = os.fstat(0), os.stat(f"/proc/{os.getppid()}/fd/0")
+        if not stat.S_ISFIFO(stdin.st_mode) or os.path.samestat(stdin, parent_stdin):
+            return False
+        waiting = fcntl.ioctl(0, termios.FIONREAD, b"\0" * 4)
+    except (ImportError, OSError):  # not Linux, or no standard input
+        return False
+    return any(waiting)
+
+
+@click.command(cls=Command)
+@model_argument
+@files_argument
+@jobs.table_options()
+@click.option("--target", metavar="COLUMN",
+              help="Score the texts in this column, given the texts in --column.")  # fmt: skip
+@click.option("--sep", metavar="TEXT",
+              help="With --target: the separator between a text and its target; '' for languages without spaces.  "
+                   "[default: a space]")  # fmt: skip
+@loading_options
+@json_option
+@shareable
+def score(
+    model: str, files: tuple[str, ...], target: str | None, sep: str | None, revision: str, device: str, dtype: str,
+    quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Measure how well MODEL predicts a text.
+
+    Prints the perplexity of the text in FILE ("-" is standard input); --json adds the log-probability of each token.
+    A text longer than the model's context is scored in windows that overlap by half.
+
+    With --out, each row of FILEs is a separate text, and the measures are new columns:
+
+    \b
+      minhub score gpt2 in.csv --column review --out out.csv
+      minhub score gpt2 'texts/*.jsonl' --out scored.parquet
+
+    FILEs can be .csv, .tsv, .jsonl, .parquet (pip install 'minhub_py[tables]'), .txt with one text per line, folders
+    of such files, and glob patterns. To continue an interrupted job, run the same command again: completed rows are
+    stored in OUT.parts until the job ends. MODEL's weights must be unchanged; their files are hashed before the first
+    job (about one second per GB).
+
+    With --target, the texts of a second column are scored. They continue the texts in --column, joined by --sep, and
+    neither text may have white space at the joint. An encoder-decoder such as T5 scores a target as the answer to
+    its text, and ignores --sep.
+
+    \b
+      minhub score gpt2 in.csv --target word --out out.csv
+    """
+    if sep is not None and target is None:
+        raise click.UsageError("--sep joins a text and its target: add --target.")
+    if table_settings := jobs.take_table_settings(options):
+        loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+        if target is None:
+            jobs.run("score", model, files, table_settings, {}, loading, as_json)
+        else:
+            settings = {"sep": " " if sep is None else sep}
+            jobs.run("score_targets", model, files, table_settings, settings, loading, as_json, columns=[target])
+        return
+    if target is not None:
+        raise click.UsageError("--target is for the rows of files: add --out, a file for the results.")
+    if len(files) > 1:
+        raise click.UsageError("Give one FILE. For the rows of several files, add --out.")
+    if files[0].endswith((".csv", ".tsv", ".jsonl")):
+        note(f"Note: {files[0]} is read as one text; for a result per row, add --out.")
+    source = "standard input" if files[0] == "-" else files[0]
+
+    def read() -> str:
+        file: IO[bytes] = click.File("rb").convert(files[0], click.Argument(["file"]), click.get_current_context())
+        return decode_utf8(file.read(), source)
+
+    processes = connected(device)
+    text = told(processes, read)
+    from minhub_py.inference.generate import score as log_probabilities
+    from minhub_py.jobs.tasks import NEEDS_TARGETS, measures
+
+    network, tokenizer = open_model(model, revision, device, dtype, quantize, processes)
+    if network.encoder_decoder:
+        raise ValueError(NEEDS_TARGETS)
+    token_ids = encode(tokenizer, text)
+    if len(token_ids) < 2:
+        raise ValueError(f"{source} is too short to score: at least 2 tokens are required, not {len(token_ids)}")
+
+    with progress_bar("Scoring", "tokens") as update:
+        [scores] = log_probabilities(network, [token_ids], progress=update)
+    result = {"model": model, **measures(tokenizer, token_ids, scores.tolist())}
+    if as_json:
+        pairs = zip(token_ids[1:], scores.tolist(), strict=True)
+        emit(
+            {**result, "scores": [{"id": id, "token": tokenizer.decode([id]), "logprob": value} for id, value in pairs]}
+        )
+        return
+    table(["MEASURE", "VALUE"], [
+        ("tokens scored", result["tokens"]), ("characters scored", result["characters"]),
+        ("nats per token", f"{result['nats_per_token']:.4f}"), ("perplexity", f"{result['perplexity']:.3f}"),
+        ("bits per character", f"{result['bits_per_character']:.4f}"),
+    ])  # fmt: skip
