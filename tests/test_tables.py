@@ -255,7 +255,7 @@ def test_texts_of_words_lie_together(tmp_path: Path, model: str) -> None:
     assert "in.jsonl, row 5: words of item 1 stood before, apart from these: sort the rows, or give --by once" in said
     assert "has no column text: give --column" in failed(*command)
     assert "has no column id: give --by one of its own, which are item, word" in failed(*command, "--by", "id")
-    assert "--sep is for rows that are words" in failed(*command, "--sep", "", status=2)
+    assert "--sep joins rows that are words: add --by" in failed(*command, "--sep", "", status=2)
     command = ("words", "no/such-model", file, "--out", out, "--ignore-regex", "(")
     assert "is no regular expression" in failed(*command, status=2)
     assert not Parts(out).folder.exists()
@@ -686,7 +686,7 @@ def test_killed_and_resumed(tmp_path: Path, model: str, large: Path) -> None:
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, model: str, large: Path) -> None:
     whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
     said = stopped(model, large, out, signal.SIGINT)
-    assert "of 1,500 rows are done" in said
+    assert "of 1,500 rows are complete" in said
     assert f"in {out}.parts. To continue, run the same command again." in said
     assert "Traceback" not in said
     done("score", model, large, "--out", out)
@@ -745,7 +745,7 @@ def test_killed_at_the_last_moment(tmp_path: Path, model: str, out: str, monkeyp
         done(*command)
     target = tmp_path / out / "in.csv" if out == "folder" else tmp_path / out
     assert not target.exists()
-    assert "was complete" in minhub(*command).stderr
+    assert "were complete" in minhub(*command).stderr
     assert len(read_csv(target)) == 1
     assert not Parts(tmp_path / out).folder.exists()
     assert "exists already" in failed(*command, status=2)
@@ -760,7 +760,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, model: str, large: Path) -> N
     try:
         said = failed("score", model, large, "--out", disk / "out.csv")
         assert "out.csv.parts cannot be written (No space left on device): make room" in said
-        assert "rows are done" in said
+        assert "rows are complete" in said
         assert parts_of(disk / "out.csv") >= 1
         subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
         done("score", model, large, "--out", disk / "out.csv")
@@ -788,7 +788,7 @@ def test_workers_make_the_same_and_end_with_their_parent(tmp_path: Path, model: 
     (tmp_path / "go on").unlink()
     said = " ".join((tmp_path / "errors").read_text().split())
     assert "a worker was ended from outside (exit code -9)" in said
-    assert "the same command goes on" in said
+    assert "run the same command again" in said
     done(*command[:-2])
     assert out.read_bytes() == whole.read_bytes()
 
