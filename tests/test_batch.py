@@ -15,7 +15,7 @@ from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.native.library import library
-from minhub_py.inference.native_runner import LONG, CompiledReader
+from minhub_py.inference.native_runner import LONG, NativeRunner
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
 V, CONTEXT = 61, 48
@@ -130,7 +130,7 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
 
     def outcomes(numbers: list[int]) -> list[list[tuple]]:
         batch = Batch(model, len(numbers), CONTEXT, keep=2**20, piece=piece)
-        assert isinstance(batch.reader, CompiledReader)
+        assert isinstance(batch.runner, NativeRunner)
         keys = []
         for number in numbers:
             ids, more = rows[number]
@@ -161,7 +161,7 @@ def test_rows_that_join_and_leave_at_any_time(alone, name: str, dtype: str) -> N
     for seed in range(3):
         order, chance = random.Random(seed).choices(range(len(ROWS)), k=12), random.Random(100 + seed)
         batch = Batch(new(name, dtype), 3, 200)
-        assert isinstance(batch.reader, CompiledReader)
+        assert isinstance(batch.runner, NativeRunner)
         rows, found, retired = {}, {}, set()
         while order or len(batch):
             while order and len(batch) < 3 and chance.random() < 0.6:
@@ -223,7 +223,7 @@ def test_a_prefix_from_another_row(name: str, dtype: str, monkeypatch) -> None:
                 batch.step()
             read = []
             with monkeypatch.context() as patch:
-                patch.setattr(batch.reader, "_decode", spy(batch.reader._decode, read))
+                patch.setattr(batch.runner, "_decode", spy(batch.runner._decode, read))
                 row = batch.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True, like=other)
                 found = [event for event in batch.step() if event.row == row]
             found += run(batch)[row]
@@ -271,7 +271,7 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
 
     wanted = [alone(ids) for ids in prompts]
     batch, read = Batch(model, 3, 200, keep=10**6, piece=5), []
-    monkeypatch.setattr(batch.reader, "read", spy_read(batch.reader.read, read))
+    monkeypatch.setattr(batch.runner, "forward", spy_read(batch.runner.forward, read))
     order, rows, found, retired = chance.choices(range(len(prompts)), k=15), {}, {}, set()
     while order or len(batch):
         while order and len(batch) < 3:
@@ -331,7 +331,7 @@ def test_the_likeliest_ids(given: list[int]) -> None:
 
 @pytest.mark.parametrize("name", MAKE)
 def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> None:  # noqa: F811
-    """With an EagerReader: log-probabilities are equal up to rounding."""
+    """With an TorchRunner: log-probabilities are equal up to rounding."""
     model = new(name)
     batch = plain(lambda: Batch(model, 4, 200))
     rows = {}
@@ -355,8 +355,8 @@ def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> N
 def test_long_texts_in_bfloat16_are_read_by_forward() -> None:
     """Which is the one exception of the rule in batch.py."""
     has_tiles = library().has_bfloat16_tiles()  # PyTorch's products are slower than the compiled ones without
-    assert Batch(new("gpt2", "bfloat16"), 1, 40).reader.long == (LONG if has_tiles else None)
-    assert Batch(new("lstm", "bfloat16"), 1, 40).reader.long is None
+    assert Batch(new("gpt2", "bfloat16"), 1, 40).runner.long == (LONG if has_tiles else None)
+    assert Batch(new("lstm", "bfloat16"), 1, 40).runner.long is None
 
 
 def test_a_row_stops_at_a_string() -> None:

@@ -9,13 +9,13 @@ The rule for randomness: the i-th new id of a row is drawn with the i-th number 
 
 What does not change a row's ids and log-probabilities, to the last bit:
 
-    who shares the batch, and when the row joined    the compiled reader, in every dtype
-    a prefix that another row has read               the compiled reader, but for bfloat16 texts of LONG ids and more
+    who shares the batch, and when the row joined    the native runner, in every dtype
+    a prefix that another row has read               the native runner, but for bfloat16 texts of LONG ids and more
                                                      on processors with AMX
     the number of threads                            likewise
-    guesses                                          always: they are made only where they change nothing
+    drafts                                          always: they are made only where they change nothing
 
-The compiled reader computes each id by itself, in one order of sums. PyTorch's products, which an `EagerReader` uses,
+The native runner computes each id by itself, in one order of sums. PyTorch's products, which an `TorchRunner` uses,
 and the compiled one for those texts (compiled.LONG), sum in an order that depends on how many ids are read at once;
 there equal means equal up to rounding. A batch that keeps texts, or reads prompts in pieces, never leaves the compiled
 products to PyTorch: so the bfloat16 exception is none there, at the price of a slower first reading.
@@ -32,10 +32,10 @@ from torch import Tensor
 from minhub_py.inference.choose import Choice, choose, logprobs_of, top_of
 from minhub_py.inference.grammar import Matcher
 from minhub_py.inference.native.library import MOST_TOKENS
-from minhub_py.inference.native_runner import reader_of
+from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling, StopCriteria
-from minhub_py.inference.speculative import Guesser
-from minhub_py.inference.torch_runner import CHUNK, Reader
+from minhub_py.inference.speculative import PromptLookup
+from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
 
@@ -92,7 +92,7 @@ class Row:
     sampling: Sampling
     generator: torch.Generator
     stop: StopCriteria
-    guesser: Guesser
+    lookup: PromptLookup
     given: list[int]  # the ids to come, where they are only to be scored
     logprobs: bool
     top: int
@@ -100,7 +100,7 @@ class Row:
     matcher: Matcher | None = None
     slot: int = -1
     reads_prompt: bool = True  # some ids of the prompt are still to be read
-    guess: list[int] = field(default_factory=list)  # read after the newest id, before it is known to be right
+    draft: list[int] = field(default_factory=list)  # read after the newest id, before it is known to be right
     stop_reason: Literal["stop", "length", "error"] | None = None
 
 
@@ -119,7 +119,7 @@ class Batch:
     keep: bytes for the prefix cache, the caches of up to MOST_KEPT texts that have left, least recently used first out.
     A prompt copies the longest prefix that it has in common with one of them, or with a text in the making.
     piece: ids of prompts that one step reads at most, so that a long prompt does not hold up the other rows.
-    reader: one of this model that has been made already.
+    runner: one of this model that has been made already.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ class Batch:
         *,
         keep: int = 0,
         piece: int | None = None,
-        reader: Reader | None = None,
+        runner: Runner | None = None,
     ) -> None:
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
         self.max_length = min(max_length, self.context or max_length)
         self.start = model.decoder_start
-        self.reader = reader or reader_of(model)
+        self.runner = runner or runner_of(model)
         with torch.inference_mode():
-            self.cache = self.reader.new_cache(rows, self.max_length)
+            self.cache = self.runner.new_cache(rows, self.max_length)
         self.cache.empty()
         self.capacity, self.count = rows, 0
         self.joining: list[Row] = []
@@ -169,7 +169,7 @@ class Batch:
         """Let a text join at the next step. Returns the row's number, which events and `retire` name it by.
 
         ids: the prompt, at least one.    generator: of the numbers that ids are drawn with; PyTorch's own without one.
-        speculate: the most ids to guess at a time.    given: new ids that are known and only to be scored; there are no
+        speculate: the most ids to draft at a time.    given: new ids that are known and only to be scored; there are no
         others then.    logprobs: whether events tell log-probabilities; those of `given` ids do.    top: how many of
         the likeliest ids events tell.    like: a row in the making; what the texts begin with in common is copied from
         its cache where that is possible.    matcher: only ids that it allows are chosen, and the text ends when it is
@@ -195,11 +195,11 @@ class Batch:
         if len(source) > self.max_length:
             raise ValueError(f"a prompt of {len(source)} ids does not fit a batch of max_length {self.max_length}")
         self.count += 1
-        guesser = Guesser(speculate if self.reader.guesses else 0)
+        lookup = PromptLookup(speculate if self.runner.supports_drafts else 0)
         stop = stop or StopCriteria(frozenset(), (), None)
         random = generator or torch.default_generator
         self.joining.append(
-            Row(self.count, source, text, len(text), end, sampling or Sampling(), random, stop, guesser, list(given),
+            Row(self.count, source, text, len(text), end, sampling or Sampling(), random, stop, lookup, list(given),
                 logprobs, top, like, matcher)
         )  # fmt: skip
         return self.count
@@ -247,7 +247,7 @@ class Batch:
         for row in rows:
             row.slot = self.cache.join()
             if row.source:
-                self.reader.encode(row.source, self.cache, row.slot)
+                self.runner.encode(row.source, self.cache, row.slot)
             self.rows.append(row)
 
     def _read_prompts(self) -> list[Event]:
@@ -260,7 +260,7 @@ class Batch:
             begin = context_start(len(row.text), self.context)
             texts[row.slot] = row.text[begin + self._share(row) :]
             row.reads_prompt = False
-        return self._continue(rows, self.reader.read(texts, self.cache, exact=self.exact))
+        return self._continue(rows, self.runner.forward(texts, self.cache, exact=self.exact))
 
     def _read_pieces(self, room: int) -> list[Event]:
         """Read at most `room` ids of prompts, first come, first served.
@@ -276,7 +276,7 @@ class Batch:
                 self._share(row)
             begin += self.cache.lengths[row.slot]
             ids = row.text[begin : begin + room]
-            logits = self.reader.read({row.slot: ids}, self.cache, exact=self.exact)
+            logits = self.runner.forward({row.slot: ids}, self.cache, exact=self.exact)
             room -= len(ids)
             if begin + len(ids) == len(row.text):
                 row.reads_prompt = False
@@ -315,18 +315,18 @@ class Batch:
         for row in rows:
             known, room = len(row.text), self._room(row)
             if row.given:
-                row.guess = row.given[known - row.start :][: min(room, CHUNK)]
+                row.draft = row.given[known - row.start :][: min(room, CHUNK)]
             else:
-                row.guess = row.guesser(
+                row.draft = row.lookup(
                     row.source + row.text if row.source else row.text, min(room, MOST_TOKENS // len(rows) - 1)
                 )
             begin = context_start(known, self.context)
             if begin > context_start(known - 1, self.context):
                 self.cache.clear(row.slot)
                 if before := row.text[begin:-1]:
-                    self.reader.read({row.slot: before}, self.cache, exact=self.exact)
-        texts = {row.slot: [row.text[-1], *row.guess] for row in rows}
-        return self.reader.read(texts, self.cache, every=True, exact=self.exact or not rows[0].given)
+                    self.runner.forward({row.slot: before}, self.cache, exact=self.exact)
+        texts = {row.slot: [row.text[-1], *row.draft] for row in rows}
+        return self.runner.forward(texts, self.cache, every=True, exact=self.exact or not rows[0].given)
 
     def _room(self, row: Row) -> int:
         """Ids that may be read after the newest: not beyond the last to be made, nor the context."""
@@ -335,19 +335,19 @@ class Batch:
         return left if self.context is None else min(left, context_start(known, self.context) + self.context - known)
 
     def _continue(self, rows: list[Row], logits: Tensor) -> list[Event]:
-        """Choose what follows the newest id of each row, and each guess that was right.
+        """Choose what follows the newest id of each row, and each draft that was right.
 
-        The logits after the newest id choose the next one; if that was guessed, those after the guess choose another.
-        So the ids are those that come without guesses, which only spare some readings.
+        The logits after the newest id choose the next one; if that was guessed, those after the draft choose another.
+        So the ids are those that come without drafts, which only spare some readings.
         """
         events: list[Event] = []
-        places = [0, *accumulate(1 + len(row.guess) for row in rows)]
+        places = [0, *accumulate(1 + len(row.draft) for row in rows)]
         first = {row.key: place for row, place in zip(rows, places, strict=False)}
         right = dict.fromkeys(first, 0)
         asking = []
         for row in rows:
             if row.given:
-                events += self._score(row, logits[first[row.key] :][: 1 + len(row.guess)])
+                events += self._score(row, logits[first[row.key] :][: 1 + len(row.draft)])
             else:
                 asking.append(row)
         while asking:
@@ -358,15 +358,15 @@ class Batch:
             for row, choice in zip(asking, choose(asking, chosen), strict=True):
                 event = self._add(row, choice)
                 events.append(event)
-                if row.stop_reason is None and row.guess[right[row.key] :][:1] == [event.id]:
+                if row.stop_reason is None and row.draft[right[row.key] :][:1] == [event.id]:
                     right[row.key] += 1
                     again.append(row)
             asking = again
         for row in rows:
-            if row.guess and not row.given:
-                self.cache.truncate(row.slot, len(row.guess) - right[row.key])
-                row.guesser.learn(right[row.key], len(row.guess))
-            row.guess = []
+            if row.draft and not row.given:
+                self.cache.truncate(row.slot, len(row.draft) - right[row.key])
+                row.lookup.update(right[row.key], len(row.draft))
+            row.draft = []
         return events
 
     def _add(self, row: Row, choice: Choice | ValueError) -> Event:
