@@ -28,8 +28,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from minhub_py import generate, lstm
-from minhub_py import training as train
+from minhub_py import generate, lstm, train
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 
 ROWS = 32  # streams of text that are read in parallel

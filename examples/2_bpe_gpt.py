@@ -23,8 +23,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from minhub_py import generate
-from minhub_py import training as train
+from minhub_py import generate, train
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.training import Run
 

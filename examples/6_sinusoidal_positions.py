@@ -28,8 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minhub_py import generate
-from minhub_py import training as train
+from minhub_py import generate, train
 from minhub_py.models.sinusoidal import sinusoids
 
 ROWS = 200  # of the held-out text, at most

@@ -11,8 +11,7 @@ import pytest
 import torch
 from families import FAMILIES
 
-from minhub_py import from_pretrained, generate, save_pretrained, score
-from minhub_py import training as train
+from minhub_py import from_pretrained, generate, save_pretrained, score, train
 from minhub_py.config import read
 from minhub_py.registry import family_of
 

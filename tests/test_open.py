@@ -14,8 +14,7 @@ from test_train import TEXT, Notes
 from tokenizers import Tokenizer
 
 import minhub_py
-from minhub_py import from_pretrained, save_pretrained, tokenizer_from_pretrained
-from minhub_py import training as train
+from minhub_py import from_pretrained, save_pretrained, tokenizer_from_pretrained, train
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import characters, read_tokenizer
 from minhub_py.cli import main as cli

@@ -28,8 +28,7 @@ from children import SERVER
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minhub_py import from_pretrained, generate, resume, save_pretrained, tokenizer_from_pretrained
-from minhub_py import training as train
+from minhub_py import from_pretrained, generate, resume, save_pretrained, tokenizer_from_pretrained, train
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.tokenizers.tokenizer import characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.inspection import verify

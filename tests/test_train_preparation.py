@@ -16,8 +16,7 @@ from children import SERVER
 from click.testing import CliRunner
 from test_train import SHORT, TEXT, TINY, Notes, contents, in_a_child, no_pictures, same, text, until
 
-from minhub_py import from_pretrained, gpt2, resume, save_pretrained, tokenizer_from_pretrained
-from minhub_py import training as train
+from minhub_py import from_pretrained, gpt2, resume, save_pretrained, tokenizer_from_pretrained, train
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.cli.main import main
 from minhub_py.system.lock import BusyError

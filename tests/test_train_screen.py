@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from test_train import TINY, Notes, no_pictures, text
 
-from minhub_py import resume
-from minhub_py import training as train
+from minhub_py import resume, train
 from minhub_py.cli.training import ShellWords
 from minhub_py.system.spelling import speaking
 from minhub_py.training import loop

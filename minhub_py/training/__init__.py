@@ -1,7 +1,7 @@
 """Train a model on text files; the result is a folder in Hub layout, and an interrupted run can be resumed.
 
     from minhub_py import resume
-    from minhub_py import training as train
+    from minhub_py import train
 
     run = train("input.txt", "run", family="gpt2", layers=4, width=192, context=256, steps=4000)
     run.model, run.tokenizer, run.losses, run.best_loss
