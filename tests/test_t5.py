@@ -185,7 +185,7 @@ def test_wrong_calls(load) -> None:
     with pytest.raises(ValueError, match="targets: prompt 0 is empty"):
         minhub_py.score(model, [[1, 2, 3]], targets=[[]])
     batch = Batch(model, 1, 8)
-    with pytest.raises(ValueError, match="a prompt of 9 ids does not fit a batch of max_length 8"):
+    with pytest.raises(ValueError, match="a prompt of 9 tokens does not fit a batch with max_length 8"):
         batch.admit([1] * 9, 3)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minhub_py.inference.batch import common, context_start
+from minhub_py.inference.batch import common_prefix, context_start
 from minhub_py.inference.native.library import MOST_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import check_finite, one_thread
@@ -112,7 +112,7 @@ def blocks(model: LanguageModel, pieces: Sequence[Piece]) -> Iterator[list[Piece
     block: list[Piece] = []
     rows = ids = longest = 0
     for piece in pieces:
-        new = len(piece.ids) - (common(block[-1].ids, piece.ids) if block else 0)
+        new = len(piece.ids) - (common_prefix(block[-1].ids, piece.ids) if block else 0)
         length = max(longest, len(piece.ids))
         full = rows == ROWS or ids + new > IDS or (rows + 2) * row_bytes(length) > BYTES
         if block and new and full:
@@ -157,7 +157,7 @@ class Block:
         length = 0
         if before is not None and before.shares and self.shares:
             length = min(
-                common(before.last, pieces[0].ids), *(piece.first for piece in pieces)
+                common_prefix(before.last, pieces[0].ids), *(piece.first for piece in pieces)
             )  # needs no logits again
             length = length if length >= WORTH else 0
         self.rows = [Row(pieces[0].ids[:length], length)]
@@ -171,7 +171,7 @@ class Block:
 
     def _add(self, piece: Piece) -> None:
         """Plan a piece: what the last one has of it is there already."""
-        length = common(self.last, piece.ids)
+        length = common_prefix(self.last, piece.ids)
         if length < len(piece.ids) and (length < WORTH or not self.shares):
             length = 0
         while self.path and self.path[-1][1] >= length:

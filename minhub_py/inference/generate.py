@@ -142,7 +142,7 @@ def score_together(
     batch: Batch, pairs: Sequence[tuple[list[int], list[int]]], hear: Callable[[int], object]
 ) -> list[Tensor]:
     """The log-probabilities of the target of each pair, after its text; `hear` is told of ids as they come."""
-    found: dict[int, list[float | None]] = {batch.admit(text, 0, given=target): [] for text, target in pairs}
+    found: dict[int, list[float | None]] = {batch.admit(text, 0, targets=target): [] for text, target in pairs}
     while len(batch):
         events = batch.step()
         for event in events:
