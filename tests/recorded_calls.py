@@ -22,7 +22,7 @@ from torch import Tensor
 
 import minhub_py
 from minhub_py.inference.native.library import BLOCKS, INTERFACE, Call, Operation, library
-from minhub_py.inference.native_runner import CompiledReader
+from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.models.base import EncoderDecoder
 from minhub_py.registry import entry_of
 
@@ -31,7 +31,7 @@ T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 61, "d_model
 LENGTH = 45  # of a text; of so many ids, products are those of many
 
 
-class RecordingReader(CompiledReader):
+class RecordingRunner(NativeRunner):
     """Runs a model's steps, and keeps every call."""
 
     def __init__(self, model: Any) -> None:
@@ -162,20 +162,20 @@ def models() -> Iterator[tuple[str, Any]]:
 def record(name: str, model: Any, threads: int) -> bytes:
     """A case: a text at once, in pieces, id by id, and beside two other texts; each time the same bits."""
     torch.set_num_threads(threads)
-    reader, ids, equals = RecordingReader(model), some_ids(model, LENGTH), []
-    vocabulary, done = reader.vocab_size, 0
+    runner, ids, equals = RecordingRunner(model), some_ids(model, LENGTH), []
+    vocabulary, done = runner.vocab_size, 0
 
     def begin(rows: int) -> Any:
-        cache = reader.new_cache(rows, LENGTH)
+        cache = runner.new_cache(rows, LENGTH)
         if isinstance(model, EncoderDecoder):
             for row in range(rows):
-                reader.encode(ids[:30], cache, row)
+                runner.encode(ids[:30], cache, row)
         return cache
 
     def read(texts: dict[int, list[int]], places: list[int]) -> None:
         """places: for each id, the one of the text whose logits are the same."""
         nonlocal done
-        reader.read(texts, cache, every=True)
+        runner.forward(texts, cache, every=True)
         equals.extend((done + i * vocabulary, place * vocabulary, vocabulary) for i, place in enumerate(places))
         done += len(places) * vocabulary
 
@@ -187,7 +187,7 @@ def record(name: str, model: Any, threads: int) -> bytes:
     cache = begin(3)
     read({0: ids[:5], 1: ids[:40], 2: ids[:2]}, [*range(5), *range(40), *range(2)])
     read({0: ids[5:6], 1: ids[40:44], 2: ids[2:3]}, [5, 40, 41, 42, 43, 2])
-    return reader.case(name, equals)
+    return runner.case(name, equals)
 
 
 def main() -> None:

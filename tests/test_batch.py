@@ -15,7 +15,7 @@ from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.native.library import library
-from minhub_py.inference.native_runner import LONG, CompiledReader
+from minhub_py.inference.native_runner import LONG, NativeRunner
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
 V, CONTEXT = 61, 48
@@ -54,7 +54,7 @@ ROWS = [
     (text(4, 70), {"max_new_tokens": 12, "sampling": Sampling()}),
     ([1, 2, 3, 4] * 5, {"max_new_tokens": 40, "sampling": Sampling(temperature=0), "speculate": 6}),
     (text(5, 8), {"max_new_tokens": 50, "stop": StopCriteria(frozenset(range(20)), (), None)}),
-    (text(6, 2), {"max_new_tokens": 0, "given": text(7, 66)}),
+    (text(6, 2), {"max_new_tokens": 0, "targets": text(7, 66)}),
 ]
 
 
@@ -99,12 +99,12 @@ def alone():
 
 def test_the_number_of_cached_texts_is_bounded() -> None:
     """A state of an LSTM is so small that bytes alone would allow a million."""
-    batch = Batch(new("lstm"), 1, CONTEXT, keep=2**28)
+    batch = Batch(new("lstm"), 1, CONTEXT, prefix_bytes=2**28)
     texts = [[first, second] for first in range(20) for second in range(15)]
     for ids in texts:
         batch.admit(ids, 1)
         run(batch)
-    assert [kept.ids for kept in batch.kept] == texts[-256:]
+    assert [kept.ids for kept in batch.prefixes] == texts[-256:]
 
 
 @pytest.mark.parametrize("piece", [None, 8])
@@ -122,15 +122,15 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
         (text(1, 5), {**settings, "max_new_tokens": 20}),
         (text(2, 35), {**settings, "max_new_tokens": 3}),
         (text(3, 26), {**settings, "max_new_tokens": 9}),
-        (text(4, 2), {"max_new_tokens": 0, "given": text(5, 40)}),
+        (text(4, 2), {"max_new_tokens": 0, "targets": text(5, 40)}),
         (text(6, 20), {"max_new_tokens": 10, "sampling": Sampling()}),
         (text(7, 26), {"max_new_tokens": 20, "sampling": Sampling()}),
     ]
     fails = [False, True, True, True, False, True]
 
     def outcomes(numbers: list[int]) -> list[list[tuple]]:
-        batch = Batch(model, len(numbers), CONTEXT, keep=2**20, piece=piece)
-        assert isinstance(batch.reader, CompiledReader)
+        batch = Batch(model, len(numbers), CONTEXT, prefix_bytes=2**20, chunk=piece)
+        assert isinstance(batch.runner, NativeRunner)
         keys = []
         for number in numbers:
             ids, more = rows[number]
@@ -141,7 +141,7 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
                 found.setdefault(event.row, []).append(
                     (event.id, event.logprob, event.end, event.top, str(event.error))
                 )
-        assert all(len(kept.ids) <= 30 for kept in batch.kept)  # no other row may continue from NaN
+        assert all(len(kept.ids) <= 30 for kept in batch.prefixes)  # no other row may continue from NaN
         return [found[key] for key in keys]
 
     alone = [outcomes([number])[0] for number in range(len(rows))]
@@ -161,7 +161,7 @@ def test_rows_that_join_and_leave_at_any_time(alone, name: str, dtype: str) -> N
     for seed in range(3):
         order, chance = random.Random(seed).choices(range(len(ROWS)), k=12), random.Random(100 + seed)
         batch = Batch(new(name, dtype), 3, 200)
-        assert isinstance(batch.reader, CompiledReader)
+        assert isinstance(batch.runner, NativeRunner)
         rows, found, retired = {}, {}, set()
         while order or len(batch):
             while order and len(batch) < 3 and chance.random() < 0.6:
@@ -189,8 +189,8 @@ def test_events_are_what_generate_and_score_give(alone, name: str) -> None:
         events = alone(name, "float32")[number]
         new_ids, logprobs, ends = zip(*events, strict=True)
         assert all(end is None for end in ends[:-1])
-        if "given" in settings:
-            assert list(new_ids) == settings["given"]
+        if "targets" in settings:
+            assert list(new_ids) == settings["targets"]
         elif "stop" not in settings:
             how = settings["sampling"]
             [wanted] = generate(
@@ -223,7 +223,7 @@ def test_a_prefix_from_another_row(name: str, dtype: str, monkeypatch) -> None:
                 batch.step()
             read = []
             with monkeypatch.context() as patch:
-                patch.setattr(batch.reader, "_decode", spy(batch.reader._decode, read))
+                patch.setattr(batch.runner, "_decode", spy(batch.runner._decode, read))
                 row = batch.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True, like=other)
                 found = [event for event in batch.step() if event.row == row]
             found += run(batch)[row]
@@ -264,14 +264,14 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
     prompts = [[*system, *turn], [*system, *text(10, 3)], system, [*text(11, 30)], [*system, *turn, *text(12, 4)]]
 
     def alone(ids: list[int]) -> list[tuple]:
-        batch = Batch(model, 1, 200, piece=1000)
+        batch = Batch(model, 1, 200, chunk=1000)
         batch.admit(ids, 12, sampling=Sampling(temperature=0.9), generator=torch.Generator().manual_seed(len(ids)),
                     logprobs=True)  # fmt: skip
         return told(run(batch)[1])
 
     wanted = [alone(ids) for ids in prompts]
-    batch, read = Batch(model, 3, 200, keep=10**6, piece=5), []
-    monkeypatch.setattr(batch.reader, "read", spy_read(batch.reader.read, read))
+    batch, read = Batch(model, 3, 200, prefix_bytes=10**6, chunk=5), []
+    monkeypatch.setattr(batch.runner, "forward", spy_read(batch.runner.forward, read))
     order, rows, found, retired = chance.choices(range(len(prompts)), k=15), {}, {}, set()
     while order or len(batch):
         while order and len(batch) < 3:
@@ -288,7 +288,7 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
     for row, number in rows.items():
         events = told(found.get(row, []))
         assert events == (wanted[number][: len(events)] if row in retired else wanted[number])
-    assert len(batch.copied) <= 3
+    assert len(batch.cached_tokens) <= 3
     if name == "gpt2":  # a state is that after the last id only, and a ring loses its beginning
         prompt_ids = sum(len(prompts[number]) for number in rows.values())
         assert sum(length for length, last in read if not last) < prompt_ids / 2
@@ -305,22 +305,22 @@ def spy_read(read, calls: list):
 
 
 def test_kept_texts_stay_within_their_bytes() -> None:
-    batch = Batch(new("gpt2"), 2, 40, keep=20_000)
+    batch = Batch(new("gpt2"), 2, 40, prefix_bytes=20_000)
     for seed in range(20):
         batch.admit(text(seed, 10), 5, sampling=Sampling(temperature=0))
         run(batch)
-        assert 0 < sum(each.cache.size for each in batch.kept) <= 20_000
-    first = batch.kept[0].ids
+        assert 0 < sum(each.cache.size for each in batch.prefixes) <= 20_000
+    first = batch.prefixes[0].ids
     batch.admit([*first, 3], 2, sampling=Sampling(temperature=0))
     run(batch)  # what is used becomes the newest, and the longer text takes its place
-    assert batch.kept[-1].ids[: len(first)] == first
-    assert first not in [each.ids for each in batch.kept]
+    assert batch.prefixes[-1].ids[: len(first)] == first
+    assert first not in [each.ids for each in batch.prefixes]
 
 
 @pytest.mark.parametrize("given", [[], text(3, 7)])
 def test_the_likeliest_ids(given: list[int]) -> None:
     batch = Batch(new("gpt2"), 1, 40)
-    batch.admit(text(1, 4), 7, sampling=Sampling(temperature=0), given=given, logprobs=True, top=3)
+    batch.admit(text(1, 4), 7, sampling=Sampling(temperature=0), targets=given, logprobs=True, top=3)
     for event in run(batch)[1]:
         values = [logprob for _, logprob in event.top]
         assert len(values) == 3
@@ -331,7 +331,7 @@ def test_the_likeliest_ids(given: list[int]) -> None:
 
 @pytest.mark.parametrize("name", MAKE)
 def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> None:  # noqa: F811
-    """With an EagerReader: log-probabilities are equal up to rounding."""
+    """With an TorchRunner: log-probabilities are equal up to rounding."""
     model = new(name)
     batch = plain(lambda: Batch(model, 4, 200))
     rows = {}
@@ -355,8 +355,8 @@ def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> N
 def test_long_texts_in_bfloat16_are_read_by_forward() -> None:
     """Which is the one exception of the rule in batch.py."""
     has_tiles = library().has_bfloat16_tiles()  # PyTorch's products are slower than the compiled ones without
-    assert Batch(new("gpt2", "bfloat16"), 1, 40).reader.long == (LONG if has_tiles else None)
-    assert Batch(new("lstm", "bfloat16"), 1, 40).reader.long is None
+    assert Batch(new("gpt2", "bfloat16"), 1, 40).runner.long == (LONG if has_tiles else None)
+    assert Batch(new("lstm", "bfloat16"), 1, 40).runner.long is None
 
 
 def test_a_row_stops_at_a_string() -> None:
@@ -407,14 +407,14 @@ def test_a_row_with_a_matcher(speculate: int) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     batch = Batch(new("gpt2"), 2, 30)
-    with pytest.raises(ValueError, match="a text of 31 ids does not fit a batch of max_length 30"):
+    with pytest.raises(ValueError, match="a sequence of 31 tokens does not fit a batch with max_length 30"):
         batch.admit([1], 30)
     for ids, budget in (([], 5), ([1], 0)):
-        with pytest.raises(ValueError, match="at least one id to go on from, and one to make"):
+        with pytest.raises(ValueError, match="needs a prompt of at least one token"):
             batch.admit(ids, budget)
     for ids, given in (([V], ()), ([1, -1], ()), ([1], [2, V])):
-        with pytest.raises(ValueError, match=f"ids must be 0 to {V - 1}"):
-            batch.admit(ids, 1, given=given)
+        with pytest.raises(ValueError, match=f"token IDs must be between 0 and {V - 1}"):
+            batch.admit(ids, 1, targets=given)
     batch.admit([1], 29)
     batch.admit([1], 5)
     with pytest.raises(IndexError, match="all 2 rows of the batch are in use"):

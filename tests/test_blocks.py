@@ -13,7 +13,7 @@ from test_decoder import at_the_end_of_memory, kernel, read, some_ids  # noqa: F
 import minhub_py
 from minhub_py import generate, llama
 from minhub_py.inference.native.library import BLOCKS
-from minhub_py.inference.native_runner import CompiledReader
+from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.inference.quantize import Quantized, kind_of, layers_of, replace_layers
 from weights_map.blocks import TYPES, Blocks, unpack_rows
 
@@ -64,12 +64,12 @@ def test_logits_are_those_of_the_weights_in_floats(kernel: str, kind: str) -> No
     ids = some_ids(model, 70)
     wanted = in_floats(model)(torch.tensor([ids]))[0] if kind != "Q6_K" else model(torch.tensor([ids]))[0]
     assert torch.equal(model(torch.tensor([ids]))[0], wanted)
-    reader = CompiledReader(model)
+    runner = NativeRunner(model)
     for sizes in ([1], [64], [3, 5, 2, 7]):
         found = read(model, ids, sizes)
         assert (found - wanted).abs().max() <= TOLERANCE * wanted.abs().max()
     # Rows of the embedding are the weights to the last bit.
-    [embed] = [operation for operation in reader.operations if operation.kind == 0]
+    [embed] = [operation for operation in runner.operations if operation.kind == 0]
     assert embed.weight.dtype == BLOCKS[kind]
 
 
@@ -79,11 +79,11 @@ def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel: str, kind: s
     texts = some_ids(model, 40, rows=5)
     wanted = [read(model, text, [1]) for text in texts]
     assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), wanted[0])
-    cache, reader, place = model.new_cache(5, 150, CompiledReader.lookahead), CompiledReader(model), 0
+    cache, runner, place = model.new_cache(5, 150, NativeRunner.lookahead), NativeRunner(model), 0
     while place < 40:
         size = min(1 + place % 7, 40 - place)
         rows = {row: text[place : place + size] for row, text in enumerate(texts)}
-        found = reader.read(rows, cache, every=True, exact=True)
+        found = runner.forward(rows, cache, every=True, exact=True)
         assert torch.equal(found, torch.cat([logits[place : place + size] for logits in wanted]))
         place += size
 
@@ -111,6 +111,6 @@ def test_a_model_in_blocks_is_as_other_quantized_ones() -> None:
     assert half.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
     again = new("Q4_0")
     again.load_state_dict(model.state_dict())
-    assert minhub_py.inference.native_runner.reader_of(again).guesses
+    assert minhub_py.inference.native_runner.runner_of(again).supports_drafts
     with pytest.raises(ValueError, match="a quantized model cannot be saved"):
         minhub_py.save_pretrained(model, "nowhere")

@@ -1,4 +1,4 @@
-"""The compiled reader against the model's own forward: the same logits for every size, layout, dtype and processor; the
+"""The native runner against the model's own forward: the same logits for every size, layout, dtype and processor; the
 same bits however ids are read; and where it is not for compiled code, forward itself.
 
 The weights are drawn large, as in test_parity.py, with random biases and norms.
@@ -30,9 +30,9 @@ from torch.nn.utils import parametrizations, parametrize
 from minhub_py import generate, gpt2, gptneo, llama, lstm, score, stream
 from minhub_py.inference.native import library
 from minhub_py.inference.native.library import MOST_TOKENS, Operation
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.quantize import KINDS, quantize
-from minhub_py.inference.torch_runner import CHUNK, EagerReader
+from minhub_py.inference.torch_runner import CHUNK, TorchRunner
 from minhub_py.models.steps import Linear
 
 TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order differ by some 1e-6
@@ -156,13 +156,13 @@ def some_ids(model, count, rows=None):
     return torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def extend(reader, rows, cache):
+def extend(runner, rows, cache):
     """The logits after each of some more ids in each row."""
-    return reader.read(dict(enumerate(rows)), cache, every=True, exact=True)
+    return runner.forward(dict(enumerate(rows)), cache, every=True, exact=True)
 
 
 def new_cache(model, rows=1, length=150):
-    return model.new_cache(rows, length, CompiledReader.lookahead)
+    return model.new_cache(rows, length, NativeRunner.lookahead)
 
 
 @torch.no_grad()
@@ -172,9 +172,9 @@ def forward(model, ids):
 
 def read(model, ids, sizes, cache=None):
     """The logits after each of `ids`, natively, in pieces of `sizes` again and again."""
-    reader, cache, parts, place = CompiledReader(model), cache or new_cache(model), [], 0
+    runner, cache, parts, place = NativeRunner(model), cache or new_cache(model), [], 0
     for size in itertools.cycle(sizes):
-        parts.append(extend(reader, [ids[place : place + size]], cache).clone())
+        parts.append(extend(runner, [ids[place : place + size]], cache).clone())
         place += size
         if place >= len(ids):
             return torch.cat(parts)
@@ -199,11 +199,11 @@ def test_logits_are_those_of_forward(kernel, name, layout) -> None:
     assert_close(read(model, ids, [1]), wanted)
     assert_close(read(model, ids, [3, 1, 64, 9, 2, 5]), wanted)
     # Prompts in one call, longer than what is read at once.
-    assert_close(CompiledReader(model).read({0: ids}, new_cache(model), every=True), wanted)
+    assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), wanted)
     cache = new_cache(model)
-    assert_close(CompiledReader(model).read({0: ids[:140]}, cache), wanted[139:140])
+    assert_close(NativeRunner(model).forward({0: ids[:140]}, cache), wanted[139:140])
     assert cache.lengths == [140]
-    assert_close(extend(CompiledReader(model), [ids[140:141]], cache), wanted[140:141])
+    assert_close(extend(NativeRunner(model), [ids[140:141]], cache), wanted[140:141])
 
 
 @pytest.mark.parametrize(("kernel", "name", "layout"), in_pairs(KERNELS, list(CASES), LAYOUTS), indirect=["kernel"])
@@ -212,16 +212,16 @@ def test_rows_at_different_positions(kernel, name, layout) -> None:
     texts = some_ids(model, 145, rows=4)
     wanted = [forward(model, text) for text in texts]
     lengths = [1, 2, 60, 90]
-    reader, cache = CompiledReader(model), new_cache(model, 4)
+    runner, cache = NativeRunner(model), new_cache(model, 4)
     for row, length in enumerate(lengths):
         one = new_cache(model)
-        reader.read({0: texts[row][:length]}, one)
+        runner.forward({0: texts[row][:length]}, one)
         cache.set_row(row, one)
     rows = [0, 1, 2, 3]
     for step in range(12):
         sizes = [1 + (step + row) % 6 for row in range(4)]
         now = [slice(lengths[row], lengths[row] + sizes[row]) for row in rows]
-        found = extend(reader, [texts[row][part] for row, part in zip(rows, now, strict=True)], cache)
+        found = extend(runner, [texts[row][part] for row, part in zip(rows, now, strict=True)], cache)
         assert_close(found, torch.cat([wanted[row][part] for row, part in zip(rows, now, strict=True)]))
         for row in rows:
             lengths[row] += sizes[row]
@@ -236,10 +236,10 @@ def test_ids_that_are_taken_back_leave_a_ring_as_it_was(kernel, window) -> None:
     ids = some_ids(model, 145)
     wanted = forward(model, ids)
     wrong = [(id + 1) % 61 for id in ids]
-    reader, cache = CompiledReader(model), new_cache(model)
+    runner, cache = NativeRunner(model), new_cache(model)
     assert cache.layers[0][0].size(2) == window + MOST_TOKENS
-    for place, guessed in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
-        found = extend(reader, [[ids[place], *wrong[place + 1 : place + 1 + guessed]]], cache)
+    for place, drafted in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
+        found = extend(runner, [[ids[place], *wrong[place + 1 : place + 1 + drafted]]], cache)
         assert_close(found[:1], wanted[place : place + 1])
         cache.truncate(0, len(found) - 1)
 
@@ -250,14 +250,17 @@ def test_a_prompt_in_pieces_of_forward_and_of_native_code() -> None:
         model = new(name, dtype)
         ids = some_ids(model, 145)
         wanted = forward(copy.deepcopy(model).float(), ids)
-        reader, cache = CompiledReader(model), new_cache(model)
-        parts = [reader.read({0: ids[place : place + size]}, cache, every=True).clone() for place, size in
+        runner, cache = NativeRunner(model), new_cache(model)
+        parts = [runner.forward({0: ids[place : place + size]}, cache, every=True).clone() for place, size in
                  ((0, 100), (100, 3), (103, 20), (123, 1), (124, 15), (139, 1), (140, 5))]  # fmt: skip
         assert_close(torch.cat(parts), wanted, TOLERANCE if dtype == "float32" else 0.1)
         if name == "gptneo-all-local":  # one id by forward, out of a ring that has more than the window
             mixed = new_cache(model)
             found = torch.cat(
-                [(reader if i % 3 else EagerReader(model)).read({0: [id]}, mixed).clone() for i, id in enumerate(ids)]
+                [
+                    (runner if i % 3 else TorchRunner(model)).forward({0: [id]}, mixed).clone()
+                    for i, id in enumerate(ids)
+                ]
             )
             assert_close(found.float(), wanted, TOLERANCE if dtype == "float32" else 0.1)
 
@@ -283,14 +286,14 @@ def test_16_bits_give_the_logits_of_the_rounded_weights_in_float32(kernel, name,
 def product(layer, x):
     """The outputs of a layer for inputs (tokens, columns), at most 128 tokens."""
     tokens, columns = x.shape
-    reader = CompiledReader(new("gpt2"))
-    reader.program.width = -(-max(columns, layer.weight.size(0)) // 128) * 128
-    room = reader._room(tokens)
-    reader.codes = reader._room_for_codes()
-    call = reader._new_call([[torch.zeros(1, 1, 1, 1)] * 2], torch.float32, room)
+    runner = NativeRunner(new("gpt2"))
+    runner.program.width = -(-max(columns, layer.weight.size(0)) // 128) * 128
+    room = runner._room(tokens)
+    runner.codes = runner._room_for_codes()
+    call = runner._new_call([[torch.zeros(1, 1, 1, 1)] * 2], torch.float32, room)
     call.tokens = tokens
     room[1, :, :columns] = x
-    operations = (Operation * 1)(*reader.program.operations(Linear([layer])))
+    operations = (Operation * 1)(*runner.program.operations(Linear([layer])))
     library.library().decode(operations, 1, ctypes.byref(call))
     return room[2, :, : layer.weight.size(0)]
 
@@ -320,7 +323,7 @@ def test_an_id_without_numbers_harms_none_before_it(kernel, name, dtype) -> None
     in_dtype(model, dtype)
     for count in (3, 6, 13, 40):
         ids = [id % bad for id in some_ids(model, count)]
-        found = CompiledReader(model).read({0: [*ids, bad]}, new_cache(model), every=True, exact=True).clone()
+        found = NativeRunner(model).forward({0: [*ids, bad]}, new_cache(model), every=True, exact=True).clone()
         assert torch.equal(found[:-1, :bad], read(model, ids, [1])[:, :bad])
         assert not found[-1].isfinite().all()
 
@@ -363,11 +366,11 @@ def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel, name, dtype)
         torch.set_num_threads(count)
         assert torch.equal(read(model, texts[0], [*[1] * 20, 60]), wanted[0])
         assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), wanted[0])
-        cache, reader = new_cache(model, 5), CompiledReader(model)
+        cache, runner = new_cache(model, 5), NativeRunner(model)
         place = 0
         while place < 80:
             size = min(1 + place % 7, 80 - place)
-            found = extend(reader, [text[place : place + size] for text in texts], cache)
+            found = extend(runner, [text[place : place + size] for text in texts], cache)
             assert torch.equal(found, torch.cat([logits[place : place + size] for logits in wanted]))
             place += size
 
@@ -396,7 +399,7 @@ def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
         prompts = [some_ids(model, length) for length in (10, 2, 100, 149)]
         torch.set_num_threads(1)
         wanted = score(model, prompts)
-        assert CompiledReader(model).long is None
+        assert NativeRunner(model).long is None
         for count in (2, 3, 4):
             torch.set_num_threads(count)
             found = score(model, prompts)
@@ -584,7 +587,7 @@ def test_a_model_that_somebody_has_changed(change) -> None:
         assert generate(model, [[1, 2, 3]], 20, temperature=0) == [wanted]
         assert generate(model, [[1, 2, 3]], 20, temperature=0, speculate=8) == [wanted]
         if change in CERTAINLY_PLAIN:
-            assert type(reader_of(model)) is EagerReader
+            assert type(runner_of(model)) is TorchRunner
     finally:
         if change is hook_on_all_modules:
             model.handle.remove()
@@ -593,21 +596,21 @@ def test_a_model_that_somebody_has_changed(change) -> None:
 def test_an_embedding_that_changes_its_weights_as_it_is_read() -> None:
     model = new("gpt2")
     model.wte.max_norm = 0.5
-    assert type(reader_of(model)) is EagerReader
+    assert type(runner_of(model)) is TorchRunner
 
 
 def test_what_is_plain_and_what_is_native(plain) -> None:
     model = new("gpt2")
-    assert isinstance(reader_of(model), CompiledReader)
-    assert type(plain(lambda: reader_of(model))) is EagerReader
-    assert type(reader_of(copy.deepcopy(model).to("meta"))) is EagerReader
-    assert type(reader_of(torch.compile(model))) is EagerReader  # not compiled before its first call
-    assert type(reader_of(nn.Sequential(model))) is EagerReader
+    assert isinstance(runner_of(model), NativeRunner)
+    assert type(plain(lambda: runner_of(model))) is TorchRunner
+    assert type(runner_of(copy.deepcopy(model).to("meta"))) is TorchRunner
+    assert type(runner_of(torch.compile(model))) is TorchRunner  # not compiled before its first call
+    assert type(runner_of(nn.Sequential(model))) is TorchRunner
     handle = model.register_forward_hook(lambda *_: None)
-    assert type(reader_of(model)) is EagerReader
+    assert type(runner_of(model)) is TorchRunner
     handle.remove()
-    assert isinstance(reader_of(model), CompiledReader)
-    assert isinstance(reader_of(model.train()), CompiledReader)  # dropout is off in either
+    assert isinstance(runner_of(model), NativeRunner)
+    assert isinstance(runner_of(model.train()), NativeRunner)  # dropout is off in either
 
 
 def test_hooks_see_every_id() -> None:
@@ -659,7 +662,7 @@ def test_weights_that_are_not_numbers_are_named(kernel, dtype, bad) -> None:
             quantize(model, dtype)
         else:
             model.to(getattr(torch, dtype))
-        assert isinstance(reader_of(model), CompiledReader)
+        assert isinstance(runner_of(model), NativeRunner)
         for call in (lambda: generate(model, [[1, 2]], 3), lambda: score(model, [[1, 2]])):  # noqa: B023
             with pytest.raises(ValueError, match="logits are NaN or infinite"):
                 call()
@@ -698,9 +701,9 @@ def test_a_forked_process_reads_on() -> None:
     wanted = read(model, ids, [1])
 
     def right():
-        reader, cache = CompiledReader(model), new_cache(model)
-        reader.threads = 3
-        return torch.equal(torch.cat([extend(reader, [[id]], cache).clone() for id in ids]), wanted)
+        runner, cache = NativeRunner(model), new_cache(model)
+        runner.threads = 3
+        return torch.equal(torch.cat([extend(runner, [[id]], cache).clone() for id in ids]), wanted)
 
     assert right()  # the helpers have started
     busy = threading.Event()
@@ -740,8 +743,8 @@ def test_a_sleeping_helper_is_kept_off_the_processor_of_who_wakes_it() -> None:
         pytest.skip(f"the system does not let threads be kept off a processor: {error}")
     own = {frozenset(processors)}
     model = new("gpt2-heads-of-72")
-    ids, reader = some_ids(model, 40), CompiledReader(model)
-    reader.threads = 4
+    ids, runner = some_ids(model, 40), NativeRunner(model)
+    runner.threads = 4
 
     def allowed():
         found = set()
@@ -754,7 +757,7 @@ def test_a_sleeping_helper_is_kept_off_the_processor_of_who_wakes_it() -> None:
     while not kept_off and time.monotonic() < deadline:
         cache = new_cache(model)
         for id in ids:
-            extend(reader, [[id]], cache)
+            extend(runner, [[id]], cache)
             kept_off |= allowed() != own  # that of one which has not woken yet, as this thread did all the work
             time.sleep(0.004)  # they sleep after one
     assert kept_off
@@ -783,7 +786,7 @@ def test_the_model_may_go_while_its_text_comes() -> None:
 
 @pytest.mark.parametrize("replace", ["half", "data", "assign"])
 def test_weights_that_are_replaced_stay_until_their_text_has_come(replace) -> None:
-    """CompiledReader code has pointers to them."""
+    """NativeRunner code has pointers to them."""
     model = new("gpt2")
     wanted = generate(model, [[1, 2]], 40, seed=1)[0]
     arrays = []
@@ -937,9 +940,9 @@ def test_other_defaults_of_pytorch(family) -> None:
 def test_autocast_is_pytorchs() -> None:
     model = new("gpt2")
     with torch.autocast("cpu"):
-        assert type(reader_of(model)) is EagerReader
+        assert type(runner_of(model)) is TorchRunner
     model.compile()
-    assert type(reader_of(model)) is EagerReader
+    assert type(runner_of(model)) is TorchRunner
 
 
 def test_operation_without_c_implementation_selects_forward(monkeypatch) -> None:
@@ -951,14 +954,14 @@ def test_operation_without_c_implementation_selects_forward(monkeypatch) -> None
     expected = generate(model, [[1, 2, 3]], 8, temperature=0, eos_id=None)
     steps = type(model).steps
     monkeypatch.setattr(type(model), "steps", lambda self: [Transpose(), *steps(self)])
-    assert type(reader_of(model)) is EagerReader
+    assert type(runner_of(model)) is TorchRunner
     assert generate(model, [[1, 2, 3]], 8, temperature=0, eos_id=None) == expected
 
 
 def test_more_positions_than_a_cache_has() -> None:
     model = new("gpt2")
     with pytest.raises(ValueError, match="5 positions do not fit a cache of 4"):
-        extend(CompiledReader(model), [[1, 2, 3, 4, 5]], model.new_cache(1, 4))
+        extend(NativeRunner(model), [[1, 2, 3, 4, 5]], model.new_cache(1, 4))
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch) -> None:
@@ -971,9 +974,9 @@ def test_a_library_of_another_version_is_not_used(monkeypatch) -> None:
 def test_a_text_scored_beside_others_is_looked_at_once(monkeypatch) -> None:
     made = []
     monkeypatch.setattr(
-        CompiledReader,
+        NativeRunner,
         "__init__",
-        lambda self, model, init=CompiledReader.__init__: made.append(1) or init(self, model),
+        lambda self, model, init=NativeRunner.__init__: made.append(1) or init(self, model),
     )
     score(new("gpt2"), [[1, 2, 3]] * 5)
     assert made == [1]

@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from minhub_py import generate, gpt2, gptneo, lstm, score, stream
 from minhub_py.inference.eval_mode import in_eval_mode
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 
 ENDS = {"bos_token_id": None, "eos_token_id": None}
 PROMPTS = [[1, 2, 3], [5] * 20]
@@ -128,7 +128,7 @@ def test_training_mode_makes_no_difference(family, change) -> None:
     model = new(family)
     if change is not None:
         change(model)
-        assert not isinstance(reader_of(model), CompiledReader)
+        assert not isinstance(runner_of(model), NativeRunner)
     try:
         model.eval()
         ids, scores = generate(model, PROMPTS, 12, seed=1), score(model, PROMPTS)

@@ -27,7 +27,7 @@ import weights_map
 from minhub_py import attention_weights, embed
 from minhub_py.config import read as read_settings
 from minhub_py.export.torchscript import save_torchscript
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inspection import inspect
 from minhub_py.models.cache import State
 from minhub_py.registry import ENTRIES, family_of
@@ -252,7 +252,7 @@ def test_generate_and_score(load, name: str) -> None:
 def test_quantized(load, name: str, kind: str) -> None:
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
-    assert type(reader_of(model)) is CompiledReader
+    assert type(runner_of(model)) is NativeRunner
     ids = ids_of(1)
     with torch.no_grad():
         wanted, found = reference(ids).logits, model(ids)
@@ -308,22 +308,22 @@ def test_torchscript(load, name: str, tmp_path: Path) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("kernel", "name"), in_pairs(KERNELS, list(CASES)), indirect=["kernel"])
-def test_the_compiled_reader(load, kernel, name: str) -> None:  # noqa: F811
+def test_the_native_runner(load, kernel, name: str) -> None:  # noqa: F811
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     model = load(name)[1]
-    reader = reader_of(model)
-    assert type(reader) is CompiledReader
+    runner = runner_of(model)
+    assert type(runner) is NativeRunner
     ids = ids_of(1)[0].tolist()
-    found = reader.read({0: ids}, reader.new_cache(1, LENGTH), every=True).clone()
+    found = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
     assert_close(found, model(torch.tensor([ids]))[0])
-    cache = reader.new_cache(1, LENGTH)
+    cache = runner.new_cache(1, LENGTH)
     places = pairwise((0, 13, 14, 15, LENGTH))
-    pieces = [reader.read({0: ids[start:end]}, cache, every=True).clone() for start, end in places]
+    pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in places]
     assert torch.equal(torch.cat(pieces), found)
-    cache = reader.new_cache(3, LENGTH)
-    first = reader.read({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
+    cache = runner.new_cache(3, LENGTH)
+    first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
     assert torch.equal(first, found[[4, 39, 1]])
-    more = reader.read({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
+    more = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
     assert torch.equal(more, found[[5, 40, 41, 42, 43, 2, 3]])
 
 
@@ -345,5 +345,5 @@ def test_training(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run = minhub_py.train(text, tmp_path / "run", family=family, steps=40, evaluate_every=20, **small, progress=False)
     assert run.losses[-1]["held_out_loss"] < run.losses[0]["held_out_loss"]
     model = getattr(minhub_py, f"{family}_from_pretrained")(tmp_path / "run", device="cpu")
-    assert type(reader_of(model)) is CompiledReader
+    assert type(runner_of(model)) is NativeRunner
     minhub_py.train(text, tmp_path / "tuned", start=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3F
 
 import minhub_py
 from minhub_py.inference.native.library import library
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 
 VISION = {"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
           "num_attention_heads": 2, "image_size": 8, "patch_size": 4}  # fmt: skip
@@ -59,7 +59,7 @@ def test_the_embedding_factor_is_rounded_to_the_weights(dtype: torch.dtype, tmp_
 
 
 @torch.inference_mode()
-def test_the_compiled_reader_rounds_it_too() -> None:
+def test_the_native_runner_rounds_it_too() -> None:
     """A block of zeros adds its bias only; without that, the last norm would not see the factor."""
     settings = {"model_type": "gemma", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 8,
                 "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
@@ -69,12 +69,12 @@ def test_the_compiled_reader_rounds_it_too() -> None:
         parameter.zero_()
     model.layers[0].self_attn.o_proj.bias.fill_(4.0)
     model.embed_tokens.weight.normal_(generator=torch.Generator().manual_seed(0))
-    reader = reader_of(model)
-    assert type(reader) is CompiledReader
+    runner = runner_of(model)
+    assert type(runner) is NativeRunner
     ids = list(range(10))
     library().choose(b"avx2")  # where the chosen kernels round what goes into products, too, these do not
     try:
-        logits = reader.read({0: ids}, reader.new_cache(1, 20), every=True)
+        logits = runner.forward({0: ids}, runner.new_cache(1, 20), every=True)
     finally:
         library().choose(None)
     weight = model.embed_tokens.weight.float()

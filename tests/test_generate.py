@@ -10,7 +10,7 @@ import torch
 from minhub_py import generate, gpt2, gptneo, lstm, save_pretrained, score, stream
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import context_start
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.sampling import Sampling, likeliest
 
 V, CONTEXT = 61, 16
@@ -199,7 +199,7 @@ def test_texts_are_scored_together_as_each_alone(model) -> None:
     assert {of for _, of in heard} == {total}
     for prompt, scores in zip(prompts, together, strict=True):
         alone = score(model, [prompt])[0]
-        if isinstance(reader_of(model), CompiledReader):
+        if isinstance(runner_of(model), NativeRunner):
             assert torch.equal(scores, alone)
         else:  # PyTorch's sums depend on what is read beside them
             torch.testing.assert_close(scores, alone, rtol=0, atol=2e-5)

@@ -33,7 +33,7 @@ from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.checkpoints.gguf_header import IN_BLOCKS, MAX_PAIRS, MAX_STRINGS, MAX_TENSORS, PLAIN, read_header
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.quantize import Quantized, kind_of
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 48, "n_embd": 64, "n_layer": 2, "n_head": 4}
@@ -179,9 +179,9 @@ def test_quantize_auto_keeps_the_blocks_of_the_file(name: str, kind: str, tmp_pa
         assert torch.equal(module.weight, floats.get_submodule(path).weight), path
     wanted = floats(IDS)[0]
     assert torch.equal(ours(IDS)[0], wanted)
-    reader = reader_of(ours)
-    assert isinstance(reader, CompiledReader)
-    found = reader.read({0: IDS[0].tolist()}, reader.new_cache(1, 48), every=True)
+    runner = runner_of(ours)
+    assert isinstance(runner, NativeRunner)
+    found = runner.forward({0: IDS[0].tolist()}, runner.new_cache(1, 48), every=True)
     assert (found - wanted).abs().max() <= 5e-5 * wanted.abs().max()
     half = from_pretrained(file, device="cpu", quantize="auto", dtype="bfloat16")
     assert half(IDS).dtype == torch.bfloat16

@@ -24,7 +24,7 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.export.convert import convert
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native.library import library
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inspection import inspect, verify
 from minhub_py.models.experts import Packed
 from minhub_py.registry import preset
@@ -93,25 +93,25 @@ def test_weights_of_experts_are_transformers_own(packed) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
-def test_the_compiled_reader(packed, kernels: str) -> None:
+def test_the_native_runner(packed, kernels: str) -> None:
     """Straight from the file's bytes; the same bits at once, in pieces, and with other rows beside."""
     if library() is None or library().choose(kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
     try:
         reference, model, _ = packed
-        reader = reader_of(model)
-        assert type(reader) is CompiledReader
-        held = {tensor.data_ptr() for tensor in reader.program.references}
+        runner = runner_of(model)
+        assert type(runner) is NativeRunner
+        held = {tensor.data_ptr() for tensor in runner.program.references}
         assert all({each.blocks.data_ptr(), each.scales.data_ptr()} <= held for each in experts_of(model))
         ids = ids_of(1)[0].tolist()
-        found = reader.read({0: ids}, reader.new_cache(1, LENGTH), every=True).clone()
+        found = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
         assert_close(found, reference(torch.tensor([ids])).logits[0])
-        cache = reader.new_cache(1, LENGTH)
-        pieces = [reader.read({0: ids[start:end]}, cache, every=True).clone()
+        cache = runner.new_cache(1, LENGTH)
+        pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone()
                   for start, end in pairwise((0, 13, 14, 15, 40, LENGTH))]  # fmt: skip
         assert torch.equal(torch.cat(pieces), found)
-        cache = reader.new_cache(3, LENGTH)
-        assert torch.equal(reader.read({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache), found[[4, 39, 1]])
+        cache = runner.new_cache(3, LENGTH)
+        assert torch.equal(runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache), found[[4, 39, 1]])
     finally:
         library().choose(None)
 
@@ -122,9 +122,9 @@ def test_scores_that_are_no_numbers_keep_to_their_memory(packed) -> None:
     for value in (torch.nan, -torch.inf, torch.inf):
         model = copy.deepcopy(packed[1])
         model.layers[0].mlp.router.bias.fill_(value)
-        reader = reader_of(model)
-        assert type(reader) is CompiledReader
-        found = reader.read({0: ids_of(1)[0].tolist()}, reader.new_cache(1, LENGTH), every=True)
+        runner = runner_of(model)
+        assert type(runner) is NativeRunner
+        found = runner.forward({0: ids_of(1)[0].tolist()}, runner.new_cache(1, LENGTH), every=True)
         assert found.isnan().all()
 
 
@@ -134,12 +134,12 @@ def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
     model = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert {each.blocks.dtype for each in experts_of(model)} == {torch.uint8}
-    reader, ids = reader_of(model), ids_of(1)
-    assert type(reader) is CompiledReader
-    assert reader.long is None
+    runner, ids = runner_of(model), ids_of(1)
+    assert type(runner) is NativeRunner
+    assert runner.long is None
     with torch.no_grad():
         wanted = reference(ids).logits[0]
-        found = [reader.read({0: ids[0].tolist()}, reader.new_cache(1, LENGTH), every=True), model(ids)[0].float()]
+        found = [runner.forward({0: ids[0].tolist()}, runner.new_cache(1, LENGTH), every=True), model(ids)[0].float()]
     for logits, most in zip(found, (0.02, 0.08), strict=True):
         assert ((logits - wanted).square().mean() / wanted.square().mean()).sqrt() < most
     wide = minhub_py.from_pretrained(tmp_path, device="cpu", dtype="float32")
@@ -236,7 +236,7 @@ def test_quantized(packed, kind: str) -> None:
     """Attention, embedding and head; the experts stay as they are."""
     reference, model, folder = packed
     smaller = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
-    assert type(reader_of(smaller)) is CompiledReader
+    assert type(runner_of(smaller)) is NativeRunner
     for mine, other in zip(experts_of(smaller), experts_of(model), strict=True):
         assert torch.equal(mine.blocks, other.blocks)
     ids = ids_of(1)
@@ -281,11 +281,11 @@ def test_published_files_have_packed_experts() -> None:
 
 
 READ = """
-from minhub_py.inference.native_runner import reader_of
+from minhub_py.inference.native_runner import runner_of
 model = from_pretrained(sys.argv[1], device="cpu")
-reader = reader_of(model)
+runner = runner_of(model)
 ids = json.loads(sys.argv[2])
-logits = reader.read({0: ids}, reader.new_cache(1, 256), every=True).clone()
+logits = runner.forward({0: ids}, runner.new_cache(1, 256), every=True).clone()
 torch.save(logits, sys.argv[3])
 tell()
 """

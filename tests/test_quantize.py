@@ -22,7 +22,7 @@ import minhub_py
 from minhub_py import generate, score
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native import library
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.quantize import (
     FACTORS,
     GROUP,
@@ -38,7 +38,7 @@ from minhub_py.inference.quantize import (
     quantize,
     unpack,
 )
-from minhub_py.inference.torch_runner import EagerReader
+from minhub_py.inference.torch_runner import TorchRunner
 
 COLUMNS = [1, 2, 15, 31, 32, 33, 127, 128, 129, 200, 256, 500]
 MODELS = ["gpt2", "gpt2-heads-of-5", "gpt2-heads-of-72", "gpt2-heads-of-130", "gpt2-untied", "gptneo",
@@ -202,9 +202,9 @@ def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind)
     wanted = forward(twin, ids)
     assert (wanted - forward(new(name), ids)).abs().max() > 1e-3 * wanted.abs().max()
     sizes = [1] if name.startswith("lstm") else [1, 7, 64, 2, 3]
-    assert isinstance(reader_of(model), CompiledReader)
+    assert isinstance(runner_of(model), NativeRunner)
     assert_close(read(model, ids, sizes), wanted, ROUNDED[kind])
-    assert_close(CompiledReader(model).read({0: ids}, new_cache(model), every=True), wanted, ROUNDED[kind])
+    assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), wanted, ROUNDED[kind])
     assert_close(forward(model, ids), wanted)  # its own forward, without native code
 
     def greedy(of):
@@ -291,7 +291,7 @@ def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None: 
         assert_close(forward(model, ids), wanted, 0.3)
         assert model(torch.tensor([ids])).dtype == dtype
         assert_close(
-            plain(lambda: reader_of(model).read({0: ids}, model.new_cache(1, 40), every=True)).float(),  # noqa: B023
+            plain(lambda: runner_of(model).forward({0: ids}, model.new_cache(1, 40), every=True)).float(),  # noqa: B023
             wanted,
             0.3,
         )
@@ -355,7 +355,7 @@ def test_inputs_have_8_bits_only_where_bfloat16_is_asked_for(tmp_path, kind) -> 
     for options, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
         model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind, **options)
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-        _, *products, head = [each for each in CompiledReader(model).operations if each.weight.scales]
+        _, *products, head = [each for each in NativeRunner(model).operations if each.weight.scales]
         assert len(products) == 8
         assert {each.weight.int8_inputs for each in products} == {int(dtype == torch.bfloat16)}
         assert not head.weight.int8_inputs
@@ -425,10 +425,10 @@ def test_an_unknown_kind_is_named_before_anything_is_fetched(kind) -> None:
 def test_a_hook_on_a_quantized_layer() -> None:
     model = new("gpt2", "int8")
     model.h[0].mlp.c_fc.register_forward_hook(lambda _, __, y: -y)
-    assert type(reader_of(model)) is EagerReader
+    assert type(runner_of(model)) is TorchRunner
 
 
 def test_quantized_models_have_native_code_for_all_cases() -> None:
     for name in CASES:
         for kind in KINDS:
-            assert type(reader_of(new(name, kind))) is (CompiledReader if library.library() else EagerReader)
+            assert type(runner_of(new(name, kind))) is (NativeRunner if library.library() else TorchRunner)

@@ -17,7 +17,7 @@ import minhub_py
 import weights_map
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.inference.batch import Batch
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.sampling import Sampling
 from minhub_py.models.delta import delta_rule
 from minhub_py.models.skeleton import skeleton
@@ -59,21 +59,21 @@ def test_chunks_say_what_the_rule_says() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", FEW)
 def test_long_texts(load, name: str) -> None:  # noqa: F811
-    """Of several chunks, at once and in pieces, by `forward` and by the compiled reader."""
+    """Of several chunks, at once and in pieces, by `forward` and by the native runner."""
     reference, model, _ = load(name)
     ids = ids_of(2, LONG)
     wanted = reference(ids).logits
     assert_close(model(ids), wanted)
     for pieces in ([1, 3, 64, 65], [65, 1, 130], [128, 1]):
         assert_close(read(model, ids, pieces, model.new_cache(2, LONG)), wanted)
-    reader = reader_of(model)
-    assert type(reader) is CompiledReader
+    runner = runner_of(model)
+    assert type(runner) is NativeRunner
     texts = {row: ids[row].tolist() for row in range(2)}
-    found = reader.read(texts, reader.new_cache(2, LONG), every=True).clone()
+    found = runner.forward(texts, runner.new_cache(2, LONG), every=True).clone()
     assert_close(found, wanted.flatten(0, 1))
-    cache = reader.new_cache(2, LONG)
+    cache = runner.new_cache(2, LONG)
     for start, end in pairwise((0, 1, 4, 68, 133, LONG)):
-        pieces = reader.read({row: text[start:end] for row, text in texts.items()}, cache, every=True)
+        pieces = runner.forward({row: text[start:end] for row, text in texts.items()}, cache, every=True)
         both = torch.cat((found[start:end], found[LONG + start : LONG + end]))
         assert torch.equal(pieces, both)
 
@@ -98,8 +98,8 @@ def test_layers_with_a_state_alone() -> None:
     reference.load_state_dict(dict(names))
     assert_close(found, reference(ids, use_cache=False).logits)
     assert_close(read(model, ids, [1, 3, 64, 65], model.new_cache(1, 2)), found)
-    reader = reader_of(model)
-    assert_close(reader.read({0: ids[0].tolist()}, reader.new_cache(1, 2), every=True), found[0])
+    runner = runner_of(model)
+    assert_close(runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 2), every=True), found[0])
 
 
 def test_what_a_cache_keeps(load) -> None:  # noqa: F811
@@ -136,14 +136,14 @@ def test_a_text_that_begins_like_another(load) -> None:  # noqa: F811
             assert made[row] == minhub_py.generate(model, [ids], 12, temperature=0, eos_id=None)[0]
 
 
-def test_no_guesses_are_made(load) -> None:  # noqa: F811
-    assert not reader_of(load("qwen3_5_text")[1]).guesses
-    assert reader_of(load("qwen3_5_text-attends")[1]).guesses  # where nothing but keys and values is kept
+def test_no_drafts_are_made(load) -> None:  # noqa: F811
+    assert not runner_of(load("qwen3_5_text")[1]).supports_drafts
+    assert runner_of(load("qwen3_5_text-attends")[1]).supports_drafts  # where nothing but keys and values is kept
 
 
 @pytest.mark.parametrize("names", ["model.language_model.", "language_model.model."])
 def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -> None:  # noqa: F811
-    """Settings below text_config; what is for pictures, and for guesses of more than one id, is left alone."""
+    """Settings below text_config; what is for pictures, and for drafts of more than one id, is left alone."""
     _, model, folder = load("qwen3_5_text")
     settings = json.loads((folder / "config.json").read_text())
     outer = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": settings,

@@ -23,7 +23,7 @@ from test_cli import failed
 from minhub_py import generate, gpt2, lstm, save_pretrained, score
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_tokenizer
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS, Server
@@ -155,7 +155,7 @@ def test_continue_final_message_generates_the_rest_of_a_reply(http, main_model: 
 
 
 def test_a_chat_has_the_text_that_generate_makes(client, main_model: Served) -> None:
-    assert isinstance(reader_of(main_model.model), CompiledReader)
+    assert isinstance(runner_of(main_model.model), NativeRunner)
     messages = [{"role": "system", "content": "Be short."}, *user("Hello there")]
     ids = main_model.template.encode(messages)
     for parts in (False, True):

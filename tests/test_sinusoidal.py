@@ -17,7 +17,7 @@ import minhub_py
 import weights_map
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native.library import library
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.models.sinusoidal import SinusoidalConfig
 
 TOLERANCE = 5e-5  # of the largest logit
@@ -125,23 +125,23 @@ def test_logits(load: Any, name: str) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_compiled_reader(load: Any, name: str, kernels: str) -> None:
+def test_the_native_runner(load: Any, name: str, kernels: str) -> None:
     """The reference's logits, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     if library() is None or library().choose(kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
     try:
         reference, model, _ = load(name)
-        reader = reader_of(model)
-        assert type(reader) is CompiledReader
+        runner = runner_of(model)
+        assert type(runner) is NativeRunner
         ids = ids_of(1)[0].tolist()
-        found = reader.read({0: ids}, reader.new_cache(1, LENGTH), every=True).clone()
+        found = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
         assert_close(found, reference(torch.tensor([ids]))[0])
-        cache = reader.new_cache(1, LENGTH)
-        pieces = [reader.read({0: ids[start:end]}, cache, every=True).clone()
+        cache = runner.new_cache(1, LENGTH)
+        pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone()
                   for start, end in pairwise((0, 13, 14, 15, LENGTH))]  # fmt: skip
         assert torch.equal(torch.cat(pieces), found)
-        cache = reader.new_cache(3, LENGTH)
-        first = reader.read({0: ids[:5], 1: ids[:30], 2: ids[:2]}, cache).clone()
+        cache = runner.new_cache(3, LENGTH)
+        first = runner.forward({0: ids[:5], 1: ids[:30], 2: ids[:2]}, cache).clone()
         assert torch.equal(first, found[[4, 29, 1]])
     finally:
         library().choose(None)
@@ -184,8 +184,8 @@ def test_the_positions_of_a_file_count(load: Any, tmp_path: Path) -> None:
     other.load_state_dict(state)
     found = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert_close(found(ids_of(2)), other(ids_of(2)))
-    reader = reader_of(found)
-    read = reader.read({0: ids_of(1)[0].tolist()}, reader.new_cache(1, LENGTH), every=True)
+    runner = runner_of(found)
+    read = runner.forward({0: ids_of(1)[0].tolist()}, runner.new_cache(1, LENGTH), every=True)
     assert_close(read, other(ids_of(1))[0])
 
 
@@ -220,7 +220,7 @@ def test_16_bits(load: Any, dtype: torch.dtype) -> None:
 def test_quantized(load: Any, kind: str) -> None:
     reference, _, folder = load("as-in-mllm")
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
-    assert type(reader_of(model)) is CompiledReader
+    assert type(runner_of(model)) is NativeRunner
     wanted, found = reference(ids_of(1)), model(ids_of(1))
     assert 0 < ((found - wanted).square().mean() / wanted.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
 
@@ -280,7 +280,7 @@ def test_training(tmp_path: Path) -> None:
     )
     assert run.losses[-1]["held_out_loss"] < run.losses[0]["held_out_loss"]
     model = minhub_py.from_pretrained(tmp_path / "run", device="cpu")
-    assert type(reader_of(model)) is CompiledReader
+    assert type(runner_of(model)) is NativeRunner
     minhub_py.train(text, tmp_path / "tuned", start=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False)
 
 

@@ -1,4 +1,4 @@
-"""Guessed ids change nothing but the number of readings; and what is guessed."""
+"""Speculative decoding: drafts change the number of steps, not the output."""
 
 import random
 
@@ -11,7 +11,7 @@ from minhub_py import generate, stream
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.native import library
 from minhub_py.inference.native.library import MOST_TOKENS
-from minhub_py.inference.speculative import Guesser
+from minhub_py.inference.speculative import PromptLookup
 
 MOST = [1, 2, 8, 31, 100]
 SETTINGS = [
@@ -67,7 +67,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize(("model", "settings", "most"), in_pairs(list(MODELS), SETTINGS, MOST), indirect=["model"])
-def test_the_ids_are_those_without_guesses(model, settings, most) -> None:
+def test_the_ids_are_those_without_drafts(model, settings, most) -> None:
     wanted = generate(model, PROMPTS, 60, seed=7, **settings)
     assert generate(model, PROMPTS, 60, seed=7, speculate=most, **settings) == wanted
     for row in (0, 2):
@@ -84,14 +84,14 @@ def test_for_all_kernels(kernel) -> None:  # noqa: F811
 
 
 def test_every_number_of_new_ids() -> None:
-    """The last one may stand anywhere in a guess."""
+    """The last one may stand anywhere in a draft."""
     model = new("gpt2", n_positions=30)
     wanted = generate(model, PROMPTS, 70, temperature=0)
     for count in range(1, 70, 3):
         assert generate(model, PROMPTS, count, temperature=0, speculate=9) == [row[:count] for row in wanted]
 
 
-def test_an_end_in_the_middle_of_a_guess() -> None:
+def test_an_end_in_the_middle_of_a_draft() -> None:
     model = new("gpt2")
     for settings in ({"temperature": 0}, {"temperature": 0.4}):
         wanted = generate(model, PROMPTS, 90, seed=2, **settings)
@@ -101,7 +101,7 @@ def test_an_end_in_the_middle_of_a_guess() -> None:
                 assert generate(model, PROMPTS, 90, seed=2, eos_id=end, speculate=most, **settings) == expected
 
 
-def test_a_stop_string_in_the_middle_of_a_guess() -> None:
+def test_a_stop_string_in_the_middle_of_a_draft() -> None:
     model = new("gpt2")
     tokenizer = characters([chr(40 + i) for i in range(61)])
     wanted = generate(model, PROMPTS, 90, temperature=0)
@@ -115,7 +115,7 @@ def test_a_stop_string_in_the_middle_of_a_guess() -> None:
         assert found == expected
 
 
-def test_more_rows_than_leave_room_for_guesses(calls) -> None:
+def test_more_rows_than_leave_room_for_drafts(calls) -> None:
     model = new("gpt2")
     for count in (20, MOST_TOKENS // 2, MOST_TOKENS // 2 + 1, MOST_TOKENS):
         prompts = [PROMPTS[i % 5] for i in range(count)]
@@ -123,7 +123,7 @@ def test_more_rows_than_leave_room_for_guesses(calls) -> None:
     assert max(calls) <= MOST_TOKENS
 
 
-def test_without_native_code_nothing_is_guessed(plain) -> None:  # noqa: F811
+def test_without_native_code_nothing_is_drafted(plain) -> None:  # noqa: F811
     model = new("gpt2")
     sizes = []
 
@@ -170,7 +170,7 @@ def test_no_more_is_read_than_asked_for(calls) -> None:
         assert most == 0 or max(calls[2:]) > 2
 
 
-def test_an_lstm_makes_no_guesses(calls) -> None:
+def test_an_lstm_makes_no_drafts(calls) -> None:
     model = new("lstm")
     generate(model, [PROMPTS[0]], 30, temperature=0, speculate=8)
     assert calls == [len(PROMPTS[0])] + [1] * 29
@@ -185,12 +185,12 @@ def test_a_bad_number_is_named_at_the_call(bad) -> None:
             call(model, prompt, 5, speculate=bad)
 
 
-# --- the guesses ---
+# --- the drafts ---
 
 
-def expected_guess(text, length):
+def expected_draft(text, length):
     """The plainest way to say it: what came after the last 3 ids, or else 2, when they stood there last before."""
-    for size in Guesser.SIZES:
+    for size in PromptLookup.SIZES:
         for end in range(len(text) - 1, size - 1, -1):
             if len(text) > size - 1 and text[end - size : end] == text[-size:]:
                 longer = list(text)
@@ -200,62 +200,62 @@ def expected_guess(text, length):
     return []
 
 
-def test_a_guess_is_what_came_after_the_last_ids_before() -> None:
-    assert Guesser(4)([1, 2, 3, 9, 8, 1, 2, 3], 9) == [9, 8]
+def test_a_draft_is_what_came_after_the_last_ids_before() -> None:
+    assert PromptLookup(4)([1, 2, 3, 9, 8, 1, 2, 3], 9) == [9, 8]
     draw = random.Random(0)
     for _ in range(300):
-        guesser, text = Guesser(draw.choice([1, 2, 5, 20])), []
+        lookup, text = PromptLookup(draw.choice([1, 2, 5, 20])), []
         for _ in range(12):
             text += [draw.randrange(3) for _ in range(draw.randrange(1, 8))]
             room = draw.randrange(-1, 12)
-            guess = guesser(text, room)
-            assert guess == expected_guess(text, max(min(guesser.length, room), 0))
-            assert len(guess) <= max(room, 0)
-            assert len(guess) <= guesser.most
-            if guess:
-                guesser.learn(draw.randrange(len(guess) + 1), len(guess))
+            draft = lookup(text, room)
+            assert draft == expected_draft(text, max(min(lookup.length, room), 0))
+            assert len(draft) <= max(room, 0)
+            assert len(draft) <= lookup.most
+            if draft:
+                lookup.update(draw.randrange(len(draft) + 1), len(draft))
 
 
 def test_the_latest_place_counts_and_three_ids_before_two() -> None:
-    guesser = Guesser(1)
-    assert guesser([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 9) == [5]
-    assert guesser([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 7, 9, 2, 3], 9) == [7]
-    assert Guesser(1)([1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 9) == [7]
-    assert Guesser(5)([1, 2, 3, 4, 5], 9) == []
-    assert Guesser(5)([1], 9) == []
-    assert Guesser(5)([1, 1], 9) == []
+    lookup = PromptLookup(1)
+    assert lookup([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 9) == [5]
+    assert lookup([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 7, 9, 2, 3], 9) == [7]
+    assert PromptLookup(1)([1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 9) == [7]
+    assert PromptLookup(5)([1, 2, 3, 4, 5], 9) == []
+    assert PromptLookup(5)([1], 9) == []
+    assert PromptLookup(5)([1, 1], 9) == []
 
 
 def test_a_short_period_goes_round() -> None:
     for period in ([4], [4, 5], [4, 5, 6, 7]):
-        guesser = Guesser(10)
-        guesser.length = 10
+        lookup = PromptLookup(10)
+        lookup.length = 10
         text = period * 5
-        assert guesser(text, 99) == (period * 10)[:10]
+        assert lookup(text, 99) == (period * 10)[:10]
 
 
-def test_the_length_follows_how_the_guesses_fare() -> None:
-    guesser, lengths = Guesser(20), []
+def test_the_length_follows_the_accepted_drafts() -> None:
+    lookup, lengths = PromptLookup(20), []
     for _ in range(5):
-        guess = guesser([1, 2] * 10, 99)
-        lengths.append(len(guess))
-        guesser.learn(len(guess), len(guess))
+        draft = lookup([1, 2] * 10, 99)
+        lengths.append(len(draft))
+        lookup.update(len(draft), len(draft))
     assert lengths == [2, 4, 8, 16, 20]
-    guesser.learn(5, 20)
-    assert len(guesser([1, 2] * 10, 99)) == 5
-    guesser.learn(0, 5)
-    assert len(guesser([1, 2] * 10, 99)) == 1
-    guesser.learn(1, 1)
-    assert len(guesser([1, 2] * 10, 99)) == 2
-    assert Guesser(1)([1, 2] * 10, 99) == [1]
-    assert Guesser(0)([1, 2] * 10, 99) == []
+    lookup.update(5, 20)
+    assert len(lookup([1, 2] * 10, 99)) == 5
+    lookup.update(0, 5)
+    assert len(lookup([1, 2] * 10, 99)) == 1
+    lookup.update(1, 1)
+    assert len(lookup([1, 2] * 10, 99)) == 2
+    assert PromptLookup(1)([1, 2] * 10, 99) == [1]
+    assert PromptLookup(0)([1, 2] * 10, 99) == []
 
 
 def test_a_text_that_grows_is_looked_through_once() -> None:
     torch.manual_seed(0)
     text = some_ids(new("gpt2"), 2000)
-    whole, grown = Guesser(3), Guesser(3)
+    whole, grown = PromptLookup(3), PromptLookup(3)
     for end in range(1, 2000, 7):
-        assert grown(text[:end], 3) == expected_guess(text[:end], grown.length)
+        assert grown(text[:end], 3) == expected_draft(text[:end], grown.length)
     assert whole(text, 3) == grown(text, 3)
     assert len(grown.after) <= 2 * 2000

@@ -25,9 +25,9 @@ from minhub_py.export.convert import convert
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.native.library import library
-from minhub_py.inference.native_runner import CompiledReader, reader_of
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.sampling import Sampling
-from minhub_py.inference.torch_runner import EagerReader
+from minhub_py.inference.torch_runner import TorchRunner
 from minhub_py.inspection import inspect, verify
 from minhub_py.registry import family_of, preset
 from r_bridge.methods import models as methods_of_models
@@ -185,7 +185,7 @@ def test_wrong_calls(load) -> None:
     with pytest.raises(ValueError, match="targets: prompt 0 is empty"):
         minhub_py.score(model, [[1, 2, 3]], targets=[[]])
     batch = Batch(model, 1, 8)
-    with pytest.raises(ValueError, match="a prompt of 9 ids does not fit a batch of max_length 8"):
+    with pytest.raises(ValueError, match="a prompt of 9 tokens does not fit a batch with max_length 8"):
         batch.admit([1] * 9, 3)
 
 
@@ -212,7 +212,7 @@ def test_generate(load, name: str) -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_sampling(load, name: str) -> None:
-    """Seeds, guesses and stop criteria."""
+    """Seeds, drafts and stop criteria."""
     _, model, _ = load(name)
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17, 30)]
     rows = minhub_py.generate(model, prompts, 30, seed=[1, 2, 3], eos_id=None)
@@ -382,32 +382,34 @@ def test_torchscript(load, name: str, tmp_path: Path) -> None:
     ("name", "kernels"),
     [(name, None) for name in CASES] + [(name, kind) for name in FEW for kind in ("plain", "avx2", "avx512")],
 )
-def test_the_compiled_reader(load, name: str, kernels: str | None) -> None:
+def test_the_native_runner(load, name: str, kernels: str | None) -> None:
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     if library() is None or library().choose(kernels and kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
     try:
         model = load(name)[1]
-        reader = reader_of(model)
-        assert type(reader) is CompiledReader
+        runner = runner_of(model)
+        assert type(runner) is NativeRunner
         source, ids = ids_of(1, 80)[0].tolist(), ids_of(1, 60)[0].tolist()
-        cache = reader.new_cache(1, 90)
-        reader.encode(source, cache, 0)
+        cache = runner.new_cache(1, 90)
+        runner.encode(source, cache, 0)
         memory = model.encode(torch.tensor([source]))
         for layer, (k, v) in memory.items():
             assert_close(cache.layers[layer][0][:, :, :80], k)
             assert_close(cache.layers[layer][1][:, :, :80], v)
-        found = reader.read({0: ids}, cache, every=True).clone()
+        found = runner.forward({0: ids}, cache, every=True).clone()
         assert_close(found, model(torch.tensor([source]), torch.tensor([ids]))[0])
         cache.clear(0)
-        pieces = [reader.read({0: ids[start:end]}, cache, every=True).clone() for start, end in pairwise((0, 7, 8, 60))]
+        pieces = [
+            runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in pairwise((0, 7, 8, 60))
+        ]
         assert torch.equal(torch.cat(pieces), found)
-        cache = reader.new_cache(3, 90)
+        cache = runner.new_cache(3, 90)
         for row, text in enumerate((source, source[:3], source)):
-            reader.encode(text, cache, row)
-        first = reader.read({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
+            runner.encode(text, cache, row)
+        first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
         assert torch.equal(first[[0, 2]], found[[4, 1]])
-        more = reader.read({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
+        more = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
         assert torch.equal(more[[0, 5, 6]], found[[5, 2, 3]])
         assert_close(more[1:5], model(torch.tensor([source[:3]]), torch.tensor([ids[:44]]))[0, 40:])
     finally:
@@ -417,8 +419,8 @@ def test_the_compiled_reader(load, name: str, kernels: str | None) -> None:
 def test_each_prompt_is_read_once_by_the_encoder(load, monkeypatch: pytest.MonkeyPatch) -> None:
     _, model, _ = load("t5")
     read = []
-    encode = CompiledReader.encode
-    monkeypatch.setattr(CompiledReader, "encode", lambda self, ids, *rest: (read.append(ids), encode(self, ids, *rest)))
+    encode = NativeRunner.encode
+    monkeypatch.setattr(NativeRunner, "encode", lambda self, ids, *rest: (read.append(ids), encode(self, ids, *rest)))
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17, 30)]
     minhub_py.generate(model, prompts, 20, eos_id=None, speculate=3)
     assert read == prompts
@@ -441,14 +443,14 @@ def test_a_row_like_another_keeps_its_own_source(load) -> None:
     assert [*made.values()] == [alone[0], *alone]
 
 
-def test_without_the_compiled_reader(load) -> None:
+def test_without_the_native_runner(load) -> None:
     """A hook leaves it to `forward`: the same greedy texts and scores, and log-probabilities of each id."""
     _, model, folder = load("gated")
     prompts, targets = [ids_of(1, length)[0].tolist() for length in (3, 30)], [[5, 6, 7], [9]]
     slow = minhub_py.from_pretrained(folder, device="cpu")
     heard = []
     slow.encoder.norm.register_forward_hook(lambda module, args, result: heard.append(result.size(1)))
-    assert type(reader_of(slow)) is EagerReader
+    assert type(runner_of(slow)) is TorchRunner
     texts = minhub_py.generate(slow, prompts, 20, temperature=0, eos_id=None)
     assert heard == [3, 30]
     assert texts == minhub_py.generate(model, prompts, 20, temperature=0, eos_id=None)

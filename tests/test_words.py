@@ -59,9 +59,9 @@ GPT2 = MODELS["gpt2"]
 
 @pytest.fixture(params=itertools.product(MODELS, ["compiled", "eager"]), ids="-".join)
 def model(request: pytest.FixtureRequest):
-    name, reader = request.param
+    name, runner = request.param
     model = MODELS[name]
-    if reader == "compiled":
+    if runner == "compiled":
         yield model
     else:  # a hook is for the model's own forward alone
         handle = model.register_forward_hook(lambda *_: None)
@@ -309,18 +309,18 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
 
     def counting(model):
-        reader = reader_of(model)
-        read = reader.read
+        runner = runner_of(model)
+        read = runner.forward
 
         def counted(texts, *args, **keywords):
             counts.append(sum(map(len, texts.values())))
             return read(texts, *args, **keywords)
 
-        reader.read = counted
-        return reader
+        runner.forward = counted
+        return runner
 
-    reader_of = predictions.reader_of
-    monkeypatch.setattr(predictions, "reader_of", counting)
+    runner_of = predictions.runner_of
+    monkeypatch.setattr(predictions, "runner_of", counting)
     return counts
 
 

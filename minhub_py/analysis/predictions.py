@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minhub_py.inference.batch import common, context_start
+from minhub_py.inference.batch import common_prefix, context_start
 from minhub_py.inference.native.library import MOST_TOKENS
-from minhub_py.inference.native_runner import reader_of
+from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import check_finite, one_thread
-from minhub_py.inference.torch_runner import Reader
+from minhub_py.inference.torch_runner import Runner
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, KeyValues, shapes_of
 
@@ -79,16 +79,16 @@ def predict(
         if progress is not None:
             progress(done, total)
 
-    reader = reader_of(model)
+    runner = runner_of(model)
     if model.encoder_decoder:
-        read_answers(reader, wanted, taken)
+        read_answers(runner, wanted, taken)
         return
     context = model.config.context_length
     pieces = [piece for number, each in enumerate(wanted) for piece in pieces_of(number, each, context)]
     pieces.sort(key=lambda piece: piece.ids, reverse=True)  # a text comes before those that it begins with
     before = None
     for block in blocks(model, pieces):
-        before = Block(model, reader, block, before)
+        before = Block(model, runner, block, before)
         before.read(taken)
 
 
@@ -112,7 +112,7 @@ def blocks(model: LanguageModel, pieces: Sequence[Piece]) -> Iterator[list[Piece
     block: list[Piece] = []
     rows = ids = longest = 0
     for piece in pieces:
-        new = len(piece.ids) - (common(block[-1].ids, piece.ids) if block else 0)
+        new = len(piece.ids) - (common_prefix(block[-1].ids, piece.ids) if block else 0)
         length = max(longest, len(piece.ids))
         full = rows == ROWS or ids + new > IDS or (rows + 2) * row_bytes(length) > BYTES
         if block and new and full:
@@ -143,8 +143,8 @@ class Row:
 class Block:
     """Some pieces that are read together. Row 0 of the cache has what they begin with in common with the last block."""
 
-    def __init__(self, model: LanguageModel, reader: Reader, pieces: Sequence[Piece], before: "Block | None") -> None:
-        self.reader = reader
+    def __init__(self, model: LanguageModel, runner: Runner, pieces: Sequence[Piece], before: "Block | None") -> None:
+        self.runner = runner
         self.path: list[tuple[int, int]] = []  # rows whose ids make up `last`, and where the part of each begins
         self.last: list[int] = []
         self.most = max(MOST_TOKENS, min(LOGITS // model.config.vocab_size, IDS))
@@ -157,7 +157,7 @@ class Block:
         length = 0
         if before is not None and before.shares and self.shares:
             length = min(
-                common(before.last, pieces[0].ids), *(piece.first for piece in pieces)
+                common_prefix(before.last, pieces[0].ids), *(piece.first for piece in pieces)
             )  # needs no logits again
             length = length if length >= WORTH else 0
         self.rows = [Row(pieces[0].ids[:length], length)]
@@ -165,13 +165,13 @@ class Block:
             self.path, self.last = [(0, 0)], self.rows[0].ids
         for piece in pieces:
             self._add(piece)
-        self.cache: Cache = reader.new_cache(len(self.rows), longest)
+        self.cache: Cache = runner.new_cache(len(self.rows), longest)
         if before is not None and length:
             self.cache.set_row(0, before.cache, before.path[-1][0], length)
 
     def _add(self, piece: Piece) -> None:
         """Plan a piece: what the last one has of it is there already."""
-        length = common(self.last, piece.ids)
+        length = common_prefix(self.last, piece.ids)
         if length < len(piece.ids) and (length < WORTH or not self.shares):
             length = 0
         while self.path and self.path[-1][1] >= length:
@@ -202,10 +202,10 @@ class Block:
                 if row.shared:
                     self.cache.set_row(number, self.cache, row.parent, row.shared)
             for texts in packs({number: row.ids[row.shared : row.first] for number, row in rows}, IDS):
-                take(self.reader.read(texts, self.cache), [], [], [])
+                take(self.runner.forward(texts, self.cache), [], [], [])
             for texts in packs({number: row.ids[row.first :] for number, row in rows}, self.most):
                 begins = [self.cache.lengths[number] for number in texts]
-                logits = self.reader.read(texts, self.cache, every=True)
+                logits = self.runner.forward(texts, self.cache, every=True)
                 take(logits, *self._uses(texts, begins))
 
     def _uses(
@@ -243,19 +243,19 @@ def packs(texts: Mapping[int, Sequence[int]], most: int) -> Iterator[dict[int, S
         yield pack
 
 
-def read_answers(reader: Reader, wanted: Sequence[Wanted], take: Take) -> None:
+def read_answers(runner: Runner, wanted: Sequence[Wanted], take: Take) -> None:
     """The same for an encoder-decoder, one text after the other; a source that several have is read once."""
     order = sorted(range(len(wanted)), key=lambda number: wanted[number].source)
     for source, numbers in groupby(order, key=lambda number: wanted[number].source):
         texts = list(numbers)
-        cache = reader.new_cache(1, max(len(source), *(wanted[number].end - 1 for number in texts)))
-        reader.encode(source, cache, 0)
+        cache = runner.new_cache(1, max(len(source), *(wanted[number].end - 1 for number in texts)))
+        runner.encode(source, cache, 0)
         for number in texts:
             _, start, end, _ = wanted[number]
             cache.clear(0)
             for pack in packs({0: wanted[number].ids[: end - 1]}, MOST_TOKENS):
                 begin = cache.lengths[0]
-                logits = reader.read(pack, cache, every=True)
+                logits = runner.forward(pack, cache, every=True)
                 places = [place for place in range(begin + 1, cache.lengths[0] + 1) if place >= start]
                 take(logits, [place - 1 - begin for place in places], [number] * len(places), places)
 

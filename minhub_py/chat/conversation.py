@@ -25,7 +25,7 @@ from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
 from minhub_py.inference.arguments import check_tokenizer, is_text, is_whole, model_of, whole
-from minhub_py.inference.batch import Batch, Event, Kept
+from minhub_py.inference.batch import Batch, CachedPrefix, Event
 from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
@@ -170,7 +170,7 @@ class Chat:
         self.turns: list[Turn] = []
         self.events: list[Event] = []  # of the newest reply, as far as it is made
         self.made = 0  # replies so far, those of other tries too: the n-th has the seed's n-th number
-        self._kept: list[Kept] = []
+        self._kept: list[CachedPrefix] = []
         self._read_by: Any = None
         self._vocabulary: Vocabulary | None = None
 
@@ -296,7 +296,7 @@ class Chat:
                 while len(batch):
                     found = batch.step()
                     if not events:
-                        kept = batch.copied.get(row, 0)
+                        kept = batch.cached_tokens.get(row, 0)
                     for event in found:
                         events.append(event)
                         yield event.id
@@ -324,7 +324,7 @@ class Chat:
                 self.turns[place:] = [question, result()]
                 if whole_step:
                     batch.retire(row)
-                    self._kept = batch.kept
+                    self._kept = batch.prefixes
                 else:  # what a step has half done is not known
                     self._kept = []
 
@@ -359,13 +359,13 @@ class Chat:
         """A batch for one reply, with what was read before: unless the model has changed since, as by training."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
-        batch = Batch(self.model, 1, self.context, keep=KEEP)
+        batch = Batch(self.model, 1, self.context, prefix_bytes=KEEP)
         tensors = [*self.model.parameters(), *self.model.buffers()]
         # New weights may have the address of freed ones; a weak reference tells the two storages apart.
         now = [(StorageWeakRef(each.untyped_storage()), each.data_ptr(), 0 if each.is_inference() else each._version,
                 each.dtype) for each in tensors]  # fmt: skip
         if now == self._read_by:
-            batch.kept = self._kept
+            batch.prefixes = self._kept
         self._read_by = now
         return batch
 

@@ -1,24 +1,23 @@
-"""Rows that join, step and leave: the one loop behind `generate`, `stream` and `score`.
+"""Continuous batching: the loop behind `generate`, `stream` and `score`.
 
-The rule for texts longer than the context: with n ids known and a context of C, the next id is predicted from all n
-while n <= C. Beyond, the context starts at a multiple of C // 2: when it is full, it begins again with its second half.
-So what an id is predicted from depends on n alone, not on where the prompt ended, and a full context costs one
-re-reading of half of it every C // 2 ids.
+Long sequences. With n tokens and a context length of C, the next token is predicted from all n tokens while n <= C.
+Beyond, the context starts at a multiple of C // 2: a full context restarts with its second half. The attended tokens
+depend on n only, not on the length of the prompt, and half a context is prefilled again every C // 2 tokens.
 
-The rule for randomness: the i-th new id of a row is drawn with the i-th number of the row's own generator.
+Randomness. The i-th new token of a sequence is drawn with the i-th number of the sequence's generator.
 
-What does not change a row's ids and log-probabilities, to the last bit:
+Determinism. These do not change the tokens and log-probabilities of a sequence, which stay bitwise identical:
 
-    who shares the batch, and when the row joined    the compiled reader, in every dtype
-    a prefix that another row has read               the compiled reader, but for bfloat16 texts of LONG ids and more
-                                                     on processors with AMX
-    the number of threads                            likewise
-    guesses                                          always: they are made only where they change nothing
+    other sequences in the batch, time of admission   native runner, every dtype
+    a prefix copied from another sequence             native runner, except bfloat16 with LONG tokens or more on
+                                                      processors with AMX
+    the number of threads                             as for a copied prefix
+    draft tokens                                      always: drafts are made only where this holds
 
-The compiled reader computes each id by itself, in one order of sums. PyTorch's products, which an `EagerReader` uses,
-and the compiled one for those texts (compiled.LONG), sum in an order that depends on how many ids are read at once;
-there equal means equal up to rounding. A batch that keeps texts, or reads prompts in pieces, never leaves the compiled
-products to PyTorch: so the bfloat16 exception is none there, at the price of a slower first reading.
+The native runner computes each token in one fixed order of sums. PyTorch's products, in `TorchRunner` and in the native
+runner for long bfloat16 prompts (native_runner.LONG), sum in an order that depends on the number of tokens per call:
+results are equal up to rounding. A batch with a prefix cache or with prefill chunks uses the native products only, so
+that the exception for bfloat16 does not apply; its prefill is slower.
 """
 
 from collections.abc import Sequence
@@ -32,33 +31,35 @@ from torch import Tensor
 from minhub_py.inference.choose import Choice, choose, logprobs_of, top_of
 from minhub_py.inference.grammar import Matcher
 from minhub_py.inference.native.library import MOST_TOKENS
-from minhub_py.inference.native_runner import reader_of
+from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling, StopCriteria
-from minhub_py.inference.speculative import Guesser
-from minhub_py.inference.torch_runner import CHUNK, Reader
+from minhub_py.inference.speculative import PromptLookup
+from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
 
-# Every prompt is compared with each cached text. In bytes alone, a small model would cache a million of them.
-MOST_KEPT = 256
+# Prefixes in the prefix cache. Every prompt is compared with each; limited by bytes only, a small model would cache
+# a million of them.
+MAX_PREFIXES = 256
 
 
-def context_start(known: int, context: int | None) -> int:
-    """Where the context begins that predicts the id after `known` ones: the rule at the top of this file."""
-    if context is None or known <= context:
+def context_start(length: int, context: int | None) -> int:
+    """The start of the context that predicts the token after `length` tokens; see the module's docstring."""
+    if context is None or length <= context:
         return 0
     hop = max(context // 2, 1)
-    return -(-(known - context) // hop) * hop
+    return -(-(length - context) // hop) * hop
 
 
 @dataclass(frozen=True)
 class Event:
-    """One more id of a text.
+    """A new token of a sequence, or the error that ends it.
 
-    row: what `admit` gave.    logprob: its log-probability in nats, before temperature and the like, where wanted.
-    end: why the text has ended with it, if it has: "stop" by its stop criteria, "length" by its budget.
-    top: the likeliest ids in its place, with their log-probabilities, the likeliest first; as many as were wanted.
-    error: what has ended the text, and this text alone, such as NaN logits; the event has no id then.
+    row: the number that `admit` returned.
+    logprob: log-probability of the token (nats) before temperature and other settings, if requested.
+    end: reason if this is the last token: "stop" (stop criteria) or "length" (maximum number of tokens).
+    top: the most likely tokens at this position with their log-probabilities, in descending order, if requested.
+    error: the error that ends this sequence only, such as NaN logits. There is no token then.
     """
 
     row: int
@@ -70,8 +71,8 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A text that has left, or was cut short: its ids, and a cache of one row that has read them."""
+class CachedPrefix:
+    """An entry of the prefix cache: token IDs, and a cache of one row that contains them."""
 
     ids: list[int]
     cache: Cache
@@ -79,33 +80,33 @@ class Kept:
 
 @dataclass
 class Row:
-    """A text in the making. `slot` is its row of the cache; `text` all its ids, the prompt's `start` ones first.
+    """A sequence in progress. `slot` is its row of the cache; `text` contains the prompt's `start` tokens first.
 
-    Of an encoder-decoder the prompt is the `source`, and the text begins with one id, the decoder's start.
+    For an encoder-decoder, `source` is the prompt, and `text` begins with the decoder's start token.
     """
 
     key: int
     source: list[int]
     text: list[int]
     start: int
-    end: int  # ids in all, when the budget is spent
+    end: int  # maximum number of tokens in `text`
     sampling: Sampling
     generator: torch.Generator
     stop: StopCriteria
-    guesser: Guesser
-    given: list[int]  # the ids to come, where they are only to be scored
+    lookup: PromptLookup
+    targets: list[int]  # the continuation to score, if any
     logprobs: bool
     top: int
     like: int | None
     matcher: Matcher | None = None
     slot: int = -1
-    reads_prompt: bool = True  # some ids of the prompt are still to be read
-    guess: list[int] = field(default_factory=list)  # read after the newest id, before it is known to be right
+    in_prefill: bool = True
+    draft: list[int] = field(default_factory=list)  # tokens after the last one in the current step
     stop_reason: Literal["stop", "length", "error"] | None = None
 
 
 class Batch:
-    """Texts that one model continues together: each comes as it would alone, whoever shares the batch.
+    """Sequences that one model continues together. Requests join and leave between steps.
 
         batch = Batch(model, rows=8, max_length=1024)
         row = batch.admit(ids, max_new_tokens=100, sampling=Sampling(temperature=0.8), generator=generator)
@@ -113,13 +114,13 @@ class Batch:
             for event in batch.step():
                 ...
 
-    rows: texts at a time.    max_length: positions of each; a longer text goes on with a part of it, as the rule says.
-    Of an encoder-decoder it bounds the prompt, which the encoder reads, and the text, each by itself.
-
-    keep: bytes for the prefix cache, the caches of up to MOST_KEPT texts that have left, least recently used first out.
-    A prompt copies the longest prefix that it has in common with one of them, or with a text in the making.
-    piece: ids of prompts that one step reads at most, so that a long prompt does not hold up the other rows.
-    reader: one of this model that has been made already.
+    rows: maximum number of sequences.
+    max_length: positions per sequence; longer sequences continue with a part of their context. An encoder-decoder's
+        prompt and output are limited separately.
+    prefix_bytes: size of the prefix cache, which stores up to MAX_PREFIXES finished sequences (least recently used are
+        evicted). A prompt copies its longest common prefix with a cached or active sequence.
+    chunk: maximum number of prompt tokens per step (chunked prefill), so that a long prompt does not delay the others.
+    runner: an existing runner of this model.
     """
 
     def __init__(
@@ -128,27 +129,27 @@ class Batch:
         rows: int,
         max_length: int,
         *,
-        keep: int = 0,
-        piece: int | None = None,
-        reader: Reader | None = None,
+        prefix_bytes: int = 0,
+        chunk: int | None = None,
+        runner: Runner | None = None,
     ) -> None:
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
         self.max_length = min(max_length, self.context or max_length)
         self.start = model.decoder_start
-        self.reader = reader or reader_of(model)
+        self.runner = runner or runner_of(model)
         with torch.inference_mode():
-            self.cache = self.reader.new_cache(rows, self.max_length)
+            self.cache = self.runner.new_cache(rows, self.max_length)
         self.cache.empty()
         self.capacity, self.count = rows, 0
         self.joining: list[Row] = []
-        self.rows: list[Row] = []  # the row in slot i of the cache is rows[i]
-        self.keep, self.piece = keep, piece
-        self.exact = keep > 0 or piece is not None
-        self.kept: list[Kept] = []  # the one that was used last is the last
-        self.copied: dict[int, int] = {}  # by row, until the step after its end: ids of the prompt that were not read
+        self.rows: list[Row] = []  # rows[i] uses slot i of the cache
+        self.prefix_bytes, self.chunk = prefix_bytes, chunk
+        self.exact = prefix_bytes > 0 or chunk is not None
+        self.prefixes: list[CachedPrefix] = []  # least recently used first
+        self.cached_tokens: dict[int, int] = {}  # row -> prompt tokens copied; removed in the step after its end
 
     def __len__(self) -> int:
-        """The texts in the making."""
+        """The number of active sequences."""
         return len(self.rows) + len(self.joining)
 
     def admit(
@@ -160,59 +161,65 @@ class Batch:
         generator: torch.Generator | None = None,
         stop: StopCriteria | None = None,
         speculate: int = 0,
-        given: Sequence[int] = (),
+        targets: Sequence[int] = (),
         logprobs: bool = False,
         top: int = 0,
         like: int | None = None,
         matcher: Matcher | None = None,
     ) -> int:
-        """Let a text join at the next step. Returns the row's number, which events and `retire` name it by.
+        """Add a sequence at the next step. Returns its number for events and `retire`.
 
-        ids: the prompt, at least one.    generator: of the numbers that ids are drawn with; PyTorch's own without one.
-        speculate: the most ids to guess at a time.    given: new ids that are known and only to be scored; there are no
-        others then.    logprobs: whether events tell log-probabilities; those of `given` ids do.    top: how many of
-        the likeliest ids events tell.    like: a row in the making; what the texts begin with in common is copied from
-        its cache where that is possible.    matcher: only ids that it allows are chosen, and the text ends when it is
-        complete. Log-probabilities are still those of the model.
+        ids: the prompt, at least one token.
+        generator: source of random numbers; PyTorch's default generator if None.
+        speculate: maximum number of draft tokens per step.
+        targets: a continuation to score instead of generating one.
+        logprobs: add log-probabilities to events; always added for `targets`.
+        top: number of most likely tokens in events.
+        like: an active sequence; its cache is copied for the common prefix where possible.
+        matcher: restricts tokens to those it allows and ends the sequence when complete. Log-probabilities are still
+            those computed by the model.
 
-        ValueError: no prompt, nothing to make or to score, an id outside the vocabulary, or more ids than the batch has
-        room for. IndexError: no row is free.
+        ValueError: an empty prompt, no tokens to generate or score, an ID outside the vocabulary, or more tokens than
+        the batch has room for. IndexError: all rows are in use.
         """
-        if not ids or (max_new_tokens < 1 and not given):
-            raise ValueError("a row needs at least one id to go on from, and one to make")
+        if not ids or (max_new_tokens < 1 and not targets):
+            raise ValueError(
+                "a sequence needs a prompt of at least one token and at least one token to generate or score"
+            )
         if len(self) == self.capacity:
             raise IndexError(f"all {self.capacity} rows of the batch are in use")
-        known = [*ids, *given]
-        if min(known) < 0 or max(known) >= self.vocab_size:  # compiled code would read beyond its table
+        tokens = [*ids, *targets]
+        smallest, largest = min(tokens), max(tokens)
+        if smallest < 0 or largest >= self.vocab_size:  # the C code would read outside its table
             raise ValueError(
-                f"ids must be 0 to {self.vocab_size - 1}, not {min(known)} to {max(known)}: the tokenizer has more, so "
-                "it is that of another model"
+                f"token IDs must be between 0 and {self.vocab_size - 1}, but range from {smallest} to {largest}: use "
+                "the tokenizer of this model"
             )
         source, text = ([], list(ids)) if self.start is None else (list(ids), [self.start])
-        end = len(text) + (len(given) or max_new_tokens)
+        end = len(text) + (len(targets) or max_new_tokens)
         if self.cache.bounded and self.max_length < min(end, self.context or end):
-            raise ValueError(f"a text of {end} ids does not fit a batch of max_length {self.max_length}")
+            raise ValueError(f"a sequence of {end} tokens does not fit a batch with max_length {self.max_length}")
         if len(source) > self.max_length:
-            raise ValueError(f"a prompt of {len(source)} ids does not fit a batch of max_length {self.max_length}")
+            raise ValueError(f"a prompt of {len(source)} tokens does not fit a batch with max_length {self.max_length}")
         self.count += 1
-        guesser = Guesser(speculate if self.reader.guesses else 0)
+        lookup = PromptLookup(speculate if self.runner.supports_drafts else 0)
         stop = stop or StopCriteria(frozenset(), (), None)
         random = generator or torch.default_generator
         self.joining.append(
-            Row(self.count, source, text, len(text), end, sampling or Sampling(), random, stop, guesser, list(given),
+            Row(self.count, source, text, len(text), end, sampling or Sampling(), random, stop, lookup, list(targets),
                 logprobs, top, like, matcher)
         )  # fmt: skip
         return self.count
 
     @torch.inference_mode()
     def retire(self, row: int) -> None:
-        """Let a row leave before its end, or do nothing where it has ended."""
-        self.joining = [each for each in self.joining if each.key != row]
-        for each in [each for each in self.rows if each.key == row]:
-            self._leave(each)
+        """Remove a sequence before its end. Does nothing if it has ended."""
+        self.joining = [active for active in self.joining if active.key != row]
+        for active in [active for active in self.rows if active.key == row]:
+            self._leave(active)
 
     def step(self) -> list[Event]:
-        """As `advance`. ValueError: a row has ended by an error."""
+        """As `advance`, but raises the error of a sequence (ValueError)."""
         events = self.advance()
         for event in events:
             if event.error is not None:
@@ -221,156 +228,157 @@ class Batch:
 
     @torch.inference_mode()
     def advance(self) -> list[Event]:
-        """At least one more id of every row, in order of joining for each row, or the error that ends it.
+        """Run one step: at least one new token of each sequence, in order of admission, or the error that ends it.
 
-        An error of one row, such as NaN logits or an unsatisfiable grammar, does not change other rows. Where prompts
-        are read in pieces, a row whose prompt has not been read to its end has no event yet.
+        The error of one sequence, such as NaN logits or an unsatisfiable grammar, does not change other sequences. With
+        chunked prefill, a sequence has no event until its prompt is complete.
         """
         events: list[Event] = []
-        self.copied = {row.key: self.copied.get(row.key, 0) for row in self.rows}
-        read = [row for row in self.rows if not row.reads_prompt]
-        for rows in ([row for row in read if not row.given], [row for row in read if row.given]):
+        self.cached_tokens = {row.key: self.cached_tokens.get(row.key, 0) for row in self.rows}
+        ready = [row for row in self.rows if not row.in_prefill]
+        for rows in ([row for row in ready if not row.targets], [row for row in ready if row.targets]):
             if rows:
                 events += self._continue(rows, self._extend(rows))
         self._join()
-        if self.piece is None:
-            events += self._read_prompts()
+        if self.chunk is None:
+            events += self._prefill()
         else:
-            events += self._read_pieces(self.piece)
+            events += self._prefill_chunk(self.chunk)
         for row in [row for row in self.rows if row.stop_reason]:
             self._leave(row)
         return events
 
     def _join(self) -> None:
-        """Give the rows that join their places."""
+        """Assign cache slots to new sequences."""
         rows, self.joining = self.joining, []
         for row in rows:
             row.slot = self.cache.join()
             if row.source:
-                self.reader.encode(row.source, self.cache, row.slot)
+                self.runner.encode(row.source, self.cache, row.slot)
             self.rows.append(row)
 
-    def _read_prompts(self) -> list[Event]:
-        """Read the prompts of rows that join, all of them together."""
-        rows = [row for row in self.rows if row.reads_prompt]
+    def _prefill(self) -> list[Event]:
+        """Prefill the prompts of all new sequences together."""
+        rows = [row for row in self.rows if row.in_prefill]
         if not rows:
             return []
         texts = {}
         for row in rows:
             begin = context_start(len(row.text), self.context)
-            texts[row.slot] = row.text[begin + self._share(row) :]
-            row.reads_prompt = False
-        return self._continue(rows, self.reader.read(texts, self.cache, exact=self.exact))
+            texts[row.slot] = row.text[begin + self._copy_prefix(row) :]
+            row.in_prefill = False
+        return self._continue(rows, self.runner.forward(texts, self.cache, exact=self.exact))
 
-    def _read_pieces(self, room: int) -> list[Event]:
-        """Read at most `room` ids of prompts, first come, first served.
+    def _prefill_chunk(self, room: int) -> list[Event]:
+        """Prefill at most `room` prompt tokens in order of admission.
 
-        One prompt after the other: so of several that begin alike only the first reads their beginning.
+        Prompts are prefilled one after the other, so that a common prefix is computed once.
         """
         events: list[Event] = []
-        for row in sorted((row for row in self.rows if row.reads_prompt), key=lambda row: row.key):
+        for row in sorted((row for row in self.rows if row.in_prefill), key=lambda row: row.key):
             if room == 0:
                 break
             begin = context_start(len(row.text), self.context)
             if self.cache.lengths[row.slot] == 0:
-                self._share(row)
+                self._copy_prefix(row)
             begin += self.cache.lengths[row.slot]
             ids = row.text[begin : begin + room]
-            logits = self.reader.read({row.slot: ids}, self.cache, exact=self.exact)
+            logits = self.runner.forward({row.slot: ids}, self.cache, exact=self.exact)
             room -= len(ids)
             if begin + len(ids) == len(row.text):
-                row.reads_prompt = False
+                row.in_prefill = False
                 events += self._continue([row], logits)
         return events
 
-    def _share(self, row: Row) -> int:
-        """Copy from another row's cache, or from a kept text, what two texts begin with; the number of ids copied."""
+    def _copy_prefix(self, row: Row) -> int:
+        """Copy the longest common prefix from an active sequence or the prefix cache. Returns its number of tokens."""
         if context_start(len(row.text), self.context) > 0:
             return 0
         best, source, slot = 0, None, 0
-        for other in self.rows:
+        for active in self.rows:
             if (
-                (self.keep or other.key == row.like)
-                and other.source == row.source
-                and context_start(len(other.text), self.context) == 0
+                (self.prefix_bytes or active.key == row.like)
+                and active.source == row.source
+                and context_start(len(active.text), self.context) == 0
             ):
-                length = common(row.text[:-1], other.text[: self.cache.lengths[other.slot]])
-                if length > best and self.cache.has_prefix(other.slot, length):
-                    best, source, slot = length, self.cache, other.slot
+                length = common_prefix(row.text[:-1], active.text[: self.cache.lengths[active.slot]])
+                if length > best and self.cache.has_prefix(active.slot, length):
+                    best, source, slot = length, self.cache, active.slot
         used = None
-        for kept in self.kept:
-            length = common(row.text[:-1], kept.ids)
-            if length > best and kept.cache.has_prefix(0, length):
-                best, source, slot, used = length, kept.cache, 0, kept
+        for prefix in self.prefixes:
+            length = common_prefix(row.text[:-1], prefix.ids)
+            if length > best and prefix.cache.has_prefix(0, length):
+                best, source, slot, used = length, prefix.cache, 0, prefix
         if source is not None:
             self.cache.set_row(row.slot, source, slot, best)
         if used is not None:
-            self.kept.remove(used)
-            self.kept.append(used)
-        self.copied[row.key] = best
+            self.prefixes.remove(used)
+            self.prefixes.append(used)
+        self.cached_tokens[row.key] = best
         return best
 
     def _extend(self, rows: list[Row]) -> Tensor:
-        """Read the newest id of rows, and what is guessed or given after it; logits after every one of them."""
+        """Run the last token of each row and its draft or target tokens. Returns the logits after each of them."""
         for row in rows:
-            known, room = len(row.text), self._room(row)
-            if row.given:
-                row.guess = row.given[known - row.start :][: min(room, CHUNK)]
+            length, room = len(row.text), self._room(row)
+            if row.targets:
+                row.draft = row.targets[length - row.start :][: min(room, CHUNK)]
             else:
-                row.guess = row.guesser(
+                row.draft = row.lookup(
                     row.source + row.text if row.source else row.text, min(room, MOST_TOKENS // len(rows) - 1)
                 )
-            begin = context_start(known, self.context)
-            if begin > context_start(known - 1, self.context):
+            begin = context_start(length, self.context)
+            if begin > context_start(length - 1, self.context):
                 self.cache.clear(row.slot)
                 if before := row.text[begin:-1]:
-                    self.reader.read({row.slot: before}, self.cache, exact=self.exact)
-        texts = {row.slot: [row.text[-1], *row.guess] for row in rows}
-        return self.reader.read(texts, self.cache, every=True, exact=self.exact or not rows[0].given)
+                    self.runner.forward({row.slot: before}, self.cache, exact=self.exact)
+        texts = {row.slot: [row.text[-1], *row.draft] for row in rows}
+        return self.runner.forward(texts, self.cache, every=True, exact=self.exact or not rows[0].targets)
 
     def _room(self, row: Row) -> int:
-        """Ids that may be read after the newest: not beyond the last to be made, nor the context."""
-        known = len(row.text)
-        left = row.end - known - 1
-        return left if self.context is None else min(left, context_start(known, self.context) + self.context - known)
+        """Maximum number of draft tokens: limited by the sequence's end and by the context."""
+        length = len(row.text)
+        remaining = row.end - length - 1
+        if self.context is None:
+            return remaining
+        return min(remaining, context_start(length, self.context) + self.context - length)
 
     def _continue(self, rows: list[Row], logits: Tensor) -> list[Event]:
-        """Choose what follows the newest id of each row, and each guess that was right.
+        """Choose the next token of each row, and continue while it equals the next draft token.
 
-        The logits after the newest id choose the next one; if that was guessed, those after the guess choose another.
-        So the ids are those that come without guesses, which only spare some readings.
+        Each token is chosen from the logits after the accepted tokens, so that drafts do not change the output.
         """
         events: list[Event] = []
-        places = [0, *accumulate(1 + len(row.guess) for row in rows)]
-        first = {row.key: place for row, place in zip(rows, places, strict=False)}
-        right = dict.fromkeys(first, 0)
-        asking = []
+        starts = [0, *accumulate(1 + len(row.draft) for row in rows)]
+        first = {row.key: start for row, start in zip(rows, starts, strict=False)}
+        accepted = dict.fromkeys(first, 0)
+        choosing = []
         for row in rows:
-            if row.given:
-                events += self._score(row, logits[first[row.key] :][: 1 + len(row.guess)])
+            if row.targets:
+                events += self._score(row, logits[first[row.key] :][: 1 + len(row.draft)])
             else:
-                asking.append(row)
-        while asking:
-            chosen = (
-                logits[[first[row.key] + right[row.key] for row in asking]] if len(asking) < len(logits) else logits
-            )
-            again = []
-            for row, choice in zip(asking, choose(asking, chosen), strict=True):
+                choosing.append(row)
+        while choosing:
+            selected = logits
+            if len(choosing) < len(logits):
+                selected = logits[[first[row.key] + accepted[row.key] for row in choosing]]
+            matched = []
+            for row, choice in zip(choosing, choose(choosing, selected), strict=True):
                 event = self._add(row, choice)
                 events.append(event)
-                if row.stop_reason is None and row.guess[right[row.key] :][:1] == [event.id]:
-                    right[row.key] += 1
-                    again.append(row)
-            asking = again
+                if row.stop_reason is None and row.draft[accepted[row.key] :][:1] == [event.id]:
+                    accepted[row.key] += 1
+                    matched.append(row)
+            choosing = matched
         for row in rows:
-            if row.guess and not row.given:
-                self.cache.truncate(row.slot, len(row.guess) - right[row.key])
-                row.guesser.learn(right[row.key], len(row.guess))
-            row.guess = []
+            if row.draft and not row.targets:
+                self.cache.truncate(row.slot, len(row.draft) - accepted[row.key])
+                row.lookup.update(accepted[row.key], len(row.draft))
+            row.draft = []
         return events
 
     def _add(self, row: Row, choice: Choice | ValueError) -> Event:
-        """Extend a row by a token, or end it by an error."""
+        """Append a token to a row, or end the row with an error."""
         try:
             if isinstance(choice, ValueError):
                 raise choice
@@ -378,58 +386,59 @@ class Batch:
             complete = row.matcher is not None and row.matcher.accept(choice.id)
             complete = complete or row.stop.reached(row.text, row.start)
         except ValueError as error:
-            return self._failed(row, error)
+            return self._fail(row, error)
         end: Literal["stop", "length"] | None
         end = "stop" if complete else "length" if len(row.text) == row.end else None
         row.stop_reason = end
         return Event(row.key, choice.id, choice.logprob, end, choice.top)
 
-    def _failed(self, row: Row, error: ValueError) -> Event:
-        """End a row by an error of its own."""
+    def _fail(self, row: Row, error: ValueError) -> Event:
+        """End a row with an error."""
         row.stop_reason = "error"
         return Event(row.key, error=error)
 
     def _score(self, row: Row, logits: Tensor) -> list[Event]:
-        """The next given ids of a row, as many as there are logits (n, V) for."""
-        done = len(row.text) - row.start
-        ids = row.given[done : done + len(logits)]
+        """Events for the next target tokens, one per row of logits (n, V)."""
+        scored = len(row.text) - row.start
+        ids = row.targets[scored : scored + len(logits)]
         row.text += ids
-        ended = len(row.text) == row.end
-        row.stop_reason = "length" if ended else None
+        row.stop_reason = "length" if len(row.text) == row.end else None
         ends: list[Any] = [None] * (len(ids) - 1) + [row.stop_reason]
         try:
             logprobs = logprobs_of(logits, ids)
         except ValueError as error:
-            return [self._failed(row, error)]
-        return [Event(row.key, *each) for each in zip(ids, logprobs, ends, top_of(logits, row.top), strict=True)]
+            return [self._fail(row, error)]
+        return [Event(row.key, *values) for values in zip(ids, logprobs, ends, top_of(logits, row.top), strict=True)]
 
     def _leave(self, row: Row) -> None:
-        """The last row takes the place of one that leaves."""
-        if self.keep and row.stop_reason != "error":
-            self._keep(row)
+        """Free the slot of a row. The last row moves to this slot."""
+        if self.prefix_bytes and row.stop_reason != "error":
+            self._store_prefix(row)
         self.cache.leave(row.slot)
         last = self.rows.pop()
         if last is not row:
             self.rows[row.slot], last.slot = last, row.slot
 
-    def _keep(self, row: Row) -> None:
-        """Copy what a row that leaves has read, for texts that begin like it."""
+    def _store_prefix(self, row: Row) -> None:
+        """Add the tokens of a finished row to the prefix cache."""
         ids = row.text[: self.cache.lengths[row.slot]]
         if not ids or row.source or context_start(len(row.text), self.context) > 0:
             return
-        new = Kept(ids, self.cache.copy_of(row.slot))
-        # What the new text begins with is in it, unless it is a state, which has moved on.
-        self.kept = [
-            each for each in self.kept
-            if each.ids != ids[: len(each.ids)] or not new.cache.has_prefix(0, len(each.ids))
+        new = CachedPrefix(ids, self.cache.copy_of(row.slot))
+        # An entry that is a prefix of the new one is redundant, unless it is the earlier state of a recurrent layer.
+        self.prefixes = [
+            prefix for prefix in self.prefixes
+            if prefix.ids != ids[: len(prefix.ids)] or not new.cache.has_prefix(0, len(prefix.ids))
         ] + [new]  # fmt: skip
-        while len(self.kept) > MOST_KEPT or sum(each.cache.size for each in self.kept) > self.keep:
-            self.kept.pop(0)
+        while (
+            len(self.prefixes) > MAX_PREFIXES or sum(prefix.cache.size for prefix in self.prefixes) > self.prefix_bytes
+        ):
+            self.prefixes.pop(0)
 
 
-def common(ids: Sequence[int], others: Sequence[int]) -> int:
-    """How many ids two texts begin with in common."""
-    most = min(len(ids), len(others))
-    if ids[:most] == others[:most]:  # comparing lists is much faster than a loop
-        return most
-    return next(i for i in range(most) if ids[i] != others[i])
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """The number of tokens that two sequences have in common at their beginning."""
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:  # comparing lists is much faster than a loop
+        return length
+    return next(i for i in range(length) if first[i] != second[i])

@@ -10,7 +10,7 @@ from torch import Tensor
 from minhub_py.inference.arguments import model_of, whole
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.native.library import MOST_TOKENS
-from minhub_py.inference.native_runner import reader_of
+from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.models.base import LanguageModel
 
@@ -67,7 +67,7 @@ def stream(
     already are divided by it (multiplied where negative).    seed: None draws one from PyTorch's own generator.
     eos_id: an id, or several, that end the text and are its last; "auto" takes the model's own, None none.
     stop: end with the id that completes one of these strings in the new text; needs the `tokenizer`.
-    speculate: the most ids to guess at a time from what the text repeats. The ids stay the same; text that repeats
+    speculate: the most ids to draft at a time from what the text repeats. The ids stay the same; text that repeats
     comes faster. None are made where they cannot be checked to the last bit, as without the native decoder (a GPU, a
     changed model, no compiler), nor for an LSTM, which would gain nothing.
 
@@ -113,11 +113,11 @@ def score(
         if progress is not None:
             progress(done, total)
 
-    reader = reader_of(model)
+    runner = runner_of(model)
     results = [torch.tensor([])] * len(pairs)
     rooms = [room(model, text, len(target)) if target else 0 for text, target in pairs]
     for group in groups(rooms):
-        batch = Batch(model, len(group), max(rooms[number] for number in group), reader=reader)
+        batch = Batch(model, len(group), max(rooms[number] for number in group), runner=runner)
         scores = score_together(batch, [pairs[number] for number in group], hear)
         for number, found in zip(group, scores, strict=True):
             results[number] = found
@@ -142,7 +142,7 @@ def score_together(
     batch: Batch, pairs: Sequence[tuple[list[int], list[int]]], hear: Callable[[int], object]
 ) -> list[Tensor]:
     """The log-probabilities of the target of each pair, after its text; `hear` is told of ids as they come."""
-    found: dict[int, list[float | None]] = {batch.admit(text, 0, given=target): [] for text, target in pairs}
+    found: dict[int, list[float | None]] = {batch.admit(text, 0, targets=target): [] for text, target in pairs}
     while len(batch):
         events = batch.step()
         for event in events:
@@ -231,7 +231,7 @@ def start(
     ValueError, at the call: a number is out of its range, or seeds do not fit.
     """
     max_new_tokens = whole("max_new_tokens", max_new_tokens, 0)
-    speculate = whole("speculate", speculate, 0, " (no guesses)")
+    speculate = whole("speculate", speculate, 0, " (no drafts)")
     random = generators(len(texts), seed)
 
     def run() -> Iterator[tuple[int, int]]:

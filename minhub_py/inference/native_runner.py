@@ -2,7 +2,7 @@
 
 `Program` (program.py) translates `steps` to operations with pointers to the weights, and native/decoder.c computes
 them. A GPU, a module that was replaced or has hooks, an operation or activation without a C implementation, and a
-package that was installed without a compiler select `EagerReader`; see `reader_of`.
+package that was installed without a compiler select `TorchRunner`; see `runner_of`.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from minhub_py.inference.native.library import (
     pointers,
 )
 from minhub_py.inference.native.program import CPU, FLOATS, Program
-from minhub_py.inference.torch_runner import EagerReader, Reader
+from minhub_py.inference.torch_runner import Runner, TorchRunner
 from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.cache import Cache, EncoderKeyValues, zeros
 
@@ -37,7 +37,7 @@ from minhub_py.models.cache import Cache, EncoderKeyValues, zeros
 LONG = 24
 
 
-class CompiledReader(EagerReader):
+class NativeRunner(TorchRunner):
     """The operations of a model with their pointers, created for each generation, as weights can move."""
 
     lookahead = MOST_TOKENS  # tokens that are stored before the first of them attends, and that can be rejected
@@ -54,7 +54,8 @@ class CompiledReader(EagerReader):
         operations = self.operations = program.translate(model.steps())
         self.vocab_size = operations[-1].weight.rows
         kinds = {operation.kind for operation in operations}
-        self.guesses = kinds.isdisjoint({KINDS["lstm"], KINDS["delta_rule"]})  # a state cannot reject draft tokens
+        # A recurrent state cannot reject draft tokens.
+        self.supports_drafts = kinds.isdisjoint({KINDS["lstm"], KINDS["delta_rule"]})
         # For at least this many tokens `forward` is faster: its bfloat16 products use AMX if the processor has it, and
         # their sums depend on the number of threads. An LSTM is sequential in both. `forward` would unpack MXFP4
         # and GGUF blocks in each call.
@@ -72,11 +73,11 @@ class CompiledReader(EagerReader):
         self.logits = torch.empty(0, dtype=torch.float32, device=CPU)
 
     def new_cache(self, rows: int, size: int) -> Cache:
-        """See `Reader`."""
+        """See `Runner`."""
         return self.model.new_cache(rows, size, self.lookahead)
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
-        """See `Reader`."""
+        """See `Runner`."""
         if self.long is not None and len(ids) >= self.long:
             super().encode(ids, cache, row)
             return
@@ -92,10 +93,10 @@ class CompiledReader(EagerReader):
             call.positions, call.source_lengths = integers(range(count)), integers([count] * count)
             self.library.decode(self.encoder, len(self.encoder), ctypes.byref(call))
 
-    def read(
+    def forward(
         self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
     ) -> Tensor:
-        """See `Reader`. Sequences are computed together; results are bitwise identical to single sequences."""
+        """See `Runner`. Sequences are computed together; results are bitwise identical to single sequences."""
         long = set[int]()
         if self.long is not None and not exact:
             long = {row for row, ids in texts.items() if len(ids) >= self.long}
@@ -107,7 +108,7 @@ class CompiledReader(EagerReader):
             return logits
         parts = iter(logits.split([len(ids) if every else 1 for ids in short.values()]))
         return torch.cat(
-            [super(CompiledReader, self).read({row: ids}, cache, every).float() if row in long else next(parts)
+            [super(NativeRunner, self).forward({row: ids}, cache, every).float() if row in long else next(parts)
              for row, ids in texts.items()]
         )  # fmt: skip
 
@@ -162,9 +163,9 @@ class CompiledReader(EagerReader):
         )  # fmt: skip
 
 
-def reader_of(model: LanguageModel) -> Reader:
+def runner_of(model: LanguageModel) -> Runner:
     """The runner of a model: its steps in C if possible, otherwise its `forward`."""
     try:
-        return CompiledReader(model)
+        return NativeRunner(model)
     except UnsupportedError:
-        return EagerReader(model)
+        return TorchRunner(model)

@@ -1,45 +1,45 @@
-"""Guesses at the ids to come, for decoding several in one reading of the weights.
+"""Speculative decoding by prompt lookup: draft tokens for several positions are checked in one step.
 
-Sources: Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding"; the guesses come from the
-text itself, as in Saxena (2023), "Prompt Lookup Decoding".
+Sources: Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding"; Saxena (2023), "Prompt
+Lookup Decoding", for draft tokens that come from the sequence itself.
 
-A guess costs little, since a step's time goes into reading the weights once, and changes nothing: `generate` keeps of
-what was read only what it would have chosen anyway.
+A step's time is mostly the time to read the weights, so that draft tokens cost little. The output is unchanged:
+`generate` accepts only the draft tokens that it would have chosen.
 """
 
 from collections.abc import Sequence
 
 
-class Guesser:
-    """Guesses how a text goes on: as it did where its last ids stood before.
+class PromptLookup:
+    """Drafts the tokens that followed the previous occurrence of a sequence's last tokens.
 
-    How many ids it guesses follows how it fares, up to `most`; 0 is none at all.
+    The number of draft tokens adapts to the number of accepted ones, up to `most`. 0 disables drafts.
     """
 
-    SIZES = (3, 2)  # of the last ids that are looked for: the longer ones first
+    SIZES = (3, 2)  # n-gram sizes, in order of preference
 
     def __init__(self, most: int) -> None:
         self.most, self.length = most, min(most, 2)
-        self.known = 0  # ids of the text that are in `after`
-        self.after: dict[tuple[int, ...], int] = {}  # some ids -> the place after where they stood last
+        self.indexed = 0  # the number of tokens whose n-grams are in `after`
+        self.after: dict[tuple[int, ...], int] = {}  # n-gram -> the position after its last occurrence
 
-    def __call__(self, text: Sequence[int], room: int) -> list[int]:
-        """At most `room` ids to come after `text`, which is the text of the last call and more."""
+    def __call__(self, tokens: Sequence[int], room: int) -> list[int]:
+        """At most `room` draft tokens for `tokens`, which must extend the tokens of the previous call."""
         if not self.most:
             return []
-        # The last ids themselves are left out: it is where they stood before that counts.
-        for end in range(self.known, len(text)):
+        # Without the n-gram at the end, whose previous occurrence is looked up.
+        for end in range(self.indexed, len(tokens)):
             for size in self.SIZES:
                 if end >= size:
-                    self.after[tuple(text[end - size : end])] = end
-        self.known = len(text)
-        places = [self.after[tuple(text[-size:])] for size in self.SIZES if tuple(text[-size:]) in self.after]
-        guess: list[int] = []
-        for i in range(min(self.length, room) if places else 0):  # beyond the end it goes on in the guess, in a circle
-            place = places[0] + i
-            guess.append(text[place] if place < len(text) else guess[place - len(text)])
-        return guess
+                    self.after[tuple(tokens[end - size : end])] = end
+        self.indexed = len(tokens)
+        starts = [self.after[tuple(tokens[-size:])] for size in self.SIZES if tuple(tokens[-size:]) in self.after]
+        draft: list[int] = []
+        for i in range(min(self.length, room) if starts else 0):  # a short period continues within the draft
+            position = starts[0] + i
+            draft.append(tokens[position] if position < len(tokens) else draft[position - len(tokens)])
+        return draft
 
-    def learn(self, right: int, guessed: int) -> None:
-        """How many of the last guess's ids were right."""
-        self.length = min(self.most, 2 * self.length) if right == guessed else max(1, right)
+    def update(self, accepted: int, proposed: int) -> None:
+        """Adapt the number of draft tokens to the result of the previous draft."""
+        self.length = min(self.most, 2 * self.length) if accepted == proposed else max(1, accepted)

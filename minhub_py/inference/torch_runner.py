@@ -1,4 +1,4 @@
-"""A reader that calls the model's own `forward`, on whatever device it is and whatever has become of it."""
+"""The runner that calls the model's `forward`: on any device, and for modified models too."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -13,91 +13,94 @@ from minhub_py.models.cache import Cache
 
 Result = TypeVar("Result")
 
-# Positions that `forward` reads at once: bounds its memory.
+# Positions per call of `forward`; bounds its memory.
 CHUNK = 256
 
 
-class Reader(Protocol):
-    """What reads ids with a model: the model's own `forward`, or its steps compiled."""
+class Runner(Protocol):
+    """Runs a model on sequences with a KV cache: by its `forward` (PyTorch) or by its `steps` (C)."""
 
-    guesses: bool  # whether several ids at once give the bits that they give one by one
+    supports_drafts: bool  # whether several tokens per call are bitwise identical to one token per call
 
     def new_cache(self, rows: int, size: int) -> Cache:
-        """A cache for `read`, of at most `size` positions a row."""
+        """A cache for `forward` with `rows` rows of at most `size` positions."""
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
-        """Read the source of a row of the cache, for an encoder-decoder: it comes before its first `read`."""
+        """Run the encoder of an encoder-decoder and fill the encoder cache of a row, before its first `forward`."""
 
-    def read(
+    def forward(
         self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
     ) -> Tensor:
-        """Read ids into rows of a cache: {row: its ids}, at least one each, in ascending order of the rows.
+        """Append tokens to rows of a cache and return logits, valid until the next call.
 
-        Logits after the last id of each row, (rows, V), or after every id, (ids, V); they stand until the next call.
-        exact: where `guesses` is true, those that come when the ids are read one by one, even if that is slower.
-        ValueError: more positions than the cache has.
+        texts: {row: token IDs}, at least one token per row, in ascending order of the rows.
+        every: return the logits of every token (tokens, V) instead of each row's last token (rows, V).
+        exact: if `supports_drafts`, return the logits of token-by-token decoding even where that is slower.
+        ValueError: the cache has too few positions.
         """
 
 
-class EagerReader:
-    """A model's own `forward`. A text is read by itself, and in parts, which bounds the memory; single ids together."""
+class TorchRunner:
+    """Runs the model's `forward`: each sequence separately, in chunks, or one token of all rows together."""
 
-    guesses = False
+    supports_drafts = False
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        self._mode: bool | None = None  # that of the model when `_in_eval_mode` was made
+        self._mode: bool | None = None  # `model.training` at the time of `_in_eval_mode`
 
     def new_cache(self, rows: int, size: int) -> Cache:
-        """See `Reader`."""
+        """See `Runner`."""
         return self.model.new_cache(rows, size)
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
-        """See `Reader`. A source is read by itself: no other changes its bits."""
+        """See `Runner`. Prompts are encoded one at a time, so that other prompts do not change the result."""
         idx = self._tensor([ids])
-        with cache.row(row) as one:
-            one.set_encoder(self._in_eval_mode_do(lambda model: model.encode(idx)))
+        with cache.row(row) as one_row:
+            one_row.set_encoder(self._call_in_eval_mode(lambda model: model.encode(idx)))
 
-    def read(
+    def forward(
         self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
     ) -> Tensor:
-        """See `Reader`."""
+        """See `Runner`."""
         if all(len(ids) == 1 for ids in texts.values()) and list(texts) == list(range(len(cache.lengths))):
-            return self._call(list(texts.values()), cache)[:, -1]
-        found = []
+            return self._logits(list(texts.values()), cache)[:, -1]
+        parts = []
         for row, ids in texts.items():
-            with cache.row(row) as one:
-                for place in range(0, len(ids), CHUNK):
-                    found.append(self._call([ids[place : place + CHUNK]], one, every)[0])
-            if not every:
-                found[len(found) - 1 - (len(ids) - 1) // CHUNK :] = [found[-1]]
-        return torch.cat(found)
+            with cache.row(row) as one_row:
+                chunks = [
+                    self._logits([ids[start : start + CHUNK]], one_row, every)[0] for start in range(0, len(ids), CHUNK)
+                ]
+            parts += chunks if every else chunks[-1:]
+        return torch.cat(parts)
 
-    def _call(self, rows: Sequence[Sequence[int]], cache: Cache, every: bool = False) -> Tensor:
-        """Logits (B, T, V), or without `every` those of the last position, (B, 1, V)."""
+    def _logits(self, rows: Sequence[Sequence[int]], cache: Cache, every: bool = False) -> Tensor:
+        """Logits (B, T, V) with `every`, else of the last position (B, 1, V)."""
         idx = self._tensor(rows)
-        return self._in_eval_mode_do(lambda model: logits(model, idx, cache) if every else last(model, idx, cache))
+        return self._call_in_eval_mode(
+            lambda model: all_logits(model, idx, cache) if every else last_logits(model, idx, cache)
+        )
 
     def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor([list(ids) for ids in rows], device=next(self.model.parameters()).device)
 
-    def _in_eval_mode_do(self, work: Callable[[Any], Result]) -> Result:
-        """What `work` makes with the model in eval mode. It may be switched while a text comes."""
+    def _call_in_eval_mode(self, function: Callable[[Any], Result]) -> Result:
+        """Call a function of the model in eval mode. `model.training` may change between calls."""
         if self._mode != self.model.training:
             self._mode, self._in_eval_mode = self.model.training, in_eval_mode(self.model)
         model, context = self._in_eval_mode
         with context():
-            return work(model)
+            return function(model)
 
 
-def logits(model: LanguageModel, idx: Tensor, cache: Cache) -> Tensor:
-    """What `forward` gives for ids that follow those of the cache."""
-    found: Tensor = model(None, idx, cache) if model.encoder_decoder else model(idx, cache)
-    return found
+def all_logits(model: LanguageModel, idx: Tensor, cache: Cache) -> Tensor:
+    """The logits of `forward` (B, T, V) for tokens that follow the cache."""
+    logits: Tensor = model(None, idx, cache) if model.encoder_decoder else model(idx, cache)
+    return logits
 
 
-def last(model: LanguageModel, idx: Tensor, cache: Cache) -> Tensor:
-    """Without the logits before the last, which are a large block of memory, unless `forward` itself is wanted."""
+def last_logits(model: LanguageModel, idx: Tensor, cache: Cache) -> Tensor:
+    """The last position's logits (B, 1, V). The large tensor of all logits is avoided if `forward` is unmodified."""
     if not is_of_this_package(model) or has_hooks(model):
-        return logits(model, idx, cache)[:, -1:]
+        return all_logits(model, idx, cache)[:, -1:]
     return model.logits(model.hidden(idx, cache)[:, -1:])

@@ -177,7 +177,7 @@ class Engine:
                     self._fail(request, Failure("shutdown", "the server is shutting down"))
 
     def _new_batch(self) -> Batch:
-        return Batch(self.model, self.rows, self.max_length, keep=self.keep, piece=PIECE)
+        return Batch(self.model, self.rows, self.max_length, prefix_bytes=self.keep, chunk=PIECE)
 
     def _take_in(self, wait: bool) -> None:
         """Move what has come into the line."""
@@ -244,7 +244,7 @@ class Engine:
             sampling=request.sampling,
             generator=generator,
             stop=StopCriteria(request.stop_ids, (), None),
-            given=request.given[known:],
+            targets=request.given[known:],
             logprobs=request.logprobs,
             top=request.top,
             matcher=None if request.grammar is None else request.grammar.matcher(request.new[:known]),
@@ -264,7 +264,7 @@ class Engine:
             return
         if request.first is None:
             request.first = time.monotonic()
-            request.cached = batch.copied.get(event.row, 0)
+            request.cached = batch.cached_tokens.get(event.row, 0)
             self.counts["prompt"] += len(request.ids)
             self.counts["cached"] += request.cached
         request.new.append(event.id)

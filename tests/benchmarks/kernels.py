@@ -22,7 +22,7 @@ import torch
 
 from minhub_py import from_pretrained, save_pretrained
 from minhub_py.inference.native.library import UnsupportedError, library, load
-from minhub_py.inference.native_runner import CompiledReader
+from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.registry import preset
 
 KERNELS = ("amx", "bf16", "vnni", "avx512", "avx2", "dotprod", "neon")  # and plain, which is slow
@@ -53,7 +53,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(family.Model(config), folder)
         try:
-            readers = {kind: reader(folder, kind) for kind in args.kinds.split(",")}
+            runners = {kind: runner(folder, kind) for kind in args.kinds.split(",")}
         except ValueError as error:
             parser.error(f"--kinds: {error}")
     libraries = {"now": library()}
@@ -65,17 +65,17 @@ def main() -> None:
     here = [name for name in args.kernels or KERNELS if all(each.choose(name.encode()) for each in libraries.values())]
     if args.kernels and (lacking := set(args.kernels) - set(here)):
         parser.error(f"--kernels: {', '.join(sorted(lacking))} cannot run here, of plain, {', '.join(KERNELS)}")
-    cases = list(itertools.product(readers, here, args.ids))
+    cases = list(itertools.product(runners, here, args.ids))
     times: dict[Any, list[float]] = {(*case, name): [] for case in cases for name in libraries}
     for turn in range(args.rounds):
         for kind, kernel, count in cases:
             for name in list(libraries) if turn % 2 else reversed(libraries):  # the second finds the page tables warm
                 libraries[name].choose(kernel.encode())
-                readers[kind].library = libraries[name]
+                runners[kind].library = libraries[name]
                 time.sleep(args.pause)
-                times[kind, kernel, count, name].append(milliseconds(readers[kind], count))
+                times[kind, kernel, count, name].append(milliseconds(runners[kind], count))
     print(f"{'':24}" + "".join(f"{count:>10}" for count in args.ids))
-    for kind, kernel in itertools.product(readers, here):
+    for kind, kernel in itertools.product(runners, here):
         for name in libraries:
             best = "".join(f"{min(times[kind, kernel, count, name]):10.1f}" for count in args.ids)
             print(f"{kind:16}{kernel:8}{best}" + ("" if args.before is None else f"  {name}"))
@@ -95,15 +95,15 @@ def counts(text: str) -> list[int]:
     return [int(count) for count in text.split(",")]
 
 
-def reader(folder: str, kind: str) -> CompiledReader:
+def runner(folder: str, kind: str) -> NativeRunner:
     options = {"dtype" if "float" in word else "quantize": word for word in kind.split("+")}
-    return CompiledReader(from_pretrained(folder, device="cpu", **options))
+    return NativeRunner(from_pretrained(folder, device="cpu", **options))
 
 
-def milliseconds(reader: CompiledReader, count: int) -> float:
-    cache = reader.new_cache(1, count)
+def milliseconds(runner: NativeRunner, count: int) -> float:
+    cache = runner.new_cache(1, count)
     began = time.perf_counter()
-    reader.read({0: range(count)}, cache)
+    runner.forward({0: range(count)}, cache)
     return 1000 * (time.perf_counter() - began)
 
 

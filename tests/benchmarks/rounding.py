@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minhub_py import from_pretrained, tokenizer_from_pretrained
-from minhub_py.inference.native_runner import CompiledReader
+from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.models.base import LanguageModel
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +48,9 @@ def predictions(model: LanguageModel, parts: list[list[int]], forward: bool = Fa
     """Of each text the log-probabilities (T, vocabulary) after each id, by the decoder, or by the model's `forward`."""
     if forward:
         return [model(torch.tensor([ids]))[0].float().log_softmax(-1) for ids in parts]
-    reader = CompiledReader(model)
-    reader.long = None  # the decoder's products, whatever PyTorch has
-    return [reader.read({0: ids}, reader.new_cache(1, len(ids)), every=True).log_softmax(-1) for ids in parts]
+    runner = NativeRunner(model)
+    runner.long = None  # the decoder's products, whatever PyTorch has
+    return [runner.forward({0: ids}, runner.new_cache(1, len(ids)), every=True).log_softmax(-1) for ids in parts]
 
 
 def report(name: str, kind: str, found: list[Tensor], exact: list[Tensor], parts: list[list[int]]) -> None:
