@@ -21,7 +21,7 @@ import argparse
 from typing import Any
 
 from minhub_py.inspection import inspect
-from minhub_py.registry import FAMILIES
+from minhub_py.registry import ARCHITECTURES
 
 BUILT_IN = ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"]
 Terms = list[tuple[str, str, str, int]]  # module of the model, description, formula, value
@@ -85,7 +85,7 @@ def check(model: str, terms: Terms, counted: dict[str, int]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    published = [name for family in FORMULAS for name in FAMILIES[family].presets]
+    published = [name for family in FORMULAS for name in ARCHITECTURES[family].presets]
     parser.add_argument(
         "models", nargs="*", default=published + BUILT_IN, help="GPT-2, GPT-Neo or LSTM: published sizes or folders"
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from minhub_py.registry import ENTRIES
 
-if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ imports these
+if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
     import os
 
     from minhub_py.analysis.embeddings import embed as embed

@@ -1,22 +1,21 @@
-"""Read config.json into a family's dataclass: checks types, ranges and unsupported settings. Names no family.
+"""Read config.json into an architecture's dataclass: check types, ranges and unsupported settings.
 
-A model file declares its settings as data, and this file reads them:
+A model file declares its settings as data:
 
-    class GPT2Config            a frozen dataclass. The fields are the settings that change the result, by the Hub's
-                                names. __post_init__ makes the checks that are specific to the family.
-        TITLE                   name of the family in messages
+    class GPT2Config            a frozen dataclass. Its fields are the settings that change the result, by their names
+                                on the Hub. __post_init__ contains only architecture-specific checks.
+        TITLE                   name of the architecture in messages
         ONLY_VALUE              settings that would change the result, each with the only supported value
         NO_EFFECT               names of settings without effect, in addition to NO_EFFECT below
         DERIVED                 properties of the dataclass that config.json may repeat but not contradict
-    ROPE_NAMES              old names of rotary settings beside rope_theta, and their names in rope_parameters
-    ROPE_DEFAULT                rope_parameters of a file that names no rope_type, where not plain rotations
-    DEFAULTS                for each model_type, defaults that differ from those of the fields (for files that
-                                serve several model types)
+        ROPE_NAMES              older names of rotary settings, in addition to rope_theta -> names in rope_parameters
+        ROPE_DEFAULT            default rope_parameters, if not rope_type "default"
+        DEFAULTS                defaults of each model_type, for files that implement several model types
 
 A value must have the type of the field's annotation; an int is accepted as a float, and a bool only as a bool. An `int`
 field is a size, 1 to 2**24, and a `float` field a rate, 0 to 1, unless the field's metadata has another "range". Fields
 with other annotations have no range unless the metadata gives one. Further metadata: "choices", the allowed values;
-"model_types", the model types with this setting, which keeps its default for the others.
+"model_types", the model types with this setting. Other model types must use the default.
 
 A setting that changes the result is never ignored: it is used, or an error names it.
 """
@@ -31,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 from minhub_py.models.settings import unavailable
 from minhub_py.system.spelling import setting
 
-if TYPE_CHECKING:  # the command imports PyTorch where it is used
+if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
     from minhub_py.models.base import ModelConfig
 
 C = TypeVar("C", bound="ModelConfig")
@@ -39,7 +38,7 @@ C = TypeVar("C", bound="ModelConfig")
 MAX_LIST = 10_000  # items of a setting: the layers have up to 4,096
 SIZE, RATE = (1, 2**24), (0.0, 1.0)
 
-# Settings without effect on the logits: bookkeeping, generation defaults (today in generation_config.json), and heads
+# Settings without effect on the logits: metadata, generation defaults (now in generation_config.json), and output heads
 # for other tasks.
 NO_EFFECT = frozenset(
     """
@@ -63,12 +62,12 @@ ONLY_VALUE = {
     "quantization_config": None,
     "chunk_size_feed_forward": 0,
     "tie_encoder_decoder": False,
-    "use_mrope": False,  # positions in three directions, for images; Qwen's text models say that they have none
+    "use_mrope": False,  # three-dimensional positions, for images; Qwen's text models set False
 }
 
 
 def read(Config: type[C], hub: Mapping[str, object]) -> C:
-    """The dataclass for a config.json. ValueError: names a setting or value that is not supported."""
+    """The dataclass for a config.json. ValueError: a setting or value is not supported; the message names it."""
     names = {field.name for field in dataclasses.fields(Config)}
     only = ONLY_VALUE | dict(getattr(Config, "ONLY_VALUE", {}))
     ignored = NO_EFFECT | getattr(Config, "NO_EFFECT", frozenset())
@@ -155,39 +154,41 @@ def fits(value: object, kind: Any) -> bool:
 
 
 def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings with the rotary embedding's merged into rope_parameters, a dict with rope_type and rope_theta.
+    """Merge all rotary settings into rope_parameters, a dict with rope_type and rope_theta.
 
-    Older files have rope_theta and rope_scaling (with `type` for rope_type), and what Config.ROPE_NAMES says. A family
-    without rotary positions has them as they are; another may have such a dict for each layer type.
-    ValueError: the spellings contradict each other.
+    Older files have rope_theta, rope_scaling (with `type` for rope_type) and the names in Config.ROPE_NAMES. The result
+    may contain one dict per layer type. Settings of an architecture without rotary embeddings are returned unchanged.
+    ValueError: the settings contradict each other.
     """
     if not any(field.name == "rope_parameters" for field in dataclasses.fields(Config)):
         return hub
     title, names = Config.TITLE, getattr(Config, "ROPE_NAMES", {})
-    rest = dict(hub)
-    new, old = rest.pop("rope_parameters", None), rest.pop("rope_scaling", None)
+    settings = dict(hub)
+    new, old = settings.pop("rope_parameters", None), settings.pop("rope_scaling", None)
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, dict | None):
             raise ValueError(f"{title}: {name} cannot be {brief(value)}")
-    apart = {to: value for name, to in {"rope_theta": "rope_theta", **names}.items()
-             if (value := rest.pop(name, None)) is not None}  # fmt: skip
+    separate = {to: value for name, to in {"rope_theta": "rope_theta", **names}.items()
+                if (value := settings.pop(name, None)) is not None}  # fmt: skip
     if new and any(isinstance(value, dict) for value in new.values()):
-        # By layer type. What older names say is of the layers that attend to everything.
-        whole = one_rope(Config, {**hub, "rope_parameters": new.get("full_attention")})
-        return {**whole, "rope_parameters": {**new, "full_attention": whole.get("rope_parameters")}}
-    if not (new or old or apart):
-        return rest if new is None else {**rest, "rope_parameters": new}
+        # One dict per layer type. Older names apply to the layers with full attention.
+        merged = one_rope(Config, {**hub, "rope_parameters": new.get("full_attention")})
+        return {**merged, "rope_parameters": {**new, "full_attention": merged.get("rope_parameters")}}
+    if not (new or old or separate):
+        return settings if new is None else {**settings, "rope_parameters": new}
     rope = dict(old or new or getattr(Config, "ROPE_DEFAULT", {}))
     for name in ("rope_theta", *names.values()):
-        said = [value[name] for value in (new, old, apart) if value and name in value]
-        if any(other != said[0] for other in said):
-            raise ValueError(f"{title}: config.json names two values of {name}: {brief(said[0])} and {brief(said[-1])}")
-        rope |= {name: said[0]} if said else {}
+        values = [source[name] for source in (new, old, separate) if source and name in source]
+        if any(value != values[0] for value in values):
+            raise ValueError(
+                f"{title}: config.json names two values of {name}: {brief(values[0])} and {brief(values[-1])}"
+            )
+        rope |= {name: values[0]} if values else {}
     if new and old and _kind(new) != _kind(old):
         raise ValueError(f"{title}: config.json's rope_parameters and rope_scaling contradict each other")
     rope["rope_type"] = _kind(rope)
     rope.pop("type", None)
-    return {**rest, "rope_parameters": rope}
+    return {**settings, "rope_parameters": rope}
 
 
 def _kind(rope: Mapping[str, object]) -> object:

@@ -1,4 +1,4 @@
-"""The reports of `minhub inspect` and `minhub verify` on a checkpoint, as plain data."""
+"""Reports of `minhub inspect` and `minhub verify`, as plain data."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import weights_map
-from minhub_py.checkpoints import hub
+from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import checkpoint_at
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_file
@@ -17,69 +17,69 @@ from minhub_py.inference.quantize import count
 from minhub_py.models.base import ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import describe, fit, read_config, same_values
-from minhub_py.registry import Family
+from minhub_py.registry import Architecture
 from weights_map.mxfp4 import NAN_SCALE
 
-RELEASE_AFTER = 2**28  # bytes of tensors that `verify` reads before it frees the memory that they mapped
+RELEASE_AFTER = 2**28  # bytes: `verify` releases memory-mapped tensors after this amount
 
 
 def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
-    """A model's family, settings, parameter counts and tensors. No weights are downloaded, and none are read.
+    """A model's architecture, settings, parameter counts and tensors. Downloads and reads no weights.
 
-    A folder, a built-in or a cached repository is described from its files; a published size (gpt2-xl) or a
-    repository that is not cached from its config alone. Errors are those of `from_pretrained`.
+    Folders, built-ins and cached repositories are described from their files; published sizes (gpt2-xl) and
+    repositories that are not cached, from the config only. Raises the errors of `from_pretrained`.
     """
-    folder = hub.locate(identifier, revision)
+    folder = local.locate(identifier, revision)
     if folder is None:
-        with suppress(FileNotFoundError):  # not in the cache: the config will do
-            folder = hub.cached(identifier, revision)
+        with suppress(FileNotFoundError):  # not cached: use the config only
+            folder = local.cached(identifier, revision)
     if folder is not None:
         checkpoint = checkpoint_at(folder)
-        family, config = describe(checkpoint)
-        model, tensors, layout = skeleton(family, config), checkpoint.meta, checkpoint.layout
+        architecture, config = describe(checkpoint)
+        model, tensors, layout = skeleton(architecture, config), checkpoint.meta, checkpoint.layout
         stored = {name: checkpoint.stored_as(name) for name in tensors}
         source = {"kind": "files", "folder": str(folder), "layout": "gguf" if folder.is_file() else layout}
     else:
-        family, config, read_from = read_config(identifier, revision)
-        source = {"kind": "preset" if read_from is None else "config"}
-        model, layout = skeleton(family, config), "hub"
-        tensors = dict(weights_map.to_hub(family.model_type, model.state_dict(), config))
+        architecture, config, path = read_config(identifier, revision)
+        source = {"kind": "preset" if path is None else "config"}
+        model, layout = skeleton(architecture, config), "hub"
+        tensors = dict(weights_map.to_hub(architecture.model_type, model.state_dict(), config))
         stored = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     return {
         "model": identifier,
         "source": source,
-        "family": family.name,
-        "class": family.classes[1],
+        "family": architecture.name,
+        "class": architecture.classes[1],
         "context": config.context_length,
         "parameters": count_parameters(model),
         "config": asdict(config),
         "tensors": [
             {"hub": hub_name, "native": native, "operation": operation, "shape": list(tensors[name].shape),
              "dtype": stored[name]}
-            for name, hub_name, native, operation in _operations(family, config, list(tensors), layout)
+            for name, hub_name, native, operation in _operations(architecture, config, list(tensors), layout)
         ],
     }  # fmt: skip
 
 
 def _operations(
-    family: Family, config: ModelConfig, names: list[str], layout: Layout
+    architecture: Architecture, config: ModelConfig, names: list[str], layout: Layout
 ) -> Iterator[tuple[str, str, str, str]]:
-    """(name in the file, Hub name, our name, operation) of each tensor."""
-    table = weights_map.tables[family.model_type]
+    """(name in the file, Hub name, native name, operation) of each tensor."""
+    table = weights_map.tables[architecture.model_type]
     for name in names:
         hit = table.find(name, layout)
         if hit is None:
             yield name, name, "", "unknown"
             continue
-        _, row, place = hit
-        hub_name = name if layout == "hub" else ", ".join(row.names("hub", place))
-        # A head that the config does not tie is a weight like any other.
+        _, row, indices = hit
+        hub_name = name if layout == "hub" else ", ".join(row.names("hub", indices))
+        # An untied head is an ordinary weight.
         operation = "same" if row.operation.tied_to and not config.tie_word_embeddings else row.operation.name
-        yield name, hub_name, ", ".join(row.names("native", place)), operation
+        yield name, hub_name, ", ".join(row.names("native", indices)), operation
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """Parameters in all and by part: each module at the top, so the blocks (`h`) count as one."""
+    """The number of parameters in total and per top-level module. All blocks (`h`) count as one module."""
     parts = {name: count(child) for name, child in model.named_children()}
     return {"total": count(model), **{name: n for name, n in parts.items() if n}}
 
@@ -87,20 +87,20 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 def verify(
     identifier: str, revision: str = "main", *, progress: Callable[[int, int], object] | None = None
 ) -> dict[str, Any]:
-    """Check a model's files: {"folder", "checked", "problems"}, the latter a line each and empty if all is well.
+    """Check a model's files. Returns {"model", "folder", "checked", "problems"}; each problem is one line.
 
-    Checked are sizes and SHA-256 against what the Hub declares (for a repository), every tensor against the weight
-    table and the config, every value and every scale of MXFP4 for NaN and infinity, a stored head against the embedding
-    it is tied to, and the tokenizer. `progress(done, total)` hears of bytes. Errors: those of `hub.fetch`.
+    Checks sizes and SHA-256 against the Hub (for a repository), all tensors against the weight table and the config,
+    all values and MXFP4 scales for NaN and infinity, a stored head against the embedding that it is tied to, and the
+    tokenizer. `progress(done, total)` receives bytes. Raises the errors of `hub.fetch`.
     """
-    folder = hub.locate(identifier, revision)
+    folder = local.locate(identifier, revision)
     checked: list[str] = []
     problems: list[str] = []
     if folder is None:
-        folder = hub.cached(identifier, revision)
+        folder = local.cached(identifier, revision)
         try:
-            # The commit that is here, wherever the branch is now.
-            plan = hub.plan_download(identifier, hub.commit_of(folder) or revision)
+            # The cached commit, even if the branch has moved.
+            plan = hub.plan_download(identifier, local.commit_of(folder) or revision)
         except ConnectionError:
             plan = None
         problems += hub.file_problems(folder, plan)
@@ -112,11 +112,11 @@ def verify(
         "tied head": _check_ties,
         "tokenizer": _check_tokenizer,
     }
-    for what, check in checks.items():
+    for name, check in checks.items():
         try:
             problems += check(checkpoint, progress)
-            checked.append(what)
-        except (ValueError, OSError) as error:  # one finding, which the next checks may come upon too
+            checked.append(name)
+        except (ValueError, OSError) as error:  # several checks may find the same problem
             if str(error) not in problems:
                 problems.append(str(error))
     return {"model": identifier, "folder": str(folder), "checked": checked, "problems": problems}
@@ -133,40 +133,40 @@ def _check_tensors(checkpoint: Checkpoint, progress: Progress) -> list[str]:
 def _check_values(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     problems = []
     meta = checkpoint.meta
-    total, done, mapped = sum(tensor.nbytes for tensor in meta.values()), 0, 0
+    total, count, mapped = sum(tensor.nbytes for tensor in meta.values()), 0, 0
     for name, about in meta.items():
         if about.is_floating_point():
-            # In parts: isfinite makes three tensors on its way.
+            # In chunks: isfinite allocates three tensors.
             wrong = sum(int((~torch.isfinite(part)).sum()) for part in checkpoint[name].flatten().split(2**22))
             if wrong:
                 problems.append(f"{name}: {wrong} of {about.numel()} values are NaN or infinite")
-        elif name.endswith("scales"):  # of MXFP4, in either layout; its blocks have no NaN
+        elif name.endswith("scales"):  # of MXFP4, in either layout; its 4-bit numbers cannot be NaN
             wrong = int((checkpoint[name] == NAN_SCALE).sum())
             if wrong:
-                problems.append(f"{name}: {wrong} of {about.numel()} scales are {NAN_SCALE}, which stands for NaN")
-        done += about.nbytes
-        if done - mapped > RELEASE_AFTER:  # to open a file again, its whole header is parsed
+                problems.append(f"{name}: {wrong} of {about.numel()} scales are {NAN_SCALE}, which means NaN")
+        count += about.nbytes
+        if count - mapped > RELEASE_AFTER:  # not after each tensor: reopening a file parses its header
             checkpoint.release()
-            mapped = done
+            mapped = count
         if progress is not None:
-            progress(done, total)
+            progress(count, total)
     return problems
 
 
 def _check_ties(checkpoint: Checkpoint, progress: Progress) -> list[str]:
-    """A head that a tied model's file holds all the same should be the embedding once more."""
-    family, config = describe(checkpoint)
+    """If config.json ties the head, a stored head must equal the embedding."""
+    architecture, config = describe(checkpoint)
     if not config.tie_word_embeddings or checkpoint.layout == "native":
         return []
-    found = {
+    hits = {
         hit[0]: (name, hit[1])
         for name in checkpoint
-        if (hit := weights_map.tables[family.model_type].find(name, "hub"))
+        if (hit := weights_map.tables[architecture.model_type].find(name, "hub"))
     }
     problems = []
-    for name, row in found.values():
-        if row.operation.tied_to in found:  # if it is missing, that is said elsewhere
-            twin, _ = found[row.operation.tied_to]
+    for name, row in hits.values():
+        if row.operation.tied_to in hits:  # _check_tensors reports missing tensors
+            twin, _ = hits[row.operation.tied_to]
             head, embedding = checkpoint[name], checkpoint[twin]
             if not same_values(head, embedding):
                 problems.append(
@@ -178,6 +178,6 @@ def _check_ties(checkpoint: Checkpoint, progress: Progress) -> list[str]:
 
 def _check_tokenizer(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     if tokenizer_file(checkpoint.path) is None:
-        return []  # weights may come alone
+        return []  # a tokenizer is optional
     size, room = read_tokenizer(checkpoint.path).get_vocab_size(), describe(checkpoint)[1].vocab_size
-    return [f"the tokenizer has {size} ids, the model only {room}"] if size > room else []
+    return [f"the tokenizer has {size} token IDs, the model only {room}"] if size > room else []

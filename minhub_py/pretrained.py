@@ -1,6 +1,6 @@
-"""A name -> a model: files of one commit -> config -> model on meta -> weights map -> assign; and back to files.
+"""Load models: find the files, read the config, create the model on the meta device, assign the weights; save models.
 
-A reader's way goes on in `registry`, then a model file, then its table in `weights_map`.
+Continue reading in `registry`, a model file, and the architecture's table in `weights_map`.
 """
 
 import os
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import weights_map
-from minhub_py.checkpoints import hub
+from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
 from minhub_py.config import build, changed, read
@@ -23,7 +23,7 @@ from minhub_py.inference.processes import Processes, connect
 from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import FAMILIES, Entry, Family, entry_of, family_of, preset
+from minhub_py.registry import ARCHITECTURES, Architecture, Entry, architecture_of, entry_of, preset
 from minhub_py.system.device import choose_device, choose_dtype
 from minhub_py.system.extras import require
 from weights_map.blocks import Blocks
@@ -41,30 +41,42 @@ def from_pretrained(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Any:
-    """The pretrained model of whatever family config.json's model_type names, in eval mode.
+    """Load a pretrained model in eval mode. config.json's model_type selects the architecture.
 
-    identifier: a Hub repository id, a local folder in Hub layout, a built-in such as minhub/shakespeare-gpt2, or a GGUF
-    file, local or of a repository ("owner/name:file.gguf").
-    revision: a branch, tag or commit of the repository.    device, dtype: see `devices()`; "auto" decides.
-    quantize: "int8" or "nf4" (4 bits) makes the weights smaller, text on a CPU faster (by the native decoder; elsewhere
-    slower), and changes results a little; such a model is for inference, and is not saved. The inputs of its
-    products are rounded to 16 bits, or to 8 if dtype is "bfloat16": then prompts are read faster, and results
-    change more. dtype "auto" is float32 beside them, on a CPU. "auto" computes with the quantized weights of a GGUF
-    file without loss (those in a rare type, such as Q3_K, in int8). "none" turns them into floating point, for training
-    or saving. None, the default, is "auto" for a GGUF file on a CPU, and "none" for other models, on other devices,
-    with `parallel`, or if `dtype` is not "auto".
-    parallel: "tensor" splits the weights among the processes that torchrun has started, each of which makes this call
-    and those of `generate`, `stream` and `score`, with the same arguments; on CUDA each has a GPU of its own. In one
-    process it changes nothing.
-    local_files_only: open no connection; so does the environment variable HF_HUB_OFFLINE=1.
+    Args:
+        identifier: A Hub repository ("owner/name"), a local folder in Hub layout, a built-in model such as
+            "minhub/shakespeare-gpt2", or a GGUF file: a local path, or "owner/name:file.gguf" on the Hub.
+        revision: A branch, tag or commit of the repository.
+        device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"; see `devices()`.
+        dtype: The dtype of the weights and activations, by name or as a `torch.dtype`. "auto" selects the
+            checkpoint's dtype if the device supports it, and otherwise float32.
+        quantize: "int8" or "nf4" (4 bits) quantizes the weights. This saves memory, speeds up the native decoder on a
+            CPU, and changes results slightly; other devices become slower. Quantized models cannot be trained or
+            saved. Activations are rounded to 16 bits, or to 8 bits if `dtype` is "bfloat16": prefill is then faster
+            and the error larger. With dtype "auto" the remaining weights are float32 on a CPU. "auto" computes with
+            the quantized weights of a GGUF file without loss; weights in rare types, such as Q3_K, become int8.
+            "none" dequantizes them, for training or saving. The default, None, means "auto" for a GGUF file on a CPU.
+            It means "none" for other models and devices, with `parallel`, and if `dtype` is not "auto".
+        parallel: "tensor" splits the weights among the processes that torchrun started; on CUDA, each process needs
+            its own GPU. All processes must make the same calls of `from_pretrained`, `generate`, `stream` and `score`
+            with the same arguments. No effect in a single process.
+        token: A Hub access token. Default: the environment variable HF_TOKEN, or the token saved by `hf auth login`.
+        local_files_only: Use cached files only and open no connection, as with HF_HUB_OFFLINE=1.
 
-    Two limits: on a CPU the weights are the file's memory-mapped bytes, so truncating the file while the model is in
-    use ends the process with SIGBUS; replace files by renaming. As in PyTorch, a process that is forked after the model
-    has computed with several threads may hang; use `multiprocessing.get_context("spawn")`.
+    Returns:
+        The model, a `torch.nn.Module` in eval mode.
 
-    FileNotFoundError: no such repository, revision, folder or file.    PermissionError: a gated repository.
-    ConnectionError: the Hub cannot be reached.    ValueError: damaged files, a family or a setting without code,
-    tensors that do not fit, an unknown device, dtype or quantization.
+    Raises:
+        FileNotFoundError: The repository, revision, folder or file does not exist.
+        PermissionError: The repository is gated, or the token is invalid.
+        ConnectionError: The Hub cannot be reached.
+        ValueError: A file is corrupt, the architecture or a setting is not supported, tensors do not fit the model, or
+            a device, dtype or quantization is unknown.
+
+    Note:
+        On a CPU the weights are memory-mapped. Truncating the file while the model is in use ends the process with
+        SIGBUS: replace files by renaming. As in PyTorch, forking after a computation with several threads may hang:
+        use ``multiprocessing.get_context("spawn")``.
     """
     access = {"token": token, "local_files_only": local_files_only}
     return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel)
@@ -80,7 +92,7 @@ def _from_pretrained(
     parallel: str | None,
     entry: Entry | None = None,
 ) -> LanguageModel:
-    """`from_pretrained`, for the model types of one `entry` if it is given."""
+    """`from_pretrained` for the model types of `entry`; any model type by default."""
     check_kind(quantize, "auto", "none")
     if parallel not in (None, "tensor"):
         raise ValueError(f'parallel {parallel!r} is unknown; give None or "tensor"')
@@ -100,13 +112,14 @@ def open_checkpoint(
     check: Callable[[Checkpoint], object] | None = None,
     processes: Processes | None = None,
 ) -> Checkpoint:
-    """The files of a model, all of one commit: the Hub is asked once what `revision` is.
+    """Open the files of a model, all from the same commit: the revision is resolved once.
 
-    The tokenizer that belongs to it is `read_tokenizer(checkpoint.path)`. Before any weights are downloaded (but for a
-    GGUF file, which is one), config.json must be of a family with code, and of `entry` if it is given; and `check` may
-    raise.
-    processes: those that open it, if there are several: one on each machine fetches it for the others.
-    Errors are those of from_pretrained(), and those of check_family().
+    The architecture and `entry` are checked before any weights are downloaded (for a GGUF file, after the download).
+    The matching tokenizer is `read_tokenizer(checkpoint.path)`.
+
+    check: called with the checkpoint after these checks; may raise to prevent the download of weights.
+    processes: if several processes open the checkpoint, one per machine downloads it.
+    Raises the errors of from_pretrained() and check_architecture().
     """
     opened: list[Checkpoint] = []
     if os.fspath(identifier).endswith(".gguf"):
@@ -114,7 +127,7 @@ def open_checkpoint(
 
     def look(path: Path) -> None:
         checkpoint = checkpoint_at(path)
-        check_family(describe(checkpoint)[1], entry, identifier)
+        check_architecture(describe(checkpoint)[1], entry, identifier)
         if check is not None:
             check(checkpoint)
         opened.append(checkpoint)
@@ -133,32 +146,32 @@ def read_config(
     entry: Entry | None = None,
     token: str | None = None,
     local_files_only: bool = False,
-) -> tuple[Family, ModelConfig, Path | None]:
-    """The family and the config of a model, and the folder or GGUF file that they were read from.
+) -> tuple[Architecture, ModelConfig, Path | None]:
+    """The architecture and config of a model, and the folder or GGUF file that contains them.
 
-    No weights are fetched, but for those in a GGUF file. A published size, such as gpt2-xl, is known without the
-    network: no folder then, unless it is in the cache.
-    Errors are those of from_pretrained(), and those of check_family().
+    Downloads no weights, except those in a GGUF file. Published sizes such as gpt2-xl need no network; their folder is
+    None unless the model is cached.
+    Raises the errors of from_pretrained() and check_architecture().
     """
-    folder = hub.locate(identifier, revision)
-    if folder is None and revision == "main" and (known := preset(os.fspath(identifier))):
+    folder = local.locate(identifier, revision)
+    if folder is None and revision == "main" and (published := preset(os.fspath(identifier))):
         with suppress(FileNotFoundError):
-            folder = hub.cached(os.fspath(identifier), weights=False)
+            folder = local.cached(os.fspath(identifier), weights=False)
         if folder is None:
-            check_family(known[1], entry, identifier)
-            return *known, None
+            check_architecture(published[1], entry, identifier)
+            return *published, None
     if folder is None:
         folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, weights=False)
-    family, config = describe(checkpoint_at(folder))
-    check_family(config, entry, identifier)
-    return family, config, folder
+    architecture, config = describe(checkpoint_at(folder))
+    check_architecture(config, entry, identifier)
+    return architecture, config, folder
 
 
-def check_family(config: ModelConfig, entry: Entry | None, identifier: object) -> None:
-    """ValueError: one `entry` is wanted, and the config is of a model for another."""
-    found = entry_of(config.to_hub()["model_type"])
-    if entry not in (None, found):
-        raise ValueError(f"{identifier} holds a {found.name} model: call {found.name}_from_pretrained()")
+def check_architecture(config: ModelConfig, entry: Entry | None, identifier: object) -> None:
+    """ValueError: the config belongs to another entry than `entry`."""
+    actual = entry_of(config.to_hub()["model_type"])
+    if entry not in (None, actual):
+        raise ValueError(f"{identifier} holds a {actual.name} model: call {actual.name}_from_pretrained()")
 
 
 def load(
@@ -169,9 +182,9 @@ def load(
     quantize: str | None = None,
     processes: Processes | None = None,
 ) -> LanguageModel:
-    """The model of an opened checkpoint, in eval mode. On a CPU its weights are the file's own memory-mapped bytes.
+    """The model of an opened checkpoint, in eval mode. On a CPU its weights are memory-mapped.
 
-    processes: those that share the weights, if there are several.
+    processes: the processes that share the weights, if there are several.
     ValueError: an unknown device, dtype or quantization.
     """
     check_kind(quantize, "auto", "none")
@@ -182,7 +195,7 @@ def load(
     quantize = None if quantize == "none" else quantize
     _, model, meta = fit(checkpoint)
     if dtype == "auto" and quantize in KINDS and probe.name == "cpu":
-        dtype = "float32"  # in bfloat16 the decoder rounds more than the weights: only where that is asked for
+        dtype = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
     native = with_values(meta, checkpoint)
     if processes is not None:
@@ -192,23 +205,23 @@ def load(
     paths = {module: path for path, module in model.named_modules()}
 
     def fill(module: nn.Module) -> None:
-        """Put weights where a module, or one within it, has none yet."""
+        """Assign the weights of a module and its submodules that are still on the meta device."""
         prefix = f"{paths[module]}." if paths[module] else ""
         names = [name for name, tensor in module.state_dict().items() if tensor.is_meta]
-        # Weights that will be quantized are not rounded to another dtype first, and whole numbers are none to round.
-        dtypes = [meta[prefix + name].dtype for name in names]
-        kept = [own if kinds or not own.is_floating_point else target for own in dtypes]
+        # Quantization starts from the checkpoint's dtype, and integer weights keep theirs.
+        stored = [meta[prefix + name].dtype for name in names]
+        dtypes = [dtype if kinds or not dtype.is_floating_point else target for dtype in stored]
         weights = {
-            name: place(native[prefix + name], torch.device(probe.name), own)
-            for name, own in zip(names, kept, strict=True)
+            name: place(native[prefix + name], torch.device(probe.name), dtype)
+            for name, dtype in zip(names, dtypes, strict=True)
         }
         module.load_state_dict(weights, strict=False, assign=True)
 
     kinds: dict[nn.Module, str | Blocks] = {}
     if quantize == "auto":
         for layer, _ in layers_of(model, "auto"):
-            if isinstance(meta, Mapped) and (found := checkpoint.kept_as(f"{paths[layer]}.weight", meta)):
-                kinds[layer] = found if isinstance(found, str) else found._replace(rows=found.rows.to(probe.name))
+            if isinstance(meta, Mapped) and (kind := checkpoint.auto_quantization(f"{paths[layer]}.weight", meta)):
+                kinds[layer] = kind if isinstance(kind, str) else kind._replace(rows=kind.rows.to(probe.name))
     elif quantize:
         kinds.update(layers_of(model, quantize))
     if asked_for_auto and not kinds:
@@ -228,7 +241,7 @@ def load(
 def split(
     model: LanguageModel, native: Mapping[str, Tensor], dtype: torch.dtype, quantize: str | None, processes: Processes
 ) -> LanguageModel:
-    """A model without weights, with the parts of the `native` weights that belong to this process of several.
+    """The model of this process in tensor parallelism. It has this rank's shards of the `native` weights.
 
     ValueError: the model cannot be split.
     """
@@ -245,25 +258,25 @@ def split(
 
 
 def check_split(identifier: str, revision: str, count: int) -> None:
-    """ValueError: the model cannot be split among `count` processes. Its weights are not read."""
+    """ValueError: the model cannot be split among `count` processes. Reads no weights."""
     from minhub_py.inference.parallel import split_of
 
-    family, config, _ = read_config(identifier, revision)
-    split_of(skeleton(family, config), 0, count)
+    architecture, config, _ = read_config(identifier, revision)
+    split_of(skeleton(architecture, config), 0, count)
 
 
-def fit(checkpoint: Checkpoint) -> tuple[Family, LanguageModel, Mapping[str, Tensor]]:
-    """The family, the model without weights, and the shapes and dtypes of the checkpoint's tensors under our names.
+def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[str, Tensor]]:
+    """The architecture, the model on the meta device, and the checkpoint's shapes and dtypes under native names.
 
-    Only the files' headers are read, and a head beside the embedding to which config.json ties it: if its values are
-    others they count, as in transformers, and the model is not tied.
-    ValueError lists every tensor that does not fit the table or the config.
+    Reads the headers only, and the values of a stored output head that config.json ties to the embedding. If they
+    differ from the embedding, the head is used and the model is not tied, as in transformers.
+    ValueError: lists every tensor that does not fit the table or the config.
     """
-    family, config = describe(checkpoint)
+    architecture, config = describe(checkpoint)
     meta: Mapping[str, Tensor] = checkpoint.meta
-    if checkpoint.layout == "hub":  # "native": the files have our names
-        meta = weights_map.to_native(family.model_type, meta, config)
-    ties = tied_names(family)
+    if checkpoint.layout == "hub":
+        meta = weights_map.to_native(architecture.model_type, meta, config)
+    ties = tied_names(architecture)
     if getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys():
         config = changed(config, {"tie_word_embeddings": True})
     ties = ties if config.tie_word_embeddings else {}
@@ -271,19 +284,19 @@ def fit(checkpoint: Checkpoint) -> tuple[Family, LanguageModel, Mapping[str, Ten
     both = [(native[head], native[embedding]) for head, embedding in ties.items() if {head, embedding} <= meta.keys()]
     if not all(same_values(head, embedding) for head, embedding in both):
         config, ties = changed(config, {"tie_word_embeddings": False}), {}
-    model = skeleton(family, config)
+    model = skeleton(architecture, config)
     check_shapes(meta, model.state_dict(), spare=ties)
-    return family, model, meta
+    return architecture, model, meta
 
 
 def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The `tensors` of a checkpoint's files under our names; `meta` is what `fit` found of them."""
+    """The `tensors` of a checkpoint under native names. meta: the result of `fit`."""
     return meta.over(tensors) if isinstance(meta, Mapped) else tensors
 
 
-def tied_names(family: Family) -> dict[str, str]:
-    """Our name of each tensor that a config may tie -> that of the one to which it is tied."""
-    table = weights_map.tables[family.model_type]
+def tied_names(architecture: Architecture) -> dict[str, str]:
+    """Native name of each tensor that a config may tie -> native name of the tensor that it is tied to."""
+    table = weights_map.tables[architecture.model_type]
     pairs = {}
     for row in table.rows:
         if row.operation.tied_to and (twin := table.find(row.operation.tied_to, "hub")):
@@ -291,46 +304,46 @@ def tied_names(family: Family) -> dict[str, str]:
     return pairs
 
 
-def same_values(tensor: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, but for the rounding to the first one's dtype. They are read in parts."""
-    if tensor.shape != other.shape:
+def same_values(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are equal after rounding to the dtype of the first. Compares chunks to save memory."""
+    if first.shape != second.shape:
         return False
-    parts = zip(tensor.flatten().split(2**22), other.flatten().split(2**22), strict=True)
-    return all(torch.equal(part, twin.to(part.dtype)) for part, twin in parts)
+    chunks = zip(first.flatten().split(2**22), second.flatten().split(2**22), strict=True)
+    return all(torch.equal(left, right.to(left.dtype)) for left, right in chunks)
 
 
 def place(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Bring a weight to its device and dtype; one that is there already is not copied.
+    """Move a weight to its device and dtype, without a copy if it is already there.
 
-    A transposed view is left as one on a CPU in float32, where it is the faster layout for one token (4.8 ms against
-    6.8 in tests/benchmarks/layout.py). In 16 bits (out, in) is the faster one, in float16 by far: 1.8 ms against 40.
+    A transposed view stays a view for float32 on a CPU, where this layout is faster for a single token (4.8 ms instead
+    of 6.8 ms in tests/benchmarks/layout.py). For 16 bits, (out, in) is faster: 1.8 ms instead of 40 ms in float16.
     """
     tensor = tensor.to(device, dtype)
     return tensor if dtype == torch.float32 and device.type == "cpu" else tensor.contiguous()
 
 
-def describe(checkpoint: Checkpoint) -> tuple[Family, ModelConfig]:
-    """The family and the config of a checkpoint, by config.json or, where there is none, by the tensors themselves."""
+def describe(checkpoint: Checkpoint) -> tuple[Architecture, ModelConfig]:
+    """The architecture and config of a checkpoint. Without config.json, both follow from the tensors' shapes."""
     if checkpoint.config is not None:
         settings = text_settings(checkpoint.config)
-        family = family_of(settings.get("model_type"))
-        return family, with_generation_settings(checkpoint, read(family.Config, settings))
-    for family in FAMILIES.values():
-        if hasattr(family.Config, "from_shapes"):
-            table = weights_map.tables[family.model_type]
+        architecture = architecture_of(settings.get("model_type"))
+        return architecture, with_generation_settings(checkpoint, read(architecture.Config, settings))
+    for architecture in ARCHITECTURES.values():
+        if hasattr(architecture.Config, "from_shapes"):
+            table = weights_map.tables[architecture.model_type]
             if all(table.find(name, "hub") for name in checkpoint):
-                native = weights_map.to_native(family.model_type, checkpoint.meta)
+                native = weights_map.to_native(architecture.model_type, checkpoint.meta)
                 shapes = {name: tuple(tensor.shape) for name, tensor in native.items()}
-                return family, build(family.Config, family.Config.from_shapes(shapes))
+                return architecture, build(architecture.Config, architecture.Config.from_shapes(shapes))
     raise FileNotFoundError(
-        f"{checkpoint.path} has no config.json, and its tensors do not tell the sizes by themselves"
+        f"{checkpoint.path} has no config.json, and its tensors do not determine the config: copy config.json there"
     )
 
 
 def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the language model: those of text_config in the config.json of a multimodal model."""
+    """The settings of the language model. A multimodal model has them in text_config."""
     text = settings.get("text_config")
-    wrappers = [kind for family in FAMILIES.values() for kind in family.wrappers]
+    wrappers = [model_type for architecture in ARCHITECTURES.values() for model_type in architecture.wrappers]
     if settings.get("model_type") not in wrappers or not isinstance(text, dict):
         return settings
     shared = ("tie_word_embeddings", "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -338,10 +351,10 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_generation_settings(checkpoint: Checkpoint, config: ModelConfig) -> ModelConfig:
-    """The ids that end a text: generation_config.json, where there is one, is newer than config.json."""
+    """The config with the special token IDs of generation_config.json, which is newer than config.json."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    found = checkpoint.generation_config
-    settings = {name: found[name] for name in names if found.get(name) is not None and hasattr(config, name)}
+    generation = checkpoint.generation_config
+    settings = {name: generation[name] for name in names if generation.get(name) is not None and hasattr(config, name)}
     try:
         return changed(config, settings) if settings else config
     except ValueError as error:
@@ -351,22 +364,30 @@ def with_generation_settings(checkpoint: Checkpoint, config: ModelConfig) -> Mod
 def save_pretrained(
     model: nn.Module, folder: str | Path, tokenizer: Any = None, *, max_shard_size: int = 5 * 10**9
 ) -> None:
-    """Write config.json, model.safetensors (or shards of at most `max_shard_size` bytes) and tokenizer.json.
+    """Save a model in Hub layout: config.json, model.safetensors and optionally a tokenizer.
 
-    The folder is in Hub layout: transformers loads it, and the tensors are bit-identical to the model's. A tokenizer
-    that was read from a folder brings its chat template along; what an earlier one has left in the new folder goes.
+    transformers loads the folder. The tensors are bitwise identical to the model's. Files of a previous tokenizer in
+    the folder are deleted if a tokenizer is given.
 
-    ValueError: not a model of this package, or a quantized one, or not a `tokenizers.Tokenizer`.
-    OSError: the disk is full or may not be written; what was in the folder is then still there.
+    Args:
+        model: A model of this package that is not quantized.
+        folder: The folder to write to. It is created if it does not exist.
+        tokenizer: A `tokenizers.Tokenizer`. A chat template that came with it is saved, too.
+        max_shard_size: Maximum size of a weight file in bytes. Larger models are saved as several shards.
+
+    Raises:
+        ValueError: The model is quantized or not a model of this package, or the tokenizer is not a
+            `tokenizers.Tokenizer`.
+        OSError: The disk is full or not writable. Existing files of the folder are then unchanged.
     """
     own: LanguageModel = model_of(model, "save_pretrained()")
-    own = getattr(own, "_orig_mod", own)  # torch.compile() puts its own before every name
+    own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
     refuse_quantized(own, "saved")
     if tokenizer is not None:
         check_tokenizer(tokenizer, "to_str")
     config = own.config
-    family = family_of(config.to_hub()["model_type"])
-    tensors = weights_map.to_hub(family.model_type, own.state_dict(), config)
+    architecture = architecture_of(config.to_hub()["model_type"])
+    tensors = weights_map.to_hub(architecture.model_type, own.state_dict(), config)
     dtype = next(own.parameters()).dtype
     settings = {**config.to_hub(), "dtype": str(dtype).removeprefix("torch.")}
     companions = None
@@ -378,11 +399,11 @@ def save_pretrained(
 
 
 def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
-    """`x()`, `x_from_config()` and `x_from_pretrained()` of a family: alike in all, so to learn one is to know all."""
-    family, kind = entry.family, entry.title
+    """The functions `x()`, `x_from_config()` and `x_from_pretrained()` of a public name."""
+    architecture, title = entry.architecture, entry.title
 
     def fresh(**config: Any) -> Any:
-        return family.Model(entry.config(config))
+        return architecture.Model(entry.config(config))
 
     def from_config(
         identifier: str | os.PathLike[str],
@@ -392,7 +413,7 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         local_files_only: bool = False,
     ) -> Any:
         _, config, _ = read_config(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
-        return family.Model(config)
+        return architecture.Model(config)
 
     def pretrained(
         identifier: str | os.PathLike[str],
@@ -408,20 +429,24 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         access = {"token": token, "local_files_only": local_files_only}
         return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel, entry)
 
-    fresh.__doc__ = f"""A fresh {kind} in training mode, with random weights; the keywords are those of config.json.
+    fresh.__doc__ = f"""Create a {title} model with random weights, in training mode.
 
-    ValueError: an unknown setting, or a value that the model does not honour.
+    Args:
+        config: Settings by their names in config.json.
+
+    Raises:
+        ValueError: A setting is unknown, or a value is not supported.
     """
-    from_config.__doc__ = f"""A fresh {kind} with random weights, sized by the config.json of a repository or folder.
+    from_config.__doc__ = f"""Create a {title} model with random weights and the config of a repository or folder.
 
-    The published sizes, such as gpt2-xl, are known without the network.
-
-    Arguments and errors are those of {entry.name}_from_pretrained().
+    Published sizes such as gpt2-xl need no network. See {entry.name}_from_pretrained() for arguments and errors.
     """
-    pretrained.__doc__ = f"""The pretrained {kind} of a repository, a folder, a built-in or a GGUF file, in eval mode.
+    pretrained.__doc__ = f"""Load a pretrained {title} model, in eval mode.
 
-    Arguments and errors are those of from_pretrained(); ValueError also for a model of another family, with the call
-    that is right for it.
+    See from_pretrained() for arguments and errors.
+
+    Raises:
+        ValueError: Also for a model of another architecture; the message names the right function.
     """
     names = (entry.name, f"{entry.name}_from_config", f"{entry.name}_from_pretrained")
     points: dict[str, Callable[..., Any]] = dict(zip(names, (fresh, from_config, pretrained), strict=True))

@@ -1,4 +1,4 @@
-"""The architectures: for each one its classes, weight table, public names, published sizes and training defaults."""
+"""The registry of architectures: classes, weight tables, public names, published sizes and training defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,45 +9,45 @@ from typing import TYPE_CHECKING
 from minhub_py.config import build
 from minhub_py.models import published
 
-if TYPE_CHECKING:  # the command imports PyTorch where it is used
+if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
     from minhub_py.models.base import LanguageModel, ModelConfig
 
 
 @dataclass(frozen=True)
 class Training:
-    """Training defaults of a family: its names of the common settings, and a size that a CPU trains in minutes.
+    """Training defaults of an architecture. The default sizes train on a CPU within minutes.
 
-    There is no dropout of attention weights, which PyTorch's fused attention for CPUs does not support, unless a run's
-    `config` sets it (attn_pdrop).
+    Attention dropout is off unless a run's `config` sets it (attn_pdrop): PyTorch's fused attention does not support it
+    on CPUs.
     """
 
-    names: Mapping[str, tuple[str, ...]]  # layers, width, heads, inner, context, dropout -> names in the config
-    small: Mapping[str, object] = field(default_factory=dict)  # further settings that differ from the config's defaults
+    names: Mapping[str, tuple[str, ...]]  # layers, width, heads, inner, context, dropout -> fields of the config
+    small: Mapping[str, object] = field(default_factory=dict)  # other settings that differ from the config's defaults
     layers: int = 4
     width: int = 128
-    expansion: float = 4.0  # inner width of the MLP / width, for a family whose config has no default for it
+    expansion: float = 4.0  # inner width of the MLP / width, if the config has no default for the inner width
     learning_rate: float = 1.5e-3
-    carries_state: bool = False  # a recurrent state is carried from row to row of the text
+    carries_state: bool = False  # the recurrent state continues from one row of the training text to the next
 
 
 @dataclass(frozen=True)
-class Family:
-    """A family of models. Its module, and PyTorch with it, is imported when Config or Model is first used."""
+class Architecture:
+    """An architecture. Its module and PyTorch are imported on first use of `Config` or `Model`."""
 
     name: str  # name of the module
     title: str  # name in text
     model_type: str  # key of the weights table, and of config.json unless `names` says otherwise
     classes: tuple[str, str]  # names of the config's dataclass and of the model's class
     training: Training
-    owner: str = ""  # owner of the published checkpoints on the Hub
+    owner: str = ""  # Hub owner of the published checkpoints
     presets: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # published size -> settings
-    # If a file serves several model types: the names that users call, and the model types of each.
+    # For a file that implements several model types: the public names, and the model types of each.
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    wrappers: tuple[str, ...] = ()  # model types of multimodal files whose text_config is one of this family
+    wrappers: tuple[str, ...] = ()  # multimodal model types with a text_config of this architecture
 
     @property
     def trainable(self) -> bool:
-        """Whether `train` has code for the family: its row then names the common settings."""
+        """Whether `train` supports the architecture: `training.names` then lists the common settings."""
         return bool(self.training.names)
 
     @property
@@ -57,55 +57,55 @@ class Family:
 
     @property
     def Config(self) -> "type[ModelConfig]":
-        """The dataclass of the family's settings."""
+        """The dataclass of settings."""
         return getattr(import_module(f"minhub_py.models.{self.name}"), self.classes[0])
 
     @property
     def Model(self) -> "type[LanguageModel]":
-        """The family's nn.Module."""
+        """The nn.Module."""
         return getattr(import_module(f"minhub_py.models.{self.name}"), self.classes[1])
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A public name, with its three functions such as gpt2(), gpt2_from_config() and gpt2_from_pretrained()."""
+    """A public name and its three functions, such as gpt2(), gpt2_from_config() and gpt2_from_pretrained()."""
 
     name: str
-    family: Family
+    architecture: Architecture
     model_types: tuple[str, ...]
 
     @property
     def title(self) -> str:
         """The name of the model in docstrings."""
-        return self.family.classes[1] if self.name == self.family.name else self.name.title()
+        return self.architecture.classes[1] if self.name == self.architecture.name else self.name.title()
 
     def config(self, settings: Mapping[str, object]) -> "ModelConfig":
-        """The config for these settings. ValueError: a setting is unknown, or a value is not supported."""
-        own: dict[str, object] = {"model_type": self.model_types[0]} if self.family.names else {}
+        """The config for `settings`. ValueError: a setting is unknown, or a value is not supported."""
+        defaults: dict[str, object] = {"model_type": self.model_types[0]} if self.architecture.names else {}
         requested = settings.get("model_type", self.model_types[0])
         if requested not in self.model_types:
             raise ValueError(f"{self.name} has model_type {' or '.join(self.model_types)}, not {brief(requested)}")
-        return build(self.family.Config, {**own, **settings})
+        return build(self.architecture.Config, {**defaults, **settings})
 
 
-# The common settings of `train` -> their names in a config.
+# Common settings of `train` -> fields of a config.
 GPT2_NAMES = {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "context": ("n_positions",),
               "dropout": ("embd_pdrop", "resid_pdrop")}  # fmt: skip
 LLAMA_NAMES = {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
                "inner": ("intermediate_size",), "context": ("max_position_embeddings",)}  # fmt: skip
-# Gemma's and Qwen 3.5's defaults have fewer KV heads than `heads` may be divided by.
+# With the defaults of Gemma and Qwen 3.5, the number of KV heads may not divide `heads`.
 GROUPED_NAMES = {**LLAMA_NAMES, "heads": ("num_attention_heads", "num_key_value_heads")}
 
-GATED = 8 / 3  # expansion: a gated MLP has three matrices, as many weights as two with an expansion of 4
+GATED = 8 / 3  # expansion of a gated MLP: its three matrices have as many weights as two with an expansion of 4
 
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family(
+ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (
+        Architecture(
             "gpt2", "GPT-2", "gpt2", ("GPT2Config", "GPT2"), Training(GPT2_NAMES, {"attn_pdrop": 0.0}),
             "openai-community", published.GPT2,
         ),
-        Family(
+        Architecture(
             "gptneo", "GPT-Neo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"),
             Training(
                 {"layers": ("num_layers",), "width": ("hidden_size",), "heads": ("num_heads",),
@@ -114,16 +114,16 @@ FAMILIES = {
             ),
             "EleutherAI", published.GPTNEO,
         ),
-        Family(
+        Architecture(
             "gptbigcode", "GPT-BigCode", "gpt_bigcode", ("GPTBigCodeConfig", "GPTBigCode"),
             Training(GPT2_NAMES, {"attn_pdrop": 0.0}), "bigcode", published.GPTBIGCODE,
         ),
-        Family(
+        Architecture(
             "gptneox", "GPT-NeoX", "gpt_neox", ("GPTNeoXConfig", "GPTNeoX"),
             Training({**LLAMA_NAMES, "dropout": ("hidden_dropout",)}, {"tie_word_embeddings": True}),
             "EleutherAI", published.GPTNEOX,
         ),
-        Family(
+        Architecture(
             "gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"),
             Training(
                 LLAMA_NAMES,
@@ -133,31 +133,31 @@ FAMILIES = {
             ),
             "openai", published.GPTOSS,
         ),
-        Family(
+        Architecture(
             "gptj", "GPT-J", "gptj", ("GPTJConfig", "GPTJ"),
             Training(GPT2_NAMES, {"tie_word_embeddings": True, "rotary_dim": 8}), "EleutherAI", published.GPTJ,
         ),
-        Family(
+        Architecture(
             "phi", "Phi", "phi", ("PhiConfig", "Phi"),
             Training({**LLAMA_NAMES, "dropout": ("embd_pdrop", "resid_pdrop")}, {"tie_word_embeddings": True}),
             "microsoft", published.PHI,
         ),
-        Family(
+        Architecture(
             "opt", "OPT", "opt", ("OPTConfig", "OPT"),
             Training({**LLAMA_NAMES, "inner": ("ffn_dim",), "dropout": ("dropout",)}), "facebook", published.OPT,
         ),
-        Family(
+        Architecture(
             "lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"),
             Training(
                 {"layers": ("num_layers",), "width": ("hidden_size",), "dropout": ("dropout",)}, {"embedding_size": 64},
                 layers=2, width=256, learning_rate=3e-3, carries_state=True,
             ),
         ),
-        Family(
+        Architecture(
             "sinusoidal", "Sinusoidal", "sinusoidal", ("SinusoidalConfig", "Sinusoidal"),
             Training({**LLAMA_NAMES, "dropout": ("dropout",)}, {"attention_dropout": 0.0}),
         ),
-        Family(
+        Architecture(
             "llama", "Llama", "llama", ("LlamaConfig", "Llama"),
             # Mistral's and Qwen's configs have defaults for large models.
             Training(
@@ -169,16 +169,16 @@ FAMILIES = {
                    "qwen2": ("qwen2",), "qwen3": ("qwen3",)},
             wrappers=("mistral3",),
         ),
-        Family(
+        Architecture(
             "gemma", "Gemma", "gemma", ("GemmaConfig", "Gemma"),
             Training(GROUPED_NAMES, {"head_dim": 32}, expansion=GATED), "google", published.GEMMA,
             names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}, wrappers=("gemma3",),
         ),
-        Family(
+        Architecture(
             "olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"),
             Training(LLAMA_NAMES, {"tie_word_embeddings": True}, expansion=GATED), "allenai", published.OLMO2,
         ),
-        Family(
+        Architecture(
             "qwen35", "Qwen 3.5", "qwen3_5_text", ("Qwen35Config", "Qwen35"),
             Training(
                 GROUPED_NAMES,
@@ -188,42 +188,44 @@ FAMILIES = {
             ),
             "Qwen", published.QWEN35, wrappers=("qwen3_5",),
         ),
-        # `train` does not read pairs of texts.
-        Family("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),
+        # `train` does not support encoder-decoder models.
+        Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),
     )
 }  # fmt: skip
 
 
 ENTRIES = {
-    name: Entry(name, family, model_types)
-    for family in FAMILIES.values()
-    for name, model_types in (family.names or {family.name: (family.model_type,)}).items()
+    name: Entry(name, architecture, model_types)
+    for architecture in ARCHITECTURES.values()
+    for name, model_types in (architecture.names or {architecture.name: (architecture.model_type,)}).items()
 }
 
 
-# Model types of another kind, which users of pangoling may try.
+# Masked models, which users of pangoling may try.
 MASKED = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "modernbert")
 
 
 def entry_of(model_type: object) -> Entry:
-    """The entry for the model_type of a config.json. ValueError: it is not supported; lists those that are."""
+    """The entry for config.json's model_type. ValueError: it is not supported; the message lists supported types."""
     for entry in ENTRIES.values():
         if model_type in entry.model_types:
             return entry
-    known = ", ".join(kind for entry in ENTRIES.values() for kind in entry.model_types)
-    kind = "; it is a masked model, which fills in blanks and predicts no next token" if model_type in MASKED else ""
-    raise ValueError(f"config.json's model_type is {brief(model_type)}; there are models for {known}{kind}")
+    supported = ", ".join(model_type for entry in ENTRIES.values() for model_type in entry.model_types)
+    note = "; it is a masked model, which fills in blanks and predicts no next token" if model_type in MASKED else ""
+    raise ValueError(
+        f"config.json's model_type is {brief(model_type)}, which is not supported; supported types: {supported}{note}"
+    )
 
 
-def family_of(model_type: object) -> Family:
-    """The family for the model_type of a config.json. ValueError: it is not supported; lists those that are."""
-    return entry_of(model_type).family
+def architecture_of(model_type: object) -> Architecture:
+    """The architecture for config.json's model_type. ValueError: it is not supported."""
+    return entry_of(model_type).architecture
 
 
-def preset(name: str) -> "tuple[Family, ModelConfig] | None":
-    """The family and config of a published size such as gpt2-xl, with or without its owner; None if unknown."""
-    for family in FAMILIES.values():
-        for size, settings in family.presets.items():
-            if name in (size, f"{family.owner}/{size}", size.rpartition("/")[2]):
-                return family, entry_of(settings.get("model_type", family.model_type)).config(settings)
+def preset(name: str) -> "tuple[Architecture, ModelConfig] | None":
+    """The architecture and config of a published size such as gpt2-xl, with or without its owner; None if unknown."""
+    for architecture in ARCHITECTURES.values():
+        for size, settings in architecture.presets.items():
+            if name in (size, f"{architecture.owner}/{size}", size.rpartition("/")[2]):
+                return architecture, entry_of(settings.get("model_type", architecture.model_type)).config(settings)
     return None

@@ -13,12 +13,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from minhub_py import from_pretrained, generate, gpt2, gptneo, lstm, save_pretrained, score, tokenizer_from_pretrained
-from minhub_py.checkpoints import hub
+from minhub_py.checkpoints import local
 from r_bridge import convert
 
 PACKAGE = Path(convert.__file__).parent / "minhubpy"
 PROGRAMS = Path(__file__).parent / "programs"
-BUILT_IN = [f"minhub/{path.name}" for path in sorted(hub.BUILTIN.iterdir())]
+BUILT_IN = [f"minhub/{path.name}" for path in sorted(local.BUILTIN.iterdir())]
 RSCRIPT = shutil.which("Rscript")
 
 

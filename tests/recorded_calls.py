@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from families import FAMILIES
+from families import ARCHITECTURES
 from test_blocks import new as new_of_blocks
 from test_decoder import DTYPES, new, some_ids
 from torch import Tensor
@@ -152,7 +152,7 @@ def models() -> Iterator[tuple[str, Any]]:
                 yield f"{family}-{dtype}", new(family, dtype)
     for kind in BLOCKS:
         yield f"llama-{kind}", new_of_blocks(kind)
-    for cases in FAMILIES.values():
+    for cases in ARCHITECTURES.values():
         for name in cases.few:
             yield name, from_settings({**cases.settings(name), **cases.fresh})
     yield "t5", from_settings(T5)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hub_server import HubServer
 
-from minhub_py.checkpoints import cache
+from minhub_py.checkpoints import cache, local
 from minhub_py.checkpoints import hub as minhub
 from minhub_py.cli.main import main
 
@@ -43,7 +43,7 @@ def test_deleting_a_repository_frees_all_of_it_and_nothing_else(hub: HubServer) 
     assert sum(stored(hub).values()) == before  # a plan deletes nothing
     cache.delete(plan)
     assert before - sum(stored(hub).values()) == plan.size > 120_000
-    assert [model.repository for model in minhub.cached_models()] == ["owner/model-2"]
+    assert [model.repository for model in local.cached_models()] == ["owner/model-2"]
     assert not [path for path in hub.cache.rglob("*") if path.name == "models--owner--model"]
     assert minhub.file_problems(other, None) == []
     with pytest.raises(FileNotFoundError, match="owner/model is not in the local cache: nothing to delete"):
@@ -61,7 +61,7 @@ def test_deleting_a_revision_keeps_what_others_use(hub: HubServer, name: str) ->
     cache.delete(plan)
     assert not old.exists()
     assert minhub.file_problems(new, None) == []
-    assert [(model.commit, model.revisions) for model in minhub.cached_models()] == [(new.name, ("main",))]
+    assert [(model.commit, model.revisions) for model in local.cached_models()] == [(new.name, ("main",))]
     with pytest.raises(FileNotFoundError, match="no revision 'v1' of owner/model. Cached revisions: main, "):
         cache.plan_deletion(REPO, "v1")
 
@@ -74,7 +74,7 @@ def test_deleting_one_gguf_file(hub: HubServer) -> None:
     plan = cache.plan_deletion(f"{REPO}:deep/b.gguf")
     assert plan.size == 8_000
     cache.delete(plan)
-    assert [model.repository for model in minhub.cached_models()] == [f"{REPO}:a.gguf"]
+    assert [model.repository for model in local.cached_models()] == [f"{REPO}:a.gguf"]
     with pytest.raises(FileNotFoundError, match=r"no deep/b.gguf of owner/model: it has a.gguf\."):
         cache.plan_deletion(f"{REPO}:deep/b.gguf")
     cache.delete(cache.plan_deletion(f"{REPO}:a.gguf"))
@@ -117,7 +117,7 @@ def test_the_command_deletes_after_a_confirmation(hub: HubServer) -> None:
     size = cache.plan_deletion(REPO).size
     done = command(REPO, "--yes", "--json")
     assert json.loads(done.stdout)["freed_bytes"] == size
-    assert minhub.cached_models() == []
+    assert local.cached_models() == []
 
 
 def answer(hub: HubServer, reply: str) -> tuple[int, bool]:
@@ -133,7 +133,7 @@ def answer(hub: HubServer, reply: str) -> tuple[int, bool]:
     os.close(terminal)
     assert "Delete owner/model (" in done.stderr
     assert ("Deleted owner/model: 70." in done.stdout) == (reply == "y")
-    return done.returncode, minhub.cached_models() != []
+    return done.returncode, local.cached_models() != []
 
 
 @pytest.mark.parametrize(

@@ -557,7 +557,7 @@ def test_a_terminal(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
     loaded = " ".join((loaded + talk.until("There is no system prompt.\n> ")).split())
     assert "Good morning!" in loaded
     assert "chat.json: 3 messages with replies, with its system prompt and settings." in loaded
-    for path, problem in ((tmp_path / "nosuch", "this file or folder does not exist"), (tmp_path, "it is a folder")):
+    for path, problem in ((tmp_path / "nosuch", "this file or folder does not exist"), (tmp_path, "this is a folder: give a file")):
         assert f"{path.name}: {problem}" in " ".join(talk.say(f"/load {path}").split())
     talk.send("\x04")
     with pytest.raises(AssertionError, match="it has ended"):

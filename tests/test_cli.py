@@ -18,14 +18,14 @@ from hub_server import HubServer
 from safetensors.torch import load_file, save_file
 
 from minhub_py import from_pretrained, gpt2, lstm_from_pretrained, save_pretrained
-from minhub_py.checkpoints import hub
+from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.cli.group import Command
 from minhub_py.cli.main import main
 from minhub_py.cli.output import bar_console
 
 GPT2 = "minhub/shakespeare-gpt2"
-BUILT_IN = [f"minhub/{path.name}" for path in sorted(hub.BUILTIN.iterdir())]
+BUILT_IN = [f"minhub/{path.name}" for path in sorted(local.BUILTIN.iterdir())]
 
 
 def minhub(*arguments: str, input: str | bytes | None = None, **settings: object) -> Result:
@@ -365,7 +365,9 @@ def test_errors_of_the_hub(hub: HubServer, model_files: dict[str, bytes]) -> Non
     assert "has no revision 'v9'" in failed("download", "owner/tiny", "--revision", "v9")
     config = json.loads(model_files["config.json"])
     hub.add("owner/other", {**model_files, "config.json": json.dumps({**config, "model_type": "bert"}).encode()})
-    assert "model_type is 'bert'; there are models for gpt2, gpt_neo, " in failed("generate", "owner/other", "x")
+    assert "model_type is 'bert', which is not supported; supported types: gpt2, gpt_neo, " in failed(
+        "generate", "owner/other", "x"
+    )
     hub.add("owner/odd", {**model_files, "config.json": json.dumps({**config, "n_wings": 2}).encode()})
     assert "has a setting 'n_wings' that this implementation does not know" in failed("generate", "owner/odd", "x")
     hub.stop()

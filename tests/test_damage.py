@@ -32,7 +32,7 @@ from torch import Tensor
 import minhub_py
 from minhub_py.checkpoints.storage import write_checkpoint
 from minhub_py.inspection import verify
-from minhub_py.registry import FAMILIES
+from minhub_py.registry import ARCHITECTURES
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -174,7 +174,7 @@ def bad_message(error: Exception, words: Iterable[str]) -> str:
 def load_rightly(folder: Path) -> None:
     """Load, and compare with what the safetensors library and json say of the same files."""
     model = minhub_py.from_pretrained(str(folder))
-    family = next(family for family in FAMILIES.values() if isinstance(model, family.Model))
+    family = next(family for family in ARCHITECTURES.values() if isinstance(model, family.Model))
 
     files = [folder / WEIGHTS]
     if not files[0].exists():
@@ -533,7 +533,7 @@ def test_index_that_leads_elsewhere(place: str, tmp_path: Path) -> None:
         (home / "x.safetensors").write_bytes((folder / shard).read_bytes())
     places = {key: place.format(folder) if value == shard else value for key, value in index["weight_map"].items()}
     (folder / INDEX).write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(ValueError, match="x.safetensors', which is no weight file of its own folder"):
+    with pytest.raises(ValueError, match="x.safetensors', which is not a weight file in its folder"):
         minhub_py.from_pretrained(str(folder))
 
 
@@ -635,7 +635,7 @@ def test_attention_types(types: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [-1, 1.5, math.nan, math.inf])
 def test_rates(family: str, value: float) -> None:
     """Chances are 0 to 1, an epsilon and a spread at least 0; a NaN is neither."""
-    for field in fields(FAMILIES[family].Config):
+    for field in fields(ARCHITECTURES[family].Config):
         if field.type is float and not (value == 1.5 and not field.name.endswith(("dropout", "pdrop"))):
             with pytest.raises(ValueError, match=field.name):
                 getattr(minhub_py, family)(**TINY[family], **{field.name: value})

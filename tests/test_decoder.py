@@ -79,7 +79,7 @@ CASES |= {
     "lstm-wide": {"embedding_size": 5, "hidden_size": 150, "vocab_size": 301},
     "lstm-one-number": {"embedding_size": 1, "hidden_size": 1},
 }
-FAMILIES = ("gpt2-heads-of-5", "gptneo-heads-of-5", "lstm-three-layers")
+ARCHITECTURES = ("gpt2-heads-of-5", "gptneo-heads-of-5", "lstm-three-layers")
 
 
 def kernels():
@@ -614,7 +614,7 @@ def test_what_is_plain_and_what_is_native(plain) -> None:
 
 
 def test_hooks_see_every_id() -> None:
-    for name in FAMILIES:
+    for name in ARCHITECTURES:
         model, seen = new(name), []
         model.register_forward_hook(lambda _, given, __, seen=seen: seen.extend(given[0][0].tolist()))
         [ids] = generate(model, [[1, 2, 3]], 10, seed=0)
@@ -674,7 +674,7 @@ def test_weights_that_are_not_numbers_are_named(kernel, dtype, bad) -> None:
 def test_threads_that_generate_at_once() -> None:
     torch.set_num_threads(2)
     models = [
-        new(name, dtype) for name, dtype in itertools.product(("gpt2-heads-of-72", *FAMILIES), ("float32", "int8"))
+        new(name, dtype) for name, dtype in itertools.product(("gpt2-heads-of-72", *ARCHITECTURES), ("float32", "int8"))
     ]
     wanted = [generate(model, [[1, 2], [3]], 40, seed=5, speculate=3) for model in models]
     for count in (2, len(models)):
@@ -893,7 +893,7 @@ def at_the_end_of_memory(tensor):
 
 @pytest.mark.parametrize(
     ("kernel", "name", "dtype"),
-    in_pairs(KERNELS, [*FAMILIES, *(f"gpt2-heads-of-{size}" for size in (1, 48, 72, 130, 256, 260))], DTYPES),
+    in_pairs(KERNELS, [*ARCHITECTURES, *(f"gpt2-heads-of-{size}" for size in (1, 48, 72, 130, 256, 260))], DTYPES),
     indirect=["kernel"],
 )
 def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None:

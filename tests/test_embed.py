@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES
+from families import ARCHITECTURES
 from random_weights import draw
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
@@ -26,8 +26,8 @@ from minhub_py.models.cache import Past
 
 TOLERANCE = 5e-5  # of the largest number
 VOCABULARY = 61
-CASES = {name: cases for cases in FAMILIES.values() for name in cases.cases}
-FEW = [name for cases in FAMILIES.values() for name in cases.few]
+CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
+FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
 LSTM = {"vocab_size": VOCABULARY, "embedding_size": 16, "hidden_size": 24, "num_layers": 3}
 SINUSOIDAL = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
               "intermediate_size": 36, "max_position_embeddings": 64}  # fmt: skip

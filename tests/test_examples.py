@@ -35,7 +35,7 @@ from minhub_py import (
     t5,
     tokenizer_from_pretrained,
 )
-from minhub_py.checkpoints.hub import BUILTIN
+from minhub_py.checkpoints.local import BUILTIN
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NUMBER = r"(\d+\.\d+)"

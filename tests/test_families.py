@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES
+from families import ARCHITECTURES
 from pairs import in_pairs
 from random_weights import draw
 from safetensors.torch import load_file
@@ -30,14 +30,14 @@ from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inspection import inspect
 from minhub_py.models.cache import State
-from minhub_py.registry import ENTRIES, family_of
+from minhub_py.registry import ENTRIES, architecture_of
 
 TOLERANCE = 5e-5  # of the largest logit
 LENGTH = 70
 VOCABULARY = 61  # of all cases
-CASES = {name: cases for cases in FAMILIES.values() for name in cases.cases}
-FEW = [name for cases in FAMILIES.values() for name in cases.few]
-GRADIENTS = [name for cases in FAMILIES.values() for name in cases.gradients]
+CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
+FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
+GRADIENTS = [name for cases in ARCHITECTURES.values() for name in cases.gradients]
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_gradients(name: str) -> None:
     reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings)).double().eval()
     reference.set_experts_implementation("eager")  # their grouped products have no float64
     draw(reference)
-    family = family_of(settings["model_type"])
+    family = architecture_of(settings["model_type"])
     config = read_settings(family.Config, settings)
     model = family.Model(config).double().eval()
     names = dict(weights_map.to_native(family.model_type, reference.state_dict(), config))
@@ -280,7 +280,7 @@ def test_entry_points(load, name: str) -> None:
                 getattr(minhub_py, f"{other.name}_from_pretrained")(folder)
 
 
-REFUSED = [(cases, *refusal) for cases in FAMILIES.values() for refusal in cases.refused]
+REFUSED = [(cases, *refusal) for cases in ARCHITECTURES.values() for refusal in cases.refused]
 
 
 @pytest.mark.parametrize(("cases", "settings", "message"), REFUSED, ids=[str(refusal[1]) for refusal in REFUSED])
@@ -327,7 +327,7 @@ def test_the_native_runner(load, kernel, name: str) -> None:  # noqa: F811
     assert torch.equal(more, found[[5, 40, 41, 42, 43, 2, 3]])
 
 
-PUBLISHED = [size for cases in FAMILIES.values() for size in cases.published.items()]
+PUBLISHED = [size for cases in ARCHITECTURES.values() for size in cases.published.items()]
 
 
 @pytest.mark.parametrize(("size", "parameters"), PUBLISHED)
@@ -335,7 +335,9 @@ def test_published_sizes(size: str, parameters: int) -> None:
     assert inspect(size)["parameters"]["total"] == parameters
 
 
-@pytest.mark.parametrize("family", [name for name, entry in ENTRIES.items() if entry.family.name in FAMILIES])
+@pytest.mark.parametrize(
+    "family", [name for name, entry in ENTRIES.items() if entry.architecture.name in ARCHITECTURES]
+)
 def test_training(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From scratch by the settings of the registry, and fine-tuning of what came out."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # drawing would take longer than training

@@ -301,10 +301,10 @@ def test_an_old_gpt2_has_its_embedding_twice(tmp_path: Path) -> None:
 
 def test_the_tables_name_every_tensor_of_a_family() -> None:
     """Each form leads to canonical names of its family's table, and leaves out no tensor that every model has."""
-    from minhub_py.registry import family_of
+    from minhub_py.registry import architecture_of
 
     for form in weights_map.gguf_forms.values():
-        table = weights_map.tables[family_of(form.model_type).model_type]
+        table = weights_map.tables[architecture_of(form.model_type).model_type]
         known = {row.hub: row.optional for row in table.rows if row.operation.name != "drop"}
         named = [name for row in form.rows for name in row.templates("native")]
         assert {name for name, optional in known.items() if not optional} <= set(named) <= set(known), form.architecture

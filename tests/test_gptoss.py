@@ -211,7 +211,7 @@ def test_verify_finds_scales_that_are_nan(packed, tmp_path: Path, layout: str) -
     save_file(tensors, file, about)
     size = tensors[first].numel()
     found = verify(str(file.parent))["problems"]
-    assert found[0] == f"{first}: 2 of {size} scales are 255, which stands for NaN"
+    assert found[0] == f"{first}: 2 of {size} scales are 255, which means NaN"
     assert [problem.split(":")[0] for problem in found] == [first, last]
 
 

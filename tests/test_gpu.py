@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES
+from families import ARCHITECTURES
 
 from minhub_py import from_pretrained, generate, save_pretrained, score, train
 from minhub_py.config import read
-from minhub_py.registry import family_of
+from minhub_py.registry import architecture_of
 
 pytestmark = pytest.mark.gpu
 
-CASES = {name: cases.settings(name) for cases in FAMILIES.values() for name in cases.few}
+CASES = {name: cases.settings(name) for cases in ARCHITECTURES.values() for name in cases.few}
 COMMAND = ["minhub/shakespeare-gpt2", "ROMEO:", "-n", "40", "--temperature", "0"]
 
 
@@ -25,7 +25,7 @@ COMMAND = ["minhub/shakespeare-gpt2", "ROMEO:", "-n", "40", "--temperature", "0"
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """A small model of each family on the CPU and on the GPU."""
     settings = deepcopy(CASES[request.param])
-    family = family_of(settings["model_type"])
+    family = architecture_of(settings["model_type"])
     torch.manual_seed(0)
     model = family.Model(read(family.Config, settings))
     folder = tmp_path_factory.mktemp(request.param)

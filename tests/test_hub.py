@@ -22,7 +22,7 @@ from hub_server import HubServer
 import minhub_py
 from minhub_py import inspection
 from minhub_py.checkpoints import hub as minhub
-from minhub_py.checkpoints import transfer
+from minhub_py.checkpoints import local, transfer
 from minhub_py.pretrained import read_config
 
 SLEEP = time.sleep
@@ -125,20 +125,20 @@ def test_no_config_is_an_error(hub: HubServer) -> None:
 @pytest.mark.parametrize(
     ("index", "error", "message"),
     [
-        ('{"weight_map": {"a": "../../x.safetensors"}}', ValueError, "no weight file of its own folder"),
-        ('{"weight_map": {"a": "/etc/passwd"}}', ValueError, "no weight file of its own folder"),
-        ('{"weight_map": {"a": "..\\\\x.safetensors"}}', ValueError, "no weight file of its own folder"),
-        ('{"weight_map": {"a": ".."}}', ValueError, "no weight file of its own folder"),
-        ('{"weight_map": {"a": 1}}', ValueError, "no weight file of its own folder"),
-        ('{"weight_map": {}}', ValueError, "no weight file of its own folder"),
+        ('{"weight_map": {"a": "../../x.safetensors"}}', ValueError, "not a weight file in its folder"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', ValueError, "not a weight file in its folder"),
+        ('{"weight_map": {"a": "..\\\\x.safetensors"}}', ValueError, "not a weight file in its folder"),
+        ('{"weight_map": {"a": ".."}}', ValueError, "not a weight file in its folder"),
+        ('{"weight_map": {"a": 1}}', ValueError, "not a weight file in its folder"),
+        ('{"weight_map": {}}', ValueError, "not a weight file in its folder"),
         ('{"weight_map": {"a": "model-9.safetensors"}}', FileNotFoundError, "model-9.safetensors"),
-        ('{"weight_map": ["model-1.safetensors"]}', ValueError, "no index"),
-        ('{"weight_map": {"a": {}}}', ValueError, "no index"),
-        ('{"weights": {}}', ValueError, "no index"),
-        ("[]", ValueError, "no index"),
-        ("<html>", ValueError, "no index"),
-        (b"\xff\xfe\x00", ValueError, "no index"),
-        ("[" * 100_000, ValueError, "no index"),
+        ('{"weight_map": ["model-1.safetensors"]}', ValueError, "not an index"),
+        ('{"weight_map": {"a": {}}}', ValueError, "not an index"),
+        ('{"weights": {}}', ValueError, "not an index"),
+        ("[]", ValueError, "not an index"),
+        ("<html>", ValueError, "not an index"),
+        (b"\xff\xfe\x00", ValueError, "not an index"),
+        ("[" * 100_000, ValueError, "not an index"),
     ],
 )
 def test_an_evil_index_is_refused(hub: HubServer, index: str, error: type[Exception], message: str) -> None:
@@ -185,7 +185,7 @@ NO_REVISIONS = [
 def test_no_revision_leads_out_of_the_cache(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     calls = (
-        minhub.fetch, minhub.plan_download, minhub.cached, minhub.locate, minhub_py.from_pretrained,
+        minhub.fetch, minhub.plan_download, local.cached, local.locate, minhub_py.from_pretrained,
         minhub_py.gpt2_from_config, minhub_py.tokenizer_from_pretrained, inspection.inspect, inspection.verify,
     )  # fmt: skip
     for call in calls:
@@ -204,7 +204,7 @@ def test_a_ref_that_names_no_commit(hub: HubServer) -> None:
     folder = minhub.fetch(REPO)
     (folder.parent.parent / "refs" / "main").write_text(f"../../../../{folder.parent.parent.parent.name}")
     with pytest.raises(FileNotFoundError, match="neither a folder here nor in the local cache"):
-        minhub.cached(REPO)
+        local.cached(REPO)
 
 
 @pytest.mark.parametrize("revision", ["main", "v1", "refs/pr/1", "commit", "feature/ünï", "v1.0-rc.1", "a@b"])
@@ -251,7 +251,7 @@ def test_a_ref_that_is_no_text(hub: HubServer) -> None:
     folder = minhub.fetch(REPO)
     ref = hub.cache / "models--owner--model" / "refs" / "main"
     ref.write_bytes(b"\xff\xfe" * 1000)
-    assert [model.revisions for model in minhub.cached_models()] == [()]
+    assert [model.revisions for model in local.cached_models()] == [()]
     with pytest.raises(FileNotFoundError, match="neither a folder here nor in the local cache"):
         minhub.fetch(REPO, local_files_only=True)
     assert minhub.fetch(REPO) == folder
@@ -271,7 +271,7 @@ def test_a_file_in_the_way_of_the_cache(hub: HubServer, part: str) -> None:
         minhub.fetch(REPO)
     with pytest.raises(FileNotFoundError, match="run `minhub download owner/model` when online"):
         minhub.fetch(REPO, local_files_only=True)
-    assert not any(model.complete for model in minhub.cached_models())
+    assert not any(model.complete for model in local.cached_models())
     assert path.read_text() == "a file"
 
 
@@ -359,14 +359,14 @@ def no_sockets(event, arguments):
         print("SOCKET", event, arguments)
 
 sys.addaudithook(no_sockets)
-from minhub_py.checkpoints import hub
+from minhub_py.checkpoints import hub, local
 
 for repository in sys.argv[1:]:
     try:
         print(hub.fetch(repository).name)
     except FileNotFoundError as error:
         print(error)
-print(len(hub.cached_models()), hub.file_problems(hub.fetch(sys.argv[1]), None))
+print(len(local.cached_models()), hub.file_problems(hub.fetch(sys.argv[1]), None))
 """
 
 
@@ -471,7 +471,7 @@ def test_a_server_that_ignores_ranges(hub: HubServer) -> None:
 def test_a_wrong_byte_is_found_and_nothing_is_left(hub: HubServer, name: str) -> None:
     hub.add(REPO, SINGLE)
     hub.flip(name, 7, times=1)
-    with pytest.raises(OSError, match=f"{name}.*damaged.*run again"):
+    with pytest.raises(OSError, match=f"{name}.*corrupt.*run again"):
         minhub.fetch(REPO)
     store = hub.cache / "models--owner--model"
     assert not list(store.glob("blobs/*.incomplete"))
@@ -485,7 +485,7 @@ def test_a_wrong_byte_in_a_resumed_download_is_found(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     cut_off(hub, 500)
     hub.flip("model.safetensors", 700, times=1)
-    with pytest.raises(OSError, match="damaged"):
+    with pytest.raises(OSError, match="corrupt"):
         minhub.fetch(REPO)
     assert_right(minhub.fetch(REPO), SINGLE)
     assert hub.ranges("model.safetensors") == [500, None]
@@ -497,7 +497,7 @@ def test_a_stale_partial_file_fails_once_at_most(hub: HubServer, size: int, fail
     minhub.fetch(REPO, weights=False)
     partial(hub, WEIGHTS).write_bytes(bytes(size))
     if fails:
-        with pytest.raises(OSError, match="damaged"):
+        with pytest.raises(OSError, match="corrupt"):
             minhub.fetch(REPO)
     assert_right(minhub.fetch(REPO), SINGLE)
 
@@ -675,7 +675,7 @@ def test_a_lock_is_waited_for_aloud(hub: HubServer, monkeypatch: pytest.MonkeyPa
 def test_settings_of_no_sensible_size(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minhub, "MAX_SMALL", 20)
     hub.add(REPO, SINGLE)
-    with pytest.raises(ValueError, match=r"config\.json of owner/model has 22 B, which no such file needs"):
+    with pytest.raises(ValueError, match=r"config\.json of owner/model has 22 B; the maximum is 20 B"):
         minhub.fetch(REPO)
     assert hub.fetched() == []
 
@@ -772,29 +772,29 @@ def test_the_three_that_are_not_there(hub: HubServer) -> None:
 def test_locate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(minhub, "BUILTIN", tmp_path / "builtin")
+    monkeypatch.setattr(local, "BUILTIN", tmp_path / "builtin")
     for name in ("builtin/tiny", "builtin/small", "folder", "owner/name"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").write_text("{}")
-    assert minhub.locate("minhub/tiny") == tmp_path / "builtin" / "tiny"
+    assert local.locate("minhub/tiny") == tmp_path / "builtin" / "tiny"
     for unknown in ("minhub/other", "minhub/../folder", "minhub/"):
         with pytest.raises(FileNotFoundError, match="minhub/small, minhub/tiny"):
-            minhub.locate(unknown)
+            local.locate(unknown)
     for folder in ("folder", "./folder", "folder/", "~/folder", str(tmp_path / "folder"), Path("folder"), "owner/name"):
-        found = minhub.locate(folder)
+        found = local.locate(folder)
         assert found is not None
         assert found.samefile(tmp_path / folder if folder != "~/folder" else tmp_path / "folder")
         assert minhub.fetch(folder) == found
     for absent in ("./gpt2", "../gpt2", "/gpt2/none", "~/gpt2", "gpt2/", "owner/gpt2/", Path("gpt2")):
         with pytest.raises(FileNotFoundError, match="no folder"):
-            minhub.locate(absent)
+            local.locate(absent)
     for repository in ("gpt2", "owner/model", "EleutherAI/gpt-neo-1.3B"):
-        assert minhub.locate(repository) is None
-    with pytest.raises(NotADirectoryError, match="folder that holds it"):
-        minhub.locate("folder/config.json")
+        assert local.locate(repository) is None
+    with pytest.raises(NotADirectoryError, match="folder that contains it"):
+        local.locate("folder/config.json")
     for wrong in ("", "a/b/c", "owner/na me", "a--b", "https://host/owner/name", "owner/name?x"):
         with pytest.raises(ValueError, match="neither a folder nor"):
-            minhub.locate(wrong)
+            local.locate(wrong)
 
 
 @pytest.mark.parametrize(
@@ -836,7 +836,7 @@ def test_a_name_that_is_nearly_right(
 def test_a_revision_of_what_has_none_is_said_to_be_ignored(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     for identifier in ("minhub/shakespeare-gpt2", str(tmp_path), tmp_path):
-        with pytest.warns(UserWarning, match=r"revision 'v3' is ignored: .* is no repository") as caught:
+        with pytest.warns(UserWarning, match=r"revision 'v3' is ignored: .* is not a repository") as caught:
             minhub.fetch(identifier, "v3")
         assert len(caught) == 1
 
@@ -930,15 +930,15 @@ def test_check_files_knows_shared_blobs(hub: HubServer) -> None:
 
 
 def test_cached_models(hub: HubServer) -> None:
-    assert minhub.cached_models() == []
+    assert local.cached_models() == []
     first = hub.add(REPO, SINGLE, tag="v1")
     folder = minhub.fetch(REPO)
     minhub.fetch(REPO, "v1")
     second = hub.add(REPO, {**SINGLE, "model.safetensors": b"new"})
     minhub.fetch(REPO, second, weights=False)
     size = minhub.plan_download(REPO, "v1").total_bytes
-    whole, half = sorted(minhub.cached_models(), key=lambda model: not model.complete)
-    assert whole == minhub.CachedModel(REPO, ("main", "v1"), first, size, folder, complete=True)
+    whole, half = sorted(local.cached_models(), key=lambda model: not model.complete)
+    assert whole == local.CachedModel(REPO, ("main", "v1"), first, size, folder, complete=True)
     assert (half.commit, half.revisions, half.complete) == (second, (), False)
 
 

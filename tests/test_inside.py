@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES
+from families import ARCHITECTURES
 from random_weights import draw
 from test_embed import LSTM, SINUSOIDAL, T5, VOCABULARY, texts_of, tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -20,8 +20,8 @@ from minhub_py import attention_weights, logit_lens
 from minhub_py.analysis import inside
 from minhub_py.inference.quantize import quantize
 
-FEW = [name for cases in FAMILIES.values() for name in cases.few]
-CASES = {name: cases for cases in FAMILIES.values() for name in cases.cases}
+FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
+CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
 LENGTH = 40  # beyond any window of the cases
 
 

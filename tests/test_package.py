@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import minhub_py
-from minhub_py.registry import FAMILIES
+from minhub_py.registry import ARCHITECTURES
 from minhub_py.system.doctor import PACKAGES
 from r_bridge.probe import rpy2_range
 
@@ -33,7 +33,7 @@ def test_importing_is_cheap(module: str) -> None:
 
 
 def test_every_promised_name_is_there() -> None:
-    families = {f"{name}{end}" for name in FAMILIES for end in ("", "_from_config", "_from_pretrained")}
+    families = {f"{name}{end}" for name in ARCHITECTURES for end in ("", "_from_config", "_from_pretrained")}
     others = {
         "from_pretrained",
         "tokenizer_from_pretrained",

@@ -19,7 +19,7 @@ import pytest
 import torch
 from children import SERVER
 from click.testing import CliRunner
-from families import FAMILIES
+from families import ARCHITECTURES
 from random_weights import draw
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,11 +28,11 @@ from minhub_py import from_pretrained, generate, save_pretrained, score
 from minhub_py.cli.main import main
 from minhub_py.config import read
 from minhub_py.inference.processes import connect
-from minhub_py.registry import family_of
+from minhub_py.registry import architecture_of
 from minhub_py.system.processor import cores
 
-CASES = {name: cases.settings(name) for cases in FAMILIES.values() for name in cases.cases}
-FEW = [name for cases in FAMILIES.values() for name in cases.few]
+CASES = {name: cases.settings(name) for cases in ARCHITECTURES.values() for name in cases.cases}
+FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
 MORE = ["gpt2-untied", "gpt2-upcast", "gpt2-odd-sizes", "llama-one-group", "llama-biases", "gpt_neox-tied"]
 OTHERS = {
     "sinusoidal": {"model_type": "sinusoidal", "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2,
@@ -181,7 +181,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, given in {**CASES, **OTHERS, **refused}.items():
         if name in (*NAMES, *FOUR, *REFUSED, "gpt2-one-head-one-layer"):
             settings = deepcopy(given)
-            family = family_of(settings["model_type"])
+            family = architecture_of(settings["model_type"])
             model = family.Model(read(family.Config, settings))
             draw(model)
             save_pretrained(model, folder / name)

@@ -14,7 +14,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from families import FAMILIES
+from families import ARCHITECTURES
 from pairs import in_pairs
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
@@ -30,9 +30,9 @@ TOLERANCE = 5e-5  # of the largest logit; float32 sums in another order differ b
 # The tables' cases, in a context that a test can fill.
 CONTEXT = 37
 CASES = {
-    name: {**FAMILIES[family].small, **case, context: CONTEXT}
+    name: {**ARCHITECTURES[family].small, **case, context: CONTEXT}
     for family, context in (("gpt2", "n_positions"), ("gptneo", "max_position_embeddings"))
-    for name, case in FAMILIES[family].cases.items()
+    for name, case in ARCHITECTURES[family].cases.items()
 }
 DROPOUTS = {"embd_pdrop", "attn_pdrop", "resid_pdrop", "embed_dropout", "attention_dropout", "resid_dropout"}
 ONE_EACH = ("gpt2", "gpt_neo")  # for what does not depend on the settings

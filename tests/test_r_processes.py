@@ -21,7 +21,7 @@ import torch
 from r_package import PROGRAMS, RSCRIPT, byte_tokenizer, environment
 
 from minhub_py import from_pretrained, generate
-from minhub_py.checkpoints import hub
+from minhub_py.checkpoints import local
 from r_bridge import convert, protocol
 
 PRELUDE = (PROGRAMS / "prelude.R").read_text(encoding="utf-8")
@@ -620,7 +620,7 @@ def test_text_is_utf8_in_every_locale(
     start_r: StartR, tmp_path: Path, reference_folder: Path, latin1_locales: Path | None, language: str
 ) -> None:
     folder = tmp_path / "façade 中"
-    shutil.copytree(hub.BUILTIN / "shakespeare-lstm", folder)
+    shutil.copytree(local.BUILTIN / "shakespeare-lstm", folder)
     if language == "latin1" and latin1_locales is None:
         language = "C"  # no such locale can be made here; C is not UTF-8 either
     locales = (

@@ -166,13 +166,13 @@ REFUSED: dict[str, tuple[Settings, str]] = {
     "mistralai/Mixtral-8x7B-v0.1": (
         settings("mixtral", 4096, 14336, 32, 32, 8, 32000, 32768, **MISTRAL, rope_theta=1000000.0,
                  num_experts_per_tok=2, num_local_experts=8, output_router_logits=False, router_aux_loss_coef=0.02),
-        r"model_type is 'mixtral'; there are models for .*mistral",
+        r"model_type is 'mixtral', which is not supported; supported types: .*mistral",
     ),
     "Qwen/Qwen3-30B-A3B": (
         settings("qwen3_moe", 2048, 6144, 48, 32, 4, 151936, 40960, **QWEN3, decoder_sparse_step=1, num_experts=128,
                  num_experts_per_tok=8, moe_intermediate_size=768, mlp_only_layers=[], norm_topk_prob=True,
                  router_aux_loss_coef=0.001, max_window_layers=48, tie_word_embeddings=False),
-        r"model_type is 'qwen3_moe'; there are models for .*qwen3",
+        r"model_type is 'qwen3_moe', which is not supported; supported types: .*qwen3",
     ),
     "ibm-granite/granite-3.1-2b-base": (
         settings("granite", 2048, 8192, 40, 32, 8, 49152, 131072, rms_norm_eps=1e-05, rope_theta=5000000.0,

@@ -29,7 +29,7 @@ from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inference.torch_runner import TorchRunner
 from minhub_py.inspection import inspect, verify
-from minhub_py.registry import family_of, preset
+from minhub_py.registry import architecture_of, preset
 from r_bridge.methods import models as methods_of_models
 from r_bridge.methods import text as methods_of_text
 from r_bridge.objects import Caller, Model
@@ -246,9 +246,9 @@ def test_gradients(load, name: str) -> None:
     settings = SMALL | CASES[name]
     reference = T5ForConditionalGeneration(AutoConfig.for_model(**settings)).double().eval()
     draw(reference)
-    config = read_settings(family_of("t5").Config, settings | {"tie_word_embeddings": True,
+    config = read_settings(architecture_of("t5").Config, settings | {"tie_word_embeddings": True,
                            "scale_decoder_outputs": settings.get("tie_word_embeddings", True)})  # fmt: skip
-    model = family_of("t5").Model(config).double().eval()
+    model = architecture_of("t5").Model(config).double().eval()
     named = weights_map.to_native("t5", reference.state_dict())
     model.load_state_dict({key: named[key] for key in model.state_dict()})
     source, targets = ids_of(2, 30), ids_of(2, 20)

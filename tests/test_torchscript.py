@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from minhub_py import from_pretrained, gpt2, gptneo, lstm, save_pretrained
-from minhub_py.checkpoints import hub
+from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.cli.main import main
 from minhub_py.export.torchscript import save_torchscript
@@ -382,7 +382,7 @@ def test_built_ins_convert(tmp_path: Path, model: str) -> None:
     with torch.no_grad():
         for T in (1, 31, 200):
             assert_close(script(ids(2, T)), from_pretrained(model, device="cpu")(ids(2, T)))
-    assert extra["tokenizer.json"] == (hub.BUILTIN / model.removeprefix("minhub/") / "tokenizer.json").read_bytes()
+    assert extra["tokenizer.json"] == (local.BUILTIN / model.removeprefix("minhub/") / "tokenizer.json").read_bytes()
     assert json.loads(extra["config.json"])["model_type"] in ("gpt2", "gpt_neo", "lstm")
 
 

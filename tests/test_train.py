@@ -29,10 +29,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minhub_py import from_pretrained, generate, resume, save_pretrained, tokenizer_from_pretrained, train
-from minhub_py.checkpoints import hub
+from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.inspection import verify
-from minhub_py.registry import FAMILIES
+from minhub_py.registry import ARCHITECTURES
 from minhub_py.system import processor
 from minhub_py.training import Listener, Run, Settings, faster, summary
 from minhub_py.training.checkpoint import RunFolder
@@ -172,7 +172,7 @@ def plain_rate(step: int, count: int, peak: float, warm_up: int, floor: float) -
 
 def plain_loop(family: str, notes: Notes, settings: dict[str, Any]) -> tuple[Any, list[tuple[float, float, float]]]:
     """The model after all steps, with the loss, gradient norm and learning rate of each step."""
-    model = FAMILIES[family].Model(notes.trainer.model.config)
+    model = ARCHITECTURES[family].Model(notes.trainer.model.config)
     model.load_state_dict(notes.weights)
     model.train()
     decay = settings["weight_decay"]
@@ -394,8 +394,8 @@ def test_the_faster_dropout_leaves_the_rest_to_pytorch() -> None:
     [("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC\n", "", True),
      ("vendor_id\t: GenuineIntel\nmodel name\t: Intel Xeon\n", "", False),
      ("CPU implementer\t: 0x41\n", "", False),
-     (None, "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD", True),
-     (None, "Intel64 Family 6 Model 85 Stepping 7, GenuineIntel", False)],
+     (None, "AMD64 Architecture 25 Model 33 Stepping 0, AuthenticAMD", True),
+     (None, "Intel64 Architecture 6 Model 85 Stepping 7, GenuineIntel", False)],
 )  # fmt: skip
 def test_who_made_the_processor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, about: str | None, system: str, amd: bool
@@ -1415,7 +1415,7 @@ def test_what_measures(tmp_path: Path, text: Path, family: str, most: int) -> No
     notes = Notes(0)
     run = train(text, tmp_path / "run", family=family, evaluate_tokens=most, dropout=0.3, listener=notes, **TINY)
     ids = torch.tensor(ids_of(run.corpus.held_out))
-    model = FAMILIES[family].Model(notes.trainer.model.config)
+    model = ARCHITECTURES[family].Model(notes.trainer.model.config)
     model.load_state_dict(notes.weights)
     model.eval()
     rows, length = (4, (len(ids) - 1) // 4) if family == "lstm" else ((len(ids) - 1) // 16, 16)
@@ -1439,7 +1439,7 @@ def test_what_measures(tmp_path: Path, text: Path, family: str, most: int) -> No
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_fine_tuning_begins_where_the_model_is(tmp_path: Path, text: Path, family: str) -> None:
     """With its loss, its tokenizer and its settings, but for what is dropped; its own folder stays as it is."""
-    source = hub.BUILTIN / f"shakespeare-{family}"
+    source = local.BUILTIN / f"shakespeare-{family}"
     before = contents(source)
     settings = {"context": 16, "batch": 2, "steps": 2, "evaluate_every": 1, "warm_up": 1, "evaluate_tokens": 256}
     notes = Notes()

@@ -18,7 +18,7 @@ from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
 from minhub_py.export.convert import convert
 from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import from_pretrained, save_pretrained
-from minhub_py.registry import ENTRIES, FAMILIES, Entry, Family, Training, preset
+from minhub_py.registry import ARCHITECTURES, ENTRIES, Architecture, Entry, Training, preset
 from weights_map.engine import (
     Mapped,
     Row,
@@ -36,7 +36,7 @@ from weights_map.engine import (
 )
 from weights_map.mxfp4 import unpack_mxfp4
 
-PUBLISHED = [name for family in FAMILIES.values() for name in family.presets]
+PUBLISHED = [name for family in ARCHITECTURES.values() for name in family.presets]
 
 
 def reference(name: str) -> dict[str, torch.Tensor]:
@@ -83,8 +83,8 @@ def test_the_presets_have_the_published_parameter_counts(name: str, count: int) 
 
 
 def test_an_lstm_goes_both_ways() -> None:
-    model = FAMILIES["lstm"].Model(
-        FAMILIES["lstm"].Config(vocab_size=11, embedding_size=6, hidden_size=5, num_layers=3)
+    model = ARCHITECTURES["lstm"].Model(
+        ARCHITECTURES["lstm"].Config(vocab_size=11, embedding_size=6, hidden_size=5, num_layers=3)
     )
     ours = model.state_dict()
     hub = weights_map.to_hub("lstm", ours)
@@ -359,7 +359,8 @@ def test_stacks_of_unequal_depth() -> None:
 
 def test_the_parts_of_an_lstms_layer_are_of_one_stack() -> None:
     """Its index stands at the end of a word, not of a module: weight_ih_l0."""
-    model = FAMILIES["lstm"].Model(FAMILIES["lstm"].Config(vocab_size=5, embedding_size=4, hidden_size=4, num_layers=3))
+    architecture = ARCHITECTURES["lstm"]
+    model = architecture.Model(architecture.Config(vocab_size=5, embedding_size=4, hidden_size=4, num_layers=3))
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lstm.bias_hh_l2"}
     with pytest.raises(ValueError, match=r"missing: lstm\.bias_hh_l2$"):
         weights_map.to_native("lstm", tensors)
@@ -463,7 +464,7 @@ def test_whole_numbers_are_no_weights_and_weights_no_whole_numbers() -> None:
 
 
 def test_every_row_of_every_table_has_its_own_names() -> None:
-    assert set(weights_map.tables) == {family.model_type for family in FAMILIES.values()}
+    assert set(weights_map.tables) == {family.model_type for family in ARCHITECTURES.values()}
     for table in weights_map.tables.values():
         for side in ("hub", "native"):
             names = [template for row in table.rows for template in row.templates(side)]
@@ -511,10 +512,10 @@ class Packed(torch.nn.Module):
 def test_whole_numbers_stay_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaded, converted and saved in another dtype, packed weights are the file's own bytes."""
     module = SimpleNamespace(Packed=Packed, PackedConfig=PackedConfig)
-    family = Family("packed", "Packed", "packed", ("PackedConfig", "Packed"), Training({}))
+    family = Architecture("packed", "Packed", "packed", ("PackedConfig", "Packed"), Training({}))
     table = Table("packed", (Row("model.blocks", "blocks"), Row("model.embed.weight", "wte.weight")))
     monkeypatch.setitem(sys.modules, "minhub_py.models.packed", module)
-    monkeypatch.setitem(FAMILIES, "packed", family)
+    monkeypatch.setitem(ARCHITECTURES, "packed", family)
     monkeypatch.setitem(ENTRIES, "packed", Entry("packed", family, ("packed",)))
     monkeypatch.setitem(weights_map.tables, "packed", table)
 

@@ -1,4 +1,4 @@
-"""Deletes models from the local cache, whose layout hub.py describes."""
+"""Delete models from the local cache. `local` describes its layout."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from minhub_py.checkpoints import hub
+from minhub_py.checkpoints import local
 from minhub_py.system.printable import gist
 
 
@@ -30,24 +30,24 @@ def plan_deletion(identifier: str, revision: str | None = None) -> Deletion:
 
     revision: a branch, a tag, or a commit (7 characters or more). None selects all cached revisions.
 
-    FileNotFoundError: not in the cache. ValueError: a built-in model, or no name on the Hub.
+    FileNotFoundError: not in the cache. ValueError: a built-in model, or an invalid name.
     """
     if identifier.startswith("minhub/"):
         raise ValueError(f"{identifier} ships with the package and cannot be deleted.")
-    repository, gguf = hub.split_file(identifier)
-    hub.check_repository(repository)
-    store = hub._store(repository)
+    repository, gguf = local.split_file(identifier)
+    local.check_repository(repository)
+    store = local.store_of(repository)
     snapshots = {path.name: _files(path) for path in sorted((store / "snapshots").glob("*")) if path.is_dir()}
     if not store.is_dir():
         raise FileNotFoundError(
-            f"{identifier} is not in the local cache: nothing to delete.{hub.did_you_mean(repository)}"
+            f"{identifier} is not in the local cache: nothing to delete.{local.did_you_mean(repository)}"
         )
     commits = tuple(snapshots) if revision is None else (_commit(store, repository, revision, snapshots),)
     selected = [file for commit in commits for file in snapshots[commit] if gguf in (None, _name(file, store))]
     if gguf is not None and not selected:
-        known = sorted({_name(file, store) for commit in commits for file in snapshots[commit]})
+        available = sorted({_name(file, store) for commit in commits for file in snapshots[commit]})
         raise FileNotFoundError(
-            f"The local cache has no {gguf} of {repository}: it has {', '.join(known[:6]) or 'no file of it'}."
+            f"The local cache has no {gguf} of {repository}: it has {', '.join(available[:6]) or 'no file of it'}."
         )
     remaining = {file for files in snapshots.values() for file in files}.difference(selected)
     if not remaining:
@@ -59,7 +59,9 @@ def plan_deletion(identifier: str, revision: str | None = None) -> Deletion:
     emptied = [commit for commit in commits if not remaining.intersection(snapshots[commit])]
     refs = [ref for ref in _files(store / "refs") if ref.read_text(errors="replace").strip() in emptied]
     files = (*selected, *sorted(blobs), *refs)
-    return Deletion(identifier, commits, _bytes(files), files, tuple(store / "snapshots" / each for each in emptied))
+    return Deletion(
+        identifier, commits, _bytes(files), files, tuple(store / "snapshots" / commit for commit in emptied)
+    )
 
 
 def delete(plan: Deletion) -> None:
@@ -104,12 +106,14 @@ def _bytes(files: Iterable[Path]) -> int:
 
 def _commit(store: Path, repository: str, revision: str, commits: Iterable[str]) -> str:
     """The cached commit of a revision. FileNotFoundError: none, or several."""
-    hub.check_revision(revision)
+    local.check_revision(revision)
     ref = store / "refs" / revision
     name = ref.read_text(errors="replace").strip() if ref.is_file() else revision
     matches = [commit for commit in commits if commit == name or (len(name) >= 7 and commit.startswith(name))]
     if len(matches) == 1:
         return matches[0]
     refs = [path.relative_to(store / "refs").as_posix() for path in _files(store / "refs")]
-    known = ", ".join([*refs, *(commit[:7] for commit in commits)]) or "none"
-    raise FileNotFoundError(f"The local cache has no revision {revision!r} of {repository}. Cached revisions: {known}.")
+    cached = ", ".join([*refs, *(commit[:7] for commit in commits)]) or "none"
+    raise FileNotFoundError(
+        f"The local cache has no revision {revision!r} of {repository}. Cached revisions: {cached}."
+    )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from minhub_py.checkpoints.hub import SMALL
+from minhub_py.checkpoints.layout import SMALL
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LARGE = 2**20  # bytes; digests of smaller files are not cached

@@ -5,9 +5,8 @@
     tensors      name, shape (the innermost size first), type, offset into the data
     data         from the next multiple of general.alignment on
 
-The tensors are read in place, from the mapped file. Those in 8 bits or less are made float32 one at a time, by the
-package gguf, which is llama.cpp's own; with `quantize="auto"` most stay as they lie (`kept_as`). `gguf_header` reads
-what comes before them.
+The tensors are memory-mapped. llama.cpp's package gguf dequantizes tensors in 8 bits or less to float32, one at a time;
+with `quantize="auto"` most stay quantized (`auto_quantization`). `gguf_header` reads the header.
 
 `weights_map.gguf` says what the files call the settings and tensors of a family.
 Sources: ggml's docs/gguf.md; the types of tensors in ggml/src/ggml-common.h.
@@ -228,7 +227,7 @@ class GGUFCheckpoint(Checkpoint):
         """Whose names the tensors have."""
         return "hub"
 
-    def kept_as(self, name: str, native: Mapped) -> Blocks | str | None:
+    def auto_quantization(self, name: str, native: Mapped) -> Blocks | str | None:
         """See `Checkpoint`. What cannot be computed from its blocks is kept in int8: nf4 would round it once more."""
         hub = native.sources(name)
         sources = [source for each in hub for source in self._shapes.sources(each)]

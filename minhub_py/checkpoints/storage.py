@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minhub_py.checkpoints.hub import COMPANIONS, WEIGHTS, gguf_hint, shard_names
+from minhub_py.checkpoints.layout import COMPANIONS, WEIGHTS, folder_gguf_hint, shard_names
 from minhub_py.system.printable import gist
 from minhub_py.system.spelling import setting
 from weights_map.blocks import Blocks
@@ -105,10 +105,10 @@ class Checkpoint(Mapping[str, Tensor]):
                         f"{path} names {file.name}, which is missing: download the checkpoint again"
                     )
             return files
-        hint = gguf_hint(self.path) or " Check the path"
+        hint = folder_gguf_hint(self.path) or " Check the path"
         raise FileNotFoundError(f"{self.path} has no weights (none of {', '.join(WEIGHTS)}).{hint}")
 
-    def kept_as(self, name: str, native: Mapped) -> Blocks | str | None:
+    def auto_quantization(self, name: str, native: Mapped) -> Blocks | str | None:
         """How `quantize="auto"` keeps one of our tensors: in the blocks of its file, or quantized; None: in floats.
 
         native: the checkpoint's shapes under our names.

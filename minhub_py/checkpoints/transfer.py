@@ -336,7 +336,7 @@ class RefusedError(Exception):
 
 
 @contextmanager
-def asking(repository: str, revision: str, name: str = "a file", hint: Callable[[], str] = str) -> Iterator[None]:
+def explained(repository: str, revision: str, name: str = "a file", hint: Callable[[], str] = str) -> Iterator[None]:
     """Say in plain words, and as Python's own exceptions, what the Hub refuses.
 
     `hint` is asked for what else could have been meant, with a space before it.

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from minhub_py.checkpoints import hub
-from minhub_py.registry import FAMILIES
+from minhub_py.checkpoints import local
+from minhub_py.registry import ARCHITECTURES
 
 
 class Model(click.ParamType):  # type: ignore[type-arg]
@@ -28,10 +28,10 @@ class Model(click.ParamType):  # type: ignore[type-arg]
 
     def _names(self) -> Iterator[str]:
         with suppress(OSError):  # an unreadable folder
-            yield from (model.repository for model in hub.cached_models())
-        for family in FAMILIES.values():
+            yield from (model.repository for model in local.cached_models())
+        for family in ARCHITECTURES.values():
             yield from family.published
         if self.local:
-            yield from (f"minhub/{config.parent.name}" for config in hub.BUILTIN.glob("*/config.json"))
+            yield from (f"minhub/{config.parent.name}" for config in local.BUILTIN.glob("*/config.json"))
             with suppress(OSError):
                 yield from (config.parent.name for config in Path().glob("*/config.json"))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from minhub_py.checkpoints import cache, hub
+from minhub_py.checkpoints import cache, hub, local
 from minhub_py.checkpoints.hub import size
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
 from minhub_py.cli.options import Bytes, dtype_choice, is_set, json_option, model_argument, revision_option
 from minhub_py.cli.output import emit, progress_bar, say, table
-from minhub_py.registry import FAMILIES
+from minhub_py.registry import ARCHITECTURES
 from minhub_py.system.printable import displayed
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ SOURCES = {  # of `inspect`
 def list_models(as_json: bool) -> None:
     """Show built-in and cached models."""
     built_in = [
-        (f"minhub/{path.name}", hub.folder_size(path)) for path in sorted(hub.BUILTIN.iterdir()) if path.is_dir()
+        (f"minhub/{path.name}", local.folder_size(path)) for path in sorted(local.BUILTIN.iterdir()) if path.is_dir()
     ]
-    cached = hub.cached_models()
-    sizes = [(name, family.name) for family in FAMILIES.values() for name in family.published]
+    cached = local.cached_models()
+    sizes = [(name, family.name) for family in ARCHITECTURES.values() for name in family.published]
     if as_json:
         emit({
             "built_in": [{"model": name, "bytes": count} for name, count in built_in],
@@ -215,7 +215,7 @@ def convert(
     """
     if to == "torchscript" and is_set("max_shard_size"):
         raise click.UsageError("--to torchscript writes one file: remove --max-shard-size.")
-    source = hub.locate(model)
+    source = local.locate(model)
     check_out(out, to, overwrite, source)
 
     from minhub_py.export.convert import convert as convert_checkpoint

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from minhub_py.training.summary import Summary
 
 F = TypeVar("F", bound=Callable[..., None])
-TRAINABLE = [name for name, entry in ENTRIES.items() if entry.family.trainable]
+TRAINABLE = [name for name, entry in ENTRIES.items() if entry.architecture.trainable]
 
 
 def training_options() -> Callable[[F], F]:

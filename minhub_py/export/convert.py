@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.hub import COMPANIONS
+from minhub_py.checkpoints.layout import COMPANIONS
 from minhub_py.checkpoints.storage import Checkpoint, Layout, write_checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
 from minhub_py.export.torchscript import save_torchscript

@@ -65,7 +65,7 @@ from minhub_py.models.steps import (
     Step,
     unreachable,
 )
-from minhub_py.registry import family_of
+from minhub_py.registry import architecture_of
 
 
 def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[str, bytes] | None = None) -> None:
@@ -97,7 +97,7 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
 
 def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     """The model in TorchScript, in eval mode, on the CPU. It shares the memory of weights on the CPU."""
-    own = skeleton(family_of(model.config.to_hub()["model_type"]), model.config)
+    own = skeleton(architecture_of(model.config.to_hub()["model_type"]), model.config)
     own.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
     writer = Writer(own)
     # A new class: TorchScript reuses the code of a class for modules with equal shapes.

@@ -182,7 +182,7 @@ def is_merged(call: Call, found: Sequence[Source]) -> bool:
 
 def describe(call: Call, found: Sequence[Source]) -> tuple[Work, dict[str, Any]]:
     """The work, with a model of this machine that is downloaded where it was not; and the record of the job."""
-    from minhub_py.checkpoints.hub import commit_of
+    from minhub_py.checkpoints.local import commit_of
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
     from minhub_py.pretrained import describe as describe_checkpoint
     from minhub_py.pretrained import open_checkpoint

@@ -7,10 +7,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.registry import Family
+from minhub_py.registry import Architecture
 
 
-def skeleton(family: Family, config: ModelConfig) -> LanguageModel:
+def skeleton(family: Architecture, config: ModelConfig) -> LanguageModel:
     """Construct a model on the meta device: it has shapes and dtypes but no data, and takes no time."""
     with torch.device("meta"), Uninitialized():
         return family.Model(config)

@@ -26,7 +26,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_files
 from minhub_py.inference.generate import generate
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import Family
+from minhub_py.registry import Architecture
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import LossRow, Progress, RunFolder, progress_json, read_state, write_state
 from minhub_py.training.data import Corpus, held_out_streams, held_out_windows, source_of
@@ -55,7 +55,7 @@ class Trainer:
     """
 
     def __init__(
-        self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Tokenizer, family: Family,
+        self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Tokenizer, family: Architecture,
         model: LanguageModel, processes: Processes, device: torch.device, listener: Listener,
     ) -> None:  # fmt: skip
         self.settings, self.folder, self.corpus, self.tokenizer = settings, folder, corpus, tokenizer

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from minhub_py.config import changed
-from minhub_py.registry import ENTRIES, Entry, Family
+from minhub_py.registry import ENTRIES, Architecture, Entry
 from minhub_py.system.spelling import setting, unknown
 from minhub_py.training.errors import read_object, reading
 
@@ -111,8 +111,8 @@ class Settings:
 
         ValueError: the family does not have a setting, or sizes do not fit together.
         """
-        self._check_trainable(entry.family)
-        family, training = entry.family, entry.family.training
+        self._check_trainable(entry.architecture)
+        family, training = entry.architecture, entry.architecture.training
         common = training.names
         width = self.width or training.width
         sizes = {
@@ -139,18 +139,18 @@ class Settings:
             raise ValueError(f"{setting('config')}: {unknown(others, known, f'those of {entry.name}')}")
         return entry.config(values | dict(self.config))
 
-    def _check_trainable(self, family: Family) -> None:
+    def _check_trainable(self, family: Architecture) -> None:
         if not family.trainable:
             raise ValueError(
                 f"{self.start or family.name}: there is no training for the family {family.name}, which learns from "
                 "pairs of texts; from Python, its gradients are PyTorch's own"
             )
 
-    def _check_dropout(self, family: Family) -> None:
+    def _check_dropout(self, family: Architecture) -> None:
         if self.dropout and not family.training.names.get("dropout"):
             raise ValueError(f"{setting('dropout')}: the family {family.name} has no dropout; leave it out")
 
-    def tuned_config(self, family: Family, config: "ModelConfig") -> "ModelConfig":
+    def tuned_config(self, family: Architecture, config: "ModelConfig") -> "ModelConfig":
         """The config of a model to fine-tune, where only dropout may change.
 
         ValueError: a setting would change the model.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from minhub_py import torchrun
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.fingerprint import fingerprint
-from minhub_py.checkpoints.hub import commit_of
+from minhub_py.checkpoints.local import commit_of
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import (
     BESIDE,
@@ -35,7 +35,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import describe, fit, open_checkpoint, with_values
-from minhub_py.registry import ENTRIES, Family, entry_of
+from minhub_py.registry import ENTRIES, Architecture, entry_of
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call, setting
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_whole
@@ -210,7 +210,7 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
                              f"{setting('family')} out")  # fmt: skip
         refuse_packed(config)
         context = settings.context or min(settings.tuned_config(family, config).context_length or CONTEXT, LONG_CONTEXT)
-    training = entry.family.training
+    training = entry.architecture.training
     device = choose_device(settings.device)
     dtype = settings.dtype
     if dtype == "auto":
@@ -349,7 +349,7 @@ def caller_restored(device: torch.device, threads: int | None) -> Iterator[None]
 
 def model_of(
     settings: Settings, start: Checkpoint | None, newest: Path | None, tokenizer: Any
-) -> tuple[Family, LanguageModel]:
+) -> tuple[Architecture, LanguageModel]:
     """The model of the `newest` checkpoint of this run, or of the one to fine-tune; else with random weights."""
     if newest is not None:
         read_object(newest / "config.json")
@@ -366,7 +366,8 @@ def model_of(
     entry = ENTRIES[settings.family or "gpt2"]
     torch.manual_seed(settings.seed)
     size = max(tokenizer.get_vocab().values()) + 1
-    return entry.family, entry.family.Model(settings.fresh_config(entry, size, tokenizer.token_to_id("<|endoftext|>")))
+    config = settings.fresh_config(entry, size, tokenizer.token_to_id("<|endoftext|>"))
+    return entry.architecture, entry.architecture.Model(config)
 
 
 def load(checkpoint: Checkpoint, meta: Mapping[str, Tensor], model: nn.Module) -> None:

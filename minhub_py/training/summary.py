@@ -148,7 +148,7 @@ def family_title(name: str) -> str:
     """The name of a family, or of one of its kin, as it is written in text."""
     if name not in ENTRIES:
         return name
-    family = ENTRIES[name].family
+    family = ENTRIES[name].architecture
     return family.title if name == family.name else name.title()
 
 

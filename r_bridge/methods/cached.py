@@ -22,15 +22,15 @@ class _Row:
 
 def list_models(caller: Caller) -> Frame:
     """Built-in and cached models: columns model, source, revision, bytes, complete, folder."""
-    from minhub_py.checkpoints import hub
+    from minhub_py.checkpoints import local
 
     rows = [
-        _Row(f"minhub/{path.name}", "built-in", "", hub.folder_size(path), True, str(path))
-        for path in sorted(hub.BUILTIN.iterdir()) if path.is_dir()
+        _Row(f"minhub/{path.name}", "built-in", "", local.folder_size(path), True, str(path))
+        for path in sorted(local.BUILTIN.iterdir()) if path.is_dir()
     ]  # fmt: skip
     rows += [
         _Row(each.repository, "cache", ", ".join(each.revisions) or each.commit, each.size, each.complete,
-             str(each.folder)) for each in hub.cached_models()
+             str(each.folder)) for each in local.cached_models()
     ]  # fmt: skip
     return Frame({
         "model": character(row.model for row in rows),

@@ -55,7 +55,7 @@ def fresh(caller: Caller, family: str, config: Any, seed: int) -> dict[str, Any]
     from minhub_py.registry import ENTRIES
 
     settings = {name: setting(value) for name, value in dict(config or {}).items()}
-    model = Model(_fresh(ENTRIES[family].family, ENTRIES[family].config(settings), seed))
+    model = Model(_fresh(ENTRIES[family].architecture, ENTRIES[family].config(settings), seed))
     return about(model, caller.keep(model)) | {"commit": None}
 
 
@@ -69,20 +69,20 @@ def _fresh(family: Any, config: Any, seed: int) -> Any:
 
 def _commit(identifier: str, folder: Path) -> str | None:
     """The commit of a repository's snapshot, by which the same model can be loaded again."""
-    from minhub_py.checkpoints import hub
+    from minhub_py.checkpoints import local
 
-    return hub.commit_of(folder) if hub.locate(identifier) is None else None
+    return local.commit_of(folder) if local.locate(identifier) is None else None
 
 
 def about(model: Model, number: int) -> dict[str, Any]:
     """Facts about a model that R keeps and shows."""
     from minhub_py.inference.quantize import count, kind_of
-    from minhub_py.registry import family_of
+    from minhub_py.registry import architecture_of
 
     module = model.module
     weight = next(module.parameters())
     config = module.config.to_hub()
-    family = family_of(config["model_type"])
+    family = architecture_of(config["model_type"])
     return {
         "number": number,
         "family": family.name,

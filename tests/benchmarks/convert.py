@@ -22,7 +22,7 @@ from torch import Tensor
 import weights_map
 from minhub_py.checkpoints.storage import write_checkpoint
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import FAMILIES
+from minhub_py.registry import ARCHITECTURES
 
 SHARD = 450 * 10**6
 RUN = """
@@ -69,7 +69,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
         hub, native, back, half = (Path(scratch) / name for name in ("hub", "native", "back", "half"))
-        family = FAMILIES["gpt2"]
+        family = ARCHITECTURES["gpt2"]
         config = family.Config(n_layer=arguments.layers)
         shapes = weights_map.to_hub("gpt2", skeleton(family, config).state_dict())
         write_checkpoint(hub, Drawn(shapes), config.to_hub(), meta=shapes, max_shard_size=SHARD)

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minhub_py.registry import ENTRIES, FAMILIES
+from minhub_py.registry import ARCHITECTURES, ENTRIES
 from minhub_py.system.device import has_onednn_bfloat16
 from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.data import Corpus, Tokens
@@ -101,9 +101,9 @@ def ours(path: Path, family: str, sizes: dict[str, Any], dtype: str, *, faster: 
         "config": gelu.get(family, {}), **sizes,
     })  # fmt: skip
     tokens = Tokens(path, "<u2", TOKENS)
-    model = FAMILIES[family].Model(settings.fresh_config(ENTRIES[family], VOCABULARY))
+    model = ARCHITECTURES[family].Model(settings.fresh_config(ENTRIES[family], VOCABULARY))
     trainer = Trainer(
-        settings, RunFolder(path.parent), Corpus(tokens, tokens, TOKENS, []), None, FAMILIES[family], model,
+        settings, RunFolder(path.parent), Corpus(tokens, tokens, TOKENS, []), None, ARCHITECTURES[family], model,
         Processes(), torch.device("cpu"), Listener(),
     )  # fmt: skip
     if not faster:

@@ -34,6 +34,6 @@ class Cases:
         return {"model_type": name.split("-", maxsplit=1)[0], **self.small, **self.cases[name]}
 
 
-FAMILIES: dict[str, Cases] = {
+ARCHITECTURES: dict[str, Cases] = {
     module.name: import_module(f"{__name__}.{module.name}").FAMILY for module in iter_modules(__path__)
 }

@@ -28,6 +28,7 @@ from tokenizers.decoders import DecodeStream
 
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.gguf_header import read_header
+from minhub_py.checkpoints.layout import OLDER_TOKENIZERS, folder_gguf_hint
 from minhub_py.checkpoints.storage import read_json, read_object
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import gguf_tokenizer, hub_files, tokenizer_settings
 from minhub_py.checkpoints.tokenizers.sentencepiece import (
@@ -43,7 +44,7 @@ from minhub_py.checkpoints.tokenizers.wordbpe import read_word_bpe
 from minhub_py.system.printable import gist
 
 # The first of these that is there is read.
-FORMS = ("tokenizer.json", "vocab.json", *hub.OLDER_TOKENIZERS, "vocab.dat")
+FORMS = ("tokenizer.json", "vocab.json", *OLDER_TOKENIZERS, "vocab.dat")
 # Files that belong to a tokenizer.json, though it can be read without them.
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 # Where the tokenizers that are in use came from: the class takes no subclass.
@@ -92,7 +93,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     if path is None:
         raise FileNotFoundError(
             f"{folder} has no tokenizer, neither tokenizer.json nor vocab.json: "
-            f"copy those of the model that it is from.{hub.gguf_hint(folder)}"
+            f"copy those of the model that it is from.{folder_gguf_hint(folder)}"
         )
     if path.name == "tokenizer.json":
         return parse(path)

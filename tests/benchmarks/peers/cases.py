@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minhub_py.checkpoints import hub
+from minhub_py.checkpoints import hub, local
 from minhub_py.system.processor import cores
 from peers import BITS, Row
 from peers.run import TAME, WILD, Bench, Case, Runner, Subject, variants
@@ -286,7 +286,7 @@ def quality(bench: Bench) -> Case:
 
 def built_ins() -> list[Path]:
     """The folders of the built-in models."""
-    return sorted(path.parent for path in hub.BUILTIN.glob("*/config.json"))
+    return sorted(path.parent for path in local.BUILTIN.glob("*/config.json"))
 
 
 LOAD = """

@@ -308,10 +308,10 @@ class Converter:
         import torch
 
         from minhub_py import save_pretrained
-        from minhub_py.registry import FAMILIES
+        from minhub_py.registry import ARCHITECTURES
 
         torch.manual_seed(0)
-        model = FAMILIES[family].Model(FAMILIES[family].Config(**config)).eval()
+        model = ARCHITECTURES[family].Model(ARCHITECTURES[family].Config(**config)).eval()
         blocks = getattr(model, "h", None) or getattr(model, "layers", None)
         if blocks is not None:
             with torch.no_grad():

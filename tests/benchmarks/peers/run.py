@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from minhub_py import __version__
 from minhub_py.checkpoints import hub
 from minhub_py.cli.output import progress_bar
-from minhub_py.registry import FAMILIES
+from minhub_py.registry import ARCHITECTURES
 from minhub_py.system import processor
 from minhub_py.system.console import note
 from peers import CASES, Result, Row
@@ -37,7 +37,7 @@ TAME, WILD = 1, 5
 SIZES: dict[str, Mapping[str, object]] = {
     "gpt2": {},
     "gptneo": {"num_layers": 12, "num_heads": 12, "hidden_size": 768},
-    "llama": FAMILIES["llama"].presets["HuggingFaceTB/SmolLM2-135M"],
+    "llama": ARCHITECTURES["llama"].presets["HuggingFaceTB/SmolLM2-135M"],
     "lstm": {"num_layers": 2, "hidden_size": 512, "embedding_size": 512},
 }
 
