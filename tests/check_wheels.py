@@ -40,7 +40,7 @@ def main() -> None:
     modules = set[str]()
     with tempfile.TemporaryDirectory() as scratch:
         record = Path(scratch, "calls")
-        subprocess.run([sys.executable, ROOT / "tests/recorded_calls.py", record], check=True)
+        subprocess.run([sys.executable, ROOT / "tests/support/recorded_calls.py", record], check=True)
         for name, wheel in sorted(wheels.items()):
             assert wheel.name == source.name.removesuffix(".tar.gz") + f"-py3-none-{name}.whl"
             with zipfile.ZipFile(wheel) as archive:
@@ -99,7 +99,7 @@ def run(library: Path, name: str, record: Path) -> str:
     program = library.with_name("replay.exe")
     libraries = [] if name.startswith("win") else ["-ldl", "-lm"]
     compiler = [sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[name]]
-    subprocess.run([*compiler, "-O1", ROOT / "tests/programs/replay.c", *libraries, "-o", program], check=True)
+    subprocess.run([*compiler, "-O1", ROOT / "tests/support/programs/replay.c", *libraries, "-o", program], check=True)
     command = [emulator, program, library, record] if emulator else [program, library, record]
     # wine is not to show windows or messages.
     environment = {"QEMU_LD_PREFIX": ARM_LIBRARIES, "WINEDEBUG": "-all", **os.environ}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hub_server import hub  # noqa: F401  # a fixture
+from paths import TEXT
 from r_package import library, reference_folder  # noqa: F401  # fixtures
 
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
@@ -20,7 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # They take the longest: begun late, one of them would go on when all others have ended.
-FIRST = ["test_r_package.py", "test_train.py", "test_r_processes.py", "test_rsession.py", "test_tables.py"]
+FIRST = ["test_r_package.py", "test_train.py", "test_r_processes.py", "test_hosted_r.py", "test_jobs.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,7 +52,7 @@ def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     600 ids, learnt from English; <|endoftext|> is the last of them, as in GPT-2's.
     """
     folder = tmp_path_factory.mktemp("bpe")
-    text = Path(__file__).with_name("text.txt").read_text(encoding="utf-8")
+    text = TEXT.read_text(encoding="utf-8")
     model = json.loads(train_byte_level_bpe([text], 600).to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     tokens.append(tokens.pop(tokens.index("<|endoftext|>")))

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from docs_models import publish
 from hub_server import HubServer
+from paths import ROOT, TEXT
 
-ROOT = Path(__file__).parent.parent
 GENERATED = {"_build", "r", "notebooks"}  # folders of docs/
 PAGES = ["README.md"] + [
     str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")) if not GENERATED & set(path.parts)
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> P
     publish(hub, tmp_path / "published")
     for name, value in hub.settings.items():
         monkeypatch.setenv(name, value)
-    text = (Path(__file__).with_name("text.txt")).read_text(encoding="utf-8")
+    text = TEXT.read_text(encoding="utf-8")
     (tmp_path / "input.txt").write_text(text * 4, encoding="utf-8")
     (tmp_path / "work").mkdir()
     (tmp_path / "input.txt").rename(tmp_path / "work" / "input.txt")

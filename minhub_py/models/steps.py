@@ -2,7 +2,7 @@
 
 `steps` lists the computation of `forward` as data, for the C decoder, quantization, TorchScript, tensor parallelism and
 analysis. There are two values: the residual stream x (B, T, C) and the current value h (B, T, …). Each class states how
-its operation changes them. tests/test_families.py compares `steps` and `forward`.
+its operation changes them. tests/models/test_architectures.py compares `steps` and `forward`.
 
 `dropout` is the probability of dropout after the operation; the runners ignore it, TorchScript does not.
 

@@ -30,7 +30,7 @@ from peers import CASES, Result, Row
 from peers.worker import Worker, environment
 
 # From The Taming of the Shrew, act 2 scene 1: the built-in models have not been trained on it.
-TEXT = Path(__file__).parents[2] / "text.txt"
+TEXT = Path(__file__).parents[2] / "support" / "text.txt"
 # Scale of random matrices, relative to initialization. A newly initialized GPT-2 repeats one id for ever in any dtype;
 # with large matrices the text never repeats, and any difference between two libraries shows at once.
 TAME, WILD = 1, 5

@@ -1,5 +1,5 @@
-# What the tests share. They run in both ways in: with a worker (R CMD check, tests/test_r_package.py) and in an R that
-# Python hosts (tests/test_rsession.py).
+# What the tests share. They run in both ways in: with a worker (R CMD check, tests/r_bridge/test_r_package.py) and in an R that
+# Python hosts (tests/r_bridge/test_hosted_r.py).
 
 options(minhubpy.quiet = TRUE)
 

@@ -1,4 +1,4 @@
-# Conversations. What replies are made of is tested in Python (tests/test_chat.py).
+# Conversations. What replies are made of is tested in Python (tests/chat/test_chat.py).
 
 test_that("a conversation is made, shown, taken apart and plotted", {
   bot <- minhub_chat(a_model(), max_new_tokens = 12, seed = 1)

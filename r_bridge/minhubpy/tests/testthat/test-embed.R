@@ -1,4 +1,4 @@
-# Texts as numbers. That the numbers are transformers' is shown in tests/test_embed.py.
+# Texts as numbers. That the numbers are transformers' is shown in tests/analysis/test_embeddings.py.
 
 # But for rounding: sums are in another order where other texts are read beside one.
 expect_same <- function(object, expected, ...) expect_equal(object, expected, tolerance = 1e-5, ...)

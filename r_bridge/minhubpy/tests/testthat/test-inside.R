@@ -1,4 +1,4 @@
-# Attention and the predictions of layers. That the numbers are transformers' is shown in tests/test_inside.py.
+# Attention and the predictions of layers. That the numbers are transformers' is shown in tests/analysis/test_hidden_states.py.
 
 attention <- function() the("attention", attention_weights(a_model(), "To be, or not"))
 predictions <- function() the("predictions", logit_lens(a_model(), "To be, or not", n = 3))

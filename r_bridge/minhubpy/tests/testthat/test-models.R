@@ -1,4 +1,4 @@
-# Models on this machine. Downloads and deletions are shown in tests/test_cache.py and tests/test_r_surface.py.
+# Models on this machine. Downloads and deletions are shown in tests/checkpoints/test_cache.py and tests/r_bridge/test_r_interface.py.
 
 test_that("built-in models are listed", {
   needs_python()

@@ -1,4 +1,4 @@
-# The numbers of Python itself, bit for bit: tests/r_package.py writes them (write_reference) and says where.
+# The numbers of Python itself, bit for bit: tests/support/r_package.py writes them (write_reference) and says where.
 
 reference <- function() {
   folder <- Sys.getenv("MINHUBPY_REFERENCE")

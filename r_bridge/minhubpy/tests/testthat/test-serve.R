@@ -1,4 +1,4 @@
-# A server in the background. What it answers is shown in tests/test_serve.py; here, that R has it.
+# A server in the background. What it answers is shown in tests/serve/test_serve.py; here, that R has it.
 
 test_that("a server answers, is printed, and ends", {
   needs_extra("serve")

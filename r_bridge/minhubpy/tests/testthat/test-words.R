@@ -1,4 +1,4 @@
-# Predictability of words. That the numbers are right is shown in tests/test_words.py; here, that R gets them.
+# Predictability of words. That the numbers are right is shown in tests/analysis/test_surprisal.py; here, that R gets them.
 
 SENTENCES <- data.frame(
   item = c("b", "b", "b", "a", "a", "a", "a"),

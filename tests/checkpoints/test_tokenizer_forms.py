@@ -1,0 +1,276 @@
+"""Tokenizers from sentencepiece's, tiktoken's and Mistral's files, against the libraries that these files are of."""
+
+import base64
+import io
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import tiktoken
+from paths import ROOT
+from tokenizers import Tokenizer
+
+from minhub_py import tokenizer_from_pretrained
+from minhub_py.checkpoints.tokenizers import tiktoken as tiktoken_files
+from minhub_py.checkpoints.tokenizers.tiktoken import alphabet
+
+CORPUS = [  # every fourth line: sentencepiece takes seconds for all of them
+    line
+    for path in sorted((ROOT / "minhub_py").rglob("*.py"))
+    for line in path.read_text(encoding="utf-8").splitlines()
+    if line.strip()
+][::4]
+LLAMA = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
+         "remove_extra_whitespaces": False}  # fmt: skip
+OWN = ["\u2581\u2581", "\u2581\u2581\u2581", "\n\n", "<x>", "self"]  # each is always one token
+T5 = {"model_type": "unigram", "bos_id": -1, "pad_id": 0, "eos_id": 1, "unk_id": 2}
+# Each with the name that its kind of repository gives the file.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama 2": ("tokenizer.model", LLAMA),
+    "Gemma": ("tokenizer.model", {**LLAMA, "add_dummy_prefix": False, "user_defined_symbols": OWN}),
+    "BPE without bytes": ("tokenizer.model", {"model_type": "bpe"}),
+    "T5": ("spiece.model", T5),
+    "unigram with bytes": ("tokenizer.model", {**LLAMA, "model_type": "unigram", "user_defined_symbols": OWN[3:]}),
+}  # fmt: skip
+WORDS = [word for word in " ".join(CORPUS).split() if not set(word) & set("<[")]  # none has a special token in it
+ALPHABETS = [
+    "ab 1\n\t",
+    "  \u2581a",  # what sentencepiece writes for a space may stand in a text, too
+    "=-.0 a",
+    "漢字かな交じり文。中文 한국어",
+    "äößéñçİıł ΑΩβЖщ",
+    "\u0000\u007f\r\n\u2028\u00a0\u3000",
+]
+# Characters that are made of several, which the library's table of characters takes apart in its own way.
+JOINED = ["👩‍👩‍👧", "🇩🇪", "e\u0301", "か\u3099", "½\u200d", "\u1100\u1161"]
+
+
+def texts(count: int) -> Iterator[str]:
+    """Texts of all kinds: spaces at both ends, long runs, any Unicode, words with any white space between them."""
+    rng = random.Random(count)
+    kinds: list[Callable[[int], str]] = [
+        lambda size: "".join(chr(rng.randrange(0x20, 0xD800)) for _ in range(size)),
+        lambda size: "".join(chr(rng.choice((0x1F300, 0x10000, 0xE000)) + rng.randrange(0x300)) for _ in range(size)),
+        lambda size: rng.choice("a =-1é漢\n.") * 4 * size + rng.choice(["", "b", " a", "  "]),
+        lambda size: "".join(rng.choices(rng.choice(ALPHABETS), k=size)),
+        lambda size: "".join(rng.choice(WORDS) + rng.choice(["", " ", "  ", "\n", "\r\n", "\t"]) for _ in range(size)),
+        lambda size: "".join(rng.choices(JOINED, k=size)),
+        lambda size: str(rng.randrange(10 ** (size + 1))),
+    ]
+    yield from (
+        "",
+        " ",
+        "  ",
+        "a",
+        " a ",
+        "   a  b   ",
+        "\n",
+        "\n\na\n",
+        "😀😀",
+        "<0x41>x",
+        "<x>",
+        "<x><x> self self",
+        "a zqzqzq",
+    )
+    for _ in range(count):
+        yield rng.choice(kinds)(rng.randrange(40))
+
+
+def train(**options: Any) -> bytes:
+    """A sentencepiece model of this repository's own source."""
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_writer=file, vocab_size=1000, minloglevel=2, num_threads=1, **options
+    )
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder with a model file and nothing else, and sentencepiece's own reading of it."""
+    name, options = KINDS[request.param]
+    folder = tmp_path_factory.mktemp(request.param.replace(" ", "-"))
+    (folder / name).write_bytes(train(**options))
+    return folder, sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_sentencepiece(kind: tuple[Path, Any]) -> None:
+    folder, theirs = kind
+    ours = tokenizer_from_pretrained(str(folder))
+    again = Tokenizer.from_str(ours.to_str())
+    model = json.loads(ours.to_str())["model"]["type"]
+    has_table = "Precompiled" in ours.to_str()
+    ties = 0
+    for text in texts(1500):
+        found, expected = ids_of(ours, text), theirs.encode(text)
+        assert ids_of(again, text) == found
+        if has_table and ours.normalizer.normalize_str(text) != theirs.normalize(text):
+            # The one known difference: the library's table of characters sees graphemes.
+            assert any(part in text for part in JOINED) or not text.isascii()
+            continue
+        if found != expected:
+            # The best way to cut a text may be there twice: sentencepiece's sums are of 32 bits, the library's of 64.
+            assert model == "Unigram", text
+            scores = (sum(map(theirs.get_score, ids)) for ids in (found, expected))
+            assert next(scores) == pytest.approx(next(scores), abs=1e-3), text
+            ties += 1
+        if "\u2581" not in text:
+            decoded = ours.decode(expected, skip_special_tokens=False)
+            assert decoded.replace("<unk>", " \u2047 ") == theirs.decode(expected)
+    assert ties < 150
+
+
+def test_what_is_put_around_a_text(tmp_path: Path) -> None:
+    """The files say it, or the model's reference implementation does: <s> before for Llama, </s> after for T5."""
+    (tmp_path / "spiece.model").write_bytes(train(**T5))
+    t5 = tokenizer_from_pretrained(str(tmp_path))
+    assert t5.encode("self").ids == [*ids_of(t5, "self"), 1]
+    assert t5.encode("self", "is").ids == [*ids_of(t5, "self"), 1, *ids_of(t5, "is"), 1]
+    assert [t5.token_to_id(f"<extra_id_{i}>") for i in (99, 1, 0)] == [1000, 1098, 1099]
+    assert t5.get_vocab_size() == 1100
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 0, "add_eos_token": False}))
+    plain = tokenizer_from_pretrained(str(tmp_path))
+    assert (plain.encode("self").ids, plain.get_vocab_size()) == (ids_of(t5, "self"), 1000)
+    (tmp_path / "spiece.model").unlink()
+
+    (tmp_path / "tokenizer.model").write_bytes(train(**LLAMA))
+    for settings, before, after in (
+        ({}, [1], []),
+        ({"add_bos_token": True, "add_eos_token": True, "bos_token": {"content": "<s>"}}, [1], [2]),
+        ({"add_bos_token": False}, [], []),
+        ({"add_bos_token": False, "add_eos_token": True, "eos_token": "<unk>"}, [], [0]),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        llama = tokenizer_from_pretrained(str(tmp_path))
+        assert llama.encode(" self").ids == [*before, *ids_of(llama, " self"), *after]
+        assert llama.encode("<s>").ids == [*before, 1, *after]  # a special token of the text is one
+        assert llama.decode(llama.encode(" self").ids) == " self"
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": false}')
+    assert ids_of(tokenizer_from_pretrained(str(tmp_path)), " self") == ids_of(llama, "self")
+    (tmp_path / "added_tokens.json").write_text('{"<pad>": 1000}')
+    assert tokenizer_from_pretrained(str(tmp_path)).encode("<pad>").ids == [1, 1000]
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": true, "bos_token": "<begin>"}')
+    with pytest.raises(ValueError, match="add_bos_token is set, but '<begin>' is not in the vocabulary"):
+        tokenizer_from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_type": "char"}, "has word or character pieces, which this package does not read"),
+        ({"treat_whitespace_as_suffix": True}, "has spaces after words, which"),
+    ],
+)
+def test_what_is_not_read_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(train(hard_vocab_limit=False, **options))
+    with pytest.raises(ValueError, match=rf"tokenizer\.model {message}.*use a tokenizer\.json"):
+        tokenizer_from_pretrained(str(tmp_path))
+
+
+# Meta's and Qwen's, as they publish them.
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+TEKKEN_WORDS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@pytest.fixture(scope="module")
+def ranks(bpe_folder: Path) -> list[bytes]:
+    """The tokens of a byte-level BPE, as bytes, in the order in which they were learnt."""
+    vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
+    byte_of = {letter: byte for byte, letter in alphabet().items()}
+    learnt = [bytes(byte_of[letter] for letter in token) for token in vocabulary if token != "<|endoftext|>"]
+    return [*learnt[:300], b" zqzqzq", *learnt[300:]]  # which no merges lead to, but it is a word
+
+
+def write_ranks(path: Path, ranks: list[bytes]) -> None:
+    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(ranks)))
+
+
+def write_tekken(path: Path, ranks: list[bytes], special: list[str] | None = None) -> None:
+    config = {"pattern": TEKKEN_WORDS, "default_vocab_size": len(ranks) - 9 + 30, "default_num_special_tokens": 30}
+    vocabulary = [{"rank": i, "token_bytes": base64.b64encode(token).decode()} for i, token in enumerate(ranks)]
+    content: dict[str, Any] = {"config": config, "vocab": vocabulary}
+    if special is not None:
+        content["special_tokens"] = [{"rank": i, "token_str": token} for i, token in enumerate(special)]
+    path.write_text(json.dumps(content))
+
+
+def equals_tiktoken(ours: Tokenizer, ranks: list[bytes], pattern: str, shift: int = 0) -> None:
+    theirs = tiktoken.Encoding(
+        "test", pat_str=pattern, mergeable_ranks={token: rank for rank, token in enumerate(ranks)}, special_tokens={}
+    )
+    again = Tokenizer.from_str(ours.to_str())
+    for text in texts(1500):
+        composed = ours.normalizer.normalize_str(text) if ours.normalizer else text
+        expected = [shift + id for id in theirs.encode(composed)]
+        assert ids_of(ours, text) == ids_of(again, text) == expected, text
+        assert ours.decode(expected) == composed
+
+
+def test_llama_3(tmp_path: Path, ranks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    write_ranks(tmp_path / "tokenizer.model", ranks)
+    with pytest.raises(ValueError, match=r"has 600 ranks, and Llama 3's 128,000: .* use a tokenizer\.json"):
+        tokenizer_from_pretrained(str(tmp_path))
+    monkeypatch.setattr(tiktoken_files, "LLAMA3_TOKENS", 600)  # as many as Llama 3 has take half a minute
+    tokenizer = tokenizer_from_pretrained(str(tmp_path))
+    equals_tiktoken(tokenizer, ranks, LLAMA3_WORDS)
+    n = len(ranks)
+    assert tokenizer.get_vocab_size() == n + 256
+    places = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 2: "<|reserved_special_token_0|>", 9: "<|eot_id|>",
+              6: "<|start_header_id|>", 7: "<|end_header_id|>", 255: "<|reserved_special_token_247|>"}  # fmt: skip
+    assert {place: tokenizer.id_to_token(n + place) for place in places} == places
+    assert tokenizer.encode("a<|eot_id|>").ids == [n, *ids_of(tokenizer, "a"), n + 9]
+    assert tokenizer.decode(tokenizer.encode("a<|eot_id|>").ids) == "a"
+
+    named = {str(n + i): {"content": f"<|mine_{i}|>", "special": True} for i in range(3)}
+    settings = {"added_tokens_decoder": named, "add_bos_token": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    own = tokenizer_from_pretrained(str(tmp_path))
+    assert (own.get_vocab_size(), own.encode("<|mine_2|>").ids) == (n + 3, [n + 2])
+
+
+def test_qwen(tmp_path: Path, ranks: list[bytes]) -> None:
+    write_ranks(tmp_path / "qwen.tiktoken", ranks)
+    tokenizer = tokenizer_from_pretrained(str(tmp_path))
+    equals_tiktoken(tokenizer, ranks, QWEN_WORDS)
+    n = len(ranks)
+    assert tokenizer.encode("<|endoftext|><|im_start|><|im_end|><|extra_204|>").ids == [n, n + 1, n + 2, n + 207]
+    assert ids_of(tokenizer, "e\u0301") == ids_of(tokenizer, "é")
+
+
+def test_tekken(tmp_path: Path, ranks: list[bytes]) -> None:
+    write_tekken(tmp_path / "tekken.json", ranks)
+    tokenizer = tokenizer_from_pretrained(str(tmp_path))
+    equals_tiktoken(tokenizer, ranks[:-9], TEKKEN_WORDS, 30)  # the file holds more than the model knows
+    assert tokenizer.encode("<unk></s>[INST]<SPECIAL_29>").ids == [1, 0, 2, 3, 29]  # Mistral begins each text
+    write_tekken(tmp_path / "tekken.json", ranks, ["<pad>", "<begin>"])
+    named = tokenizer_from_pretrained(str(tmp_path))
+    assert named.encode("<begin><SPECIAL_2>").ids == [1, 2]
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": true, "bos_token": "<begin>"}')
+    assert tokenizer_from_pretrained(str(tmp_path)).encode("<pad>").ids == [1, 0]
+
+
+def test_tokenizer_json_comes_before_all_of_them(tmp_path: Path, ranks: list[bytes], bpe_folder: Path) -> None:
+    write_tekken(tmp_path / "tekken.json", ranks)
+    write_ranks(tmp_path / "qwen.tiktoken", ranks)
+    assert tokenizer_from_pretrained(str(tmp_path)).token_to_id("<|im_end|>") == len(ranks) + 2
+    (tmp_path / "tokenizer.model").write_bytes(train(**LLAMA))
+    assert tokenizer_from_pretrained(str(tmp_path)).token_to_id("<0x00>") == 3
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(bpe_folder / name, tmp_path)
+    assert tokenizer_from_pretrained(str(tmp_path)).token_to_id("<|endoftext|>") == 599
+    Tokenizer.from_str(tokenizer_from_pretrained(str(bpe_folder)).to_str()).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "vocab.json").write_text("{")
+    assert tokenizer_from_pretrained(str(tmp_path)).token_to_id("<|endoftext|>") == 599

@@ -1,0 +1,83 @@
+"""What only Gemma has, beside the cases of tests/support/cases/gemma.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from random_weights import draw
+from test_architectures import ids_of, load  # noqa: F401
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
+
+import minhub_py
+from minhub_py.inference.native.library import library
+from minhub_py.inference.native_runner import NativeRunner, runner_of
+
+VISION = {"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
+          "num_attention_heads": 2, "image_size": 8, "patch_size": 4}  # fmt: skip
+
+
+def test_layers_keep_no_more_than_their_window(load) -> None:  # noqa: F811
+    assert [keys.size(2) for keys, _ in load("gemma2")[1].new_cache(2, 50).layers] == [7, 50]
+    assert [keys.size(2) for keys, _ in load("gemma3_text-usual")[1].new_cache(2, 50).layers] == [9, 9, 9, 9, 9, 50]
+
+
+@torch.no_grad()
+def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:  # noqa: F811
+    """gemma3: settings below text_config, ids that end a text beside it; what is for pictures is left alone."""
+    settings = json.loads((load("gemma3_text")[2] / "config.json").read_text())
+    config = Gemma3Config(text_config=settings, vision_config=VISION, mm_tokens_per_image=4, image_token_index=60)
+    reference = Gemma3ForConditionalGeneration(config).eval()
+    draw(reference)
+    reference.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    outer = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 60],
+             "text_config": settings, "vision_config": VISION, "image_token_index": 60}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    model = minhub_py.gemma3_from_pretrained(tmp_path, device="cpu")
+    assert model.config.eos_token_id == [1, 60]
+    wanted = reference(ids_of(2)).logits
+    assert (model(ids_of(2)) - wanted).abs().max() <= 5e-5 * wanted.abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_embedding_factor_is_rounded_to_the_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+    """√48 is 6.928, and 6.9375 in bfloat16: what the first layer reads is transformers' to the last bit."""
+    config = AutoConfig.for_model("gemma", vocab_size=61, hidden_size=48, intermediate_size=8, num_hidden_layers=1,
+                                  num_attention_heads=2, num_key_value_heads=1, head_dim=8)  # fmt: skip
+    reference = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    draw(reference)
+    reference.save_pretrained(tmp_path)
+    model = minhub_py.from_pretrained(tmp_path, device="cpu")
+    assert next(model.parameters()).dtype == dtype
+    found, wanted = [], []
+    model.layers[0].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    reference.model.layers[0].register_forward_pre_hook(lambda _, inputs: wanted.append(inputs[0]))
+    model(ids_of(1)), reference(ids_of(1))
+    assert torch.equal(found[0], wanted[0])
+
+
+@torch.inference_mode()
+def test_the_native_runner_rounds_it_too() -> None:
+    """A block of zeros adds its bias only; without that, the last norm would not see the factor."""
+    settings = {"model_type": "gemma", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 8,
+                "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+                "attention_bias": True}  # fmt: skip
+    model = minhub_py.gemma(**settings).to(torch.bfloat16).eval()
+    for parameter in model.layers.parameters():
+        parameter.zero_()
+    model.layers[0].self_attn.o_proj.bias.fill_(4.0)
+    model.embed_tokens.weight.normal_(generator=torch.Generator().manual_seed(0))
+    runner = runner_of(model)
+    assert type(runner) is NativeRunner
+    ids = list(range(10))
+    library().choose(b"avx2")  # where the chosen kernels round what goes into products, too, these do not
+    try:
+        logits = runner.forward({0: ids}, runner.new_cache(1, 20), every=True)
+    finally:
+        library().choose(None)
+    weight = model.embed_tokens.weight.float()
+    x = weight[:10] * 6.9375 + 4
+    wanted = x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6) @ weight.T
+    torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,35 @@
+"""What only Llama and its kin have, beside the cases of tests/support/cases/llama.py."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from test_architectures import ids_of, load  # noqa: F401
+
+import minhub_py
+
+
+def test_layers_keep_no_more_than_their_window(load) -> None:  # noqa: F811
+    model = load("qwen2-windows")[1]
+    assert [keys.size(2) for keys, _ in model.new_cache(2, 50).layers] == [50, 5, 5]
+    assert [keys.size(2) for keys, _ in model.new_cache(2, 4).layers] == [4, 4, 4]
+
+
+def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:  # noqa: F811
+    """mistral3: settings below text_config, tensors below language_model; what is for pictures is left alone."""
+    _, model, folder = load("ministral3")
+    settings = json.loads((folder / "config.json").read_text())
+    outer = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "text_config": settings,
+             "vision_config": {"model_type": "pixtral"}, "image_token_index": 10}  # fmt: skip
+    for names in ("language_model.model.", "model.language_model."):
+        tensors = {key.replace("model.", names, 1) if key.startswith("model.") else
+                   key if names.startswith("model.") else f"language_model.{key}": tensor
+                   for key, tensor in load_file(folder / "model.safetensors").items()}  # fmt: skip
+        prefix = "model." if names.startswith("model.") else ""
+        tensors |= {f"{prefix}vision_tower.patch_conv.weight": torch.zeros(2, 3),
+                    f"{prefix}multi_modal_projector.linear_1.bias": torch.zeros(2)}  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(outer))
+        save_file(tensors, tmp_path / "model.safetensors")
+        found = minhub_py.ministral_from_pretrained(tmp_path, device="cpu")
+        assert torch.equal(found(ids_of(1)), model(ids_of(1)))

@@ -1,0 +1,102 @@
+"""The R package's own tests, in a plain R session and in an R that Python hosts.
+
+They are in r_bridge/minhubpy/tests/testthat, and compare with numbers that r_package.py has Python compute.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import PROGRAMS, R_PACKAGE
+from r_package import RSCRIPT, environment
+
+R_TESTS = R_PACKAGE / "tests" / "testthat"
+WITHOUT_MATPLOTLIB = PROGRAMS / "without_matplotlib"
+
+# Both ways in: R with a worker, and R inside Python.
+WAYS = {"worker": [str(RSCRIPT), "--no-init-file"], "hosted": [sys.executable, "-m", "minhub_py.cli.main", "r"]}
+
+
+def run_r_tests(
+    way: str, library: Path, reference_folder: Path, only: str = "", **more: str
+) -> dict[str, list[tuple[str, str, str]]]:
+    """(kind, test, message) of each expectation, by file; `only` is a regular expression of files' names."""
+    files = sorted(path.name for path in R_TESTS.glob("test-*.R") if re.search(only, path.name))
+    # Python's picture of a run's losses would take longer than the run; test_train.py has it.
+    named: dict[str, str | None] = {"PYTHONPATH": str(WITHOUT_MATPLOTLIB), **more}
+    if way == "worker":  # the other way round, with a Python that only the last resort of many names
+        files.reverse()
+        named |= {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": sys.executable}
+    done = subprocess.run(
+        [*WAYS[way], str(PROGRAMS / "run_testthat.R"), str(R_TESTS), *files],
+        env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **named),
+        capture_output=True, check=False, timeout=1700 if only else 580,
+    )  # fmt: skip
+    said = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
+    assert done.returncode == 0, said[-5000:]
+    results: dict[str, list[tuple[str, str, str]]] = {}
+    for line in said.splitlines():
+        if line.startswith("minhub-result\t"):
+            _, file, kind, test, message = line.split("\t", 4)
+            results.setdefault(file, []).append((kind, test, message))
+    return results
+
+
+@pytest.fixture(scope="session", params=WAYS)
+def r_results(
+    request: pytest.FixtureRequest, library: Path, reference_folder: Path
+) -> tuple[str, dict[str, list[tuple[str, str, str]]]]:
+    return request.param, run_r_tests(request.param, library, reference_folder)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("file", sorted(path.name for path in R_TESTS.glob("test-*.R")))
+def test_r_tests_pass(r_results: tuple[str, dict[str, list[tuple[str, str, str]]]], file: str) -> None:
+    way, found = r_results
+    results = found[file]
+    bad = [f"{test}: {message}" for kind, test, message in results if kind not in ("success", "skip")]
+    assert not bad, "\n".join(bad)
+    skipped = {message for kind, _, message in results if kind == "skip"}
+    # What may be missing here is R torch, and hosted the worker; with all else at hand nothing else is skipped.
+    missing = {"worker": ["torch"], "hosted": ["torch", "only a plain R session has a worker"]}[way]
+    assert all(any(reason in message for reason in missing) for message in skipped), skipped
+    needs = {"worker": ["test-torch.R"], "hosted": ["test-torch.R", "test-worker.R"]}[way]
+    assert file in needs or any(kind == "success" for kind, _, _ in results)
+
+
+# R torch is not in Debian, and its LibTorch is another than Python's: these are run by `make test-rtorch` alone.
+
+NEEDS_R_TORCH = """this needs the R package torch and its LibTorch: install.packages("torch") and torch::install_torch()
+in R, in a library that Rscript looks into (the environment variable R_LIBS adds one). R says: """
+
+
+@pytest.fixture(scope="module")
+def with_r_torch(library: Path) -> str:
+    """R_LIBS of the package as it is now and of the user's own libraries, one of which has R torch."""
+    libraries = os.pathsep.join([str(library), *filter(None, [os.environ.get("R_LIBS")])])
+    code = "cat(as.numeric(torch::torch_tensor(41) + 1))"
+    done = subprocess.run(
+        [str(RSCRIPT), "--no-init-file", "-e", code],
+        env=environment(library, R_LIBS=libraries), capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    if done.stdout != "42":
+        pytest.exit(NEEDS_R_TORCH + " ".join(done.stderr.split())[:300], returncode=1)
+    return libraries
+
+
+@pytest.mark.rtorch
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", WAYS)
+def test_r_tests_pass_with_r_torch(way: str, library: Path, with_r_torch: str, tmp_path: Path) -> None:
+    results = run_r_tests(way, library, tmp_path, only="torch|weights", R_LIBS=with_r_torch)
+    found = [(kind, f"{file}: {test}: {message}") for file, each in results.items() for kind, test, message in each]
+    bad = [what for kind, what in found if kind not in ("success", "skip")]
+    assert not bad, "\n".join(bad)
+    passed = [what for kind, what in found if kind == "success"]
+    skipped = [what for kind, what in found if kind == "skip"]
+    assert passed
+    assert way == "hosted" or all("R torch works here" in what for what in skipped), skipped
+    print(f"{way}: {len(passed)} expectations passed, {len(skipped)} tests skipped")

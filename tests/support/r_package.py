@@ -1,0 +1,169 @@
+"""The installed R package, the environment it runs in, and numbers of Python for R to compare with."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from paths import R_PACKAGE
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from minhub_py import from_pretrained, generate, gpt2, gptneo, lstm, save_pretrained, score, tokenizer_from_pretrained
+from minhub_py.checkpoints import local
+from r_bridge import convert
+
+BUILT_IN = [f"minhub/{path.name}" for path in sorted(local.BUILTIN.iterdir())]
+RSCRIPT = shutil.which("Rscript")
+
+
+# What Python says, for R to compare with
+
+
+def write_reference(folder: Path) -> Path:
+    """The numbers that test-parity.R reads by the environment variable MINHUBPY_REFERENCE. Returns the folder."""
+    folder.mkdir(exist_ok=True)
+    small: dict[str, Any] = {"vocab_size": 50, "initializer_range": 0.4}
+    torch.manual_seed(5)
+    made = {
+        "random gpt2": gpt2(n_positions=24, n_embd=32, n_layer=3, n_head=4, **small),
+        "random gptneo": gptneo(
+            max_position_embeddings=24, hidden_size=32, num_layers=4, num_heads=4, window_size=5,
+            attention_types=[[["global", "local"], 2]], eos_token_id=None, bos_token_id=None, **small,
+        ),
+        "random lstm": lstm(embedding_size=16, hidden_size=24, num_layers=2, **small),
+    }  # fmt: skip
+    for name, model in made.items():
+        save_pretrained(model, folder / name)
+    identifiers = {name: str(folder / name) for name in made} | {name: name for name in BUILT_IN}
+    cases = {name: reference(identifier) for name, identifier in identifiers.items()}
+    (folder / "reference.rds").write_bytes(convert.dumps(cases))
+    byte_tokenizer().save(str(folder / "bytes.json"))
+    return folder
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Every byte is a token, so that all text has some. Byte 0's id is 188."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: id for id, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def reference(identifier: str) -> dict[str, Any]:
+    model = from_pretrained(identifier)
+    size, context = model.config.vocab_size, model.config.context_length or 40
+    random = np.random.default_rng(size + context)
+    n = 24
+    # The first grows beyond the context, the second is a single id, the third is beyond it from the start.
+    prompts = [random.integers(size, size=length).tolist() for length in (context - n // 2, 1, context + 9)]
+    several = [1, 2, 2**40]
+    greedy = generate(model, prompts, n, temperature=0)
+    end = greedy[0][5]
+    with torch.inference_mode():
+        forward = {}
+        for name, shape in {"row": (1, 7), "batch": (3, 9), "full": (1, context), "id": (1, 1)}.items():
+            ids = random.integers(size, size=shape)
+            forward[name] = {
+                "ids": ids if len(ids) > 1 else ids[0],
+                "logits": model(torch.tensor(ids)),
+            }
+        last = model(torch.tensor([prompts[2][start_of_context(len(prompts[2]), model.config.context_length) :]]))[
+            0, -1
+        ]
+        likely = torch.log_softmax(last, -1).topk(5)
+    scores = score(model, prompts)
+    name, weight = next((name, weight) for name, weight in model.named_parameters() if weight.ndim == 2)
+    settings = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.3, "eos_id": None}
+    return {
+        "model": identifier,
+        "forward": forward,
+        "prompts": rows(prompts),
+        "n": n,
+        "greedy": rows(greedy),
+        "sampled": rows(generate(model, prompts, n, temperature=1.1, seed=7)),
+        "settings": rows(generate(model, prompts, n, seed=several, **settings)),
+        "end": end,
+        "ended": rows(generate(model, prompts, n, temperature=0, eos_id=end)),
+        "scores": [scores[0], scores[2]],  # the second has none
+        "perplexity": np.ma.MaskedArray(
+            [float((-each.double().mean()).exp()) if len(each) else 0 for each in scores], [not len(s) for s in scores]
+        ),
+        "likely": {"id": likely.indices, "logprob": likely.values},
+        "weight": {"name": name, "value": weight, "shape": np.array(weight.shape)},
+        "parameters": float(sum(weight.numel() for weight in model.parameters())),
+    } | (text_reference(identifier, model) if identifier in BUILT_IN else {})
+
+
+def start_of_context(known: int, context: int | None) -> int:
+    """The rule of inference.generate in other words: from a full context on, half a context is dropped at a time."""
+    start = 0
+    while context is not None and known - start > context:
+        start += context // 2
+    return start
+
+
+def text_reference(identifier: str, model: Any) -> dict[str, Any]:
+    tokenizer = tokenizer_from_pretrained(identifier)
+    prompt = "KING HENRY: Once more\nunto the breach, dear friends"
+    ids = tokenizer.encode(prompt).ids
+
+    def text(**settings: Any) -> str:
+        return tokenizer.decode(generate(model, [ids], 30, **settings)[0])
+
+    return {
+        "text": {
+            "prompt": prompt,
+            "ids": np.array(ids),
+            "decoded": tokenizer.decode(ids),
+            "greedy": text(temperature=0),
+            "sampled": text(seed=3),
+            "scores": score(model, [ids])[0],
+        }
+    }
+
+
+def rows(ids: list[list[int]]) -> list[Any]:
+    return [np.array(row, np.int32) for row in ids]
+
+
+# R
+
+
+@pytest.fixture(scope="session")
+def reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_reference(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that holds the package as it is now."""
+    assert RSCRIPT is not None, "the tests of the bridge need R: apt-get install r-base-core"
+    folder = tmp_path_factory.mktemp("library")
+    command = ["R", "CMD", "INSTALL", "--no-docs", "--no-test-load", f"--library={folder}", str(R_PACKAGE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def environment(library: Path, **more: str | None) -> dict[str, str]:
+    """What R starts with: this Python, one thread, and no caches or folders of the user's."""
+    variables: dict[str, str | None] = {
+        "R_LIBS": str(library),
+        "MINHUBPY_PYTHON": sys.executable,
+        "OMP_NUM_THREADS": "1",
+        "R_PROFILE_USER": "",
+        "R_ENVIRON_USER": "",
+        "NOT_CRAN": "true",
+        "RETICULATE_PYTHON": None,
+        "VIRTUAL_ENV": None,
+        "CONDA_PREFIX": None,
+        **more,
+    }
+    both = {**os.environ, **{name: value for name, value in variables.items() if value is not None}}
+    return {name: value for name, value in both.items() if variables.get(name, "") is not None}

@@ -1,0 +1,201 @@
+"""Calls of the decoder in C, with all memory that they read, in a file. programs/replay.c repeats them.
+
+So the decoder can be run where there is no Python: for another processor under qemu, for Windows under wine.
+
+    python tests/support/recorded_calls.py FILE
+"""
+
+import ctypes
+import json
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from cases import ARCHITECTURES
+from test_blocks import new as new_of_blocks
+from test_decoder import DTYPES, new, some_ids
+from torch import Tensor
+
+import minhub_py
+from minhub_py.inference.native.library import BLOCKS, INTERFACE, Call, Operation, library
+from minhub_py.inference.native_runner import NativeRunner
+from minhub_py.models.base import EncoderDecoder
+from minhub_py.registry import entry_of
+
+T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44,
+      "num_layers": 2, "num_heads": 4}  # fmt: skip
+LENGTH = 45  # of a text; of so many ids, products are those of many
+
+
+class RecordingRunner(NativeRunner):
+    """Runs a model's steps, and keeps every call."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.compiled, self.library = self.library, self
+        self.long = None  # PyTorch's products are not what is recorded
+        self.live: list[Tensor] = []  # of the cache
+        self.used: Tensor | None = None
+        self.memory = bytearray()
+        self.places: dict[int, tuple[int, Tensor]] = {}  # by address: where a tensor is in the memory
+        self.pointers: list[int] = []
+        self.calls: list[tuple[int, int, int, int, int]] = []
+        self.found: list[Tensor] = []
+
+    def _new_call(self, layers: Any, dtype: Any, room: Any) -> Call:
+        self.live = [tensor for layer in layers for tensor in layer]
+        self.used = room  # that of a source is nowhere else
+        return super()._new_call(layers, dtype, room)
+
+    def decode(self, operations: Any, count: int, by_reference: Any) -> None:
+        """In the place of the compiled function."""
+        call = by_reference._obj
+        where, logits = self.put(bytes(operations)), 0
+        for number in range(count):
+            at, operation = where + number * ctypes.sizeof(Operation), operations[number]
+            for matrix in ("weight", "second"):
+                for name in ("data", "scales"):
+                    offset = getattr(Operation, matrix).offset + getattr(type(operation.weight), name).offset
+                    self.point(at + offset, getattr(getattr(operation, matrix), name))
+            self.point(at + Operation.bias.offset, operation.bias)
+        at = self.put(bytes(call))
+        for name in ("ids", "rows", "positions", "source_lengths"):
+            self.point_at_numbers(at, name, getattr(call, name), call.tokens)
+        if call.output_count:
+            self.point_at_numbers(at, "outputs", call.outputs, call.output_count)
+        layers = len(self.live) // 2
+        self.point_at_numbers(at, "sizes", call.sizes, layers)
+        for name in ("keys", "values"):
+            array = getattr(call, name)
+            first = self.put(bytes(8 * layers))
+            for layer in range(layers):
+                self.point(first + 8 * layer, array[layer])
+            self.point(at + getattr(Call, name).offset, first, inside=True)
+        for name in [name for name, kind in Call._fields_ if kind is ctypes.c_void_p]:
+            self.point(at + getattr(Call, name).offset, getattr(call, name))
+        result = struct.unpack_from("q", self.memory, at + Call.logits.offset)[0]
+        self.compiled.decode(operations, count, by_reference)
+        logits = call.output_count * self.vocab_size
+        first = (call.logits - self.logits.data_ptr()) // 4 if logits else 0
+        self.found.append(self.logits.flatten()[first : first + logits].clone())
+        self.calls.append((where, count, at, result, logits))
+
+    def put(self, data: bytes) -> int:
+        self.memory += bytes(-len(self.memory) % 64)
+        self.memory += data
+        return len(self.memory) - len(data)
+
+    def point_at_numbers(self, at: int, name: str, array: Any, count: int) -> None:
+        where = self.put(struct.pack(f"{count}q", *array[:count]))
+        self.point(at + getattr(Call, name).offset, where, inside=True)
+
+    def point(self, at: int, address: int | None, inside: bool = False) -> None:
+        """A pointer at a place of the memory; to a tensor, which is added with what it holds now, or to a place."""
+        if not inside and not address:
+            return
+        where = address if inside else self.locate(address)
+        struct.pack_into("q", self.memory, at, where)
+        self.pointers.append(at)
+
+    def locate(self, address: int) -> int:
+        known = [*self.program.references, *self.program.angles.values(), *self.live, *vars(self).values()]
+        known = [each for each in known if isinstance(each, Tensor)]
+        for tensor in known:
+            start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()  # views of it share it
+            if start <= address < start + max(size, 1):
+                place, _ = self.places.get(start, (None, None))
+                if place is None:
+                    place = self.put(ctypes.string_at(start, size))
+                    self.places[start] = place, tensor
+                return place + address - start
+        raise AssertionError("a pointer to memory that nobody has")
+
+    def case(self, name: str, equals: list[tuple[int, int, int]]) -> bytes:
+        """For the file. equals: of all logits, (first, first of the same ones, count)."""
+        logits = torch.cat(self.found)
+        head = name.encode().ljust(64, b"\0")
+        counts = (INTERFACE, len(self.memory), len(self.pointers), len(self.calls), logits.numel(), len(equals))
+        return b"".join(
+            [
+                struct.pack("64s6q", head, *counts), bytes(self.memory),
+                struct.pack(f"{len(self.pointers)}q", *self.pointers),
+                *(struct.pack("5q", *call) for call in self.calls), logits.numpy().tobytes(),
+                *(struct.pack("3q", *equal) for equal in equals),
+            ]
+        )  # fmt: skip
+
+
+def from_settings(settings: dict[str, Any]) -> Any:
+    """A model of a config.json, with large weights, random biases and norms."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(settings))
+        model = getattr(minhub_py, f"{entry_of(settings['model_type']).name}_from_config")(folder).eval()
+    generator = torch.Generator().manual_seed(0)
+    for path, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() == 1:
+            parameter.data = ("norm" in path and path.endswith("weight")) + 0.4 * noise
+        else:
+            parameter.data = noise * (1.5 if path.startswith(("wte", "embed")) else 1.3 * parameter.size(-1) ** -0.5)
+    return model
+
+
+def models() -> Iterator[tuple[str, Any]]:
+    """Of every type of weights, every type of GGUF and every family: all operations."""
+    for family in ("gpt2-heads-of-72", "gptneo-heads-of-5", "lstm-three-layers"):
+        for dtype in DTYPES:
+            if (family, dtype) != ("lstm-three-layers", "transposed"):
+                yield f"{family}-{dtype}", new(family, dtype)
+    for kind in BLOCKS:
+        yield f"llama-{kind}", new_of_blocks(kind)
+    for cases in ARCHITECTURES.values():
+        for name in cases.few:
+            yield name, from_settings({**cases.settings(name), **cases.fresh})
+    yield "t5", from_settings(T5)
+
+
+@torch.inference_mode()
+def record(name: str, model: Any, threads: int) -> bytes:
+    """A case: a text at once, in pieces, id by id, and beside two other texts; each time the same bits."""
+    torch.set_num_threads(threads)
+    runner, ids, equals = RecordingRunner(model), some_ids(model, LENGTH), []
+    vocabulary, done = runner.vocab_size, 0
+
+    def begin(rows: int) -> Any:
+        cache = runner.new_cache(rows, LENGTH)
+        if isinstance(model, EncoderDecoder):
+            for row in range(rows):
+                runner.encode(ids[:30], cache, row)
+        return cache
+
+    def read(texts: dict[int, list[int]], places: list[int]) -> None:
+        """places: for each id, the one of the text whose logits are the same."""
+        nonlocal done
+        runner.forward(texts, cache, every=True)
+        equals.extend((done + i * vocabulary, place * vocabulary, vocabulary) for i, place in enumerate(places))
+        done += len(places) * vocabulary
+
+    cache = begin(1)
+    read({0: ids}, list(range(LENGTH)))
+    cache = begin(1)
+    for first, end in ((0, 13), (13, 14), (14, 15), (15, 18), (18, LENGTH)):
+        read({0: ids[first:end]}, list(range(first, end)))
+    cache = begin(3)
+    read({0: ids[:5], 1: ids[:40], 2: ids[:2]}, [*range(5), *range(40), *range(2)])
+    read({0: ids[5:6], 1: ids[40:44], 2: ids[2:3]}, [5, 40, 41, 42, 43, 2])
+    return runner.case(name, equals)
+
+
+def main() -> None:
+    library().choose(b"avx2")  # which round nothing in bfloat16; where there is no AVX2, none does
+    with open(sys.argv[1], "wb") as file:
+        for number, (name, model) in enumerate(models()):
+            file.write(record(name, model, 1 + number % 3))
+
+
+if __name__ == "__main__":
+    main()
