@@ -10,6 +10,7 @@ A model file declares its settings as data:
         DERIVED                 properties of the dataclass that config.json may repeat but not contradict
         ROPE_NAMES              older names of rotary settings, in addition to rope_theta -> names in rope_parameters
         ROPE_DEFAULT            default rope_parameters, if not rope_type "default"
+        ALIASES                 for a model_type, its names of settings -> names of fields
         DEFAULTS                defaults of each model_type, for files that implement several model types
 
 A value must have the type of the field's annotation; an int is accepted as a float, and a bool only as a bool. An `int`
@@ -70,10 +71,11 @@ def read(Config: type[C], hub: Mapping[str, object]) -> C:
     """The dataclass for a config.json. ValueError: a setting or value is not supported; the message names it."""
     names = {field.name for field in dataclasses.fields(Config)}
     only = ONLY_VALUE | dict(getattr(Config, "ONLY_VALUE", {}))
-    ignored = NO_EFFECT | getattr(Config, "NO_EFFECT", frozenset())
+    ignored = (NO_EFFECT | getattr(Config, "NO_EFFECT", frozenset())) - getattr(Config, "ONLY_VALUE", {}).keys()
     derived = getattr(Config, "DERIVED", ())
     title = Config.TITLE
-    hub = one_rope(Config, hub)
+    aliases = getattr(Config, "ALIASES", {}).get(hub.get("model_type"), {})
+    hub = one_rope(Config, {aliases.get(name, name): value for name, value in hub.items()})
     for name, value in hub.items():
         if name in names or name in ignored or name in derived or name.startswith("_"):
             continue

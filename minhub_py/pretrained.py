@@ -268,7 +268,7 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     meta: Mapping[str, Tensor] = checkpoint.meta
     if checkpoint.layout == "hub":
         meta = weights_map.to_native(architecture.model_type, meta, config)
-    ties = tied_names(architecture)
+    ties = tied_names(architecture, config)
     if getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys():
         config = changed(config, {"tie_word_embeddings": True})
     ties = ties if config.tie_word_embeddings else {}
@@ -286,9 +286,9 @@ def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Ma
     return meta.over(tensors) if isinstance(meta, Mapped) else tensors
 
 
-def tied_names(architecture: Architecture) -> dict[str, str]:
+def tied_names(architecture: Architecture, config: ModelConfig) -> dict[str, str]:
     """Native name of each tensor that a config may tie -> native name of the tensor that it is tied to."""
-    table = weights_map.tables[architecture.model_type]
+    table = weights_map.tables[architecture.model_type].for_head(getattr(config, "head", None))
     pairs = {}
     for row in table.rows:
         if row.operation.tied_to and (twin := table.find(row.operation.tied_to, "hub")):

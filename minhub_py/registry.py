@@ -44,6 +44,7 @@ class Architecture:
     # For a file that implements several model types: the public names, and the model types of each.
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()  # multimodal model types with a text_config of this architecture
+    module: str = ""  # if several architectures share a module: its name
 
     @property
     def trainable(self) -> bool:
@@ -58,12 +59,12 @@ class Architecture:
     @property
     def Config(self) -> "type[ModelConfig]":
         """The dataclass of settings."""
-        return getattr(import_module(f"minhub_py.models.{self.name}"), self.classes[0])
+        return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.classes[0])
 
     @property
     def Model(self) -> "type[LanguageModel]":
         """The nn.Module."""
-        return getattr(import_module(f"minhub_py.models.{self.name}"), self.classes[1])
+        return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.classes[1])
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,20 @@ ARCHITECTURES = {
         ),
         # `train` does not support encoder-decoder models.
         Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),
+        Architecture("bert", "BERT", "bert", ("BertConfig", "Bert"), Training({}), names={"bert": ("bert",)}),
+        Architecture(
+            "roberta", "RoBERTa", "roberta", ("BertConfig", "Bert"), Training({}),
+            names={"roberta": ("roberta",), "xlmroberta": ("xlm-roberta",), "camembert": ("camembert",)},
+            module="bert",
+        ),
+        Architecture(
+            "distilbert", "DistilBERT", "distilbert", ("BertConfig", "Bert"), Training({}),
+            names={"distilbert": ("distilbert",)}, module="bert",
+        ),
+        Architecture(
+            "electra", "ELECTRA", "electra", ("BertConfig", "Bert"), Training({}), names={"electra": ("electra",)},
+            module="bert",
+        ),
     )
 }  # fmt: skip
 

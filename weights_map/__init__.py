@@ -12,7 +12,11 @@ from weights_map.gguf import Form
 
 # Every module here with a table is one family's, so that a new family is a new file and nothing more.
 _modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-tables: dict[str, Table] = {module.table.model_type: module.table for module in _modules if hasattr(module, "table")}
+tables: dict[str, Table] = {
+    table.model_type: table
+    for module in _modules
+    for table in getattr(module, "tables", [module.table] if hasattr(module, "table") else [])
+}
 # By the name of the architecture in GGUF files.
 gguf_forms: dict[str, Form] = {form.architecture: form for module in _modules for form in getattr(module, "gguf", ())}
 

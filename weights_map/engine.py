@@ -17,7 +17,7 @@ from the source one by one, so that a source that opens them lazily never holds 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, product
 from typing import Any, Literal
@@ -135,12 +135,14 @@ class Row:
     """A line of a table. Several templates on one side (for `cat` and `split`) are a tuple; `drop` has none of ours.
 
     `*` in a template stands for anything, which is for `drop` alone.    optional: some models, or layers, lack it.
+    head: the head of an encoder that has the row; models with another head, or none, ignore its tensors.
     """
 
     hub: str | tuple[str, ...]
     native: str | tuple[str, ...]
     operation: Operation = same
     optional: bool = False
+    head: str | None = None
 
     def templates(self, side: Side) -> tuple[str, ...]:
         """The templates of one side, always as a tuple."""
@@ -176,11 +178,15 @@ class Table:
     """The rows of a family, and the other beginnings of names under which its checkpoints are found.
 
     `spellings` are pairs (found, canonical): ("", "transformer.") accepts names without that prefix.
+    prefix: precedes the names of an encoder's body in a file with a head.    aliases: pairs (old, new) of parts of
+    names.
     """
 
     model_type: str
     rows: tuple[Row, ...]
     spellings: tuple[tuple[str, str], ...] = ()
+    prefix: str = ""
+    aliases: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def _patterns(self) -> dict[Side, list[tuple[re.Pattern[str], Row]]]:
@@ -194,9 +200,27 @@ class Table:
             for side in SIDES
         }
 
+    def for_head(self, head: str | None) -> "Table":
+        """The table of an encoder with this head; the table itself for other models."""
+        if not self.prefix:
+            return self
+        prefix = self.prefix if head else ""
+        rows = []
+        for row in self.rows:
+            if row.head is None:
+                rows.append(replace(row, hub=tuple(prefix + template for template in row.templates("hub"))))
+            elif row.head == head:
+                rows.append(row)
+        unused = [Row(row.hub, (), drop) for row in self.rows if row.head not in (None, head)]
+        spelling = ("", prefix) if prefix else (self.prefix, "")
+        return Table(self.model_type, (*rows, *unused), (spelling,), "", self.aliases)
+
     def find(self, name: str, side: Side) -> tuple[str, Row, Place] | None:
         """The canonical name, the row and the place of `name`; None for a name that is in no row."""
         name = WRAPPERS.sub("", name)
+        if side == "hub":
+            for old, new in self.aliases:
+                name = name.replace(old, new)
         candidates = [name]
         if side == "hub":
             candidates = [name, *(new + name.removeprefix(old) for old, new in self.spellings if name.startswith(old))]
@@ -276,7 +300,7 @@ class Mapped(Mapping[str, Tensor]):
     """The tensors of one side seen from the other: each is fetched and operated on when it is asked for."""
 
     def __init__(self, table: Table, tensors: Mapping[str, Tensor], side: Side, config: Any = None) -> None:
-        self.steps = plan(table, tensors, side, config)
+        self.steps = plan(table.for_head(getattr(config, "head", None)), tensors, side, config)
         self._tensors = tensors
         self._side = side
         self._step = {target: step for step in self.steps for target in step.targets}

@@ -48,6 +48,7 @@ from minhub_py.models.skeleton import skeleton
 from minhub_py.models.steps import (
     Add,
     AddPositions,
+    AddTypes,
     Attend,
     CacheEncoder,
     CrossAttend,
@@ -55,6 +56,7 @@ from minhub_py.models.steps import (
     Embed,
     Experts,
     Gate,
+    HiddenStates,
     Linear,
     LoadResidual,
     Logits,
@@ -63,6 +65,7 @@ from minhub_py.models.steps import (
     Rotate,
     SaveResidual,
     Step,
+    StoreResidual,
     unreachable,
 )
 from minhub_py.registry import architecture_of
@@ -149,7 +152,7 @@ class Writer:
         for step in steps:
             self.add(step)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Step) -> None:  # noqa: PLR0915  # one case per operation
         """Add the lines of a step."""
         match step:
             case Embed():
@@ -157,6 +160,10 @@ class Writer:
             case AddPositions():
                 rows = f"{self.path(step.positions.weight)}[{step.first} : {step.first} + {self.idx}.size(1)]"
                 self.lines.append(f"x = h + {rows}\n    h = x")
+            case AddTypes():
+                self.lines.append(f"x = h + {self.path(step.types.weight)}[0]\n    h = x")
+            case StoreResidual():
+                self.lines.append("x = h")
             case SaveResidual():
                 self.lines.append("saved = x")
             case LoadResidual():
@@ -197,6 +204,8 @@ class Writer:
                 self.recurrent(step)
             case Logits():
                 self.logits(step)
+            case HiddenStates():
+                self.lines.append("return h")
             case _:
                 unreachable(step)
 

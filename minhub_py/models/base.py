@@ -56,6 +56,18 @@ class ModelConfig(Protocol):
         """The config.json of a model."""
 
 
+class EncoderConfig(ModelConfig, Protocol):
+    """The additional attributes of an encoder."""
+
+    @property
+    def head(self) -> str | None:
+        """The head of the checkpoint: "masked_lm", "sequence", "tokens" or None."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of a classification head."""
+
+
 class EncoderDecoderConfig(ModelConfig, Protocol):
     """The additional attributes of an encoder-decoder."""
 
@@ -153,6 +165,63 @@ class LanguageModel(nn.Module):
             low, high = torch.aminmax(idx)
             if low < 0 or high >= self.config.vocab_size:
                 raise ValueError(f"{title}: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
+
+
+class Encoder(LanguageModel):
+    """A text encoder with bidirectional attention. Its head is a module `head` (models/heads.py), or None.
+
+    A model file defines `body`, `steps`, and `token_embedding`, the embedding that a masked-LM head shares.
+
+    Notation: B batch rows, T positions, C channels, V vocabulary.
+    """
+
+    config: EncoderConfig
+    head: nn.Module | None
+
+    def forward(  # type: ignore[override]
+        self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """The result of the head for token IDs `idx` (B, T), int64; without a head the hidden states (B, T, C).
+
+        A masked-LM head returns logits (B, T, V); a sequence classification head (B, labels); a token classification
+        head (B, T, labels).
+
+        attention_mask: (B, T), 1 or True for tokens and 0 or False for padding; default: no padding. Results at padding
+        tokens are meaningless.
+        token_type_ids: (B, T), the segment of each token in a pair of texts; default: 0.
+        TypeError, ValueError: as for other models, or a mask or token types that do not fit.
+        """
+        x = self.hidden_states(idx, attention_mask, token_type_ids)
+        return x if self.head is None else self.head_of(x, attention_mask)
+
+    def hidden_states(
+        self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """The hidden states (B, T, C) of the last layer. See `forward` for the arguments."""
+        self.check(idx, None)
+        for name, tensor in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+            if tensor is not None and tensor.shape != idx.shape:
+                raise ValueError(f"{self.config.TITLE}: {name} must be {tuple(idx.shape)}, not {tuple(tensor.shape)}")
+        past = Past(idx, attended_tokens=None if attention_mask is None else attention_mask.bool())
+        return self.body(idx, past, token_type_ids)
+
+    def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
+        """The hidden states (B, T, C) of token IDs and token types (B, T)."""
+        raise NotImplementedError
+
+    def head_of(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The result of the head for hidden states (B, T, C)."""
+        assert self.head is not None
+        return self.head(x, self.token_embedding, attention_mask)
+
+    @property
+    def token_embedding(self) -> nn.Module:
+        """The embedding of tokens."""
+        raise NotImplementedError
+
+    def cache_layout(self) -> Layout:
+        """Empty: an encoder computes all positions at once."""
+        return []
 
 
 class EncoderDecoder(LanguageModel):

@@ -271,6 +271,7 @@ class Past:
     positions: (B, T) int64, or (1, T) if all rows have equal length.
     encoder: keys and values of the encoder, for an encoder-decoder without a cache.
     recorded: receives the attention weights of each layer, float32 (B, H, T, S); None: they are not computed.
+    attended_tokens: (B, T) bool, the tokens that an encoder attends to, without padding; None for all.
     """
 
     def __init__(
@@ -279,11 +280,13 @@ class Past:
         cache: Cache | None = None,
         encoder: EncoderCache | None = None,
         recorded: dict[int, Tensor] | None = None,
+        attended_tokens: Tensor | None = None,
     ) -> None:
         lengths = [0] if cache is None else cache.lengths
         if min(lengths) == max(lengths):  # a set of lengths would make torch.compile recompile for each token
             lengths = lengths[:1]
         self.cache, self.encoder, self.recorded = cache, encoder, recorded
+        self.attended_tokens = attended_tokens
         self.length = idx.size(1)
         self.start, self.ragged = lengths[0], len(lengths) > 1
         self.end = max(lengths) + idx.size(1)
@@ -313,9 +316,9 @@ class Past:
         """Cache k and v (B, G, T, D), and return the attention of q (B, H, T, D) to all positions: (B, H, T, D).
 
         scale: factor of the scores; None for 1 / √D.    window: each query attends to its own position and to the
-        window - 1 positions before it.    softcap, sinks, dropout, upcast: see `layers.attention`.    bias: (B or 1, H,
-        T, S), added to the scores; S are the positions of `attended`.    causal: False to attend to later positions,
-        too (an encoder, without a cache).
+        window - 1 positions before it, and without `causal` to as many after it.    softcap, sinks, dropout, upcast:
+        see `layers.attention`.    bias: (B or 1, H, T, S), added to the scores; S are the positions of `attended`.
+        causal: False to attend to later positions, too (an encoder, without a cache).
 
         A rank of tensor parallelism passes its share of the heads: the number of heads follows from the shapes.
         """
@@ -325,13 +328,15 @@ class Past:
         else:
             attended = self.positions
         scale = q.size(-1) ** -0.5 if scale is None else scale
-        if self.recorded is None and window is not None and window < T:
+        if self.recorded is None and window is not None and window < T and causal:
             starts = self.positions[:, 0].expand(q.size(0))
             return local_attention(q, k, v, starts, window, scale, softcap, sinks, dropout, upcast)
-        if bias is not None:
-            mask: Tensor | None = self.masked(bias, attended, window) if causal else bias
+        if bias is not None and (causal or self.attended_tokens is not None):
+            mask: Tensor | None = self.masked(bias, attended, window, causal)
+        elif bias is not None:
+            mask = bias
         else:
-            mask = self.mask(attended, window) if causal else None
+            mask = self.mask(attended, window) if causal else self.mask_of_encoder(window)
         # torch.compile needs a branch.
         is_causal = True if causal and mask is None and T > 1 else False  # noqa: SIM210
         if self.recorded is not None:
@@ -363,6 +368,20 @@ class Past:
                 self._masks[window] = self.allowed(attended, window)
         return self._masks[window]
 
+    def mask_of_encoder(self, window: int | None = None) -> Tensor | None:
+        """The mask (B or 1, 1, T or 1, T) of bidirectional attention: without padding, and within the window."""
+        if window not in self._masks:
+            mask = None
+            if self.attended_tokens is not None:
+                mask = self.attended_tokens[:, None, None]  # (B, 1, 1, T)
+            if window is not None and window < self.length:
+                distances = (self.positions.unsqueeze(2) - self.positions.unsqueeze(1)).abs()  # (1, T, T)
+                # A padding token attends at least to itself: without any key the softmax would be NaN.
+                near = (distances < window).unsqueeze(1)
+                mask = near if mask is None else (near & mask) | (distances == 0).unsqueeze(1)
+            self._masks[window] = mask
+        return self._masks[window]
+
     def allowed(self, attended: Tensor, window: int | None = None) -> Tensor:
         """The mask of `mask`, never None."""
         queries, keys = self.positions.unsqueeze(2), attended.unsqueeze(1)  # (B or 1, T, 1), (B or 1, 1, S)
@@ -371,10 +390,12 @@ class Past:
             allowed = allowed & (keys > queries - window)
         return allowed.unsqueeze(1)
 
-    def masked(self, bias: Tensor, attended: Tensor, window: int | None = None) -> Tensor:
+    def masked(self, bias: Tensor, attended: Tensor, window: int | None = None, causal: bool = True) -> Tensor:
         """A bias with -inf at masked positions. Layers that share a bias share the result."""
         if self._bias is None or self._bias[0] is not bias or self._bias[1] != window:
-            self._bias = bias, window, bias.masked_fill(~self.allowed(attended, window), -torch.inf)
+            allowed = self.allowed(attended, window) if causal else self.mask_of_encoder(window)
+            assert allowed is not None
+            self._bias = bias, window, bias.masked_fill(~allowed, -torch.inf)
         return self._bias[2]
 
     def encoder_keys_values(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -43,6 +43,18 @@ class AddPositions:
 
 
 @dataclass(frozen=True, eq=False)
+class AddTypes:
+    """x = h = h + rows of `types` for the token types (segments of a pair of texts), 0 by default."""
+
+    types: EmbeddingLayer
+
+
+@dataclass(frozen=True, eq=False)
+class StoreResidual:
+    """x = h."""
+
+
+@dataclass(frozen=True, eq=False)
 class SaveResidual:
     """Save the current x, for `Norm`."""
 
@@ -95,7 +107,7 @@ class Attend:
     """h = attention of q, k and v in h, (B, T, H * D); k and v are cached.
 
     scale, window, softcap, sinks, upcast: see `Past.attend`.    gate: as in `Rotate`; each head is multiplied by the
-    sigmoid of its gate.    bias: a `t5.RelativeBias`, added to the scores.    causal: False for an encoder, without
+    sigmoid of its gate.    bias: a `RelativeBias`, added to the scores.    causal: False for an encoder, without
     a cache.
     """
 
@@ -202,9 +214,16 @@ class Logits:
     scale: float = 1.0
 
 
+@dataclass(frozen=True, eq=False)
+class HiddenStates:
+    """The result (B, T, size) of an encoder: h."""
+
+    size: int
+
+
 Step = (
-    Embed | AddPositions | SaveResidual | LoadResidual | Norm | Linear | Rotate | Attend | CrossAttend | CacheEncoder
-    | DeltaRule | Gate | Add | Experts | Recurrent | Logits
+    Embed | AddPositions | AddTypes | StoreResidual | SaveResidual | LoadResidual | Norm | Linear | Rotate | Attend
+    | CrossAttend | CacheEncoder | DeltaRule | Gate | Add | Experts | Recurrent | Logits | HiddenStates
 )  # fmt: skip
 
 

@@ -37,7 +37,7 @@
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, ANY_BLOCK };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
-       POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE };
+       POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* of one product */
@@ -63,7 +63,7 @@ typedef struct {
     int32_t kind, activation;
     int32_t layer;        /* of the cache; ROTATE: of the rotation table */
     int32_t flags;
-    matrix weight, second; /* EMBED: tokens, positions; POSITIONS: positions; LSTM: weight_ih, weight_hh; ROTATE: norms of
+    matrix weight, second; /* EMBED: tokens, positions; POSITIONS, TYPES: rows to add; LSTM: weight_ih, weight_hh; ROTATE: norms of
                               query and key heads; ADD: the layer, the norm of its output; EXPERTS, COMBINE: the first
                               expert's weight, which the others follow, and the biases (experts, outputs); DELTA_RULE: the
                               convolution (taps, channels), the norm of each head's output; ENCODER_CACHE: projections to
@@ -96,20 +96,21 @@ enum {
     MORE_LINEAR = 1,                  /* LINEAR: the next LINEAR appends its output to this one */
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; NORM: replaces the residual stream, too */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
-    BIDIRECTIONAL = 1,                /* ATTEND: to the complete source */
+    BIDIRECTIONAL = 1,                /* ATTEND: to the complete source, or to `window` positions on both sides */
 };
 
 typedef struct {
     int64_t tokens;
     const int64_t *ids, *rows, *positions; /* of each token: its ID, its row of the cache, its position in that row */
-    const int64_t *source_lengths; /* of each token: length of its row's source (encoder-decoder) */
+    const int64_t *source_lengths; /* of each token: length of its row's source (encoder-decoder, encoder) */
+    const int64_t *types; /* of each token: its row of TYPES; NULL: row 0 */
     void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, H); DELTA_RULE: convolution window, float32 */
     void *const *values;  /* by layer: the same; LSTM: c (B, H); DELTA_RULE: state (B, H, K, V), float32 */
     const int64_t *sizes; /* by layer: slots of the cache; position p is in slot p % size */
     int32_t cache_dtype, threads;
     const int64_t *outputs; /* indices of the tokens whose logits are requested */
     int64_t output_count;
-    float *logits;        /* (output_count, V) */
+    float *logits;        /* (output_count, V), or (output_count, C) of HIDDEN_STATES */
     float *x, *h, *g, *saved; /* buffers (tokens, width) */
     float *codes;         /* buffer of MAX_TOKENS floats, followed by MAX_TOKENS * (width + BF16_PADDING) 16-bit numbers */
     int64_t width;        /* a multiple of 128, at least the width of the widest operation */

@@ -21,7 +21,8 @@ ACTIVATIONS = {
 }  # fmt: skip
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "logits": 6, "rms_norm": 7,
          "rotate": 8, "gate": 9, "save": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
-         "positions": 15, "delta_rule": 16, "cross_attend": 17, "encoder_cache": 18}  # fmt: skip
+         "positions": 15, "delta_rule": 16, "cross_attend": 17, "encoder_cache": 18, "types": 19, "store": 20,
+         "hidden_states": 21}  # fmt: skip
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
 MOST_TOKENS = 128  # of one call: bounds the memory, and each weight read is used many times
@@ -93,7 +94,7 @@ class Operation(ctypes.Structure):
 class Call(ctypes.Structure):
     _fields_ = [
         ("tokens", ctypes.c_int64), ("ids", integer_array), ("rows", integer_array), ("positions", integer_array),
-        ("source_lengths", integer_array), ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
+        ("source_lengths", integer_array), ("types", integer_array), ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
         ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("outputs", integer_array),
         ("output_count", ctypes.c_int64), ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
         ("g", ctypes.c_void_p), ("saved", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
@@ -102,7 +103,7 @@ class Call(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 16 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 17 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 @cache

@@ -151,11 +151,17 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     query queries[QUERIES];
     int64_t count = 0;
     for (int64_t m = first; m < end; m++) {
-        const int64_t length = op->kind == CROSS_ATTEND || op->flags & BIDIRECTIONAL ? c->source_lengths[m] : c->positions[m] + 1;
+        const int complete = op->kind == CROSS_ATTEND || op->flags & BIDIRECTIONAL;
+        const int64_t length = complete ? c->source_lengths[m] : c->positions[m] + 1;
+        int64_t start = op->attend.window && op->attend.window < length ? length - op->attend.window : 0, stop = length;
+        if (op->attend.window && op->flags & BIDIRECTIONAL) { /* as many positions on both sides */
+            start = max64(c->positions[m] - op->attend.window + 1, 0);
+            stop = min64(c->positions[m] + op->attend.window, length);
+        }
         queries[count] = (query){
             .q = t->in + m * c->width + head * (D + op->attend.gate), .out = t->out + m * c->width + head * D,
             .scores = scratch(c, thread) + count * (c->scratch_width / QUERIES), .position = c->positions[m],
-            .first = op->attend.window && op->attend.window < length ? length - op->attend.window : 0, .end = length,
+            .first = start, .end = stop,
             .bias = table ? table + head * (2 * R + 1) + R : NULL, .sink = op->bias ? op->bias + head : NULL};
         count++;
         if (m + 1 < end && c->rows[m + 1] == c->rows[m]) continue;
@@ -448,14 +454,23 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             }
             break;
         case POSITIONS:
+        case TYPES:
             for (int64_t m = 0; m < c->tokens; m++) {
-                kernels.unpack_row(&op->weight, c->positions[m], x + m * width);
+                const int64_t row = op->kind == POSITIONS ? c->positions[m] : c->types ? c->types[m] : 0;
+                kernels.unpack_row(&op->weight, row, x + m * width);
                 for (int64_t i = 0; i < op->weight.columns; i++) x[m * width + i] += in[m * width + i];
                 memcpy(in + m * width, x + m * width, op->weight.columns * sizeof(float));
             }
             break;
         case SAVE: memcpy(c->saved, x, c->tokens * width * sizeof(float)); break;
         case COPY: memcpy(in, x, c->tokens * width * sizeof(float)); break;
+        case STORE: memcpy(x, in, c->tokens * width * sizeof(float)); break;
+        case HIDDEN_STATES: {
+            const int64_t size = op->weight.columns;
+            for (int64_t i = 0; i < c->output_count; i++)
+                memcpy(c->logits + i * size, in + c->outputs[i] * width, size * sizeof(float));
+            break;
+        }
         case NORM:
         case RMS_NORM:
         case ROTATE:

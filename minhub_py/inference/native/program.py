@@ -43,6 +43,7 @@ from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
     Add,
     AddPositions,
+    AddTypes,
     Attend,
     CacheEncoder,
     CrossAttend,
@@ -50,6 +51,7 @@ from minhub_py.models.steps import (
     Embed,
     Experts,
     Gate,
+    HiddenStates,
     Linear,
     LoadResidual,
     Logits,
@@ -58,6 +60,7 @@ from minhub_py.models.steps import (
     Rotate,
     SaveResidual,
     Step,
+    StoreResidual,
 )
 
 CPU = torch.device("cpu")
@@ -89,6 +92,12 @@ class Program:
                 return [self.embed(step)]
             case AddPositions():
                 return [Operation(kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :]))]
+            case AddTypes():
+                return [Operation(kind=KINDS["types"], weight=self.matrix(step.types))]
+            case StoreResidual():
+                return [Operation(kind=KINDS["store"])]
+            case HiddenStates():
+                return [Operation(kind=KINDS["hidden_states"], weight=Matrix(columns=step.size))]
             case SaveResidual():
                 return [Operation(kind=KINDS["save"])]
             case LoadResidual():
@@ -123,6 +132,7 @@ class Program:
     def embed(self, step: Embed) -> Operation:
         second = Matrix() if step.positions is None else self.matrix(step.positions)
         operation = Operation(kind=KINDS["embed"], weight=self.matrix(step.tokens), second=second)
+        self.width = max(self.width, operation.weight.columns)
         if step.scale is not None:
             dtype = step.tokens.dtype if isinstance(step.tokens, Quantized) else step.tokens.weight.dtype
             operation.embed.scale = torch.tensor(step.scale, dtype=dtype).item()

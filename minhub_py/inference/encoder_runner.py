@@ -1,0 +1,121 @@
+"""Runners of encoders: the hidden states of texts of different lengths.
+
+`NativeEncoder` computes a batch of texts without padding: their tokens follow each other in one call of the C decoder,
+and a token attends to the tokens of its own text. `TorchEncoder` calls the model's `forward` with padding and a mask.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from minhub_py.inference.eval_mode import in_eval_mode
+from minhub_py.inference.native.library import KINDS, UnsupportedError, integers
+from minhub_py.inference.native.program import CPU
+from minhub_py.inference.native_runner import NativeRunner
+from minhub_py.models.base import Encoder
+from minhub_py.models.cache import zeros
+
+BATCH_TOKENS = 1024  # of one call: bounds the memory, and each weight read is used many times
+
+
+class EncoderRunner(Protocol):
+    """Runs an encoder."""
+
+    def hidden_states(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """The hidden states of the last layer (tokens, C), float32 on the CPU, for the tokens of all texts in order.
+
+        texts: token IDs, at least one per text.    types: the token types of each text; default: 0.
+        ValueError: a text has more tokens than the model has positions, or an invalid token ID.
+        """
+
+
+class NativeEncoder(NativeRunner):
+    """The steps of an encoder in C. Results are bitwise identical to those of single texts."""
+
+    def __init__(self, model: Encoder) -> None:
+        """UnsupportedError: the reason why only `forward` can compute."""
+        super().__init__(model)
+        self.size = self.operations[-1].weight.columns
+        self.pad = model.config.pad_token_id if getattr(model.config, "counts_tokens", False) else None
+        step = next(operation for operation in self.operations if operation.kind == KINDS["attend"])
+        self.kv_heads, self.head_size = step.attend.kv_heads, step.attend.head_size
+        self.dtype = next(model.parameters()).dtype
+
+    def hidden_states(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """See `EncoderRunner`."""
+        if self.pad is not None and any(self.pad in ids for ids in texts):
+            return TorchEncoder(self.model).hidden_states(texts, types)  # a padding token within a text has no position
+        check_texts(self.model, texts)
+        lengths = [len(ids) for ids in texts]
+        count = sum(lengths)
+        if self.room.size(1) < count:
+            self.room = zeros((4, count, self.program.width), torch.float32, CPU)
+        if self.program.angles:
+            self.program.update_angles(max(lengths), self.operations)
+        # Keys and values, reused by each layer.
+        shape = (len(texts), self.kv_heads, max(lengths), self.head_size)
+        buffers = [torch.empty(shape, dtype=self.dtype, device=CPU) for _ in range(2)]
+        result = torch.empty(count, self.size, dtype=torch.float32, device=CPU)
+        call = self._new_call([buffers], self.dtype, self.room)
+        call.tokens = call.output_count = count
+        call.ids = integers([id for ids in texts for id in ids])
+        call.rows = integers([row for row, length in enumerate(lengths) for _ in range(length)])
+        call.positions = integers([position for length in lengths for position in range(length)])
+        call.source_lengths = integers([length for length in lengths for _ in range(length)])
+        call.outputs = integers(range(count))
+        if types is not None:
+            call.types = integers([type for row in types for type in row])
+        call.logits = result.data_ptr()
+        self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
+        return result
+
+
+class TorchEncoder:
+    """The model's `forward`, with padding at the end of shorter texts."""
+
+    def __init__(self, model: Encoder) -> None:
+        self.model = model
+
+    @torch.inference_mode()
+    def hidden_states(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """See `EncoderRunner`."""
+        check_texts(self.model, texts)
+        device = next(self.model.parameters()).device
+        pad = getattr(self.model.config, "pad_token_id", None) or 0
+        idx = padded(texts, pad).to(device)
+        mask = padded([[1] * len(ids) for ids in texts], 0).to(device)
+        token_types = None if types is None else padded(types, 0).to(device)
+        model, context = in_eval_mode(self.model)
+        with context():
+            x: Tensor = model.hidden_states(idx, mask if mask.min() == 0 else None, token_types)
+        return x[mask.bool()].float().cpu()
+
+
+def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """Rows of different lengths as one tensor, filled with `value` at the end."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
+
+
+def check_texts(model: Encoder, texts: Sequence[Sequence[int]]) -> None:
+    """ValueError: see `EncoderRunner.hidden_states`."""
+    title, limit, size = model.config.TITLE, model.config.context_length, model.config.vocab_size
+    if limit is not None and max(map(len, texts)) > limit:
+        raise ValueError(f"{title}: a text has {max(map(len, texts))} tokens; this model has {limit} positions")
+    smallest, largest = min(map(min, texts)), max(map(max, texts))
+    if smallest < 0 or largest >= size:  # the C code would read outside its table
+        raise ValueError(
+            f"{title}: token IDs must be between 0 and {size - 1}, but range from {smallest} to {largest}: use the "
+            "tokenizer of this model"
+        )
+
+
+def encoder_runner(model: Any) -> EncoderRunner:
+    """The runner of an encoder: its steps in C if possible, otherwise its `forward`."""
+    try:
+        return NativeEncoder(model)
+    except UnsupportedError:
+        return TorchEncoder(model)

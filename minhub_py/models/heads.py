@@ -1,0 +1,102 @@
+"""Heads of encoders: masked language model, classification of sequences, classification of tokens.
+
+A head is called with the hidden states (B, T, C), the token embedding, and the attention mask (B, T) or None.
+
+Sources
+    Devlin et al. (2019), "BERT": the masked-LM head, and the pooled first token for classification.
+
+Notation
+    B batch rows    T positions    C channels    E size of the token embedding    V vocabulary    L labels
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Activation = Callable[[Tensor], Tensor]
+# The class of a transformers model, after the architecture's name -> the head.
+HEADS = {"Model": None, "ForMaskedLM": "masked_lm", "ForPreTraining": "masked_lm",
+         "ForSequenceClassification": "sequence", "ForTokenClassification": "tokens"}  # fmt: skip
+
+
+class MaskedLMHead(nn.Module):
+    """Logits (B, T, V) of the token at each position. The decoder is the token embedding, or a weight of its own."""
+
+    def __init__(
+        self, size: int, embedding_size: int, vocab_size: int, act: Activation, norm: nn.Module, bias: bool, tied: bool
+    ) -> None:
+        super().__init__()
+        self.transform = nn.Linear(size, embedding_size, bias=bias)
+        self.act, self.norm = act, norm
+        self.decoder = None if tied else nn.Linear(embedding_size, vocab_size, bias=False)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(self, x: Tensor, embedding: Any, mask: Tensor | None = None) -> Tensor:
+        x = self.norm(self.act(self.transform(x)))  # (B, T, E)
+        return F.linear(x, embedding.weight if self.decoder is None else self.decoder.weight, self.bias)
+
+
+class SequenceHead(nn.Module):
+    """Scores (B, L) of the labels: from the first token, or from the mean of all tokens.
+
+    norm: between the activation and the output layer, or None.
+    """
+
+    def __init__(
+        self, size: int, labels: int, act: Activation, norm: nn.Module | None = None, bias: bool = True,
+        mean: bool = False, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.dense, self.act, self.norm = nn.Linear(size, size, bias=bias), act, norm
+        self.out, self.mean, self.dropout = nn.Linear(size, labels), mean, nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
+        x = mean_of(x, mask) if self.mean else x[:, 0]
+        x = self.act(self.dense(self.dropout(x)))  # (B, C)
+        return self.out(self.dropout(x if self.norm is None else self.norm(x)))
+
+
+class TokenHead(nn.Module):
+    """Scores (B, T, L) of the labels of each token."""
+
+    def __init__(self, size: int, labels: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.out, self.dropout = nn.Linear(size, labels), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
+        return self.out(self.dropout(x))
+
+
+def mean_of(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean (B, C) of hidden states (B, T, C) over the tokens of the mask (B, T)."""
+    if mask is None:
+        return x.mean(dim=1)
+    weights = mask.to(x.dtype).unsqueeze(2)
+    return (x * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """The settings of config.json that determine the head. The config of each encoder contains them."""
+
+    architectures: list[str] | None = None
+    id2label: dict | None = None  # type: ignore[type-arg]
+    num_labels: int | None = None
+    problem_type: str | None = None
+
+    @property
+    def head(self) -> str | None:
+        """The head of the checkpoint, from the class of the transformers model; None for other classes."""
+        name = (self.architectures or [""])[0]
+        return next((head for suffix, head in HEADS.items() if name.endswith(suffix)), None)
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of a classification head. transformers' default is LABEL_0 and LABEL_1."""
+        if self.id2label is not None:
+            return [str(self.id2label[key]) for key in sorted(self.id2label, key=int)]
+        return [f"LABEL_{number}" for number in range(self.num_labels or 2)]

@@ -1,0 +1,154 @@
+"""Weight tables of BERT, RoBERTa, DistilBERT and ELECTRA. All matrices are nn.Linear on both sides.
+
+Files with a head have a prefix, such as `bert.`, before the names of the body; files of the body alone have none. Old
+files call the weights of layer norms gamma and beta. XLM-RoBERTa and CamemBERT use RoBERTa's table.
+"""
+
+from weights_map.engine import Operation, Row, Table, drop, same, tie
+
+GAMMA_BETA = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+
+
+def layer(hub: str, native: str, operation: Operation = same, head: str | None = None) -> tuple[Row, Row]:
+    """The weight and the bias of a layer."""
+    return (
+        Row(f"{hub}.weight", f"{native}.weight", operation, head=head),
+        Row(f"{hub}.bias", f"{native}.bias", operation, head=head),
+    )
+
+
+def blocks(hub: str, names: dict[str, str]) -> tuple[Row, ...]:
+    """The rows of all blocks. names: of a block's layers, on the Hub -> ours."""
+    return tuple(row for theirs, ours in names.items() for row in layer(f"{hub}.{{}}.{theirs}", f"layers.{{}}.{ours}"))
+
+
+def embeddings(*names: str) -> tuple[Row, ...]:
+    """The embeddings and their norm. Position IDs and token types may be buffers of old files."""
+    ours = {"word": "embed_tokens", "position": "embed_positions", "token_type": "embed_types"}
+    return (
+        *(Row(f"embeddings.{name}_embeddings.weight", f"{ours[name]}.weight", same) for name in names),
+        *layer("embeddings.LayerNorm", "norm"),
+        Row("embeddings.position_ids", (), drop),
+        Row("embeddings.token_type_ids", (), drop),
+    )
+
+
+BERT_BLOCK = {
+    "attention.self.query": "attention.q",
+    "attention.self.key": "attention.k",
+    "attention.self.value": "attention.v",
+    "attention.output.dense": "attention.o",
+    "attention.output.LayerNorm": "attention_norm",
+    "intermediate.dense": "fc1",
+    "output.dense": "fc2",
+    "output.LayerNorm": "mlp_norm",
+}
+
+
+def roberta_heads(prefix: str) -> tuple[Row, ...]:
+    """RoBERTa's and MPNet's heads."""
+    return (
+        *layer("lm_head.dense", "head.transform", head="masked_lm"),
+        *layer("lm_head.layer_norm", "head.norm", head="masked_lm"),
+        Row("lm_head.bias", "head.bias", same, head="masked_lm"),
+        Row("lm_head.decoder.weight", "head.decoder.weight", tie(f"{prefix}embeddings.word_embeddings.weight"),
+            head="masked_lm"),
+        Row("lm_head.decoder.bias", (), drop, head="masked_lm"),  # a second name of lm_head.bias
+        *layer("classifier.dense", "head.dense", head="sequence"),
+        *layer("classifier.out_proj", "head.out", head="sequence"),
+        *layer("classifier", "head.out", head="tokens"),
+        *layer("qa_outputs", "head.qa", head="questions"),
+    )  # fmt: skip
+
+
+bert = Table(
+    model_type="bert",
+    prefix="bert.",
+    aliases=GAMMA_BETA,
+    rows=(
+        *embeddings("word", "position", "token_type"),
+        *blocks("encoder.layer", BERT_BLOCK),
+        # The pooler belongs to the head of sequence classification. Other models ignore it.
+        *(Row(f"bert.pooler.dense.{name}", f"head.dense.{name}", same, head="sequence") for name in ("weight", "bias")),
+        *(Row(f"pooler.dense.{name}", f"head.dense.{name}", same, head="pooler") for name in ("weight", "bias")),
+        *layer("cls.predictions.transform.dense", "head.transform", head="masked_lm"),
+        *layer("cls.predictions.transform.LayerNorm", "head.norm", head="masked_lm"),
+        Row("cls.predictions.bias", "head.bias", same, head="masked_lm"),
+        Row("cls.predictions.decoder.weight", "head.decoder.weight", tie("bert.embeddings.word_embeddings.weight"),
+            head="masked_lm"),
+        Row("cls.predictions.decoder.bias", (), drop, head="masked_lm"),  # a second name of cls.predictions.bias
+        *layer("classifier", "head.out", head="sequence"),
+        *layer("classifier", "head.out", head="tokens"),
+        *layer("cls.seq_relationship", "head.next", head="next_sentence"),
+        *layer("qa_outputs", "head.qa", head="questions"),
+    ),
+)  # fmt: skip
+
+roberta = Table(
+    model_type="roberta",
+    prefix="roberta.",
+    aliases=GAMMA_BETA,
+    rows=(
+        *embeddings("word", "position", "token_type"),
+        *blocks("encoder.layer", BERT_BLOCK),
+        *(Row(f"roberta.pooler.dense.{name}", (), drop, head="pooler") for name in ("weight", "bias")),
+        *(Row(f"pooler.dense.{name}", (), drop, head="pooler") for name in ("weight", "bias")),
+        *roberta_heads("roberta."),
+    ),
+)
+
+distilbert = Table(
+    model_type="distilbert",
+    prefix="distilbert.",
+    aliases=GAMMA_BETA,
+    rows=(
+        *embeddings("word", "position"),
+        *blocks(
+            "transformer.layer",
+            {
+                "attention.q_lin": "attention.q",
+                "attention.k_lin": "attention.k",
+                "attention.v_lin": "attention.v",
+                "attention.out_lin": "attention.o",
+                "sa_layer_norm": "attention_norm",
+                "ffn.lin1": "fc1",
+                "ffn.lin2": "fc2",
+                "output_layer_norm": "mlp_norm",
+            },
+        ),
+        *layer("vocab_transform", "head.transform", head="masked_lm"),
+        *layer("vocab_layer_norm", "head.norm", head="masked_lm"),
+        Row("vocab_projector.bias", "head.bias", same, head="masked_lm"),
+        Row("vocab_projector.weight", "head.decoder.weight", tie("distilbert.embeddings.word_embeddings.weight"),
+            head="masked_lm"),
+        *layer("pre_classifier", "head.dense", head="sequence"),
+        *layer("classifier", "head.out", head="sequence"),
+        *layer("classifier", "head.out", head="tokens"),
+        *layer("qa_outputs", "head.qa", head="questions"),
+    ),
+)  # fmt: skip
+
+electra = Table(
+    model_type="electra",
+    prefix="electra.",
+    aliases=GAMMA_BETA,
+    rows=(
+        *embeddings("word", "position", "token_type"),
+        Row("embeddings_project.weight", "project.weight", same, optional=True),
+        Row("embeddings_project.bias", "project.bias", same, optional=True),
+        *blocks("encoder.layer", BERT_BLOCK),
+        *layer("generator_predictions.dense", "head.transform", head="masked_lm"),
+        *layer("generator_predictions.LayerNorm", "head.norm", head="masked_lm"),
+        Row("generator_lm_head.bias", "head.bias", same, head="masked_lm"),
+        Row("generator_lm_head.weight", "head.decoder.weight", tie("electra.embeddings.word_embeddings.weight"),
+            head="masked_lm"),
+        *layer("discriminator_predictions.dense", "head.dense", head="replaced_tokens"),
+        *layer("discriminator_predictions.dense_prediction", "head.out", head="replaced_tokens"),
+        *layer("classifier.dense", "head.dense", head="sequence"),
+        *layer("classifier.out_proj", "head.out", head="sequence"),
+        *layer("classifier", "head.out", head="tokens"),
+        *layer("qa_outputs", "head.qa", head="questions"),
+    ),
+)  # fmt: skip
+
+tables = (bert, roberta, distilbert, electra)
