@@ -39,7 +39,9 @@ class NativeEncoder(NativeRunner):
         """UnsupportedError: the reason why only `forward` can compute."""
         super().__init__(model)
         self.size = self.operations[-1].weight.columns
-        self.pad = model.config.pad_token_id if getattr(model.config, "counts_tokens", False) else None
+        self.encoder_model = model
+        counts = getattr(model.config, "counts_tokens", False)
+        self.pad: int | None = getattr(model.config, "pad_token_id", None) if counts else None
         step = next(operation for operation in self.operations if operation.kind == KINDS["attend"])
         self.kv_heads, self.head_size = step.attend.kv_heads, step.attend.head_size
         self.dtype = next(model.parameters()).dtype
@@ -47,8 +49,10 @@ class NativeEncoder(NativeRunner):
     def hidden_states(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Tensor:
         """See `EncoderRunner`."""
         if self.pad is not None and any(self.pad in ids for ids in texts):
-            return TorchEncoder(self.model).hidden_states(texts, types)  # a padding token within a text has no position
-        check_texts(self.model, texts)
+            return TorchEncoder(self.encoder_model).hidden_states(
+                texts, types
+            )  # a padding token within a text has no position
+        check_texts(self.encoder_model, texts)
         lengths = [len(ids) for ids in texts]
         count = sum(lengths)
         if self.room.size(1) < count:

@@ -94,7 +94,8 @@ class Operation(ctypes.Structure):
 class Call(ctypes.Structure):
     _fields_ = [
         ("tokens", ctypes.c_int64), ("ids", integer_array), ("rows", integer_array), ("positions", integer_array),
-        ("source_lengths", integer_array), ("types", integer_array), ("keys", pointer_array), ("values", pointer_array), ("sizes", integer_array),
+        ("source_lengths", integer_array), ("types", integer_array), ("keys", pointer_array), ("values", pointer_array),
+        ("sizes", integer_array),
         ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("outputs", integer_array),
         ("output_count", ctypes.c_int64), ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
         ("g", ctypes.c_void_p), ("saved", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
