@@ -86,6 +86,8 @@ class LanguageModel(nn.Module):
     encoder_decoder = False
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the sampling settings.
     generation_config: Mapping[str, Any] = MappingProxyType({})
+    # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py); None: the default.
+    embedding_settings: Any = None
 
     @property
     def decoder_start(self) -> int | None:
