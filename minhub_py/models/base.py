@@ -136,9 +136,9 @@ class LanguageModel(nn.Module):
         title, limit = self.config.TITLE, self.config.context_length
         if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
             kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
-            raise TypeError(f"{title}: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
+            raise TypeError(f"{title}: idx must be a LongTensor (B, T), such as torch.tensor([token_ids]), not {kind}")
         if idx.dim() != 2 or not idx.numel():
-            raise ValueError(f"{title}: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
+            raise ValueError(f"{title}: idx must be (B, T) with at least one token ID, not {tuple(idx.shape)}")
         longest = idx.size(1) + (0 if cache is None else max(cache.lengths))
         if limit is not None and longest > limit:
             name = next(name for name in ("n_positions", "max_position_embeddings") if hasattr(self.config, name))
@@ -152,7 +152,7 @@ class LanguageModel(nn.Module):
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = torch.aminmax(idx)
             if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(f"{title}: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
+                raise ValueError(f"{title}: token IDs must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
 
 
 class EncoderDecoder(LanguageModel):
@@ -197,7 +197,7 @@ class EncoderDecoder(LanguageModel):
             if cache is not None:
                 cache.set_encoder(encoder)
         elif cache is None:
-            raise ValueError(f"{self.config.TITLE}: without a cache, give the ids of the source too")
+            raise ValueError(f"{self.config.TITLE}: without a cache, pass idx, the token IDs of the encoder")
         return self.logits(self.hidden(decoder_idx, cache, encoder))
 
     def hidden(self, idx: Tensor, cache: Cache | None = None, encoder: EncoderCache | None = None) -> Tensor:
