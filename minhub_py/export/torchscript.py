@@ -307,7 +307,7 @@ class Writer:
         if step.bias not in self.biases:
             self.biases.append(step.bias)
             name = f"bias{len(self.biases) - 1}"
-            settings = f"{step.bias.far}, {step.bias.bidirectional}"
+            settings = f"{step.bias.max_distance}, {step.bias.bidirectional}"
             weight = self.path(step.bias.weight)
             self.lines.append(f"{name} = relative_bias({weight}, positions, positions, {settings})")
             if step.causal:

@@ -28,7 +28,7 @@ CASES = {
     "gpt_oss-tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "attention_dropout": 0.5},
 }  # fmt: skip
 REFUSED = (
-    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config's quant_method is 'fp8'"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config's quant_method 'fp8' is not supported"),
     ({"quantization_config": {"quant_method": "mxfp4", "bits": 3}}, "quantization_config sets 'bits' to 3"),
     ({"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.0.mlp.experts"]}},
      "quantization_config leaves 'model.layers.0.mlp.experts' unpacked"),
