@@ -305,7 +305,7 @@ test_that("messages escape control characters in file names and tokens", {
   expect_false(grepl("[[:cntrl:]]", conditionMessage(error)))
   expect_match(conditionMessage(error), "\\033[2J b", fixed = TRUE)
   before <- options(minhubpy.quiet = FALSE)
-  told <- tryCatch(minhubpy:::note(evil), message = conditionMessage, finally = options(before))
+  output <- tryCatch(minhubpy:::note(evil), message = conditionMessage, finally = options(before))
   expect_match(output, "\\033[2J", fixed = TRUE)
   plain <- c("caf\u00e9\n\ttwo", "C:\\folder", "", NA)
   expect_identical(minhubpy:::printable(plain), plain)
