@@ -30,7 +30,7 @@ def bpe(bpe_folder: Path) -> Tokenizer:
     return tokenizer_from_pretrained(str(bpe_folder))
 
 
-def test_the_published_ids_of_gpt2() -> None:
+def test_gpt2_encodes_to_the_published_ids() -> None:
     gpt2 = tokenizer_from_pretrained(str(real_data("gpt2-tokenizer")))
     assert gpt2.encode("Hello world ").ids == [15496, 995, 220]
     text = (
@@ -47,19 +47,19 @@ def test_the_published_ids_of_gpt2() -> None:
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_the_same_ids_while_other_threads_run(bpe: Tokenizer, special: bool) -> None:
+def test_encoding_without_the_gil_gives_the_same_ids(bpe: Tokenizer, special: bool) -> None:
     for text in ("", "a", "Hello, w\u00f6rld \U0001f600 ", "<|endoftext|>x", "\n\n  tab\t" * 100):
         plain = encode(bpe, text, add_special_tokens=special)
         assert encode(bpe, text, add_special_tokens=special, release_gil=True) == plain
 
 
-def test_the_end_of_a_text_is_no_text(bpe: Tokenizer) -> None:
+def test_special_tokens_are_not_decoded(bpe: Tokenizer) -> None:
     [a, end, b] = bpe.encode("a<|endoftext|>b").ids
     assert end == SIZE - 1
     assert bpe.decode([a, end, b]) == "ab"
 
 
-def test_bpe_equals_transformers(bpe: Tokenizer, bpe_folder: Path) -> None:
+def test_byte_level_bpe_matches_transformers(bpe: Tokenizer, bpe_folder: Path) -> None:
     from transformers import GPT2TokenizerFast
 
     theirs = GPT2TokenizerFast(vocab=str(bpe_folder / "vocab.json"), merges=str(bpe_folder / "merges.txt"))
@@ -67,7 +67,7 @@ def test_bpe_equals_transformers(bpe: Tokenizer, bpe_folder: Path) -> None:
     assert bpe.encode(text).ids == theirs(text)["input_ids"]
 
 
-def test_pieces_join_to_the_text_and_none_is_half_a_character(bpe: Tokenizer) -> None:
+def test_decode_stream_yields_complete_characters(bpe: Tokenizer) -> None:
     for text in ("Hello wörld 🎉 naïve — 漢字 👩‍👩‍👧", " leading", "a\n\nb", "🎉" * 20):
         ids = bpe.encode(text).ids
         pieces = list(decode_stream(bpe, ids))
@@ -77,7 +77,7 @@ def test_pieces_join_to_the_text_and_none_is_half_a_character(bpe: Tokenizer) ->
     assert len(list(decode_stream(bpe, ids))) == len(ids) >= 4  # each as soon as it is known
 
 
-def test_ids_that_are_no_text_do_not_stop_a_stream(bpe: Tokenizer) -> None:
+def test_decode_stream_continues_after_invalid_utf8(bpe: Tokenizer) -> None:
     rng = random.Random(0)
     for _ in range(300):
         ids = [rng.randrange(SIZE - 1) for _ in range(rng.randrange(1, 40))]
@@ -87,7 +87,7 @@ def test_ids_that_are_no_text_do_not_stop_a_stream(bpe: Tokenizer) -> None:
         assert "\ufffd" in rest or not rest
 
 
-def test_characters() -> None:
+def test_character_tokenizer_has_one_id_per_character() -> None:
     tokenizer = characters("abc \n")
     assert tokenizer.encode("cab\n a").ids == [2, 0, 1, 4, 3, 0]
     assert tokenizer.decode([2, 0, 1, 4, 3, 0]) == "cab\n a"
@@ -99,20 +99,20 @@ def test_characters() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [["<unk>", "a", "b"], {"<unk>": 0, "a": 1, "b": 2}], ids=["list", "mapping"])
-def test_a_vocabulary_without_merges_is_of_characters(tmp_path: Path, vocabulary) -> None:
+def test_vocabulary_without_merges_is_a_character_tokenizer(tmp_path: Path, vocabulary) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     assert tokenizer.encode("abba?").ids == [1, 2, 2, 1, 0]
     assert tokenizer.decode([1, 2]) == "ab"
 
 
-def test_tokenizer_json_comes_first(tmp_path: Path) -> None:
+def test_tokenizer_json_takes_precedence_over_vocab_json(tmp_path: Path) -> None:
     characters("xyz").save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "vocab.json").write_text('["a"]')
     assert tokenizer_from_pretrained(str(tmp_path)).encode("zx").ids == [2, 0]
 
 
-def test_special_tokens_are_those_that_the_files_name(tmp_path: Path) -> None:
+def test_special_tokens_follow_the_settings_files(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "<end>": 2}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     (tmp_path / "special_tokens_map.json").write_text(
@@ -124,7 +124,7 @@ def test_special_tokens_are_those_that_the_files_name(tmp_path: Path) -> None:
     assert tokenizer.get_vocab_size() == 3  # <no> has no embedding, so it gets no id
 
 
-def test_added_tokens_and_settings_are_those_of_transformers(bpe: Tokenizer, bpe_folder: Path, tmp_path: Path) -> None:
+def test_added_tokens_and_settings_match_transformers(bpe: Tokenizer, bpe_folder: Path, tmp_path: Path) -> None:
     from transformers import GPT2Tokenizer
 
     for name in ("vocab.json", "merges.txt"):
@@ -159,7 +159,7 @@ def test_added_tokens_and_settings_are_those_of_transformers(bpe: Tokenizer, bpe
         ({"vocab.json": '{"a": 0}', "merges.txt": "a b"}, ValueError, "do not fit each other"),
     ],
 )
-def test_damaged_files(tmp_path: Path, files, error, message: str) -> None:
+def test_corrupt_files_are_rejected(tmp_path: Path, files, error, message: str) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(error, match=message):
@@ -176,7 +176,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_damage_that_only_a_text_shows(tmp_path: Path, kind: str) -> None:
+def test_tokenizer_that_fails_in_use_names_its_file(tmp_path: Path, kind: str) -> None:
     """The token for what is unknown is missing: each text of known tokens is right, another is one clear error."""
     content = json.loads(characters("a").to_str()) | {"model": {"type": kind, **UNKNOWN[kind]}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
@@ -191,7 +191,7 @@ def test_damage_that_only_a_text_shows(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "single", [{"SpecialToken": {"id": "X", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]
 )
-def test_a_tokenizer_that_panics_is_refused(tmp_path: Path, single) -> None:
+def test_tokenizer_that_panics_is_rejected(tmp_path: Path, single) -> None:
     content = json.loads(characters("a").to_str())
     content["post_processor"] = {"type": "TemplateProcessing", "single": [single], "pair": [], "special_tokens": {}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
@@ -210,7 +210,7 @@ def test_a_tokenizer_that_panics_is_refused(tmp_path: Path, single) -> None:
         (["one\n\ntwo"], ["\n\n", "e"], "on"),
     ],
 )
-def test_text_up_to_a_stop_string(pieces, stops, expected: str) -> None:
+def test_until_ends_at_the_first_stop_string(pieces, stops, expected: str) -> None:
     assert "".join(until(pieces, stops)) == expected
 
 
@@ -236,7 +236,7 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_split() -> None:
     assert 100 < ended < 450
 
 
-def test_the_work_for_stop_strings_is_linear() -> None:
+def test_stop_string_search_takes_linear_time() -> None:
     """Counted in compared characters, of the stop strings and of the text, not in seconds."""
 
     class Counting(str):
@@ -259,7 +259,7 @@ def test_the_work_for_stop_strings_is_linear() -> None:
         assert Counting.compared < 10 * length
 
 
-def test_unknown_characters_are_found_and_nothing_else_is() -> None:
+def test_unknown_characters_are_listed() -> None:
     letters = characters("abc <>|endoftx")
     assert unknown_characters(letters, "a\u00e9b a\u00e9c\U0001f600") == ["\u00e9", "\U0001f600"]
     assert unknown_characters(letters, "a cab") == unknown_characters(letters, "") == []
@@ -274,7 +274,7 @@ def test_unknown_characters_are_found_and_nothing_else_is() -> None:
     assert unknown_characters(byte_level_bpe(every_byte, []), "\u00e9\x00\U0001f600") == []
 
 
-def test_what_is_normalized_or_part_of_a_word_is_no_unknown_character() -> None:
+def test_normalized_characters_and_parts_of_words_are_not_unknown() -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "to": 1, "be": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.decoder = decoders.WordPiece()

@@ -103,7 +103,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def test_sentencepiece(kind: tuple[Path, Any]) -> None:
+def test_sentencepiece_models_match_the_library(kind: tuple[Path, Any]) -> None:
     folder, theirs = kind
     ours = tokenizer_from_pretrained(str(folder))
     again = Tokenizer.from_str(ours.to_str())
@@ -129,7 +129,7 @@ def test_sentencepiece(kind: tuple[Path, Any]) -> None:
     assert ties < 150
 
 
-def test_what_is_put_around_a_text(tmp_path: Path) -> None:
+def test_bos_and_eos_follow_settings_and_conventions(tmp_path: Path) -> None:
     """The files say it, or the model's reference implementation does: <s> before for Llama, </s> after for T5."""
     (tmp_path / "spiece.model").write_bytes(train(**T5))
     t5 = tokenizer_from_pretrained(str(tmp_path))
@@ -170,7 +170,7 @@ def test_what_is_put_around_a_text(tmp_path: Path) -> None:
         ({"treat_whitespace_as_suffix": True}, "has spaces after words, which"),
     ],
 )
-def test_what_is_not_read_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_unsupported_sentencepiece_settings_are_rejected(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     (tmp_path / "tokenizer.model").write_bytes(train(hard_vocab_limit=False, **options))
     with pytest.raises(ValueError, match=rf"tokenizer\.model {message}.*use a tokenizer\.json"):
         tokenizer_from_pretrained(str(tmp_path))
@@ -219,7 +219,9 @@ def equals_tiktoken(ours: Tokenizer, ranks: list[bytes], pattern: str, shift: in
         assert ours.decode(expected) == composed
 
 
-def test_llama_3(tmp_path: Path, ranks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama3_tokenizer_model_matches_tiktoken(
+    tmp_path: Path, ranks: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_ranks(tmp_path / "tokenizer.model", ranks)
     with pytest.raises(ValueError, match=r"has 600 ranks, and Llama 3's 128,000: .* use a tokenizer\.json"):
         tokenizer_from_pretrained(str(tmp_path))
@@ -241,7 +243,7 @@ def test_llama_3(tmp_path: Path, ranks: list[bytes], monkeypatch: pytest.MonkeyP
     assert (own.get_vocab_size(), own.encode("<|mine_2|>").ids) == (n + 3, [n + 2])
 
 
-def test_qwen(tmp_path: Path, ranks: list[bytes]) -> None:
+def test_qwen_tiktoken_matches_tiktoken(tmp_path: Path, ranks: list[bytes]) -> None:
     write_ranks(tmp_path / "qwen.tiktoken", ranks)
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     equals_tiktoken(tokenizer, ranks, QWEN_WORDS)
@@ -250,7 +252,7 @@ def test_qwen(tmp_path: Path, ranks: list[bytes]) -> None:
     assert ids_of(tokenizer, "e\u0301") == ids_of(tokenizer, "é")
 
 
-def test_tekken(tmp_path: Path, ranks: list[bytes]) -> None:
+def test_tekken_matches_tiktoken(tmp_path: Path, ranks: list[bytes]) -> None:
     write_tekken(tmp_path / "tekken.json", ranks)
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     equals_tiktoken(tokenizer, ranks[:-9], TEKKEN_WORDS, 30)  # the file holds more than the model knows
@@ -262,7 +264,9 @@ def test_tekken(tmp_path: Path, ranks: list[bytes]) -> None:
     assert tokenizer_from_pretrained(str(tmp_path)).encode("<pad>").ids == [1, 0]
 
 
-def test_tokenizer_json_comes_before_all_of_them(tmp_path: Path, ranks: list[bytes], bpe_folder: Path) -> None:
+def test_tokenizer_json_takes_precedence_over_other_formats(
+    tmp_path: Path, ranks: list[bytes], bpe_folder: Path
+) -> None:
     write_tekken(tmp_path / "tekken.json", ranks)
     write_ranks(tmp_path / "qwen.tiktoken", ranks)
     assert tokenizer_from_pretrained(str(tmp_path)).token_to_id("<|im_end|>") == len(ranks) + 2
