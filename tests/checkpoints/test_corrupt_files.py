@@ -976,7 +976,9 @@ def test_merge_inside_a_character(
         tokenizer = minhub_py.tokenizer_from_pretrained(str(tmp_path))
         assert tokenizer.encode("x" + right.removeprefix(prefix)).ids == [2]
         return
-    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer .*does not fit the continuing_subword_prefix"):
+    with pytest.raises(
+        ValueError, match="tokenizer.json is not a valid tokenizer .*does not fit the continuing_subword_prefix"
+    ):
         minhub_py.tokenizer_from_pretrained(str(tmp_path))
 
 
@@ -996,7 +998,7 @@ def test_map_of_characters_with_a_large_table(tmp_path: Path) -> None:
     unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}
     content = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}, "model": unigram}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer .its map of characters is cut"):
+    with pytest.raises(ValueError, match="tokenizer.json is not a valid tokenizer .its map of characters is cut"):
         minhub_py.tokenizer_from_pretrained(str(tmp_path))
 
 
@@ -1009,10 +1011,10 @@ def test_merge_that_forms_no_token(bpe: Path) -> None:
     (bpe / "tokenizer.json").unlink()
     (bpe / "vocab.json").write_text('["a", "b"]')
     (bpe / "merges.txt").write_text("a b")
-    with pytest.raises(ValueError, match="vocab.json and merges.txt do not fit each other"):
+    with pytest.raises(ValueError, match="vocab.json and merges.txt are inconsistent"):
         minhub_py.tokenizer_from_pretrained(str(bpe))
     (bpe / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer"):
+    with pytest.raises(ValueError, match="tokenizer.json is not a valid tokenizer"):
         minhub_py.tokenizer_from_pretrained(str(bpe))
 
 
@@ -1149,14 +1151,14 @@ def test_many_added_tokens(bpe: Path) -> None:
     (bpe / "added_tokens.json").write_text(json.dumps({f"<t{i}>": 9 + i for i in range(50_000)}))
     assert minhub_py.tokenizer_from_pretrained(str(bpe)).token_to_id("<t49999>") == 50_008
     (bpe / "added_tokens.json").write_text(json.dumps({"<a>": 9, "<b>": 11}))
-    with pytest.raises(ValueError, match="gives the added token '<b>' the id 11, which is not the next one"):
+    with pytest.raises(ValueError, match="gives the added token '<b>' the ID 11, which is not the next ID"):
         minhub_py.tokenizer_from_pretrained(str(bpe))
 
 
 def test_messages_are_short(bpe: Path) -> None:
     """A long token, and a long symbol, are cut in a message."""
     (bpe / "merges.txt").write_text("a" * 100_000 + " b\n")
-    with pytest.raises(ValueError, match="there is no token") as caught:
+    with pytest.raises(ValueError, match="the vocabulary lacks") as caught:
         minhub_py.tokenizer_from_pretrained(str(bpe))
     assert len(str(caught.value)) < 500
     for name in ("vocab.json", "merges.txt"):

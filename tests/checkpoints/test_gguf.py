@@ -542,14 +542,14 @@ def test_unsupported_settings_are_rejected_by_name(
 @pytest.mark.parametrize(
     ("apply", "message"),
     [
-        (change("tokenizer.ggml.pre", "poro-chat", "string"), "pre 'poro-chat' is not known here; known are gpt-2"),
-        (change("tokenizer.ggml.model", "t5", "string"), "model is 't5'; this package reads gpt2 and llama"),
+        (change("tokenizer.ggml.pre", "poro-chat", "string"), "pre 'poro-chat' is not supported; supported are gpt-2"),
+        (change("tokenizer.ggml.model", "t5", "string"), "model is 't5'; supported are gpt2 and llama"),
         (change("tokenizer.ggml.bos_token_id", 9999), "bos_token_id cannot be 9999"),
-        (change("tokenizer.ggml.merges", ["a"], "array"), "is no tokenizer"),
-        (change("tokenizer.ggml.merges", ["a zzz"], "array"), "a merge makes no token"),
+        (change("tokenizer.ggml.merges", ["a"], "array"), "is not a valid tokenizer"),
+        (change("tokenizer.ggml.merges", ["a zzz"], "array"), "the result of a merge is not a token"),
         (change("tokenizer.ggml.tokens", ["a" * 200_000, "b"], "array"), "token of 200,000 characters"),
-        (change("tokenizer.ggml.tokens", [1], "array"), "tokens is no list of strings"),
-        (change("tokenizer.ggml.token_type", [1], "array"), "does not fit the tokens"),
+        (change("tokenizer.ggml.tokens", [1], "array"), "tokens is not a list of strings"),
+        (change("tokenizer.ggml.token_type", [1], "array"), "does not have one number per token"),
     ],
 )
 def test_unsupported_tokenizers_are_rejected_by_name(
@@ -567,7 +567,7 @@ def test_missing_pre_tokenizer_is_accepted_for_gpt2_only(tmp_path: Path) -> None
         write(tmp_path / f"{name}.gguf", reference(name), tokenizer=lambda writer: add_bpe(writer, theirs, None))
     ours = tokenizer_from_pretrained(str(tmp_path / "gpt2.gguf"))
     assert ours.encode("it's").ids == theirs.encode("it's").ids
-    with pytest.raises(ValueError, match=r"pre None is not known"):
+    with pytest.raises(ValueError, match=r"pre None is not supported"):
         tokenizer_from_pretrained(str(tmp_path / "llama.gguf"))
     with pytest.raises(FileNotFoundError, match="has no tokenizer"):
         read_tokenizer(write(tmp_path / "none.gguf", reference("llama")))

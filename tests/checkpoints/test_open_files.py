@@ -176,7 +176,7 @@ def test_chat_template_is_saved_with_the_tokenizer(hub: HubServer, tmp_path: Pat
 def test_other_tokenizer_formats_are_downloaded_only_if_needed(hub: HubServer, tmp_path: Path) -> None:
     save_pretrained(fresh("gpt2", 0), tmp_path)
     hub.add(REPO, {**files_of(tmp_path), "tekken.json": "{}", "tokenizer.model.v3": "no such form"})
-    with pytest.raises(ValueError, match=r"tekken\.json is no tekken tokenizer"):
+    with pytest.raises(ValueError, match=r"tekken\.json is not a tekken tokenizer"):
         tokenizer_from_pretrained(REPO)
     assert sorted(hub.fetched()) == ["config.json", "tekken.json"]
 

@@ -140,7 +140,7 @@ def test_added_tokens_and_settings_match_transformers(bpe: Tokenizer, bpe_folder
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": "<|endoftext|>"}))
     assert tokenizer_from_pretrained(str(tmp_path)).encode("the").ids == [SIZE - 1, *bpe.encode("the").ids]
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|user|>": 60000}))
-    with pytest.raises(ValueError, match=r"the added token '<\|user\|>' the id 60000, which is not the next one"):
+    with pytest.raises(ValueError, match=r"the added token '<\|user\|>' the ID 60000, which is not the next ID"):
         tokenizer_from_pretrained(str(tmp_path))
 
 
@@ -148,15 +148,15 @@ def test_added_tokens_and_settings_match_transformers(bpe: Tokenizer, bpe_folder
     ("files", "error", "message"),
     [
         ({}, FileNotFoundError, "has no tokenizer, neither tokenizer.json nor vocab.json"),
-        ({"tokenizer.json": "{"}, ValueError, "tokenizer.json is no tokenizer"),
-        ({"vocab.json": "[1, 2]"}, ValueError, "should map tokens to ids, or list characters"),
+        ({"tokenizer.json": "{"}, ValueError, "tokenizer.json is not a valid tokenizer"),
+        ({"vocab.json": "[1, 2]"}, ValueError, "should map tokens to IDs, or list characters"),
         ({"vocab.json": "{"}, ValueError, "vocab.json is not valid JSON"),
         (
             {"vocab.json": '{"a": 0, "b": 1, "ab": 2}', "merges.txt": "a b c"},
             ValueError,
-            "each line should be two symbols",
+            "each line should have two symbols",
         ),
-        ({"vocab.json": '{"a": 0}', "merges.txt": "a b"}, ValueError, "do not fit each other"),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "a b"}, ValueError, "are inconsistent"),
     ],
 )
 def test_corrupt_files_are_rejected(tmp_path: Path, files, error, message: str) -> None:
@@ -183,7 +183,7 @@ def test_tokenizer_that_fails_in_use_names_its_file(tmp_path: Path, kind: str) -
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     assert encode(tokenizer, "a") == [0]
     with pytest.raises(
-        ValueError, match=r"tokenizer\.json cannot take this text \(.*\): it is damaged, fetch it again"
+        ValueError, match=r"tokenizer\.json fails for this text \(.*\): it is corrupt, download it again"
     ):
         encode(tokenizer, "é")
 
@@ -195,7 +195,9 @@ def test_tokenizer_that_panics_is_rejected(tmp_path: Path, single) -> None:
     content = json.loads(characters("a").to_str())
     content["post_processor"] = {"type": "TemplateProcessing", "single": [single], "pair": [], "special_tokens": {}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer \(.*damaged or cut: fetch it again"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.json is not a valid tokenizer \(.*corrupt or truncated, download it again"
+    ):
         tokenizer_from_pretrained(str(tmp_path))
 
 
@@ -232,7 +234,7 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_split() -> None:
         certain = StopStrings(stops)
         shown = "".join(certain.add(char) for char in text[: ends[0] - 1 if ends else 40])
         assert expected.startswith(shown)  # no part of a stop string is shown
-        assert len(certain.held) < max(map(len, stops), default=1)
+        assert len(certain.pending) < max(map(len, stops), default=1)
     assert 100 < ended < 450
 
 

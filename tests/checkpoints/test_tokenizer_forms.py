@@ -166,7 +166,7 @@ def test_bos_and_eos_follow_settings_and_conventions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model_type": "char"}, "has word or character pieces, which this package does not read"),
+        ({"model_type": "char"}, "has word or character pieces, which is not supported"),
         ({"treat_whitespace_as_suffix": True}, "has spaces after words, which"),
     ],
 )
@@ -223,7 +223,7 @@ def test_llama3_tokenizer_model_matches_tiktoken(
     tmp_path: Path, ranks: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ranks(tmp_path / "tokenizer.model", ranks)
-    with pytest.raises(ValueError, match=r"has 600 ranks, and Llama 3's 128,000: .* use a tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"has 600 tokens instead of Llama 3's 128,000. .* use a tokenizer\.json"):
         tokenizer_from_pretrained(str(tmp_path))
     monkeypatch.setattr(tiktoken_files, "LLAMA3_TOKENS", 600)  # as many as Llama 3 has take half a minute
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
