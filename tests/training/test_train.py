@@ -966,11 +966,11 @@ def test_an_optimizer_of_another_model_is_refused(tmp_path: Path, five_steps: Pa
     path = run / NEWEST / "optimizer.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}  # the file is mapped
     path.write_bytes((run / "model.safetensors").read_bytes())
-    with pytest.raises(ValueError, match=r"optimizer\.safetensors is corrupt"):
+    with pytest.raises(ValueError, match=r"optimizer\.safetensors is damaged"):
         resume(run, progress=False)
     name = next(iter(tensors))
     save_file(tensors | {name: tensors[name][:1].clone()}, path)
-    with pytest.raises(ValueError, match=r"optimizer\.safetensors is corrupt"):
+    with pytest.raises(ValueError, match=r"optimizer\.safetensors is damaged"):
         resume(run, progress=False)
 
 
