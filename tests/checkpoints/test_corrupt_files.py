@@ -1,7 +1,7 @@
-"""Damaged checkpoints by the thousand: each is refused in words that help, or loads as just what it now says.
+"""Thousands of corrupt checkpoints: each is rejected with a helpful message, or loads with its actual content.
 
 Every mutation is drawn with a fixed seed and described in words; a failure prints them, which is enough to repeat it.
-There are no asserts on time: against hangs stands pytest-timeout.
+Nothing asserts times: pytest-timeout detects hangs.
 """
 
 import base64
@@ -56,7 +56,7 @@ CONFIG_ROUNDS = {"gpt2": 250, "gptneo": 250, "lstm": 1000, "llama": 500}
 ALL_OR_SOME = [pytest.param(1, marks=pytest.mark.soak, id="all"), pytest.param(4, id="some")]
 PARTS = pytest.mark.parametrize("parts", ALL_OR_SOME)
 
-# What may stand where a value should, as JSON text: some of it no JSON writer would write.
+# Replacements for values, as JSON text. Some of them are invalid JSON.
 JUNK = (
     "null", "true", "false", "0", "1", "-1", "2", "3", "5", "0.5", "1.5", "2.0", "-0.0", "1e400", "-1e400", "NaN",
     "Infinity", "-Infinity", "2147483648", "4294967296", "9007199254740993", "9223372036854775807",
@@ -98,7 +98,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def bounded_memory() -> Iterator[None]:
-    """No test here may need 300 MB at any moment, whatever sizes a file claims."""
+    """Limit the memory of each test to 300 MB, independent of the sizes that files declare."""
     reset_peak()
     before = peak()
     yield
@@ -155,7 +155,7 @@ class Trials:
 
 
 def bad_message(error: Exception, words: Iterable[str]) -> str:
-    """What is wrong with an error as something to show to a user; empty if nothing is."""
+    """Problems of an error message for users; empty without problems."""
     message = str(error)
     lines = message.splitlines()
     if not (type(error) is ValueError or isinstance(error, OSError)):
@@ -172,7 +172,7 @@ def bad_message(error: Exception, words: Iterable[str]) -> str:
 
 
 def load_rightly(folder: Path) -> None:
-    """Load, and compare with what the safetensors library and json say of the same files."""
+    """Load, and compare with the safetensors library and json."""
     model = minhub_py.from_pretrained(str(folder))
     family = next(family for family in ARCHITECTURES.values() if isinstance(model, family.Model))
 
@@ -186,7 +186,7 @@ def load_rightly(folder: Path) -> None:
         default = family.Config()
         for field in fields(default):
             wanted, found = settings.get(field.name, getattr(default, field.name)), getattr(model.config, field.name)
-            if field.name == "tie_word_embeddings" and wanted is True:  # but for a head with values of its own
+            if field.name == "tie_word_embeddings" and wanted is True:  # except for a head that differs
                 head, embedding = (stored.get(our_name(name)) for name in HEADS[family.name])
                 wanted = head is None or torch.equal(head, embedding.to(head.dtype))
             assert found == wanted, f"{field.name} is {found!r}, config.json says {wanted!r}"
@@ -263,7 +263,7 @@ def split_file(file: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def mutate_header(rng: random.Random, file: bytes) -> tuple[str, bytes]:
-    """One wrong thing in a header, whose length is right unless that is what is wrong."""
+    """Corrupt one property of a header. Its length is correct unless it is that property."""
     header, data = split_file(file)
     junk = rng.choice(JUNK)
     kind = rng.choices(("entry", "names", "text", "added"), (9, 5, 3, 1))[0]
@@ -284,7 +284,7 @@ def mutate_header(rng: random.Random, file: bytes) -> tuple[str, bytes]:
 
 
 def mutate_entry(rng: random.Random, header: dict[str, Any], junk: str) -> str:
-    """Change what a header says of one tensor."""
+    """Change one tensor's entry in a header."""
     name, other = rng.sample([name for name in header if name != "__metadata__"], 2)
     entry = header[name]
     key, numbers = rng.choice(("dtype", "shape", "data_offsets")), rng.choice(("shape", "data_offsets"))
@@ -318,7 +318,7 @@ def mutate_names(rng: random.Random, header: dict[str, Any]) -> tuple[str, dict[
 
 
 def mutate_header_text(rng: random.Random, header: dict[str, Any], data: bytes, junk: str) -> tuple[str, bytes]:
-    """What a mapping cannot hold (a name twice), a wrong length, and metadata."""
+    """Duplicate names, a wrong length, and metadata."""
     name = rng.choice(list(header))
     kind = rng.choice(("length", "twice", "metadata"))
     if kind == "length":
@@ -399,14 +399,14 @@ def test_weights_cut_anywhere(tmp_path: Path) -> None:
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """What an error may name instead of the file: a tensor, by its name on either side."""
+    """Tensor names, native or of the Hub, that an error may contain instead of the file."""
     names = read_safetensors((folder / WEIGHTS).read_bytes())
     masks = ("h.0.attn.bias", "h.0.attn.attention.bias")
     return {*names, *map(our_name, names), *masks, "lm_head.weight", "head.weight", "unknown: ", "missing: "}
 
 
 def test_sizes_without_config(tmp_path: Path) -> None:
-    """An LSTM's tensors tell its sizes by themselves, wrong ones too."""
+    """An LSTM's sizes follow from its tensors, also from corrupt ones."""
     folder = save("lstm", tmp_path / "lstm")
     (folder / "config.json").unlink()
     rng = random.Random("no config")
@@ -420,7 +420,7 @@ def test_sizes_without_config(tmp_path: Path) -> None:
 
 
 def test_claimed_sizes_take_no_memory(folder: Path) -> None:
-    """A header may claim a terabyte: what it claims is compared with the file before anything is allocated."""
+    """A header may declare a terabyte: declared sizes are compared with the file before allocation."""
     file = (folder / WEIGHTS).read_bytes()
     header, data = split_file(file)
     name = next(name for name in header if name != "__metadata__")
@@ -538,7 +538,7 @@ def test_index_with_paths_outside_the_folder(place: str, tmp_path: Path) -> None
 
 
 def test_shards(family: str, tmp_path: Path) -> None:
-    """A shard that is away, one that is damaged, and a tensor in two of them."""
+    """A missing shard, a corrupt shard, and a tensor in two shards."""
     folder = sharded(family, tmp_path / family)
     first, second, *_ = sorted(folder.glob("*.safetensors"))
     tensors = read_safetensors(second.read_bytes())
@@ -657,7 +657,7 @@ def test_generation_settings(family: str, folder: Path, parts: int) -> None:
 
 
 class Malice:
-    """What a hostile file does: unpickled, it runs a command."""
+    """Malicious content: unpickling it runs a command."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -883,7 +883,7 @@ def test_pickle_of_a_view(tmp_path: Path) -> None:
 
 
 def test_corrupt_pickle(tmp_path: Path) -> None:
-    """Cut and flipped .bin files: refused, or whatever they hold fits the model."""
+    """Truncated .bin files, and files with flipped bits, are rejected or fit the model."""
     folder = save("lstm", tmp_path / "lstm")
     state = state_dict(folder)
     (folder / WEIGHTS).unlink()
@@ -1003,7 +1003,7 @@ def test_map_of_characters_with_a_large_table(tmp_path: Path) -> None:
 
 
 def test_merge_that_forms_no_token(bpe: Path) -> None:
-    """The library panics over it, with an exception that is no Exception."""
+    """The library panics, with a BaseException."""
     minhub_py.tokenizer_from_pretrained(str(bpe)).save(str(bpe / "tokenizer.json"))
     content = json.loads((bpe / "tokenizer.json").read_text())
     content["model"] |= {"vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}
@@ -1210,7 +1210,7 @@ def test_verify_tied_head(family: str, tmp_path: Path) -> None:
     rewrite(folder, lambda tensors: tensors[head].view(-1)[-1].add_(1))
     assert f"{head} differs from {embedding}" in problems(folder)
     rewrite(folder, lambda tensors: tensors.update({head: tensors[embedding].half()}))
-    assert not problems(folder)  # the same but for its rounding
+    assert not problems(folder)  # equal except for rounding
     rewrite(folder, lambda tensors: tensors.pop(embedding))
     assert our_name(embedding) in problems(folder)
 
@@ -1230,7 +1230,7 @@ def test_verify_tensors(folder: Path) -> None:
 
 
 def test_write_rejects_integer_tensors(tmp_path: Path) -> None:
-    """Integers have no place in a checkpoint; what stood there before is still there."""
+    """Integer tensors are rejected, and the existing checkpoint is unchanged."""
     folder = save("lstm", tmp_path / "lstm")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(ValueError, match="x.*int64"):

@@ -1,4 +1,4 @@
-"""GGUF files, written as llama.cpp writes them, against the checkpoints in Hub layout that they were made from."""
+"""GGUF files in llama.cpp's form, compared with the checkpoints that they were converted from."""
 
 import dataclasses
 import json
@@ -74,14 +74,14 @@ IDS = torch.arange(40).unsqueeze(0) * 7 % 64
 
 
 def reference(name: str) -> Any:
-    """A model of transformers with large random weights."""
+    """A transformers model with large random weights."""
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CASES[name])).eval()
     draw(model)
     return model
 
 
 def rope_factors(model: Any) -> dict[str, torch.Tensor]:
-    """What llama.cpp's converter writes of a Llama 3's rope_parameters: how many times as long each wave is."""
+    """Llama 3's frequency factors, as llama.cpp's converter writes them."""
     if CASES["llama3"]["rope_parameters"] != getattr(model.config, "rope_parameters", None):
         return {}
     factors = []
@@ -107,7 +107,7 @@ def test_float32_file_is_bitwise_identical_to_the_checkpoint(name: str, tmp_path
     assert name.startswith("gemma") or torch.equal(ours(IDS), theirs(IDS))
     wanted = model(IDS).logits
     assert (ours(IDS) - wanted).abs().max() <= 5e-5 * wanted.abs().max()
-    # All that a config says, but for ids, and windows that Qwen's has and does not use.
+    # Configs are equal except for token IDs and Qwen's unused windows.
     if name.startswith("gemma"):
         return
     apart = {"bos_token_id", "eos_token_id", "pad_token_id", "sliding_window", "layer_types"}
@@ -142,7 +142,7 @@ def test_quantized_file_matches_the_gguf_package(name: str, kind: str, tmp_path:
 
 @pytest.mark.parametrize("kind", [*FLOAT_TYPES, *BLOCK_TYPES])
 def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_path: Path) -> None:
-    """More blocks than are made float32 at once."""
+    """Uses more blocks than one chunk."""
     block, _ = gguf.GGML_QUANT_SIZES[Type[kind]]
     count = 2 * reading.CHUNK // block + 3
     data = blocks(kind, count) if block > 1 else torch.randn(count).to(FLOAT_TYPES[kind]).view(torch.uint8).numpy()
@@ -167,7 +167,7 @@ def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_pa
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "gpt2", "qwen3", "gemma2", "gpt_neox", "phi"])
 def test_quantize_auto_uses_the_blocks_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
-    """No weight is rounded once more, in whatever order its rows are; in C it is as in `forward`."""
+    """Weights are not quantized again, also if their rows are permuted; the C decoder matches `forward`."""
     file = write(tmp_path / "model.gguf", reference(name), kind)
     ours, floats = (from_pretrained(file, device="cpu", quantize=how) for how in ("auto", "none"))
     kept = {path: module for path, module in ours.named_modules() if isinstance(module, Quantized)}
@@ -223,7 +223,7 @@ def test_command_reports_the_default_quantization_of_a_gguf_file(file: Path) -> 
 @torch.no_grad()
 @pytest.mark.parametrize(("kind", "wanted"), [("F16", None), ("IQ4_NL", "int8")])
 def test_quantize_auto_converts_unsupported_types_to_int8(kind: str, wanted: str | None, tmp_path: Path) -> None:
-    """Floats stay floats; types that cannot be computed as they lie are kept in int8."""
+    """Floats stay floats; block types without kernels become int8."""
     model = reference("llama")
     if kind == "F16":
         file = write(tmp_path / "model.gguf", model, kind)
@@ -238,7 +238,7 @@ def test_quantize_auto_converts_unsupported_types_to_int8(kind: str, wanted: str
 
 
 def replace(writer: gguf.GGUFWriter, rows: Any, kind: str) -> None:
-    """Another v for the first layer."""
+    """Replace the first layer's output projection."""
     info = writer.tensors[0]["blk.0.attn_output.weight"]
     writer.tensors[0]["blk.0.attn_output.weight"] = dataclasses.replace(
         info, tensor=rows, dtype=Type[kind], nbytes=rows.nbytes
@@ -254,7 +254,7 @@ tell()
 
 
 def test_blocks_share_the_memory_of_the_mapped_file(tmp_path: Path) -> None:
-    """Only what is not in blocks, and the rows of q and k, which are in another order, need memory of their own."""
+    """Only unquantized tensors, and q and k, whose rows are permuted, are copied."""
     CASES["wide"] = {**CASES["llama"], "hidden_size": 1024, "intermediate_size": 6144, "num_hidden_layers": 3,
                      "num_attention_heads": 8, "num_key_value_heads": 1}  # fmt: skip
     file = write(tmp_path / "model.gguf", reference("wide"), "Q8_0")
@@ -266,7 +266,7 @@ def test_blocks_share_the_memory_of_the_mapped_file(tmp_path: Path) -> None:
 
 
 def test_tensors_stored_both_fused_and_split_are_rejected(tmp_path: Path) -> None:
-    """Older files of Phi 2 have q, k and v in one tensor, others in three; none has both."""
+    """Files of Phi 2 have q, k and v either in one tensor or in three."""
     model = reference("phi-all")
     parts = [getattr(model.model.layers[0].self_attn, f"{name}_proj") for name in "qkv"]
     whole = {"blk.0.attn_qkv.weight": torch.cat([part.weight.detach() for part in parts]),
@@ -290,7 +290,7 @@ def test_tensors_stored_both_fused_and_split_are_rejected(tmp_path: Path) -> Non
 
 
 def test_head_that_copies_the_embedding_is_tied(tmp_path: Path) -> None:
-    """The head is tied if it holds the same bytes, and a weight of its own if it does not."""
+    """A head with the embedding's bytes is tied; another head is a separate weight."""
     model = reference("gpt2")
     head = model.transformer.wte.weight.detach()
     same = from_pretrained(write(tmp_path / "same.gguf", model, extra={"output.weight": head}))
@@ -300,7 +300,7 @@ def test_head_that_copies_the_embedding_is_tied(tmp_path: Path) -> None:
 
 
 def test_gguf_tables_cover_the_weight_tables() -> None:
-    """Each form leads to canonical names of its family's table, and leaves out no tensor that every model has."""
+    """Each GGUF architecture maps to canonical Hub names and covers all required tensors."""
     from minhub_py.registry import architecture_of
 
     for architecture in weights_map.gguf_architectures.values():
@@ -340,7 +340,7 @@ WORDS: dict[str, tuple[Any, Any, bool]] = {
 
 
 def trained(pre: str) -> Tokenizer:
-    """A byte-level BPE with special tokens, which a text is not cut across, and one that is not special."""
+    """A byte-level BPE with special tokens, and an added token that is not special."""
     words, normalizer, whole = WORDS[pre]
     tokenizer = Tokenizer(models.BPE(ignore_merges=whole))
     tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
@@ -384,7 +384,7 @@ def test_byte_level_bpe_matches_the_original(pre: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece_matches_the_original(prefix: bool, tmp_path: Path) -> None:
-    """Llama 2's, with a space before a text, and Gemma's, without one, with tokens of its own and no kind "unknown"."""
+    """Llama 2's form with a prefix space; Gemma's without it, with user-defined tokens, without an "unknown" type."""
     own = {} if prefix else {"add_dummy_prefix": False, "user_defined_symbols": OWN}
     (tmp_path / "tokenizer.model").write_bytes(train(**LLAMA, **own))
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
@@ -428,7 +428,7 @@ def chatty(writer: gguf.GGUFWriter) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A small Llama with a vocabulary of its own, in Q8_0."""
+    """A small Llama with its vocabulary, in Q8_0."""
     CASES["chatty"] = {**CASES["llama"], "vocab_size": 768}
     return write(tmp_path / "chatty.gguf", reference("chatty"), "Q8_0", tokenizer=chatty)
 
@@ -451,7 +451,7 @@ def test_commands_accept_gguf_files(file: Path, tmp_path: Path) -> None:
     done("convert", str(file), str(tmp_path / "hub"))
     again = json.loads(done("score", str(tmp_path / "hub"), str(tmp_path / "text.txt"), "--json"))
     assert again["scores"] == scored["scores"]
-    # transformers reads what is written, with the tokenizer, the template and the ids that end a text.
+    # transformers loads the result, with tokenizer, chat template and end tokens.
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
         wanted = theirs(IDS).logits
@@ -499,7 +499,7 @@ def test_folder_with_only_a_gguf_file_names_the_file(file: Path, hub: HubServer)
         from_pretrained("owner/name")
 
 
-# --- What is refused
+# --- Rejected files
 
 
 def change(key: str, value: Any, kind: str = "uint32") -> Callable[[gguf.GGUFWriter], None]:
@@ -561,7 +561,7 @@ def test_unsupported_tokenizers_are_rejected_by_name(
 
 
 def test_missing_pre_tokenizer_is_accepted_for_gpt2_only(tmp_path: Path) -> None:
-    """Older files have none: GPT-2's are known, and a Llama's are not."""
+    """Old files lack tokenizer.ggml.pre: GPT-2's words are the default, Llama's are unknown."""
     theirs = trained("gpt-2")
     for name in ("gpt2", "llama"):
         write(tmp_path / f"{name}.gguf", reference(name), tokenizer=lambda writer: add_bpe(writer, theirs, None))
@@ -679,7 +679,7 @@ def cuts(data: bytes) -> Iterator[bytes]:
 
 
 def flips(data: bytes) -> Iterator[bytes]:
-    """Each byte of the header set to another value: lengths, counts, types, offsets and names."""
+    """Changes each byte of the header: lengths, counts, types, offsets and names."""
     for place in range(4, 2500, 3):
         yield data[:place] + bytes([data[place] ^ (0x80 if place % 2 else 0xFF)]) + data[place + 1 :]
 
@@ -687,7 +687,7 @@ def flips(data: bytes) -> Iterator[bytes]:
 @torch.no_grad()
 @pytest.mark.parametrize("mutants", [cuts, flips])
 def test_mutated_files_are_rejected_or_loaded(mutants: Callable[[bytes], Iterator[bytes]], tmp_path: Path) -> None:
-    """No mutant needs much memory, and what one raises is an error in one line that names the file or a tensor."""
+    """Mutated files need little memory and raise one-line errors that name the file or a tensor."""
     data = write(tmp_path / "sound.gguf", reference("llama"), "Q8_0").read_bytes()
     reset_peak()
     before, loaded, count, longest = peak(), 0, 0, 0
@@ -707,7 +707,7 @@ def test_mutated_files_are_rejected_or_loaded(mutants: Callable[[bytes], Iterato
 
 
 def test_opening_a_file_reads_the_header_only(tmp_path: Path) -> None:
-    """Only the tensor that is asked for is made float32."""
+    """Only accessed tensors are dequantized."""
     checkpoint = GGUFCheckpoint(write(tmp_path / "model.gguf", reference("llama-tied"), "Q8_0"))
     assert len(checkpoint) == len(checkpoint.meta) == 20
     assert checkpoint._tensors._data is None

@@ -1,4 +1,4 @@
-"""A model is opened once, of one commit, with all that belongs to it; and a head of its own counts."""
+"""A model is loaded once, from one commit, with its companions; a head that differs from the embedding is used."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ def fresh(family: str, seed: int, **settings: Any) -> Any:
 
 
 class MovingBranch(list[Request]):
-    """What a server was asked, where the branch moves on after each question of what it is."""
+    """The requests to a server whose branch changes after each revision request."""
 
     def __init__(self, hub: HubServer, commits: list[str]) -> None:
         self.hub, self.later = hub, commits[1:]
@@ -142,19 +142,19 @@ def test_revision_requires_a_start_model(tmp_path: Path) -> None:
         train(tmp_path / "text.txt", tmp_path / "run", revision="v1")
 
 
-# --- What belongs to it
+# --- Companions
 
 
 def test_chat_template_is_saved_with_the_tokenizer(hub: HubServer, tmp_path: Path) -> None:
-    """From the Hub, and to wherever the model, or its tokenizer, is written."""
+    """From the Hub, to each folder that the model or its tokenizer is written to."""
     source = tmp_path / "source"
     tokenizer = characters("".join(sorted(set(TEXT))))
     save_pretrained(fresh("gpt2", 0), source, tokenizer)
     assert set(files_of(source)) == {"config.json", "model.safetensors", "tokenizer.json"}
-    beside = {
+    companions = {
         "chat_template.jinja": TEMPLATE.encode(), "tokenizer_config.json": b"{}", "special_tokens_map.json": b"{}"
     }  # fmt: skip
-    for name, content in beside.items():
+    for name, content in companions.items():
         (source / name).write_bytes(content)
     hub.add(REPO, {**files_of(source), "tokenizer.model": "not needed", "tekken.json": "{}"})
     fetched = open_checkpoint(REPO)
@@ -168,7 +168,7 @@ def test_chat_template_is_saved_with_the_tokenizer(hub: HubServer, tmp_path: Pat
                 evaluate_tokens=64)  # fmt: skip
     [last] = run.files.all_checkpoints()
     for folder in (tmp_path / "converted", tmp_path / "saved", run.folder, last):
-        assert files_of(folder).items() >= beside.items(), folder
+        assert files_of(folder).items() >= companions.items(), folder
     save_pretrained(from_pretrained(REPO), tmp_path / "saved", Tokenizer.from_str(read.to_str()))
     assert "chat_template.jinja" not in files_of(tmp_path / "saved")  # it was of the tokenizer before
 
@@ -181,7 +181,7 @@ def test_other_tokenizer_formats_are_downloaded_only_if_needed(hub: HubServer, t
     assert sorted(hub.fetched()) == ["config.json", "tekken.json"]
 
 
-# --- A head of its own
+# --- Separate heads
 
 
 def set_config(folder: Path, **settings: Any) -> None:

@@ -74,24 +74,24 @@ def test_decode_stream_yields_complete_characters(bpe: Tokenizer) -> None:
         assert "".join(pieces) == text
         assert not any("\ufffd" in piece for piece in pieces)
     ids = bpe.encode("one two three four").ids
-    assert len(list(decode_stream(bpe, ids))) == len(ids) >= 4  # each as soon as it is known
+    assert len(list(decode_stream(bpe, ids))) == len(ids) >= 4  # without delay
 
 
 def test_decode_stream_continues_after_invalid_utf8(bpe: Tokenizer) -> None:
     rng = random.Random(0)
     for _ in range(300):
         ids = [rng.randrange(SIZE - 1) for _ in range(rng.randrange(1, 40))]
-        streamed, whole = "".join(decode_stream(bpe, ids)), bpe.decode(ids)
-        assert whole.startswith(streamed)
-        rest = whole[len(streamed) :]  # what is held back is the last id's: a character not yet whole
-        assert "\ufffd" in rest or not rest
+        streamed, text = "".join(decode_stream(bpe, ids)), bpe.decode(ids)
+        assert text.startswith(streamed)
+        pending = text[len(streamed) :]  # the delayed text is an incomplete character of the last ID
+        assert "\ufffd" in pending or not pending
 
 
 def test_character_tokenizer_has_one_id_per_character() -> None:
     tokenizer = characters("abc \n")
     assert tokenizer.encode("cab\n a").ids == [2, 0, 1, 4, 3, 0]
     assert tokenizer.decode([2, 0, 1, 4, 3, 0]) == "cab\n a"
-    assert tokenizer.encode("axb").ids == [0, 1]  # no id for what is not in it
+    assert tokenizer.encode("axb").ids == [0, 1]  # unknown characters are dropped
     known = characters({"<unk>": 0, "a": 1, "b": 2})
     assert known.encode("axyb").ids == [1, 0, 0, 2]
     again = Tokenizer.from_str(tokenizer.to_str())
@@ -177,7 +177,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_tokenizer_that_fails_in_use_names_its_file(tmp_path: Path, kind: str) -> None:
-    """The token for what is unknown is missing: each text of known tokens is right, another is one clear error."""
+    """A missing unknown token: known text is encoded, unknown text raises one clear error."""
     content = json.loads(characters("a").to_str()) | {"model": {"type": kind, **UNKNOWN[kind]}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
@@ -239,7 +239,7 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_split() -> None:
 
 
 def test_stop_string_search_takes_linear_time() -> None:
-    """Counted in compared characters, of the stop strings and of the text, not in seconds."""
+    """Counts compared characters of the stop strings and of the text."""
 
     class Counting(str):
         compared = 0
@@ -265,7 +265,7 @@ def test_unknown_characters_are_listed() -> None:
     letters = characters("abc <>|endoftx")
     assert unknown_characters(letters, "a\u00e9b a\u00e9c\U0001f600") == ["\u00e9", "\U0001f600"]
     assert unknown_characters(letters, "a cab") == unknown_characters(letters, "") == []
-    assert unknown_characters(letters, "ab", [0]) == []  # they are the caller's, and b has a token all the same
+    assert unknown_characters(letters, "ab", [0]) == []  # the IDs are the caller's; b has a token
     told = describe_unknown(letters, [chr(number) for number in range(0x4E00, 0x4E0C)])
     assert told.startswith("not in the tokenizer's vocabulary, and left out: '\u4e00' '\u4e01' ")
     assert told.endswith("'\u4e09' \u2026")

@@ -1,4 +1,4 @@
-"""The weight tables at the sizes of the published models, on meta tensors, and the engine's strictness."""
+"""Weight tables at published sizes, on meta tensors, and the engine's checks."""
 
 import random
 import sys
@@ -40,12 +40,12 @@ PUBLISHED = [name for family in ARCHITECTURES.values() for name in family.preset
 
 
 def reference(name: str) -> dict[str, torch.Tensor]:
-    """The state dict that transformers itself has for a published size, on meta, as it would save it."""
+    """The state dict that transformers saves for a published size, on the meta device."""
     _, config = preset(name)
     hub = config.to_hub()
     hub.pop("architectures")
     settings = transformers.AutoConfig.for_model(hub.pop("model_type"), **hub)
-    # An encoder-decoder's embedding stands in its state dict three times; config.json's tie is of the head.
+    # The state dict of an encoder-decoder has the embedding three times; config.json ties the head.
     again = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"} if settings.is_encoder_decoder else set()
     auto = transformers.AutoModelForSeq2SeqLM if settings.is_encoder_decoder else transformers.AutoModelForCausalLM
     with torch.device("meta"):
@@ -142,14 +142,14 @@ def test_same_and_transpose_copy_nothing() -> None:
 def test_tensors_are_loaded_on_access() -> None:
     class Watched(dict):
         def __getitem__(self, name: str) -> torch.Tensor:
-            asked.append(name)
+            loaded.append(name)
             return super().__getitem__(name)
 
-    asked: list[str] = []
+    loaded: list[str] = []
     native = Mapped(TABLE, Watched(toy()), "hub")
-    assert asked == []
+    assert loaded == []
     _ = native["h.1.qkv"]
-    assert asked == ["t.h.1.q", "t.h.1.k", "t.h.1.v"]
+    assert loaded == ["t.h.1.q", "t.h.1.k", "t.h.1.v"]
 
 
 def test_alternative_spellings_and_wrappers_are_recognized() -> None:
@@ -196,7 +196,7 @@ FUSED = Table(
 
 
 def test_per_head_projections_become_three_parts() -> None:
-    """GPT-NeoX: what transformers takes from each head is what plain thirds are for us."""
+    """GPT-NeoX: q, k and v of each head in transformers equal thirds of the native matrix."""
     heads, size, width = 4, 6, 24
     attention = transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXAttention(
         transformers.GPTNeoXConfig(hidden_size=width, num_attention_heads=heads, num_hidden_layers=1)
@@ -223,7 +223,7 @@ def test_missing_config_is_explained() -> None:
     hub = {"h.0.qkv.weight": torch.randn(6, 2), "h.0.qkv.bias": torch.randn(7)}
     with pytest.raises(ValueError, match=r"table of fused needs the model's config, for num_attention_heads"):
         Mapped(FUSED, hub, "hub")
-    # A size that no such heads have is listed with all others.
+    # Sizes that do not match the heads are listed with the other problems.
     native = Mapped(FUSED, hub, "hub", SimpleNamespace(num_attention_heads=2))
     expected = {"h.0.c_attn.weight": torch.empty(6, 3), "h.0.c_attn.bias": torch.empty(6)}
     message = (
@@ -274,18 +274,18 @@ def test_experts_have_a_second_index() -> None:
 
 
 def test_experts_of_a_layer_are_stacked_once() -> None:
-    """From the Hub's layout to the Hub's, as `minhub convert` goes: each expert's matrix is read once."""
-    asked: list[str] = []
+    """Conversion from Hub to native and back, as in `minhub convert`, reads each expert's matrix once."""
+    loaded: list[str] = []
 
     class Watched(dict):
         def __getitem__(self, name: str) -> torch.Tensor:
-            asked.append(name)
+            loaded.append(name)
             return super().__getitem__(name)
 
     hub = experts()
     there = Mapped(EXPERTS, Mapped(EXPERTS, Watched(hub), "hub", FOUR), "native", FOUR)
     assert all(torch.equal(tensor, hub[name]) for name, tensor in there.items())
-    assert sorted(asked) == sorted(hub)
+    assert sorted(loaded) == sorted(hub)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_stacks_may_have_different_depths() -> None:
 
 
 def test_index_inside_a_word_counts_layers() -> None:
-    """Its index stands at the end of a word, not of a module: weight_ih_l0."""
+    """The index of the LSTM's weight_ih_l0 is at the end of a word, not of a module."""
     architecture = ARCHITECTURES["lstm"]
     model = architecture.Model(architecture.Config(vocab_size=5, embedding_size=4, hidden_size=4, num_layers=3))
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lstm.bias_hh_l2"}
@@ -370,7 +370,7 @@ def test_index_inside_a_word_counts_layers() -> None:
 
 @pytest.mark.parametrize("dim", [0, 1, -1, -2])
 def test_deinterleave_separates_alternating_columns(dim: int) -> None:
-    """GPT-OSS: even columns are the gate's, odd ones up's."""
+    """As in GPT-OSS: even columns belong to gate, odd columns to up."""
     table = Table("toy", (Row("gate_up", ("gate", "up"), deinterleave(2, dim)),))
     hub = {"gate_up": torch.randn(4, 6, 8)}
     native = Mapped(table, hub, "hub")
@@ -391,7 +391,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uin
 
 
 def random_checkpoint(seed: int) -> tuple[Table, dict[str, torch.Tensor], set[str]]:
-    """A table of up to four stacks, tensors of its Hub side, and the names that are ours."""
+    """A random table of up to four stacks, Hub tensors, and their native names."""
     random.seed(seed)
     torch.manual_seed(seed)
     rows, hub, native = [], {}, set()
@@ -502,7 +502,7 @@ class PackedConfig:
 
 
 class Packed(torch.nn.Module):
-    """A model with weights of 4 bits, as they lie in the file."""
+    """A model with 4-bit weights in the file's format."""
 
     def __init__(self, config: PackedConfig) -> None:
         super().__init__()
@@ -512,7 +512,7 @@ class Packed(torch.nn.Module):
 
 
 def test_integer_weights_keep_their_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaded, converted and saved in another dtype, packed weights are the file's own bytes."""
+    """Loading, converting and saving in another dtype keep the bytes of packed weights."""
     module = SimpleNamespace(Packed=Packed, PackedConfig=PackedConfig)
     family = Architecture("packed", "Packed", "packed", ("PackedConfig", "Packed"), Training({}))
     table = Table("packed", (Row("model.blocks", "blocks"), Row("model.embed.weight", "wte.weight")))
