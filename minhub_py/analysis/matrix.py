@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minhub_py.analysis.predictions import Progress, Wanted, log_normalizers, predict
 from minhub_py.analysis.surprisal import refuse_encoder_decoder
-from minhub_py.analysis.tokens import encodings, texts_of_ids
+from minhub_py.analysis.tokens import encodings, token_strings
 from minhub_py.inference.arguments import model_of
 from minhub_py.inference.generate import check_ids
 
@@ -57,7 +57,7 @@ def logprob_matrix(
     columns = {
         "text": np.repeat(np.arange(len(rows)), lengths),
         "position": np.arange(len(ids)) - np.repeat(begins[:-1], lengths),
-        "token": texts_of_ids(tokenizer, ids),
+        "token": token_strings(tokenizer, ids),
         "id": np.array(ids, np.int64),
     }
     return columns, matrix.value()

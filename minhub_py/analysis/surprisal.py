@@ -21,7 +21,7 @@ from torch import Tensor
 
 from minhub_py.analysis.predictions import Progress, Wanted, log_normalizers, predict
 from minhub_py.analysis.scores import Scores
-from minhub_py.analysis.tokens import encodings, texts_of_ids
+from minhub_py.analysis.tokens import encodings, token_strings
 from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters
 from minhub_py.inference.arguments import check_tokenizer, model_of, whole
 from minhub_py.inference.generate import check_prompts
@@ -139,7 +139,7 @@ def next_tokens(
     predict(model, wanted, take, progress)
     return {
         "context": np.repeat(np.arange(len(rows)), n),
-        "token": texts_of_ids(tokenizer, ids.reshape(-1).tolist()),
+        "token": token_strings(tokenizer, ids.reshape(-1).tolist()),
         "id": ids.reshape(-1),
         "prob": np.exp(logprobs.reshape(-1).astype(np.float64)),
         "logprob": logprobs.reshape(-1),
@@ -386,7 +386,7 @@ def matching(tokenizer: Any, pattern: str) -> Collection[int]:
     if not pattern:
         return ()
     ids = sorted(tokenizer.get_vocab().values())
-    return [id for id, text in zip(ids, texts_of_ids(tokenizer, ids), strict=True) if found.search(text or "")]
+    return [id for id, text in zip(ids, token_strings(tokenizer, ids), strict=True) if found.search(text or "")]
 
 
 def regex(pattern: str) -> re.Pattern[str]:
