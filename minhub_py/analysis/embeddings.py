@@ -78,7 +78,7 @@ def embed(
     size = compute(states, [[0]], number).size(-1)
     vectors = torch.full((0 if pool == "none" else len(rows), size), torch.nan)
     matrices = [torch.empty(0, size) for _ in rows] if pool == "none" else []
-    done, total = 0, sum(map(len, rows))
+    processed, total = 0, sum(map(len, rows))
     for batch in batches(windows, ragged=not states.encoder):
         x = compute(states, [window.ids for window in batch], number)  # (B, T, C)
         new = [x[i, window.skip : len(window.ids)].float() for i, window in enumerate(batch)]
@@ -91,9 +91,9 @@ def embed(
             for window, vector in zip(batch, torch.stack(pooled).cpu(), strict=True):
                 adds = pool == "mean" and window.start > 0
                 vectors[window.row] = vectors[window.row] + vector if adds else vector
-        done += sum(map(len, new))
+        processed += sum(map(len, new))
         if progress is not None:
-            progress(done, total)
+            progress(processed, total)
     return matrices if pool == "none" else vectors
 
 
@@ -108,13 +108,12 @@ class Window:
 
 
 def windows_of(row: int, ids: list[int], context: int | None) -> Iterator[Window]:
-    """Split a text into windows. A token's states come from the window in which `score` predicts the next token."""
-    done = 0
-    while done < len(ids):
-        start = context_start(done + 1, context)
+    """Split a text into windows. A token's states come from the window that `score` uses to predict the next token."""
+    end = 0
+    while end < len(ids):
+        previous, start = end, context_start(end + 1, context)
         end = len(ids) if context is None else min(len(ids), start + context)
-        yield Window(row, ids[start:end], start, done - start)
-        done = end
+        yield Window(row, ids[start:end], start, previous - start)
 
 
 def batches(windows: Sequence[Window], ragged: bool) -> Iterator[list[Window]]:
