@@ -1,7 +1,6 @@
 """Text embeddings: the pooled hidden states of a layer."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from reprlib import repr as brief
 from typing import Any, Literal, overload
 
@@ -9,9 +8,9 @@ import torch
 from torch import Tensor
 
 from minhub_py.analysis.hidden_states import HiddenStates
+from minhub_py.analysis.predictions import Progress, Span, Window, windows_of
 from minhub_py.analysis.tokens import Text, ids_of_texts
 from minhub_py.inference.arguments import model_of
-from minhub_py.inference.batch import context_start
 from minhub_py.inference.torch_runner import CHUNK
 
 # Tokens per batch, including padding: bounds the memory, and suffices to use each weight often.
@@ -21,14 +20,14 @@ TOKENS = 1024
 @overload
 def embed(
     model: Any, tokenizer: Any, texts: Iterable[Text], *, layer: int = -1, pool: Literal["mean", "last"] = "mean",
-    progress: Callable[[int, int], object] | None = None,
+    progress: Progress | None = None,
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def embed(
     model: Any, tokenizer: Any, texts: Iterable[Text], *, layer: int = -1, pool: Literal["none"],
-    progress: Callable[[int, int], object] | None = None,
+    progress: Progress | None = None,
 ) -> list[Tensor]: ...  # fmt: skip
 
 
@@ -40,7 +39,7 @@ def embed(
     *,
     layer: int = -1,
     pool: Literal["mean", "last", "none"] = "mean",
-    progress: Callable[[int, int], object] | None = None,
+    progress: Progress | None = None,
 ) -> Tensor | list[Tensor]:
     """Compute text embeddings from the hidden states of a layer.
 
@@ -74,46 +73,29 @@ def embed(
     number = states.number(layer)
     rows = ids_of_texts(model, tokenizer, texts)
     context = None if states.encoder else model.config.context_length
-    windows = [window for row, ids in enumerate(rows) for window in windows_of(row, ids, context)]
+    # The windows in which `score` predicts the token after each token.
+    spans = [Span(ids, 1, len(ids) + 1) for ids in rows]
+    windows = [window for row, span in enumerate(spans) for window in windows_of(row, span, context)]
     size = compute(states, [[0]], number).size(-1)
     vectors = torch.full((0 if pool == "none" else len(rows), size), torch.nan)
     matrices = [torch.empty(0, size) for _ in rows] if pool == "none" else []
     processed, total = 0, sum(map(len, rows))
     for batch in batches(windows, ragged=not states.encoder):
         x = compute(states, [window.ids for window in batch], number)  # (B, T, C)
-        new = [x[i, window.skip : len(window.ids)].float() for i, window in enumerate(batch)]
+        new = [x[i, window.first : len(window.ids)].float() for i, window in enumerate(batch)]
         if pool == "none":
             for window, part in zip(batch, new, strict=True):
-                matrices[window.row] = torch.cat((matrices[window.row], part.cpu()))
+                matrices[window.text] = torch.cat((matrices[window.text], part.cpu()))
         else:
-            pooled = [part[-1] if pool == "last" else part.sum(dim=0) / len(rows[window.row])
+            pooled = [part[-1] if pool == "last" else part.sum(dim=0) / len(rows[window.text])
                       for window, part in zip(batch, new, strict=True)]  # fmt: skip
             for window, vector in zip(batch, torch.stack(pooled).cpu(), strict=True):
                 adds = pool == "mean" and window.start > 0
-                vectors[window.row] = vectors[window.row] + vector if adds else vector
+                vectors[window.text] = vectors[window.text] + vector if adds else vector
         processed += sum(map(len, new))
         if progress is not None:
             progress(processed, total)
     return matrices if pool == "none" else vectors
-
-
-@dataclass(frozen=True)
-class Window:
-    """A context window of a text: token IDs from position `start`; the first `skip` are in an earlier window too."""
-
-    row: int
-    ids: list[int]
-    start: int
-    skip: int
-
-
-def windows_of(row: int, ids: list[int], context: int | None) -> Iterator[Window]:
-    """Split a text into windows. A token's states come from the window that `score` uses to predict the next token."""
-    end = 0
-    while end < len(ids):
-        previous, start = end, context_start(end + 1, context)
-        end = len(ids) if context is None else min(len(ids), start + context)
-        yield Window(row, ids[start:end], start, previous - start)
 
 
 def batches(windows: Sequence[Window], ragged: bool) -> Iterator[list[Window]]:

@@ -48,7 +48,7 @@ class Span(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A context window of a text: token IDs from position `start`. Logits are needed after ids[first:]."""
+    """A context window of a text: token IDs from position `start`. Results are needed for ids[first:]."""
 
     ids: list[int]
     first: int

@@ -250,8 +250,9 @@ def segment_logprobs(
         token_rows.append(rows)
     scores = Scores(model, spans, progress)
     # A special token at the start of a word's text has no context and is not part of the word.
+    special = [id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     firsts = scores.offsets[:-1][np.diff(scores.offsets) > 0]
-    scores.logprobs[firsts[np.isin(scores.ids[firsts], special_ids(tokenizer))]] = 0
+    scores.logprobs[firsts[np.isin(scores.ids[firsts], special)]] = 0
     columns = sum_by_row(scores, token_rows, count, ignored)
     for name in ("logprob", "surprisal", "entropy"):
         columns[name][list(undefined)] = np.nan
@@ -446,10 +447,6 @@ def bos_token_id(model: LanguageModel) -> int:
     if id is None:
         raise ValueError(f"{setting('bos', True)} needs a bos_token_id, but this model has none: leave bos unset")
     return int(id)
-
-
-def special_ids(tokenizer: Any) -> list[int]:
-    return [id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
 
 
 def as_texts(name: str, values: Iterable[str | None]) -> list[str | None]:

@@ -6,7 +6,7 @@ reason and is never an error.
 """
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -112,8 +112,7 @@ def probe_mps() -> list[Probe]:
 
 def probe_cpu() -> list[Probe]:
     """The CPU, which always works."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    detail = f"{torch.get_num_threads()} threads, {capability}"
+    detail = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
     return [Probe("cpu", True, detail, dtypes=tuple(DTYPES))]
 
 
@@ -186,9 +185,4 @@ def choose_dtype(dtype: str | torch.dtype, device: Probe, stored: Iterable[torch
 
 
 # In the order of preference of "auto".
-PROBES: dict[str, Callable[[], list[Probe]]] = {
-    "cuda": probe_cuda,
-    "xpu": probe_xpu,
-    "mps": probe_mps,
-    "cpu": probe_cpu,
-}
+PROBES = {"cuda": probe_cuda, "xpu": probe_xpu, "mps": probe_mps, "cpu": probe_cpu}
