@@ -23,8 +23,8 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, KeyValues, shapes_of
 
 # Limits of a batch: rows of the cache, tokens to evaluate, and bytes of the cache (at least two rows in any case).
-MAX_ROWS, MAX_TOKENS, MAX_BYTES = 64, 1024, 2**27
-MAX_LOGITS = 2**23  # floats per call of the runner
+BATCH_ROWS, BATCH_TOKENS, BATCH_BYTES = 64, 1024, 2**27
+CALL_LOGITS = 2**23  # floats per call of the runner
 EXP_ROWS = 8  # rows of logits per exponential: they fit into the processor's cache
 MIN_SHARED = 4  # tokens of a prefix that is copied: a shorter one costs more in smaller calls than it saves
 
@@ -105,7 +105,7 @@ def groups(model: LanguageModel, windows: Sequence[Window]) -> Iterator[list[Win
     for window in windows:
         new = len(window.ids) - (common_prefix(group[-1].ids, window.ids) if group else 0)
         length = max(longest, len(window.ids))
-        full = rows == MAX_ROWS or tokens + new > MAX_TOKENS or (rows + 2) * row_bytes(length) > MAX_BYTES
+        full = rows == BATCH_ROWS or tokens + new > BATCH_TOKENS or (rows + 2) * row_bytes(length) > BATCH_BYTES
         if group and new and full:
             yield group
             group, rows, tokens, new, length = [], 0, 0, len(window.ids), len(window.ids)
@@ -141,7 +141,7 @@ class Batch:
         self.runner = runner
         self.path: list[tuple[int, int]] = []  # the nodes of the last window, each with its start in `last`
         self.last: list[int] = []
-        self.chunk = max(MOST_TOKENS, min(MAX_LOGITS // model.config.vocab_size, MAX_TOKENS))
+        self.chunk = max(MOST_TOKENS, min(CALL_LOGITS // model.config.vocab_size, BATCH_TOKENS))
         longest = max(len(window.ids) for window in windows)
         # A copied prefix needs all of its keys and values; a recurrent state exists for the last token only.
         self.shares = all(
@@ -194,7 +194,7 @@ class Batch:
                 if node.shared:
                     self.cache.set_row(number, self.cache, node.parent, node.shared)
             for texts in chunks(
-                {number: node.ids[node.shared : node.first] for number, node in level.items()}, MAX_TOKENS
+                {number: node.ids[node.shared : node.first] for number, node in level.items()}, BATCH_TOKENS
             ):
                 consume(self.runner.forward(texts, self.cache), [], [], [])
             for texts in chunks({number: node.ids[node.first :] for number, node in level.items()}, self.chunk):

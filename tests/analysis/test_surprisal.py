@@ -338,7 +338,7 @@ def test_common_prefixes_are_evaluated_once(call_sizes: list[int], monkeypatch: 
     assert sum(call_sizes) == length - 1
     assert close(logprobs, word_logprobs(model, TOKENIZER, words)["logprob"][1:])
     # Many small batches, each with a prefix of the previous one.
-    monkeypatch.setattr(predictions, "MAX_ROWS", 2)
+    monkeypatch.setattr(predictions, "BATCH_ROWS", 2)
     call_sizes.clear()
     np.testing.assert_array_equal(target_logprobs(model, TOKENIZER, [context] * 210, vocabulary)["logprob"], expected)
     assert sum(call_sizes) <= length + 2 * sum(map(len, tails))
