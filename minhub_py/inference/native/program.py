@@ -211,11 +211,11 @@ class Program:
             cap=step.softcap or 0, window=step.window or 0,
         )  # fmt: skip
         if step.bias is not None:
-            weight, far = step.bias.weight, step.bias.far
+            weight, reach = step.bias.weight, step.bias.max_distance
             check_memory(weight)
-            distances = torch.arange(-far, far + 1, device=CPU)  # larger distances equal the largest
-            buckets = distance_buckets(distances, weight.size(0), far, step.bias.bidirectional)
-            operation.second, operation.attend.reach = self.vector(weight[buckets].t()), far
+            distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
+            buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
+            operation.second, operation.attend.reach = self.vector(weight[buckets].t()), reach
         self.layers = self.layers + 1 if step.causal else 1  # the layers of an encoder cache nothing
         return operation
 
