@@ -1,25 +1,32 @@
 """Text embeddings: the pooled hidden states of a layer."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from reprlib import repr as brief
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
+from minhub_py.analysis.encoders import Input, finished, hidden_states, inputs_of, pooled
 from minhub_py.analysis.hidden_states import HiddenStates
 from minhub_py.analysis.predictions import Progress, Span, Window, windows_of
-from minhub_py.analysis.tokens import Text, ids_of_texts
-from minhub_py.inference.arguments import model_of
+from minhub_py.analysis.tokens import Text, ids_of_texts, is_missing
+from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
+from minhub_py.inference.arguments import model_of, whole
 from minhub_py.inference.torch_runner import CHUNK
+from minhub_py.models.base import Encoder
 
 # Tokens per batch, including padding: bounds the memory, and suffices to use each weight often.
 TOKENS = 1024
+Pool = Literal["mean", "last", "cls", "max"]
+POOLS = {"mean": "mean", "last": "lasttoken", "cls": "cls", "max": "max", "none": "none"}
 
 
 @overload
 def embed(
-    model: Any, tokenizer: Any, texts: Iterable[Text], *, layer: int = -1, pool: Literal["mean", "last"] = "mean",
+    model: Any, tokenizer: Any, texts: Iterable[Text], *, layer: int = -1, pool: Pool | None = None,
+    prompt: str | None = None, dimensions: int | None = None, normalize: bool | None = None,
     progress: Progress | None = None,
 ) -> Tensor: ...  # fmt: skip
 
@@ -27,6 +34,7 @@ def embed(
 @overload
 def embed(
     model: Any, tokenizer: Any, texts: Iterable[Text], *, layer: int = -1, pool: Literal["none"],
+    prompt: str | None = None, dimensions: int | None = None, normalize: bool | None = None,
     progress: Progress | None = None,
 ) -> list[Tensor]: ...  # fmt: skip
 
@@ -38,16 +46,23 @@ def embed(
     texts: Iterable[Text],
     *,
     layer: int = -1,
-    pool: Literal["mean", "last", "none"] = "mean",
+    pool: Pool | Literal["none"] | None = None,
+    prompt: str | None = None,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
     progress: Progress | None = None,
 ) -> Tensor | list[Tensor]:
-    """Compute text embeddings from the hidden states of a layer.
+    """Compute text embeddings.
 
         vectors = embed(model, tokenizer, ["A good film.", "A bad film."])
-        torch.cosine_similarity(vectors[0], vectors[1], dim=0)
+        similarity(vectors)
 
-    A text longer than the context length is split into overlapping windows, as in `score`: each token is preceded by
-    at least half a context.
+    For repositories of sentence-transformers, the defaults are those of its `encode`: pooling, dense layers,
+    normalization, maximum length and default prompt follow the repository. Other models use the mean of the last
+    layer's hidden states.
+
+    An encoder truncates a text at the maximum length. A decoder splits a text longer than its context length into
+    overlapping windows, as in `score`: each token is preceded by at least half a context.
 
     Args:
         model: A model of this package.
@@ -55,47 +70,137 @@ def embed(
         texts: Strings or lists of token IDs. None and NaN are missing texts.
         layer: Number of the hidden states, as in transformers' `hidden_states`: 0 for the embeddings, -1 for the last
             layer after the final norm. An encoder-decoder has the layers of its encoder.
-        pool: "mean" of all tokens of a text, including special tokens of the tokenizer; "last" token; or "none".
+        pool: "mean" of all tokens of a text, including special tokens of the tokenizer; "last" or first ("cls") token;
+            "max"; or "none". Default: the repository's pooling, with its dense layers and normalization, or "mean".
+        prompt: Name of a prompt of the repository, such as "query", which is put before each text. Default: the
+            repository's default prompt.
+        dimensions: Number of leading dimensions to return, for models trained with Matryoshka representation learning.
+        normalize: Whether to divide each embedding by its length at the end. Default: as the repository.
         progress: Called with the number of processed tokens and the total.
 
     Returns:
         Embeddings of shape (N, C), float32, on the CPU. With pool="none", a list of N tensors of shape (T, C). A
-        missing or empty text has a row of NaN, or a tensor of shape (0, C).
+        missing text has a row of NaN, or a tensor of shape (0, C); an empty text, too, unless the model is an encoder.
 
     Raises:
-        ValueError: `layer`, `pool` or a token ID is out of range; the tokenizer does not match the model; the model has
-            hooks or is not a model of this package.
+        ValueError: `layer`, `pool`, `dimensions` or a token ID is out of range; the repository has no such prompt; the
+            tokenizer does not match the model; the model has hooks or is not a model of this package.
     """
     model = model_of(model, "embed()")
-    if pool not in ("mean", "last", "none"):
-        raise ValueError(f'pool must be "mean", "last" or "none", not {brief(pool)}')
+    if pool not in (None, *POOLS):
+        raise ValueError(f'pool must be "mean", "last", "cls", "max" or "none", not {brief(pool)}')
+    if dimensions is not None:
+        dimensions = whole("dimensions", dimensions, 1)
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise ValueError(f"texts must be a list of texts, not {brief(texts)}")
+    settings = model.embedding_settings or EmbeddingSettings()
+    if pool is not None or layer != -1:
+        pooling = (POOLS[pool],) if pool is not None else settings.pooling
+        settings = replace(settings, pooling=pooling, dense=(), normalize=False)
+    text = prompt_of(settings, prompt)
+    compute_all = encoder_embeddings if isinstance(model, Encoder) else decoder_embeddings
+    vectors = compute_all(model, tokenizer, list(texts), settings, layer, text, progress)
+    return vectors if isinstance(vectors, list) else finished(vectors, settings, dimensions, normalize)
+
+
+def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
+    """The text of a prompt. ValueError: the repository has no such prompt."""
+    if name is None:
+        return settings.prompts.get(settings.default_prompt or "", "")
+    if name not in settings.prompts and (settings.prompts or name not in ("query", "document")):
+        names = ", ".join(settings.prompts) or "none"
+        raise ValueError(f"the repository has no prompt {brief(name)}; its prompts are: {names}")
+    return settings.prompts.get(name, "")
+
+
+def encoder_embeddings(
+    model: Encoder, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, layer: int, prompt: str,
+    progress: Progress | None,
+) -> Tensor | list[Tensor]:  # fmt: skip
+    """The pooled hidden states of an encoder."""
+    inputs = encoder_inputs(model, tokenizer, texts, settings, prompt)
+    numbers = [number for number, row in enumerate(inputs) if row is not None]
+    rows = [row for row in inputs if row is not None]
+    states = hidden_states(model, rows) if layer == -1 else hidden_states_of_layer(model, rows, layer)
+    size = getattr(model.config, "hidden_size")  # noqa: B009  # every encoder has it
+    no_pooling = settings.pooling == ("none",)
+    absent = torch.empty(0, size) if no_pooling else torch.full((size * len(settings.pooling),), torch.nan)
+    results = [absent] * len(texts)
+    processed, total = 0, sum(len(row.ids) for row in rows)
+    for i, x in states:
+        results[numbers[i]] = x if no_pooling else pooled(x, settings, rows[i].prompt)
+        processed += len(x)
+        if progress is not None:
+            progress(processed, total)
+    if no_pooling:
+        return results
+    return torch.stack(results) if results else torch.empty(0, len(absent))
+
+
+def encoder_inputs(
+    model: Encoder, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, prompt: str
+) -> list[Input | None]:
+    """The input of each text; None for a missing text."""
+    inputs: list[Input | None] = [None] * len(texts)
+    strings = [number for number, text in enumerate(texts) if isinstance(text, str)]
+    if strings:
+        rows = [texts[number].lower() if settings.lower_case else texts[number] for number in strings]
+        encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
+        for number, row in zip(strings, encoded, strict=True):
+            inputs[number] = row
+    lists = [n for n, text in enumerate(texts) if not isinstance(text, str) and not is_missing(text)]
+    for number, ids in zip(lists, ids_of_texts(model, tokenizer, [texts[n] for n in lists]), strict=True):
+        if ids:
+            inputs[number] = Input(ids, [0] * len(ids))
+    return inputs
+
+
+def hidden_states_of_layer(model: Encoder, inputs: Sequence[Input], layer: int) -> Iterator[tuple[int, Tensor]]:
+    """(index, hidden states (T, C), float32) of each input in a layer, one input after the other."""
     states = HiddenStates(model, "embed()")
     number = states.number(layer)
+    device = next(model.parameters()).device
+    for i, row in enumerate(inputs):
+        yield i, states.compute(torch.tensor([row.ids], device=device), (number,))[number][0].float().cpu()
+
+
+def decoder_embeddings(
+    model: Any, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, layer: int, prompt: str,
+    progress: Progress | None,
+) -> Tensor | list[Tensor]:  # fmt: skip
+    """The pooled hidden states of a decoder, or of the encoder of an encoder-decoder."""
+    [mode] = settings.pooling if len(settings.pooling) == 1 else ("several",)
+    if mode not in ("mean", "lasttoken", "none"):
+        raise ValueError(f'{model.config.TITLE}: pool must be "mean", "last" or "none", not {brief(mode)}')
+    states = HiddenStates(model, "embed()")
+    number = states.number(layer)
+    if prompt:
+        texts = [prompt + text if isinstance(text, str) else text for text in texts]
     rows = ids_of_texts(model, tokenizer, texts)
     context = None if states.encoder else model.config.context_length
     # The windows in which `score` predicts the token after each token.
     spans = [Span(ids, 1, len(ids) + 1) for ids in rows]
     windows = [window for row, span in enumerate(spans) for window in windows_of(row, span, context)]
     size = compute(states, [[0]], number).size(-1)
-    vectors = torch.full((0 if pool == "none" else len(rows), size), torch.nan)
-    matrices = [torch.empty(0, size) for _ in rows] if pool == "none" else []
+    vectors = torch.full((0 if mode == "none" else len(rows), size), torch.nan)
+    matrices = [torch.empty(0, size) for _ in rows] if mode == "none" else []
     processed, total = 0, sum(map(len, rows))
     for batch in batches(windows, ragged=not states.encoder):
         x = compute(states, [window.ids for window in batch], number)  # (B, T, C)
         new = [x[i, window.first : len(window.ids)].float() for i, window in enumerate(batch)]
-        if pool == "none":
+        if mode == "none":
             for window, part in zip(batch, new, strict=True):
                 matrices[window.text] = torch.cat((matrices[window.text], part.cpu()))
         else:
-            pooled = [part[-1] if pool == "last" else part.sum(dim=0) / len(rows[window.text])
-                      for window, part in zip(batch, new, strict=True)]  # fmt: skip
-            for window, vector in zip(batch, torch.stack(pooled).cpu(), strict=True):
-                adds = pool == "mean" and window.start > 0
+            parts = [part[-1] if mode == "lasttoken" else part.sum(dim=0) / len(rows[window.text])
+                     for window, part in zip(batch, new, strict=True)]  # fmt: skip
+            for window, vector in zip(batch, torch.stack(parts).cpu(), strict=True):
+                adds = mode == "mean" and window.start > 0
                 vectors[window.text] = vectors[window.text] + vector if adds else vector
         processed += sum(map(len, new))
         if progress is not None:
             progress(processed, total)
-    return matrices if pool == "none" else vectors
+    return matrices if mode == "none" else vectors
 
 
 def batches(windows: Sequence[Window], ragged: bool) -> Iterator[list[Window]]:

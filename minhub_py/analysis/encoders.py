@@ -1,6 +1,6 @@
 """Texts and pairs of texts through an encoder: token IDs, hidden states, and text embeddings."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,18 +152,3 @@ def finished(x: Tensor, settings: EmbeddingSettings, dimensions: int | None, nor
     if dimensions is not None and dimensions < x.size(1):
         x = x[:, :dimensions]
     return F.normalize(x, dim=1, eps=1e-12) if normalize else x
-
-
-def encoder_embeddings(
-    model: Encoder, inputs: Iterable[Input], settings: EmbeddingSettings, progress: Any = None
-) -> Tensor:
-    """The pooled hidden states (N, C'), float32, of inputs."""
-    rows = list(inputs)
-    result: list[Tensor] = [torch.empty(0)] * len(rows)
-    processed, total = 0, sum(len(row.ids) for row in rows)
-    for i, x in hidden_states(model, rows):
-        result[i] = pooled(x, settings, rows[i].prompt)
-        processed += len(x)
-        if progress is not None:
-            progress(processed, total)
-    return torch.stack(result) if result else torch.empty(0, 0)

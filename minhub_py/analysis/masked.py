@@ -61,9 +61,9 @@ def masked_tokens(
     """
     model = masked_model(model, "masked_tokens()")
     n = min(whole("n", n, 1), model.config.vocab_size)
-    texts = [texts] if isinstance(texts, str) else as_texts("texts", texts)
     mask = mask_of(tokenizer)
-    masked = [(text or "").replace("[MASK]", mask) for text in texts]
+    rows = [texts] if isinstance(texts, str) else as_texts("texts", texts)
+    masked = [(text or "").replace("[MASK]", mask) for text in rows]
     inputs = list(inputs_of(model, tokenizer, masked))
     mask_id = tokenizer.token_to_id(mask)
     places = [(number, i) for number, row in enumerate(inputs) for i, id in enumerate(row.ids) if id == mask_id]
@@ -129,7 +129,8 @@ def masked_logprobs(
     following = [after] * len(targets) if isinstance(after, str) else as_texts("after", after)
     if not len(contexts) == len(targets) == len(following):
         raise ValueError(
-            f"contexts, targets and after must have equal lengths, not {len(contexts)}, {len(targets)} and {len(following)}"
+            f"contexts, targets and after must have equal lengths, not {len(contexts)}, {len(targets)} and "
+            f"{len(following)}"
         )
     mask = mask_of(tokenizer)
     mask_id = tokenizer.token_to_id(mask)
@@ -264,7 +265,9 @@ def masked_model(model: Any, call: str) -> Any:
     """The model. ValueError: it is not an encoder with a masked-LM head."""
     model = model_of(model, call)
     if not isinstance(model, Encoder):
-        raise ValueError(f"{call} needs an encoder such as BERT; for a {model.config.TITLE} use next_tokens() or word_logprobs()")
+        raise ValueError(
+            f"{call} needs an encoder such as BERT; for a {model.config.TITLE} use next_tokens() or word_logprobs()"
+        )
     if not isinstance(model.head, MaskedLMHead):
         raise ValueError(
             f"{call} needs a masked-LM head, which this checkpoint does not have: use one whose config.json has "

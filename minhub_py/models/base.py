@@ -60,6 +60,10 @@ class EncoderConfig(ModelConfig, Protocol):
     """The additional attributes of an encoder."""
 
     @property
+    def architectures(self) -> list[str] | None:
+        """The classes of the transformers model."""
+
+    @property
     def head(self) -> str | None:
         """The head of the checkpoint: "masked_lm", "sequence", "tokens" or None."""
 
@@ -216,6 +220,10 @@ class Encoder(LanguageModel):
                 raise ValueError(f"{self.config.TITLE}: {name} must be {tuple(idx.shape)}, not {tuple(tensor.shape)}")
         past = Past(idx, attended_tokens=None if attention_mask is None else attention_mask.bool())
         return self.body(idx, past, token_type_ids)
+
+    def hidden(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
+        """`hidden_states` without padding and token types."""
+        return self.hidden_states(idx)
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
         """The hidden states (B, T, C) of token IDs and token types (B, T)."""
