@@ -46,7 +46,7 @@ class Served:
 
     def __post_init__(self) -> None:
         # Clients are told no path of this machine.
-        self.template = replace(self.template, where="the model's chat template")
+        self.template = replace(self.template, origin="the model's chat template")
         self.sampling = default_sampling(self.model)
         _ = self.template.end_ids  # renders the template, which may take long
         # Two threads: a long text does not delay all others. One: a schema may take much memory.
@@ -119,7 +119,7 @@ class Served:
         def prompt() -> list[int]:
             text = self.template.render(messages, **(variables or {}))
             self.check_text(len(text), "messages")
-            return self.template.ids_of(text, release_gil=True)
+            return self.template.tokenize(text, release_gil=True)
 
         try:
             ids = await self.texts.run(prompt)

@@ -144,7 +144,7 @@ def test_continue_final_message_generates_the_rest_of_a_reply(http, main_model: 
     body = {"messages": messages, "continue_final_message": True, "seed": 3, "temperature": 0.9, "max_tokens": 20,
             "top_p": 1, "top_k": 0, "repetition_penalty": 1}  # fmt: skip
     answer = http.post("/v1/chat/completions", json=body).json()
-    ids = main_model.template.ids_of(main_model.template.render(messages[:1]) + "I am")
+    ids = main_model.template.tokenize(main_model.template.render(messages[:1]) + "I am")
     assert answer["choices"][0]["message"]["content"] == alone(main_model, ids, 20, 3, temperature=0.9)
     for wrong in (user("Hello there"), messages[1:]):
         answer = http.post("/v1/chat/completions", json={**body, "messages": wrong})
