@@ -151,8 +151,8 @@ class Chat:
         model: Decoder-only language model of this package.
         tokenizer: The model's `tokenizers.Tokenizer`.
         system: System prompt.
-        template: Chat template; None loads the model's template, from the tokenizer's folder or GGUF file.
-        context: Maximum number of tokens of a prompt and its reply; None is the model's context length, at most 8192.
+        template: Chat template; the default is loaded from the tokenizer's folder or GGUF file.
+        context: Maximum number of tokens of a prompt and its reply; by default the model's, at most 8192.
         settings: Fields of `Settings`. Sampling settings default to the model's generation_config.json, and without
             one to temperature 0.7 and top_p 0.95.
 

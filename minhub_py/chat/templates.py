@@ -223,7 +223,7 @@ def chat_template_of(source: Checkpoint | Path | None, tokenizer: Any) -> ChatTe
     """Load the chat template of a model.
 
     Args:
-        source: Checkpoint, model folder or GGUF file; None is the source of the tokenizer.
+        source: Checkpoint, model folder or GGUF file; by default the source of the tokenizer.
         tokenizer: The model's tokenizer.
 
     Raises:

@@ -180,6 +180,8 @@ class Commands:
         argument = argument.strip()
         if argument and name not in WITH_ARGUMENT:
             raise ValueError(f"{name} takes no argument: remove {argument!r:.40}")
+        if not argument and name in ("/save", "/load"):
+            raise ValueError(f"the file name is missing: {name} FILE")
         command(argument)
 
     def _help(self, _: str) -> None:
@@ -212,11 +214,11 @@ class Commands:
         self.notify(f"Removed: {self.chat.undo()}")
 
     def _save(self, path: str) -> None:
-        self.chat.save(required(path, "/save"))
+        self.chat.save(path)
         self.notify(f"Saved {path}: {count_messages(self.chat)}.")
 
     def _load(self, path: str) -> None:
-        self.chat.load(required(path, "/load"))
+        self.chat.load(path)
         for turn in self.chat.turns:
             click.echo(self.wrap(f"{'> ' if turn.role == 'user' else ''}{displayed(turn.text)}"))
         self.notify(f"Loaded {path}: {count_messages(self.chat)}, with its system prompt and settings.")
@@ -240,13 +242,6 @@ def count_messages(chat: Chat) -> str:
 def format_setting(value: Any) -> str:
     """A setting's value in the notation of /set."""
     return "-" if value in (None, ()) else ", ".join(value) if isinstance(value, tuple) else str(value)
-
-
-def required(path: str, command: str) -> str:
-    """The file name of a command. ValueError: it is missing."""
-    if not path:
-        raise ValueError(f"the file name is missing: {command} FILE")
-    return path
 
 
 def parse_setting(value: str) -> Any:

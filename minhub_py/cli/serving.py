@@ -70,7 +70,7 @@ def serve(
 
 def check_host(host: str, key: str | None) -> None:
     """Check that a key protects a server on other addresses than localhost, else raise UsageError."""
-    from minhub_py.serve.app import is_local
+    from minhub_py.serve.server import is_local
 
     if not is_local(host) and key is None:
         raise click.UsageError(
@@ -96,11 +96,11 @@ def run(
         ValueError: Two models have the same name, or `context` exceeds a model's context length.
         OSError: The address is not available.
     """
-    from minhub_py.serve.app import Server, is_local
     from minhub_py.serve.engine import Engine
     from minhub_py.serve.models import Models, ServedModel
     from minhub_py.serve.run import address_of, bind
     from minhub_py.serve.run import run as run_server
+    from minhub_py.serve.server import Server, is_local
 
     names = [name_of(identifier) for identifier in identifiers]
     if len(set(names)) < len(names):

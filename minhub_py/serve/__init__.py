@@ -8,6 +8,7 @@ streaming.py    complete and streamed responses
 openai.py       OpenAI API
 ollama.py       Ollama API
 page/           web page
-app.py          ASGI application: access control, limits, routes
+server.py       settings, access control, error formats
+app.py          ASGI application: middleware and routes
 run.py          socket, uvicorn, signals
 """

@@ -1,150 +1,31 @@
-"""The server as an ASGI application: access control, limits, error responses and routes."""
+"""The server as an ASGI application: middleware, endpoints outside the APIs, and routes."""
 
 import asyncio
-import hmac
 import json
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py import __version__
 from minhub_py.serve import ollama, openai
-from minhub_py.serve.engine import token_texts
-from minhub_py.serve.models import Models, ServedModel, parse_messages, parse_variables
-from minhub_py.serve.streaming import server_of
-from minhub_py.serve.validation import Fields, RequestError, invalid
+from minhub_py.serve.engine import token_text
+from minhub_py.serve.models import ServedModel, parse_messages, parse_variables
+from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_ollama, server_of
+from minhub_py.serve.validation import RequestError, invalid
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
 
-PAGE = Path(__file__).with_name("page")
-MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-FILES = {path.name: MEDIA_TYPES[path.suffix] for path in sorted(PAGE.iterdir()) if path.suffix in MEDIA_TYPES}
-PUBLIC_PATHS = ("/", "/health", "/v1/health", *(f"/page/{name}" for name in FILES))  # paths without an API key
 # The page can load only its own files and cannot be framed. It does not convert strings to HTML or code.
 PAGE_POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
                "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
                "require-trusted-types-for 'script'; trusted-types 'none'")  # fmt: skip
-
-
-@dataclass
-class Server:
-    """Settings and state of a server.
-
-    key: API key that clients must send, if any.
-    local: accept only names of this machine in the Host header.
-    origins: origins of web pages that may call the server.
-    max_body: maximum size of a request body in bytes.
-    read_timeout: maximum time in seconds to receive a request's head, and its body.
-    log: log method, path, status and duration of requests on standard error, without their content.
-    """
-
-    models: Models
-    key: str | None = None
-    local: bool = True
-    origins: Sequence[str] = ()
-    max_body: int = 8 * 2**20
-    read_timeout: float = 30.0
-    log: bool = False
-    fingerprint: str = f"minhub-{__version__}"
-    responses: Counter[tuple[str, int]] = field(default_factory=Counter)  # by route and status
-
-    async def read(self, request: HTTPRequest) -> Fields:
-        """The JSON object in a request's body. RequestError: it is too large, too slow or invalid."""
-        try:
-            return Fields.parse(await asyncio.wait_for(self._body(request), self.read_timeout))
-        except (TimeoutError, asyncio.TimeoutError) as error:
-            raise RequestError(408, f"the body was not received within {self.read_timeout:g} seconds") from error
-
-    async def read_with_model(self, request: HTTPRequest) -> tuple[ServedModel, Fields]:
-        """The body of a request, and the model that it names."""
-        fields = await self.read(request)
-        return self.models.find(fields.string("model")), fields
-
-    async def _body(self, request: HTTPRequest) -> bytes:
-        """The body. A body that is too large is received up to a limit: clients read the response after sending."""
-        chunks, size = [], 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size <= self.max_body:
-                chunks.append(chunk)
-            elif size > 32 * self.max_body:
-                break
-        if size > self.max_body:
-            raise RequestError(413, f"the body has more than {self.max_body:,} bytes", "too_large")
-        return b"".join(chunks)
-
-    def check_access(self, path: str, headers: Headers) -> None:
-        """RequestError: wrong Host header, a foreign origin, or an invalid API key."""
-        host = headers.get("host", "")
-        if self.local and not is_local(hostname(host)):
-            raise RequestError(
-                403, "this server accepts requests to localhost only: use this name, or start it with --host", "host"
-            )
-        origin = headers.get("origin")
-        if origin is not None and origin not in self.origins and (not host or authority(origin) != host):
-            raise RequestError(403, "requests of other web pages are rejected: add --allow-origin", "origin")
-        if self.key is None or path in PUBLIC_PATHS:
-            return
-        if not hmac.compare_digest(api_key(headers).encode(), self.key.encode()):
-            raise RequestError(401, "the API key is missing or wrong: Authorization: Bearer KEY", "invalid_api_key")
-
-    def format_error(self, request: HTTPRequest, error: RequestError) -> dict[str, Any]:
-        """An error in the format of the requested API."""
-        return (ollama if is_ollama(request.url.path) else openai).format_error(error)
-
-    def count(self, request: HTTPRequest, status: int) -> None:
-        """Count a response."""
-        self.responses[getattr(request.scope.get("route"), "name", "") or "other", status] += 1
-
-
-def is_ollama(path: str) -> bool:
-    return path.startswith("/api/")
-
-
-def api_key(headers: Headers) -> str:
-    """The API key of a request. The authentication scheme is case-insensitive."""
-    value = headers.get("authorization", headers.get("x-api-key", "")).strip()
-    scheme, _, credentials = value.partition(" ")
-    return credentials.strip() if scheme.lower() == "bearer" else value
-
-
-def authority(origin: str) -> str | None:
-    """Host and port of an Origin header; None if it is malformed."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
-
-
-def hostname(host: str) -> str:
-    """A Host header without its port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def is_local(host: str) -> bool:
-    """Whether a host name always refers to this machine."""
-    if host in ("localhost", "localhost.localdomain") or host.endswith(".localhost"):
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Middleware:
@@ -207,7 +88,7 @@ class Middleware:
             headers["WWW-Authenticate"] = "Bearer"
         if error.status in (408, 413):  # the body is incomplete
             headers["Connection"] = "close"
-        body = self.server.format_error(request, error)
+        body = format_error(request.url.path, error)
         with suppress(ClientDisconnect):
             await JSONResponse(body, error.status, headers)(request.scope, request.receive, send)
 
@@ -225,14 +106,14 @@ async def page(request: HTTPRequest) -> Response:
 async def page_asset(request: HTTPRequest) -> Response:
     """GET /page/NAME: a file of the web page."""
     name = request.path_params["name"]
-    if name not in FILES:
+    if name not in PAGE_FILES:
         raise HTTPException(404)
     return page_file(name)
 
 
 def page_file(name: str) -> Response:
     """A file of the web page with its security headers."""
-    return FileResponse(PAGE / name, media_type=f"{FILES[name]}; charset=utf-8",
+    return FileResponse(PAGE / name, media_type=f"{PAGE_FILES[name]}; charset=utf-8",
                         headers={"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache",
                                  "Referrer-Policy": "no-referrer"})  # fmt: skip
 
@@ -271,7 +152,7 @@ async def tokenize(request: HTTPRequest) -> Response:
     content, with_pieces = fields.string("content") or "", fields.boolean("with_pieces")
     ids = await served.tokenize(content, "content", add_special_tokens=fields.boolean("add_special"))
     if with_pieces:
-        texts = await served.texts.run(lambda: list(token_texts(served.tokenizer, ids)))
+        texts = await served.texts.run(lambda: [token_text(served.tokenizer, id) for id in ids])
         return JSONResponse({"tokens": [{"id": id, "piece": text} for id, text in zip(ids, texts, strict=True)]})
     return JSONResponse({"tokens": ids})
 

@@ -8,7 +8,7 @@ request fails.
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -261,24 +261,12 @@ class Engine:
         request = self.running.get(event.row)
         if request is None:  # a stop string ended it within this step
             return
-        if event.error is not None:
-            del self.running[event.row]
-            self._fail(request, failure_of(event.error))
-            return
-        if request.repeat:
+        if request.repeat and event.error is None:
             request.repeat -= 1
             return
-        if request.first_token_at is None:
-            request.first_token_at = time.monotonic()
-            request.cached_tokens = batch.cached_tokens.get(event.row, 0)
-            self.counts["prompt"] += len(request.ids)
-            self.counts["cached"] += request.cached_tokens
-        request.new_ids.append(event.id)
-        self.counts["generated"] += 1
-        assert request.detokenizer is not None
         try:
-            delta = request.detokenizer.add(self._token(request, event), event.end)
-        except Exception as error:  # a corrupt tokenizer
+            delta = self._delta(request, batch, event)
+        except Exception as error:  # of this sequence, or of a corrupt tokenizer
             del self.running[event.row]
             batch.retire(event.row)
             self._fail(request, failure_of(error))
@@ -287,16 +275,27 @@ class Engine:
             return
         if delta.end is not None:
             del self.running[event.row]
+            batch.retire(event.row)  # active if a stop string ended it
             self._count_end("finished")
         request.send(delta)
-        if delta.end is not None and event.end is None:  # a stop string
-            batch.retire(event.row)
 
-    def _token(self, request: Request, event: Event) -> Token:
-        if not (request.logprobs or request.top):
-            return Token(event.id, "", None, ())
-        top = tuple((id, token_text(self.tokenizer, id), logprob) for id, logprob in event.top)
-        return Token(event.id, token_text(self.tokenizer, event.id), event.logprob, top)
+    def _delta(self, request: Request, batch: Batch, event: Event) -> Delta | None:
+        """The new text after an event. Raises the event's error."""
+        if event.error is not None:
+            raise event.error
+        if request.first_token_at is None:
+            request.first_token_at = time.monotonic()
+            request.cached_tokens = batch.cached_tokens.get(event.row, 0)
+            self.counts["prompt"] += len(request.ids)
+            self.counts["cached"] += request.cached_tokens
+        request.new_ids.append(event.id)
+        self.counts["generated"] += 1
+        token = Token(event.id, "", None, ())
+        if request.logprobs or request.top:
+            top = tuple((id, token_text(self.tokenizer, id), logprob) for id, logprob in event.top)
+            token = Token(event.id, token_text(self.tokenizer, event.id), event.logprob, top)
+        assert request.detokenizer is not None
+        return request.detokenizer.add(token, event.end)
 
     def _recover(self) -> Batch:
         """Find the requests that raise: run each alone for one token. Returns a new batch; the others wait for it."""
@@ -343,8 +342,3 @@ def token_text(tokenizer: Tokenizer, id: int) -> str:
         once: str = tokenizer.decode([id], skip_special_tokens=False)
         twice: str = tokenizer.decode([id, id], skip_special_tokens=False)
     return twice[len(once) :]
-
-
-def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
-    """`token_text` of each token."""
-    return (token_text(tokenizer, id) for id in ids)

@@ -60,7 +60,7 @@ class ServedModel:
 
     @cached_property
     def parameters(self) -> int:
-        """The number of parameters, including those of quantized layers."""
+        """The number of parameters, including quantized ones."""
         return count(self.model)
 
     @cached_property

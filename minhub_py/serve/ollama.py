@@ -14,8 +14,9 @@ from starlette.responses import JSONResponse, Response
 from minhub_py import __version__
 from minhub_py.inference.quantize import kind_of
 from minhub_py.serve.models import Generation, ServedModel, parse_messages, parse_sampling, parse_seed, parse_stops
-from minhub_py.serve.streaming import json_line, respond, server_of
-from minhub_py.serve.validation import Fields, RequestError, invalid
+from minhub_py.serve.server import server_of
+from minhub_py.serve.streaming import json_line, respond
+from minhub_py.serve.validation import Fields, invalid
 
 # Quantization levels that clients know. GGUF types keep their names.
 LEVELS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}
@@ -181,8 +182,3 @@ async def reply(
 
 def nanoseconds(seconds: float) -> int:
     return int(max(seconds, 0) * 1e9)
-
-
-def format_error(error: RequestError) -> dict[str, Any]:
-    """An error in the format of this API."""
-    return {"error": error.message}

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
+from minhub_py import __version__
 from minhub_py.inference.grammar import Grammar
 from minhub_py.inference.sampling import Sampling
 from minhub_py.serve.engine import Delta, Token, token_text
@@ -24,11 +25,13 @@ from minhub_py.serve.models import (
     parse_stops,
     parse_variables,
 )
-from minhub_py.serve.streaming import respond, server_of, sse
-from minhub_py.serve.validation import Fields, RequestError, check_string, finite, invalid
+from minhub_py.serve.server import server_of
+from minhub_py.serve.streaming import respond, sse
+from minhub_py.serve.validation import Fields, check_string, finite, invalid
 
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+FINGERPRINT = f"minhub-{__version__}"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -43,7 +46,7 @@ async def model(request: HTTPRequest) -> Response:
 
 
 def describe(served: ServedModel) -> dict[str, Any]:
-    """The entry of a model in lists. The first three fields of `meta` are those of llama.cpp."""
+    """The entry of a model in lists. The first three fields of `meta` follow llama.cpp."""
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub",
             "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
                      "size": served.bytes, "default_sampling": served.sampling,
@@ -55,8 +58,7 @@ def describe(served: ServedModel) -> dict[str, Any]:
 
 async def chat_completions(request: HTTPRequest) -> Response:
     """POST /v1/chat/completions."""
-    server = server_of(request)
-    served, fields = await server.read_with_model(request)
+    served, fields = await server_of(request).read_with_model(request)
     fields.reject("tools", "functions", "logit_bias", "audio")
     fields.reject("tool_choice", "function_call", harmless=("auto", "none"))
     messages = parse_messages(fields.get("messages"), served.engine.max_length)
@@ -74,7 +76,7 @@ async def chat_completions(request: HTTPRequest) -> Response:
     generation = Generation(served)
     add_choices(generation, ids, served.max_new_tokens(ids, requested), count, settings)
     head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": served.name,
-            "system_fingerprint": server.fingerprint}  # fmt: skip
+            "system_fingerprint": FINGERPRINT}  # fmt: skip
 
     def logprobs_of(tokens: Sequence[Token]) -> dict[str, Any] | None:
         return {"content": chat_logprobs(tokens, settings["stop_ids"]), "refusal": None} if logprobs else None
@@ -155,8 +157,7 @@ def chat_logprobs(tokens: Sequence[Token], stop_ids: frozenset[int]) -> list[dic
 
 async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
     """POST /v1/completions."""
-    server = server_of(request)
-    served, fields = await server.read_with_model(request)
+    served, fields = await server_of(request).read_with_model(request)
     fields.reject("suffix")
     inputs = parse_prompts(served, fields.get("prompt"))
     settings = await parse_settings(fields, served, chat=False)
@@ -174,20 +175,17 @@ async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
         raise invalid("echo is not supported for encoder-decoder models: remove it", "echo")
     prompts = [await served.encode(prompt) if isinstance(prompt, str) else prompt for prompt in inputs]
     generation = Generation(served)
-    choice_of: dict[int, int] = {}  # request -> choice
+    for ids in prompts if requested else ():
+        add_choices(generation, ids, served.max_new_tokens(ids, requested), count, settings)
+    generating = len(generation.requests)  # one request per choice; scoring requests follow
     scores: dict[int, int] = {}  # prompt -> request that scores it
     for number, ids in enumerate(prompts):
-        max_new_tokens = served.max_new_tokens(ids, requested) if requested else 0
         if echo and top is not None and len(ids) > 1:
             served.max_new_tokens(ids[:-1], 1)
             scores[number] = len(generation.requests)
             generation.add(ids[:1], 0, targets=ids[1:], logprobs=True, top=max(top, 1))
-        if max_new_tokens:
-            first = len(generation.requests)
-            choice_of |= {first + i: number * count + i for i in range(count)}
-            add_choices(generation, ids, max_new_tokens, count, settings)
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time()),
-            "model": served.name, "system_fingerprint": server.fingerprint}  # fmt: skip
+            "model": served.name, "system_fingerprint": FINGERPRINT}  # fmt: skip
     echoed = [served.tokenizer.decode(ids) if echo else "" for ids in prompts]
     prompt_tokens = sum(map(len, prompts))
 
@@ -200,7 +198,6 @@ async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
 
     async def complete() -> dict[str, Any]:
         texts, ends, tokens = await collect(generation)
-        request_of = {index: request for request, index in choice_of.items()}
         choices = []
         for index in range(len(prompts) * count):
             number = index // count
@@ -209,10 +206,9 @@ async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
                 first_id = prompts[number][0]
                 shown = [Token(first_id, token_text(served.tokenizer, first_id), None, ())]
                 shown += tokens[scores[number]] if number in scores else []
-            if index in request_of:
-                text += texts[request_of[index]]
-                end = ends[request_of[index]]
-                shown += generated(tokens[request_of[index]])
+            if index < generating:
+                text, end = text + texts[index], ends[index]
+                shown += generated(tokens[index])
             choices.append(choice(index, text, shown, end))
         return {**head, "choices": choices, "usage": usage(generation, prompt_tokens)}
 
@@ -220,14 +216,13 @@ async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
         for index in range(len(prompts) * count):
             if text := echoed[index // count]:
                 yield sse({**head, "choices": [choice(index, text, (), None)]})
-        unfinished = len(choice_of)
-        async for number, delta in generation.deltas():
-            if number in choice_of:
+        unfinished = generating
+        async for index, delta in generation.deltas():
+            if index < generating:
                 unfinished -= delta.end is not None
-                final = {}
-                if unfinished == 0 and delta.end and not usage_chunk:
-                    final = {"usage": usage(generation, prompt_tokens)}
-                data = choice(choice_of[number], delta.text, generated(delta.tokens), delta.end)
+                last = unfinished == 0 and delta.end and not usage_chunk
+                final = {"usage": usage(generation, prompt_tokens)} if last else {}
+                data = choice(index, delta.text, generated(delta.tokens), delta.end)
                 yield sse({**head, "choices": [data], **final})
         if usage_chunk:
             yield sse({**head, "choices": [], "usage": usage(generation, prompt_tokens)})
@@ -417,11 +412,3 @@ def usage(generation: Generation, prompt_tokens: int) -> dict[str, Any]:
     generated = generation.generated_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": generated, "total_tokens": prompt_tokens + generated,
             "prompt_tokens_details": {"cached_tokens": generation.cached_tokens}}  # fmt: skip
-
-
-def format_error(error: RequestError) -> dict[str, Any]:
-    """An error in the format of this API."""
-    types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
-             500: "server_error", 503: "server_error"}  # fmt: skip
-    kind = types.get(error.status, "invalid_request_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}}

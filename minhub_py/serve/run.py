@@ -10,7 +10,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from minhub_py.serve.app import Server, application
+from minhub_py.serve.app import application
+from minhub_py.serve.server import Server
 from minhub_py.system.spelling import setting
 
 MAX_CONNECTIONS = 1000

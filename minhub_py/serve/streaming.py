@@ -4,16 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from minhub_py.serve.models import Generation
+from minhub_py.serve.server import format_error, server_of
 from minhub_py.serve.validation import RequestError
-
-if TYPE_CHECKING:
-    from minhub_py.serve.app import Server
 
 T = TypeVar("T")
 FIRST_DELTA_TIMEOUT = 10.0  # seconds until a stream starts without a delta; earlier errors have an HTTP status
@@ -22,12 +20,6 @@ PING_INTERVAL = 15.0  # seconds
 
 class DisconnectedError(Exception):
     """The client has closed its connection."""
-
-
-def server_of(request: HTTPRequest) -> "Server":
-    """The server of a request."""
-    server: Server = request.scope["app"].server
-    return server
 
 
 def sse(data: Mapping[str, Any], name: str | None = None) -> bytes:
@@ -47,11 +39,10 @@ async def respond(
     stream: Callable[[], AsyncIterator[bytes]] | None,
     media_type: str = "text/event-stream",
 ) -> Response:
-    """Start a generation, and respond with `stream`, or with `complete` if it is None.
+    """Start a generation, and respond with `complete` if `stream` is None.
 
     RequestError: the server is busy, or the generation fails before the response starts.
     """
-    server = server_of(request)
     if not generation.requests:
         return JSONResponse(await complete())
     generation.start()
@@ -74,8 +65,8 @@ async def respond(
             async for data in with_pings(stream(), b": ping\n\n" if events else b""):
                 yield data
         except RequestError as error:
-            server.count(request, error.status)
-            content = server.format_error(request, error)
+            server_of(request).count(request, error.status)
+            content = format_error(request.url.path, error)
             yield sse(content) + b"data: [DONE]\n\n" if events else json_line(content)
 
     return GenerationResponse(generation, body(), media_type)

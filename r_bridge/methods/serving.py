@@ -16,10 +16,10 @@ def serve(
     require("serve")
     from minhub_py.chat.templates import chat_template_of
     from minhub_py.cli.serving import length_of
-    from minhub_py.serve.app import Server
     from minhub_py.serve.engine import Engine
     from minhub_py.serve.models import Models, ServedModel
     from minhub_py.serve.run import BackgroundServer
+    from minhub_py.serve.server import Server
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     template = chat_template_of(None if tokenizer else model.folder, tok)

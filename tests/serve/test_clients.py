@@ -18,9 +18,9 @@ import pytest
 from pydantic import BaseModel, Field
 from test_serve import folder, in_chat, main_model, recurrent, served, user  # noqa: F401  # fixtures
 
-from minhub_py.serve.app import Server
 from minhub_py.serve.models import Models, ServedModel
 from minhub_py.serve.run import BackgroundServer
+from minhub_py.serve.server import Server
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,12 @@ from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_token
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
-from minhub_py.serve.app import OLLAMA_POSTS, POSTS, Server
-from minhub_py.serve.engine import Delta, Engine, Token, token_texts
+from minhub_py.serve.app import OLLAMA_POSTS, POSTS
+from minhub_py.serve.engine import Delta, Engine, Token, token_text
 from minhub_py.serve.models import Models, ServedModel, parse_variables
 from minhub_py.serve.openai import DeltaSplitter
 from minhub_py.serve.run import BackgroundServer
+from minhub_py.serve.server import Server
 from minhub_py.serve.validation import Fields, RequestError
 
 CONTEXT, BATCH_SIZE, QUEUE_SIZE = 256, 4, 40
@@ -1033,7 +1034,7 @@ def test_errors_of_requests_do_not_disturb_a_stream(
             scores = score(main_model.model, [[*ids[n], *expected[n]]])[0][len(ids[n]) - 1 :]
             texts, logprobs = zip(*future.result(), strict=True)
             assert torch.equal(torch.tensor(logprobs), scores)
-            assert list(texts) == list(token_texts(main_model.tokenizer, expected[n]))
+            assert list(texts) == [token_text(main_model.tokenizer, id) for id in expected[n]]
     assert engine.counts["failed"] == failed_before + 4  # in the batch: the two wide schemas, twice
     assert "one by one" not in capfd.readouterr().err
 

@@ -20,9 +20,10 @@ from test_serve import alone, folder, main_model, recurrent, served, wait  # noq
 from minhub_py import gpt2, save_pretrained
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-from minhub_py.serve.app import PAGE_POLICY, Server
+from minhub_py.serve.app import PAGE_POLICY
 from minhub_py.serve.models import Models
 from minhub_py.serve.run import BackgroundServer
+from minhub_py.serve.server import Server
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: chromium-headless-shell)")
