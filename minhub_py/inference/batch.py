@@ -28,10 +28,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from minhub_py.inference.choose import Choice, choose, logprobs_of, top_of
 from minhub_py.inference.grammar import Matcher
 from minhub_py.inference.native.library import MOST_TOKENS
 from minhub_py.inference.native_runner import runner_of
+from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of, top_logprobs
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import PromptLookup
 from minhub_py.inference.torch_runner import CHUNK, Runner
@@ -352,24 +352,24 @@ class Batch:
         starts = [0, *accumulate(1 + len(row.draft) for row in rows)]
         first = {row.key: start for row, start in zip(rows, starts, strict=False)}
         accepted = dict.fromkeys(first, 0)
-        choosing = []
+        active = []
         for row in rows:
             if row.targets:
                 events += self._score(row, logits[first[row.key] :][: 1 + len(row.draft)])
             else:
-                choosing.append(row)
-        while choosing:
+                active.append(row)
+        while active:
             selected = logits
-            if len(choosing) < len(logits):
-                selected = logits[[first[row.key] + accepted[row.key] for row in choosing]]
+            if len(active) < len(logits):
+                selected = logits[[first[row.key] + accepted[row.key] for row in active]]
             matched = []
-            for row, choice in zip(choosing, choose(choosing, selected), strict=True):
-                event = self._add(row, choice)
+            for row, token in zip(active, choose_tokens(active, selected), strict=True):
+                event = self._add(row, token)
                 events.append(event)
                 if row.stop_reason is None and row.draft[accepted[row.key] :][:1] == [event.id]:
                     accepted[row.key] += 1
                     matched.append(row)
-            choosing = matched
+            active = matched
         for row in rows:
             if row.draft and not row.targets:
                 self.cache.truncate(row.slot, len(row.draft) - accepted[row.key])
@@ -377,20 +377,20 @@ class Batch:
             row.draft = []
         return events
 
-    def _add(self, row: Row, choice: Choice | ValueError) -> Event:
+    def _add(self, row: Row, token: NextToken | ValueError) -> Event:
         """Append a token to a row, or end the row with an error."""
         try:
-            if isinstance(choice, ValueError):
-                raise choice
-            row.text.append(choice.id)
-            complete = row.matcher is not None and row.matcher.accept(choice.id)
+            if isinstance(token, ValueError):
+                raise token
+            row.text.append(token.id)
+            complete = row.matcher is not None and row.matcher.accept(token.id)
             complete = complete or row.stop.reached(row.text, row.start)
         except ValueError as error:
             return self._fail(row, error)
         end: Literal["stop", "length"] | None
         end = "stop" if complete else "length" if len(row.text) == row.end else None
         row.stop_reason = end
-        return Event(row.key, choice.id, choice.logprob, end, choice.top)
+        return Event(row.key, token.id, token.logprob, end, token.top)
 
     def _fail(self, row: Row, error: ValueError) -> Event:
         """End a row with an error."""
@@ -408,7 +408,9 @@ class Batch:
             logprobs = logprobs_of(logits, ids)
         except ValueError as error:
             return [self._fail(row, error)]
-        return [Event(row.key, *values) for values in zip(ids, logprobs, ends, top_of(logits, row.top), strict=True)]
+        return [
+            Event(row.key, *values) for values in zip(ids, logprobs, ends, top_logprobs(logits, row.top), strict=True)
+        ]
 
     def _leave(self, row: Row) -> None:
         """Free the slot of a row. The last row moves to this slot."""
