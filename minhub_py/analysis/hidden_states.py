@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from minhub_py.inference.arguments import is_whole
-from minhub_py.inference.eval_mode import may_hold_modules, twin
+from minhub_py.inference.eval_mode import eval_copy, may_hold_modules
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
@@ -51,7 +51,7 @@ class States:
                 f"{call} cannot look into a model with hooks, or with methods that its class has not: remove them, or "
                 "load the model again"
             )
-        self.model: Any = twin(model, {})
+        self.model: Any = eval_copy(model)
         self.encoder = model.encoder_decoder
         steps = self.model.encoder_steps() if self.encoder else self.model.steps()
         self.layers, self.tail = by_layer(steps)

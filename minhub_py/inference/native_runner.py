@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.inference.fastpath import check_untouched
 from minhub_py.inference.native import library
 from minhub_py.inference.native.library import (
     BF16_PADDING,
@@ -30,6 +29,7 @@ from minhub_py.inference.native.library import (
 )
 from minhub_py.inference.native.program import CPU, FLOATS, Program
 from minhub_py.inference.torch_runner import Runner, TorchRunner
+from minhub_py.inference.unmodified import check_unmodified
 from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.cache import Cache, EncoderKeyValues, zeros
 
@@ -48,7 +48,7 @@ class NativeRunner(TorchRunner):
         self.library = library.library()
         if self.library is None:
             raise UnsupportedError(f"the C decoder is {library.opened()[1]}")
-        check_untouched(model)
+        check_unmodified(model)
         self.program = program = Program()
         self.encoder: Any = program.translate(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
         operations = self.operations = program.translate(model.steps())

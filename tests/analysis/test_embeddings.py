@@ -274,7 +274,7 @@ def test_mistakes() -> None:
         ((None, ["a cat"]), {}, "tokenizer must be a tokenizers.Tokenizer"),
         ((tokenizer(), "a cat"), {}, "texts must be a list of texts"),
         ((tokenizer(), ["a cat", 3]), {}, "texts must be strings, or lists of ids; number 1 is 3"),
-        ((tokenizer(), [[1, 99]]), {}, "ids from 0 to 60"),
+        ((tokenizer(), [[1, 99]]), {}, "must be whole numbers between 0 and 60, but prompt 0 has 99"),
         ((tokenizer(), ["a cat"]), {"layer": 3}, "from 0, the embeddings, to 2, "),
         ((tokenizer(), ["a cat"]), {"layer": -4}, "from -1, the last, to -3"),
         ((tokenizer(), ["a cat"]), {"layer": 1.5}, "layer must be a whole number"),

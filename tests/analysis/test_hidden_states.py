@@ -241,7 +241,7 @@ def test_mistakes(load) -> None:
             ("", "the text has no tokens"),
             (None, "the text has no tokens"),
             ([1] * 11, "has 11 tokens, and this model sees 10 at once"),
-            ([99], "ids from 0 to 60"),
+            ([99], "must be whole numbers between 0 and 60, but prompt 0 has 99"),
         ):
             with pytest.raises(ValueError, match=message):
                 function(model, tokenizer(), text)
