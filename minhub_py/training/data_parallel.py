@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minhub_py import torchrun
+from minhub_py.distributed import environment
 from minhub_py.system.device import choose_device
 from minhub_py.system.spelling import setting
 
@@ -89,7 +89,7 @@ class Processes:
 
     def told(self, word: str | None) -> str | None:
         """What the first process says, in all of them; not the empty text."""
-        return word if self.count == 1 else torchrun.tell(word or "") or None
+        return word if self.count == 1 else environment.broadcast_text(word or "") or None
 
     def wait(self) -> None:
         """Wait until all processes have reached this point."""
@@ -100,12 +100,12 @@ class Processes:
 @contextmanager
 def processes(strategy: str, device: str) -> Iterator[Processes]:
     """The processes that torchrun started, connected by its environment variables; one process without torchrun."""
-    if torchrun.count() == 1:
+    if environment.world_size() == 1:
         yield Processes()
         return
-    torchrun.join_group(cuda=choose_device(device).name.startswith("cuda"))
+    environment.join_group(cuda=choose_device(device).name.startswith("cuda"))
     yield Processes(dist.get_rank(), dist.get_world_size(), strategy)
-    torchrun.leave_group()
+    environment.leave_group()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from minhub_py import torchrun
+from minhub_py.distributed import environment
 from minhub_py.system.printable import displayed, printable
 from minhub_py.system.spelling import resume_call, setting
 from minhub_py.training.checkpoint import LossRow
@@ -147,7 +147,7 @@ class Screen(Listener):
 
 def talks() -> bool:
     """Whether this process prints: the first of torchrun's processes, or the only one."""
-    return torchrun.rank() == 0
+    return environment.rank() == 0
 
 
 def in_notebook() -> bool:

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from minhub_py import torchrun
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.fingerprint import fingerprint
 from minhub_py.checkpoints.local import commit_of
@@ -32,6 +31,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
     unknown_characters,
     working,
 )
+from minhub_py.distributed import environment
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import describe, fit, open_checkpoint, with_values
@@ -381,7 +381,7 @@ def device_of(settings: Settings, group: Processes) -> torch.device:
     """The device of this process. Under torchrun each has a GPU of its own."""
     name = choose_device(settings.device).name
     if name.startswith("cuda") and group.count > 1:
-        name = f"cuda:{torchrun.local_rank()}"
+        name = f"cuda:{environment.local_rank()}"
     return torch.device(name)
 
 
