@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.inference.batch import common_prefix, context_start
-from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import check_finite, one_thread
 from minhub_py.inference.torch_runner import Runner
@@ -107,7 +107,7 @@ def blocks(model: LanguageModel, pieces: Sequence[Piece]) -> Iterator[list[Piece
     layout, size = model.cache_layout(), next(model.parameters()).element_size()
 
     def row_bytes(length: int) -> int:
-        return size * sum(math.prod(shape) for kept in layout for shape in shapes_of(kept, length, MOST_TOKENS))
+        return size * sum(math.prod(shape) for kept in layout for shape in shapes_of(kept, length, MAX_TOKENS))
 
     block: list[Piece] = []
     rows = ids = longest = 0
@@ -147,7 +147,7 @@ class Block:
         self.runner = runner
         self.path: list[tuple[int, int]] = []  # rows whose ids make up `last`, and where the part of each begins
         self.last: list[int] = []
-        self.most = max(MOST_TOKENS, min(LOGITS // model.config.vocab_size, IDS))
+        self.most = max(MAX_TOKENS, min(LOGITS // model.config.vocab_size, IDS))
         longest = max(len(piece.ids) for piece in pieces)
         # Copies of a beginning need keys and values of all of it; a recurrent state has moved on.
         self.shares = all(
@@ -253,7 +253,7 @@ def read_answers(runner: Runner, wanted: Sequence[Wanted], take: Take) -> None:
         for number in texts:
             _, start, end, _ = wanted[number]
             cache.clear(0)
-            for pack in packs({0: wanted[number].ids[: end - 1]}, MOST_TOKENS):
+            for pack in packs({0: wanted[number].ids[: end - 1]}, MAX_TOKENS):
                 begin = cache.lengths[0]
                 logits = runner.forward(pack, cache, every=True)
                 places = [place for place in range(begin + 1, cache.lengths[0] + 1) if place >= start]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minhub_py.inference.arguments import model_of, whole
 from minhub_py.inference.batch import Batch
-from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.models.base import LanguageModel
@@ -157,10 +157,10 @@ def score(
 
 
 def length_groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of positive lengths in ascending order, in groups that are padded to at most MOST_TOKENS tokens."""
+    """Indices of positive lengths in ascending order, in groups that are padded to at most MAX_TOKENS tokens."""
     group: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if group and (len(group) + 1) * lengths[i] > MOST_TOKENS:
+        if group and (len(group) + 1) * lengths[i] > MAX_TOKENS:
             yield group
             group = []
         if lengths[i]:

@@ -20,12 +20,12 @@ from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.grammar import Grammar, GrammarError
-from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.system.console import note
 
 # Ids of prompts that one step reads at most: so long do the other rows wait. Fewer would read the weights more often.
-PIECE = MOST_TOKENS
+PIECE = MAX_TOKENS
 
 
 class BusyError(Exception):

@@ -1,10 +1,10 @@
 """From a model's `steps` to the operations of the C decoder, with pointers to the weights.
 
-Weights remain where PyTorch stores them, in float32, 16 bits or quantized (quantize.py). The computation is in float32,
-with two exceptions. Products with int8 and nf4 weights round their inputs (quantize.py). Products with bfloat16
-weights, keys and values round them to bfloat16 on processors with AVX-512 BF16 (not for experts). With other 16-bit
-weights the logits equal the float32 model with the same, rounded weights, except that keys and values
-are rounded to 16 bits.
+Weights remain where PyTorch stores them, in float32, in 16 bits or quantized (quantize.py). The computation is in
+float32, with two exceptions. Products with int8 and nf4 weights quantize activations (quantize.py). Products with
+bfloat16 weights (except experts), keys and values round activations to bfloat16 on processors with AVX-512 BF16. With
+other 16-bit weights, logits equal the logits of a float32 model with the same weights, except that the KV cache rounds
+keys and values to 16 bits.
 """
 
 from collections.abc import Iterable
@@ -22,9 +22,9 @@ from minhub_py.inference.native.library import (
     INTERLEAVED,
     JOINT_NORM,
     KINDS,
+    MAX_CHOICES,
+    MAX_TOKENS,
     MORE_LINEAR,
-    MOST_CHOICES,
-    MOST_TOKENS,
     MXFP4,
     TO_STREAM,
     AttendParameters,
@@ -201,11 +201,11 @@ class Program:
             cap=step.softcap or 0, window=step.window or 0,
         )  # fmt: skip
         if step.bias is not None:
-            weight, far = step.bias.weight, step.bias.far
+            weight, reach = step.bias.weight, step.bias.far
             check_memory(weight)
-            distances = torch.arange(-far, far + 1, device=CPU)  # larger distances equal the largest
-            buckets = distance_buckets(distances, weight.size(0), far, step.bias.bidirectional)
-            operation.second, operation.attend.reach = self.vector(weight[buckets].t()), far
+            distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
+            buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
+            operation.second, operation.attend.reach = self.vector(weight[buckets].t()), reach
         self.layers = self.layers + 1 if step.causal else 1  # the layers of an encoder cache nothing
         return operation
 
@@ -255,7 +255,7 @@ class Program:
         return operation
 
     def experts(self, step: Experts) -> list[Operation]:
-        if step.top * MOST_TOKENS > MOST_CHOICES:
+        if step.top * MAX_TOKENS > MAX_CHOICES:
             raise UnsupportedError(f"{step.top} experts per token")
         router = self.product(KINDS["route"], step.router, step.router.bias)
         router.route.top = step.top
