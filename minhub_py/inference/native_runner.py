@@ -80,14 +80,14 @@ class NativeRunner(TorchRunner):
         if self.long_prompt is not None and len(ids) >= self.long_prompt:
             super().encode(ids, cache, row)
             return
-        count = len(ids)
+        count, buffers = len(ids), self._new_buffers(len(ids))  # `call` has only pointers to them
         with cache.row(row) as row_cache:
             row_cache.begin_encoder(count)
             layers = zip(row_cache.layers, row_cache.layout, strict=True)
             cached = [tensors for tensors, layer in layers if isinstance(layer, EncoderKeyValues)]
             heads, size = cached[0][0].size(1), cached[0][0].size(3)
             keys_values = cached[0][0].new_empty(2, 1, heads, count, size)  # reused by each layer of the encoder
-            call = self._new_call([list(keys_values), *cached], row_cache.dtype, self._new_buffers(count))
+            call = self._new_call([list(keys_values), *cached], row_cache.dtype, buffers)
             call.tokens, call.ids, call.rows = count, integers(ids), integers([0] * count)
             call.positions, call.encoder_lengths = integers(range(count)), integers([count] * count)
             self.library.decode(self.encoder, len(self.encoder), ctypes.byref(call))

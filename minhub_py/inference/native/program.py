@@ -7,7 +7,7 @@ other 16-bit weights, logits equal the logits of a float32 model with the same w
 keys and values to 16 bits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -84,41 +84,10 @@ class Program:
 
     def operations(self, step: Step) -> list[Operation]:
         """The operations of a step."""
-        match step:
-            case Embed():
-                return [self.embed(step)]
-            case AddPositions():
-                return [Operation(kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :]))]
-            case SaveResidual():
-                return [Operation(kind=KINDS["save"])]
-            case LoadResidual():
-                return [Operation(kind=KINDS["copy"])]
-            case Norm():
-                return [self.norm(step)]
-            case Linear():
-                return self.linear(step)
-            case Rotate():
-                return [self.rotate(step)]
-            case Attend():
-                return [self.attend(step)]
-            case CrossAttend():
-                return [self.cross_attend(step)]
-            case CacheEncoder():
-                return [self.cache_encoder(step)]
-            case DeltaRule():
-                return [self.delta_rule(step)]
-            case Gate():
-                return [self.gate(step)]
-            case Add():
-                return [self.add(step)]
-            case Experts():
-                return self.experts(step)
-            case Recurrent():
-                return self.recurrent(step)
-            case Logits():
-                return [self.logits(step)]
-            case _:
-                raise UnsupportedError(f"an operation {type(step).__name__}")
+        if type(step) not in TRANSLATORS:
+            raise UnsupportedError(f"an operation {type(step).__name__}")
+        operations = TRANSLATORS[type(step)](self, step)
+        return operations if isinstance(operations, list) else [operations]
 
     def embed(self, step: Embed) -> Operation:
         second = Matrix() if step.positions is None else self.matrix(step.positions)
@@ -129,6 +98,15 @@ class Program:
         if operation.weight.transposed or operation.second.transposed:
             raise UnsupportedError("an embedding whose rows are not contiguous")
         return operation
+
+    def add_positions(self, step: AddPositions) -> Operation:
+        return Operation(kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :]))
+
+    def save_residual(self, step: SaveResidual) -> Operation:
+        return Operation(kind=KINDS["save"])
+
+    def load_residual(self, step: LoadResidual) -> Operation:
+        return Operation(kind=KINDS["copy"])
 
     def norm(self, step: Norm) -> Operation:
         layer = step.layer
@@ -356,6 +334,15 @@ class Program:
             raise UnsupportedError(f"weights of experts in {tensor.dtype} with strides {tensor.stride()}")
         self.references.append(tensor.detach())
         return self.references[-1]
+
+
+TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] = {
+    Embed: Program.embed, AddPositions: Program.add_positions, SaveResidual: Program.save_residual,
+    LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
+    Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,
+    DeltaRule: Program.delta_rule, Gate: Program.gate, Add: Program.add, Experts: Program.experts,
+    Recurrent: Program.recurrent, Logits: Program.logits,
+}  # fmt: skip
 
 
 def check_memory(tensor: Tensor) -> None:
