@@ -19,9 +19,9 @@ from minhub_py.registry import ENTRIES
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
     import os
 
+    from minhub_py.analysis.attention import attention_weights as attention_weights
     from minhub_py.analysis.embeddings import embed as embed
-    from minhub_py.analysis.inside import attention_weights as attention_weights
-    from minhub_py.analysis.inside import logit_lens as logit_lens
+    from minhub_py.analysis.lens import logit_lens as logit_lens
     from minhub_py.analysis.matrix import logprob_matrix as logprob_matrix
     from minhub_py.analysis.surprisal import next_tokens as next_tokens
     from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
@@ -85,8 +85,8 @@ _HOMES = {
     "next_tokens": "analysis.surprisal",
     "logprob_matrix": "analysis.matrix",
     "embed": "analysis.embeddings",
-    "attention_weights": "analysis.inside",
-    "logit_lens": "analysis.inside",
+    "attention_weights": "analysis.attention",
+    "logit_lens": "analysis.lens",
     "Chat": "chat.conversation",
     "devices": "system.device",
     "train": "training",

@@ -36,11 +36,11 @@ class RelativeBias(nn.Embedding):
 
     def __init__(self, config: "T5Config", bidirectional: bool) -> None:
         super().__init__(config.relative_attention_num_buckets, config.num_heads)
-        self.bidirectional, self.far = bidirectional, config.relative_attention_max_distance
+        self.bidirectional, self.max_distance = bidirectional, config.relative_attention_max_distance
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:  # type: ignore[override]
         """(B or 1, H, T, S) for queries and keys at these positions, (B or 1, T) and (B or 1, S)."""
-        return relative_bias(self.weight, queries, keys, self.far, self.bidirectional)
+        return relative_bias(self.weight, queries, keys, self.max_distance, self.bidirectional)
 
 
 class Attention(nn.Module):

@@ -103,10 +103,10 @@ class Text:
         with working(self.tokenizer):
             text = self.stops.add(self.stream.step(self.tokenizer, token.id) or "")
         self.tokens.append(token)
-        if self.stops.found:
+        if self.stops.stopped:
             end = "stop"
         elif end is not None:
-            text += self.stops.rest()
+            text += self.stops.flush()
         if not text and end is None:
             return None
         tokens, self.tokens = tuple(self.tokens), []

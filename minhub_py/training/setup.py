@@ -20,7 +20,7 @@ from minhub_py.checkpoints.fingerprint import fingerprint
 from minhub_py.checkpoints.local import commit_of
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import (
-    BESIDE,
+    SAVED_COMPANIONS,
     characters,
     describe_unknown,
     encode,
@@ -56,7 +56,9 @@ SPOOL = "text.txt"
 # Files that a run may leave if it is killed before its first step.
 PREPARED = {"train.bin", "held_out.bin", SPOOL}
 PREPARED |= {
-    form for name in ("begun.json", "tokens.json", "tokenizer.json", *BESIDE) for form in (name, f".{name}.partial")
+    form
+    for name in ("begun.json", "tokens.json", "tokenizer.json", *SAVED_COMPANIONS)
+    for form in (name, f".{name}.partial")
 }
 
 

@@ -17,7 +17,7 @@ def embed(
     tokens: with "none", the text of each token, for each text.
     """
     from minhub_py.analysis.embeddings import embed as evaluate
-    from minhub_py.analysis.embeddings import ids_of_texts
+    from minhub_py.analysis.tokens import ids_of_texts
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts))
     rows = texts if is_text(texts) else id_rows(texts, model.module.config.vocab_size)
@@ -33,7 +33,7 @@ def embed(
 
 def attention_weights(caller: Caller, model: Model, text: Any, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The weights (layers, heads, T, T) of one text, its tokens, and the numbers of the layers."""
-    from minhub_py.analysis.inside import attention_weights as evaluate
+    from minhub_py.analysis.attention import attention_weights as evaluate
 
     tok, [given] = _one(model, tokenizer, text)
     found = evaluate(model.module, tok, given)
@@ -47,7 +47,7 @@ def attention_weights(caller: Caller, model: Model, text: Any, tokenizer: Tokeni
 
 def logit_lens(caller: Caller, model: Model, text: Any, tokenizer: Tokenizer | None, n: int) -> dict[str, Any]:
     """A row for each layer, each token of one text, and each of its `n` likeliest next tokens; and the text's ids."""
-    from minhub_py.analysis.inside import logit_lens as evaluate
+    from minhub_py.analysis.lens import logit_lens as evaluate
 
     tok, [given] = _one(model, tokenizer, text)
     found = evaluate(model.module, tok, given, n)

@@ -258,7 +258,7 @@ def test_nothing_to_do(model) -> None:
         (lambda m: generate(m, [[1]], 5, stop="", tokenizer=object()), "a stop string cannot be empty"),
         (lambda m: stream(m, [], 5), "the prompt is empty"),  # at the call, not at the first id
         (lambda m: score(m, [[V]]), f"but prompt 0 has {V}"),
-        (lambda m: m(torch.tensor([[0, V]])), f"ids must be 0 to {V - 1}, not 0 to {V}"),
+        (lambda m: m(torch.tensor([[0, V]])), f"token IDs must be 0 to {V - 1}, not 0 to {V}"),
         (lambda m: m(torch.tensor([0, 1])), r"idx must be \(B, T\)"),
         (lambda m: m(torch.zeros(1, 0, dtype=torch.long)), r"idx must be \(B, T\)"),
         (lambda m: m(torch.tensor([[1], [2]]), m.new_cache(1, 4)), "do not fit a cache"),
@@ -342,7 +342,7 @@ def test_what_is_of_a_wrong_type(model, call, message: str) -> None:
 @pytest.mark.parametrize("idx", [[[1]], np.array([[1]]), "text", None, torch.ones(1, 1), torch.ones(1, 1) > 0], ids=str)
 def test_a_model_takes_a_tensor_of_whole_numbers(model, idx) -> None:
     with pytest.raises(
-        TypeError, match=r"idx must be a LongTensor \(B, T\), as torch\.tensor\(\[ids\]\) gives it, not"
+        TypeError, match=r"idx must be a LongTensor \(B, T\), such as torch\.tensor\(\[token_ids\]\), not"
     ):
         model(idx)
     assert torch.equal(model(torch.ones(1, 2, dtype=torch.int32)), model(torch.ones(1, 2, dtype=torch.int64)))

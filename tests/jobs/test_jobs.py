@@ -257,7 +257,7 @@ def test_texts_of_words_lie_together(tmp_path: Path, model: str) -> None:
     assert "has no column id: give --by one of its own, which are item, word" in failed(*command, "--by", "id")
     assert "--sep joins rows that are words: add --by" in failed(*command, "--sep", "", status=2)
     command = ("words", "no/such-model", file, "--out", out, "--ignore-regex", "(")
-    assert "is no regular expression" in failed(*command, status=2)
+    assert "is not a valid regular expression" in failed(*command, status=2)
     assert not Parts(out).folder.exists()
     (tmp_path / "in2.jsonl").write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
     (tmp_path / "in3.jsonl").write_text((tmp_path / "in2.jsonl").read_text())
@@ -375,7 +375,7 @@ def test_a_target_that_shares_a_token_with_its_context_has_no_result(model: str)
     tokenizer = tokenizer_from_pretrained(model)
     tokenizer.add_tokens(["cd"])
     network = gpt2(vocab_size=tokenizer.get_vocab_size(), n_positions=16, n_embd=16, n_layer=1, n_head=2).eval()
-    with pytest.warns(UserWarning, match="1 words have no number, as a token is a part of two of them.*'abc' and 'd'"):
+    with pytest.warns(UserWarning, match="1 word has no log-probability, because a token.*'abc' and 'd'"):
         assert TASKS["score_targets"].run(network, tokenizer, [Text(0, "abc", [0], "d")], sep="") == [[]]
 
 

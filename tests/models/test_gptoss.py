@@ -223,7 +223,7 @@ def test_a_tensor_of_another_form_is_refused(packed, tmp_path: Path) -> None:
     for change, message in (
         ({f"{name}blocks": tensors[f"{name}blocks"].float()}, "wrong dtype: layers.0.mlp.experts.down_proj.blocks"),
         ({f"{name}scales": tensors[f"{name}scales"][:, :, :1]}, r"down_proj.scales is \(6, 64, 1\), the config says"),
-        ({"model.layers.0.mlp.experts.down_proj": torch.ones(1)}, "left over: layers.0.mlp.experts.down_proj"),
+        ({"model.layers.0.mlp.experts.down_proj": torch.ones(1)}, "unused: layers.0.mlp.experts.down_proj"),
     ):
         save_file({**tensors, **{key: tensor.contiguous() for key, tensor in change.items()}},
                   tmp_path / "model.safetensors")  # fmt: skip

@@ -170,13 +170,13 @@ def test_rows_of_different_lengths(load) -> None:
 def test_wrong_calls(load) -> None:
     _, model, _ = load("t5")
     ids = ids_of(1, 4)
-    with pytest.raises(ValueError, match="without a cache, give the ids of the source too"):
+    with pytest.raises(ValueError, match="without a cache, pass idx, the token IDs of the encoder"):
         model(None, ids)
-    with pytest.raises(ValueError, match="a row of the cache has no source"):
+    with pytest.raises(ValueError, match="a row of the cache has no encoder output: pass idx in the first call"):
         model(None, ids, model.new_cache(1, 9))
-    with pytest.raises(ValueError, match="a source of 12 ids does not fit a cache of 9"):
+    with pytest.raises(ValueError, match="12 encoder positions do not fit a cache of 9"):
         model(ids_of(1, 12), ids, model.new_cache(1, 9))
-    with pytest.raises(ValueError, match="ids must be 0 to 60"):
+    with pytest.raises(ValueError, match="token IDs must be 0 to 60"):
         model(torch.tensor([[61]]), ids)
     with pytest.raises(ValueError, match="predicts its output, not the prompt"):
         minhub_py.score(model, [[1, 2, 3]])

@@ -208,7 +208,7 @@ def test_ctrl_c_ends_a_script_that_trains_after_its_checkpoint(start_r: StartR, 
     said = r.end(1)
     [checkpoint] = (out / "checkpoints").iterdir()
     assert checkpoint.name.startswith("step-")
-    assert f'Stopped after step {int(checkpoint.name[5:]):,}; minhub_resume("{out}") goes on' in said
+    assert f'Stopped after step {int(checkpoint.name[5:]):,}: continue with minhub_resume("{out}")' in said
     r = start_r(f"""
         run <- minhub_resume("{out}", steps = {int(checkpoint.name[5:]) + 3})
         say(max(run$losses$step), nchar(generate(run, "To", 5)))
@@ -335,7 +335,7 @@ def test_a_full_tmpdir_does_not_stop_the_worker_or_is_reported(start_r: StartR, 
     message, folder = r.hear(), r.hear()
     assert message == (
         "no error" if shared else
-        f"no file can be created in {folder}: make room there, or set the environment variable TMPDIR before R starts"
+        f"no file can be created in {folder}: free disk space, or set the environment variable TMPDIR before starting R"
     )  # fmt: skip
     r.end()
 
@@ -344,7 +344,7 @@ def test_the_error_of_a_python_that_does_not_start_is_its_own(start_r: StartR) -
     r = start_r("say(message_of(minhub_start()))", PYTHONHOME="/no/home")
     message = r.hear()
     assert "does not start as Python 3 (ModuleNotFoundError: No module named 'encodings'; " in message
-    assert 'PYTHONHOME is /no/home, which Sys.unsetenv("PYTHONHOME") removes): name another Python' in message
+    assert 'PYTHONHOME is /no/home: unset it with Sys.unsetenv("PYTHONHOME")): set another Python' in message
     assert "minhub_install" not in message
     r.end()
 
@@ -551,7 +551,7 @@ def test_r_survives_a_worker_that_talks_nonsense(start_r: StartR, tmp_path: Path
         MINHUBPY_PYTHON=str(python),
     )
     said = [r.hear()]
-    assert "another program answered in place of the Python worker" in said[0]
+    assert "another program answered instead of the Python worker" in said[0]
     r.say("again")
     said.append(r.hear())
     of = int(counter.with_suffix(".of").read_text())

@@ -179,7 +179,7 @@ class Program:
             cap=step.softcap or 0, window=step.window or 0,
         )  # fmt: skip
         if step.bias is not None:
-            weight, reach = step.bias.weight, step.bias.far
+            weight, reach = step.bias.weight, step.bias.max_distance
             check_memory(weight)
             distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
             buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
