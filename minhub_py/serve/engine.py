@@ -21,12 +21,12 @@ from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.grammar import Grammar, GrammarError
-from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.system.console import note
 
 # Maximum number of prompt tokens per step, which delays the other requests. Smaller chunks load the weights more often.
-PREFILL_CHUNK = MOST_TOKENS
+PREFILL_CHUNK = MAX_TOKENS
 
 
 class BusyError(Exception):
