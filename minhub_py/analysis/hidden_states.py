@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minhub_py.inference.arguments import is_whole
-from minhub_py.inference.eval_mode import may_hold_modules, twin
+from minhub_py.inference.eval_mode import eval_copy, may_hold_modules
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
@@ -50,7 +50,7 @@ class HiddenStates:
                 f"{call} does not support hooks, or methods replaced on an instance: remove them, or load the model "
                 "again"
             )
-        self.model: Any = twin(model, {})
+        self.model: Any = eval_copy(model)
         self.encoder = model.encoder_decoder
         self.layers, self.tail = by_layer(self.model.encoder_steps() if self.encoder else self.model.steps())
         self.recurrent = [step.layer for step, *_ in self.layers if isinstance(step, Recurrent)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.inference.batch import common_prefix, context_start
-from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import check_finite, one_thread
 from minhub_py.inference.torch_runner import Runner
@@ -98,7 +98,7 @@ def groups(model: LanguageModel, windows: Sequence[Window]) -> Iterator[list[Win
     layout, size = model.cache_layout(), next(model.parameters()).element_size()
 
     def row_bytes(length: int) -> int:
-        return size * sum(math.prod(shape) for layer in layout for shape in shapes_of(layer, length, MOST_TOKENS))
+        return size * sum(math.prod(shape) for layer in layout for shape in shapes_of(layer, length, MAX_TOKENS))
 
     group: list[Window] = []
     rows = tokens = longest = 0
@@ -141,7 +141,7 @@ class Batch:
         self.runner = runner
         self.path: list[tuple[int, int]] = []  # the nodes of the last window, each with its start in `last`
         self.last: list[int] = []
-        self.chunk = max(MOST_TOKENS, min(CALL_LOGITS // model.config.vocab_size, BATCH_TOKENS))
+        self.chunk = max(MAX_TOKENS, min(CALL_LOGITS // model.config.vocab_size, BATCH_TOKENS))
         longest = max(len(window.ids) for window in windows)
         # A copied prefix needs all of its keys and values; a recurrent state exists for the last token only.
         self.shares = all(
@@ -247,7 +247,7 @@ def predict_targets(runner: Runner, spans: Sequence[Span], consume: Consumer) ->
         for text in texts:
             ids, first, end, _ = spans[text]
             cache.clear(0)
-            for chunk in chunks({0: ids[: end - 1]}, MOST_TOKENS):
+            for chunk in chunks({0: ids[: end - 1]}, MAX_TOKENS):
                 start = cache.lengths[0]
                 logits = runner.forward(chunk, cache, every=True)
                 positions = range(max(start + 1, first), cache.lengths[0] + 1)

@@ -55,7 +55,7 @@ class NativeEncoder(NativeRunner):
         check_texts(self.encoder_model, texts)
         lengths = [len(ids) for ids in texts]
         count = sum(lengths)
-        if self.room.size(1) < count:
+        if self.room.size(1) < count:  # the buffers of the tokens
             self.room = zeros((4, count, self.program.width), torch.float32, CPU)
         if self.program.angles:
             self.program.update_angles(max(lengths), self.operations)
@@ -68,7 +68,7 @@ class NativeEncoder(NativeRunner):
         call.ids = integers([id for ids in texts for id in ids])
         call.rows = integers([row for row, length in enumerate(lengths) for _ in range(length)])
         call.positions = integers([position for length in lengths for position in range(length)])
-        call.source_lengths = integers([length for length in lengths for _ in range(length)])
+        call.encoder_lengths = integers([length for length in lengths for _ in range(length)])
         call.outputs = integers(range(count))
         if types is not None:
             call.types = integers([type for row in types for type in row])

@@ -31,7 +31,7 @@ def reply(
     from minhub_py.chat.conversation import Turn
 
     chat = _chat(model, tokenizer)
-    chat.system, chat.made = system, 0  # R has drawn the seed for this reply
+    chat.system, chat.reply_count = system, 0  # R has drawn the seed for this reply
     chat.turns = [Turn(("user", "assistant")[i % 2], each) for i, each in enumerate(said or ())]
     pieces = chat.stream(
         text, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,

@@ -16,28 +16,28 @@ def serve(
     require("serve")
     from minhub_py.chat.templates import chat_template_of
     from minhub_py.cli.serving import length_of
-    from minhub_py.serve.app import Server
     from minhub_py.serve.engine import Engine
-    from minhub_py.serve.models import Models, Served
-    from minhub_py.serve.run import Background
+    from minhub_py.serve.models import Models, ServedModel
+    from minhub_py.serve.run import BackgroundServer
+    from minhub_py.serve.server import Server
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     template = chat_template_of(None if tokenizer else model.folder, tok)
-    background = Background(Server(Models([]), key=key), port=port)
-    engine = Engine(model.module, tok, rows=rows, max_length=length_of(model.module, context, name))
+    background = BackgroundServer(Server(Models([]), key=key), port=port)
+    engine = Engine(model.module, tok, batch_size=rows, max_length=length_of(model.module, context, name))
     try:
-        served = Served(name, model.module, tok, template, engine, 600)
+        served = ServedModel(name, model.module, tok, template, engine, 600)
     except ValueError:
         engine.close()
         raise
-    background.running.server.models.all.append(served)
+    background.uvicorn.server.models.all.append(served)
     address = background.__enter__()
     return {"address": address, "number": caller.keep(background), "note": template.note}
 
 
 def stop_serving(caller: Caller, server: Any) -> None:
     """End a server; replies under way are told so."""
-    from minhub_py.serve.run import Background
+    from minhub_py.serve.run import BackgroundServer
 
-    caller.find("server", server, Background).__exit__()
+    caller.find("server", server, BackgroundServer).__exit__()
     caller.release([one(server, int)])

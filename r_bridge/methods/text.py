@@ -17,7 +17,7 @@ def generate(
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and ids of each prompt. With `stream`, for one prompt, pieces of text are sent as they are made."""
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
-    from minhub_py.inference.generate import check_prompts, start
+    from minhub_py.inference.generate import check_prompts, stream_batch
     from minhub_py.inference.sampling import Sampling, StopCriteria
 
     texts = is_text(prompts)
@@ -32,7 +32,7 @@ def generate(
     def ids() -> Iterator[int]:
         all_seeds = [int(seed) for seed in seeds]
         ids_given = check_prompts(model.module, rows)
-        for row, id in start(model.module, ids_given, max_new_tokens, sampling, all_seeds, ends, speculate):
+        for row, id in stream_batch(model.module, ids_given, max_new_tokens, sampling, all_seeds, ends, speculate):
             caller.check()
             new[row].append(id)
             yield id

@@ -264,7 +264,7 @@ def test_invalid_arguments_raise_value_errors() -> None:
         ((None, ["a cat"]), {}, "tokenizer must be a tokenizers.Tokenizer"),
         ((tokenizer(), "a cat"), {}, "texts must be a list of texts"),
         ((tokenizer(), ["a cat", 3]), {}, "texts must be strings or lists of token IDs, but text 1 is 3"),
-        ((tokenizer(), [[1, 99]]), {}, "ids from 0 to 60"),
+        ((tokenizer(), [[1, 99]]), {}, "must be whole numbers between 0 and 60, but prompt 0 has 99"),
         ((tokenizer(), ["a cat"]), {"layer": 3}, r"from 0 \(embeddings\) to 2 "),
         ((tokenizer(), ["a cat"]), {"layer": -4}, r"from -1 \(last layer\) to -3"),
         ((tokenizer(), ["a cat"]), {"layer": 1.5}, "layer must be a whole number"),

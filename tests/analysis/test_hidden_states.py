@@ -240,7 +240,7 @@ def test_invalid_arguments_raise_value_errors(load) -> None:
             ("", "the text has no tokens"),
             (None, "the text has no tokens"),
             ([1] * 11, "has 11 tokens, but the model's context length is 10"),
-            ([99], "ids from 0 to 60"),
+            ([99], "must be whole numbers between 0 and 60, but prompt 0 has 99"),
         ):
             with pytest.raises(ValueError, match=message):
                 function(model, tokenizer(), text)

@@ -136,7 +136,7 @@ def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
     assert {each.blocks.dtype for each in experts_of(model)} == {torch.uint8}
     runner, ids = runner_of(model), ids_of(1)
     assert type(runner) is NativeRunner
-    assert runner.long is None
+    assert runner.long_prompt is None
     with torch.no_grad():
         wanted = reference(ids).logits[0]
         found = [runner.forward({0: ids[0].tolist()}, runner.new_cache(1, LENGTH), every=True), model(ids)[0].float()]

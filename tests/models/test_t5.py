@@ -178,7 +178,7 @@ def test_wrong_calls(load) -> None:
         model(ids_of(1, 12), ids, model.new_cache(1, 9))
     with pytest.raises(ValueError, match="token IDs must be 0 to 60"):
         model(torch.tensor([[61]]), ids)
-    with pytest.raises(ValueError, match="predicts the answer to a prompt, not the prompt"):
+    with pytest.raises(ValueError, match="predicts its output, not the prompt"):
         minhub_py.score(model, [[1, 2, 3]])
     with pytest.raises(ValueError, match="1 targets for 2 prompts"):
         minhub_py.score(model, [[1, 2, 3], [4]], targets=[[5]])
