@@ -23,11 +23,11 @@ import weights_map
 from minhub_py.system import spelling
 from minhub_py.training import Run
 from r_bridge import convert, protocol
-from r_bridge.convert import Frame, dumps, id_rows, loads, one
+from r_bridge.convert import Frame, dumps, id_rows, loads, scalar
 from r_bridge.methods import METHODS
 from r_bridge.objects import Cancelled
 from r_bridge.service import Service
-from r_bridge.spelling import in_words_of_r
+from r_bridge.spelling import use_r_spelling
 from r_bridge.training import RListener
 
 NA = np.ma.masked
@@ -240,12 +240,12 @@ def test_bytes_that_are_cut_off_are_refused() -> None:
     for end in range(len(data)):
         with pytest.raises(ValueError):  # noqa: PT011  # what it says depends on where the end is
             loads(data[:end])
-    with pytest.raises(ValueError, match="1 bytes left over"):
+    with pytest.raises(ValueError, match="1 unexpected bytes"):
         loads(data + b"\0")
     for wrong in (b"X\n", b"A\n", b"\x1f\x8b"):
-        with pytest.raises(ValueError, match="not R's binary serialization"):
+        with pytest.raises(ValueError, match="not in R's binary serialization format"):
             loads(wrong + data[2:])
-    with pytest.raises(ValueError, match="version 3"):
+    with pytest.raises(ValueError, match="version must be 2, not 3"):
         loads(data[:2] + struct.pack("=i", 3) + data[6:])
 
 
@@ -284,10 +284,10 @@ def test_a_length_reserves_nothing_that_was_not_sent() -> None:
     before = psutil.Process().memory_info().rss
     for kind in (convert.REAL, convert.INTEGER, convert.STRINGS, convert.LIST, convert.RAW, convert.LOGICAL):
         for length in (struct.pack("=i", 2**31 - 1), struct.pack("=iii", -1, 2**20, 0), struct.pack("=i", -2)):
-            with pytest.raises(ValueError, match="a length of|the bytes end"):
+            with pytest.raises(ValueError, match="invalid length|the data ends"):
                 loads(convert.HEADER + struct.pack("=i", kind) + length)
     nested = convert.HEADER + struct.pack("=ii", convert.LIST, 1) * 100_000
-    with pytest.raises(ValueError, match="nested more than 100 deep"):
+    with pytest.raises(ValueError, match="nested more than 100 levels deep"):
         loads(nested)
     assert psutil.Process().memory_info().rss - before < 50e6
 
@@ -300,7 +300,7 @@ def test_a_list_is_a_dict_by_names_that_are_one_each(tmp_path: Path, names: str)
     if names == "1:2":
         assert list(loads(data)) == ["1", "2"]  # R makes text of them
         return
-    with pytest.raises(ValueError, match="names are missing or repeat"):
+    with pytest.raises(ValueError, match="names of a list must be complete and unique"):
         loads(data)
 
 
@@ -309,29 +309,29 @@ def test_a_list_is_a_dict_by_names_that_are_one_each(tmp_path: Path, names: str)
 
 def test_one_value_of_each_kind() -> None:
     f64, i32 = np.array([3.0]), np.array([3], np.int32)
-    assert one(i32, int) == 3
-    assert type(one(f64, int)) is int
-    assert type(one(i32, float)) is float
-    assert one(["x"], str) == "x"
-    assert one(np.array([True]), bool) is True
-    assert one(None, str) is None
-    assert one([None], str) is None
-    assert one(np.ma.MaskedArray([0], [True]), int) is None
-    assert one(np.array([np.nan]), float) is None
+    assert scalar(i32, int) == 3
+    assert type(scalar(f64, int)) is int
+    assert type(scalar(i32, float)) is float
+    assert scalar(["x"], str) == "x"
+    assert scalar(np.array([True]), bool) is True
+    assert scalar(None, str) is None
+    assert scalar([None], str) is None
+    assert scalar(np.ma.MaskedArray([0], [True]), int) is None
+    assert scalar(np.array([np.nan]), float) is None
     for value, kind, message in [
-        (np.array([1, 2]), int, "one whole number is wanted, not 2 values"),
-        (np.array([1.5]), int, "one whole number is wanted, not 1.5"),
-        (["x"], int, "one whole number is wanted, not text|one whole number is wanted, not 'x'"),
-        (i32, str, "one string is wanted, not 3"),
-        (i32, bool, "one TRUE or FALSE is wanted, not 3"),
-        (np.array([True]), int, "one whole number is wanted, not True"),
-        (["a", "b"], str, "one string is wanted, not text"),
-        ([], str, "one string is wanted, not a list of 0"),
-        ({"a": 1}, str, "one string is wanted, not a list with names"),
-        (b"ab", str, "one string is wanted, not raw bytes"),
+        (np.array([1, 2]), int, "expected a whole number, not 2 values"),
+        (np.array([1.5]), int, "expected a whole number, not 1.5"),
+        (["x"], int, "expected a whole number, not text|expected a whole number, not 'x'"),
+        (i32, str, "expected a string, not 3"),
+        (i32, bool, "expected TRUE or FALSE, not 3"),
+        (np.array([True]), int, "expected a whole number, not True"),
+        (["a", "b"], str, "expected a string, not text"),
+        ([], str, "expected a string, not a list of 0"),
+        ({"a": 1}, str, "expected a string, not a list with names"),
+        (b"ab", str, "expected a string, not raw bytes"),
     ]:
         with pytest.raises(ValueError, match=message):
-            one(value, kind)
+            scalar(value, kind)
 
 
 def ids(*values: Any) -> np.ndarray[Any, Any]:
@@ -356,23 +356,23 @@ def test_ids_of_every_form_are_rows_of_python_ints() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (ids(1, 10), "row 1: an id is 10; this model's go from 0 to 9"),
-        (ids(-1), "row 1: an id is -1"),
-        (ids(1.0, 0.5), "row 1: an id is 0.5, not a whole number"),
+        (ids(1, 10), "row 1: ids must be between 0 and 9, not 10"),
+        (ids(-1), "row 1: ids must be between 0 and 9, not -1"),
+        (ids(1.0, 0.5), "row 1: ids must be whole numbers, not 0.5"),
         (ids(1.0, np.nan), "row 1: an id is NA"),
-        (ids(1.0, np.inf), "row 1: an id is inf"),
-        (ids(1e300), "row 1: an id is 1"),
+        (ids(1.0, np.inf), "row 1: ids must be between 0 and 9, not inf"),
+        (ids(1e300), "row 1: ids must be between 0 and 9, not 1"),
         (np.ma.MaskedArray([1, 2], [False, True]), "row 1: an id is NA"),
         ([ids(1), np.ma.MaskedArray([1, 2], [False, True])], "row 2: an id is NA"),
         ({"ids": np.ma.MaskedArray([1, 2, 3], [0, 0, 1], np.int32), "lengths": ids(1, 2)}, "row 2: an id is NA"),
-        ({"ids": np.array([1, 2, 11], np.int32), "lengths": ids(1, 2)}, "row 2: an id is 11"),
-        ({"ids": ids(1.0, 2.0, 2.5), "lengths": ids(1, 2)}, "row 2: an id is 2.5"),
-        (ids(True), "row 1: ids are whole numbers, not 1 values .TRUE and FALSE."),
-        (["a"], "row 1: ids are whole numbers, not str"),
+        ({"ids": np.array([1, 2, 11], np.int32), "lengths": ids(1, 2)}, "row 2: ids must be between 0 and 9, not 11"),
+        ({"ids": ids(1.0, 2.0, 2.5), "lengths": ids(1, 2)}, "row 2: ids must be whole numbers, not 2.5"),
+        (ids(True), "row 1: ids must be whole numbers, not 1 values .TRUE and FALSE."),
+        (["a"], "row 1: ids must be whole numbers, not str"),
         (np.zeros((2, 2, 2)), "ids have 3 dimensions"),
         (None, "ids are missing"),
         ("text", "ids are missing"),
-        ([[ids(1)]], "row 1: ids are whole numbers, not a list of 1"),
+        ([[ids(1)]], "row 1: ids must be whole numbers, not a list of 1"),
     ],
 )  # fmt: skip
 def test_ids_that_are_none_are_refused(value: Any, message: str) -> None:
@@ -383,7 +383,7 @@ def test_ids_that_are_none_are_refused(value: Any, message: str) -> None:
 def test_a_zero_in_an_r_torch_tensor_is_told_apart() -> None:
     with pytest.raises(ValueError, match="an id is 0, but the ids in an R torch tensor count from 1"):
         id_rows(ids(0, 1), 10, first=1)
-    with pytest.raises(ValueError, match="an id is 11; this model's go from 1 to 10"):
+    with pytest.raises(ValueError, match="ids must be between 1 and 10, not 11"):
         id_rows(ids(11), 10, first=1)
     with pytest.raises(ValueError, match="an id is NA"):  # which R torch has as a number
         id_rows(ids(1.0, -(2.0**31)), 10, first=1)
@@ -402,14 +402,14 @@ def run(service: Service, method: str, /, cancelled: Any = None, **arguments: An
 def test_methods_are_a_list_and_take_what_they_say() -> None:
     service = Service()
     assert run(service, "nothing") == ("done", None)
-    for name in ("__class__", "keep", "run", "objects", "print", "exec", ""):
+    for name in ("__class__", "add", "run", "objects", "print", "exec", ""):
         kind, failure = run(service, name)
         assert kind == "failed"
         assert failure["class"] == ["ValueError"]
         assert "no method" in failure["message"][0]
     for arguments, message in [
-        ({"x": 1}, "nothing takes no x"),
-        ({"service": 1, "self": 2}, "nothing takes no self, service"),
+        ({"x": 1}, "nothing has no argument x"),
+        ({"service": 1, "self": 2}, "nothing has no argument self, service"),
     ]:
         assert message in run(service, "nothing", **arguments)[1]["message"][0]
     for broken in (
@@ -429,7 +429,7 @@ def a_model(service: Service, **more: Any) -> int:
     config = {"vocab_size": 10, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16}
     kind, about = run(service, "fresh", family="gpt2", config=config | more, seed=1)
     assert kind == "done", about
-    number = one(about["number"], int)
+    number = scalar(about["number"], int)
     run(service, "train", model=number, mode=False)
     return number
 
@@ -440,7 +440,7 @@ def give(service: Service, number: int, state: dict[str, Any]) -> str | None:
     calls: list[tuple[str, dict[str, Any]]] = [
         ("check_state_dict", {"model": number, "names": list(state), "shapes": shapes})
     ]
-    room = one(run(service, "new_state_dict")[1], int)
+    room = scalar(run(service, "new_state_dict")[1], int)
     calls += [("add_weight", {"state": room, "name": name, "value": value}) for name, value in state.items()]
     calls += [(method, {"model": number, "state": room}) for method in ("prepare_state_dict", "load_state_dict")]
     for method, arguments in calls:
@@ -461,7 +461,7 @@ def test_weights_are_taken_under_our_names_and_the_hubs(tied: bool) -> None:
     """The Hub's in its layout, as a checkpoint has it, and in ours, as modules of the R package minhub have it."""
     service = Service()
     number = a_model(service, tie_word_embeddings=tied)
-    module = service.caller.objects[number].module
+    module = service.session.objects[number].module
     torch.manual_seed(0)
     ours = {name: torch.randn(weight.shape) for name, weight in module.named_parameters()}
     hub = dict(weights_map.to_hub("gpt2", ours))
@@ -479,21 +479,24 @@ def test_weights_are_taken_under_our_names_and_the_hubs(tied: bool) -> None:
 def test_weights_that_do_not_fit_change_nothing() -> None:
     service = Service()
     number = a_model(service)
-    module = service.caller.objects[number].module
+    module = service.session.objects[number].module
     before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
     good = {name: as_buffer(torch.ones(weight.shape)) for name, weight in before.items()}
     hub = {f"transformer.{name}": value for name, value in good.items()}
     nan = as_buffer(torch.tensor([1.0, 2, 3, 4, 5, 6, 7, float("nan")]))
     for state, message in [
         (good | {"ln_f.bias": nan}, "state_dict has NA or NaN in ln_f.bias"),
-        (good | {"ln_f.bias": as_buffer(torch.ones(9))}, "ln_f.bias is 9, the model's is 8"),
-        (hub | {"transformer.wte.weight": as_buffer(torch.ones(8, 10))}, "wte.weight is 8 x 10, the model's is 10 x 8"),
-        (good | {"more": nan}, "the model has no weight more"),
-        (dict(list(hub.items())[1:]), "state_dict lacks wte.weight"),
-        (good | hub, "state_dict has wte.weight twice, as wte.weight and as transformer.wte.weight"),
+        (good | {"ln_f.bias": as_buffer(torch.ones(9))}, "the shape of ln_f.bias must be 8, not 9"),
+        (
+            hub | {"transformer.wte.weight": as_buffer(torch.ones(8, 10))},
+            "the shape of wte.weight must be 10 x 8, not 8 x 10",
+        ),
+        (good | {"more": nan}, "unknown weights in state_dict: more; see names(model$parameters)"),
+        (dict(list(hub.items())[1:]), "missing weights in state_dict: wte.weight"),
+        (good | hub, "state_dict has wte.weight twice, as wte.weight and as transformer.wte.weight: remove one"),
         (
             hub | {"lm_head.weight": as_buffer(torch.zeros(10, 8))},
-            "lm_head.weight differs from transformer.wte.weight, but this model has one weight for both",
+            "lm_head.weight must equal transformer.wte.weight: they are one tied weight in this model",
         ),
     ]:
         assert give(service, number, state) == message
@@ -505,7 +508,7 @@ def test_float64_stays_float64() -> None:
     service = Service()
     number = a_model(service)
     run(service, "to", model=number, device=None, dtype="float64")
-    weights = service.caller.objects[number].module
+    weights = service.session.objects[number].module
     third = {n: as_buffer(torch.full(w.shape, 1 / 3, dtype=torch.float64)) for n, w in weights.named_parameters()}
     assert give(service, number, third) is None
     assert all(bool((weight == 1 / 3).all()) for weight in weights.parameters())
@@ -517,11 +520,11 @@ def test_objects_live_until_r_releases_them() -> None:
     assert run(service, "forward", model=number, ids=np.array([1, 2]), first=0, as_torch=False)[0] == "done"
     again = loads(dumps({"method": "nothing", "arguments": {}, "release": np.array([number, 99])}))
     assert service.run(again, lambda value: None, threading.Event()) == ("done", None)
-    assert service.caller.objects == {}
+    assert service.session.objects == {}
     kind, failure = run(service, "parameters", model=number)
     assert (kind, failure["class"]) == ("failed", ["LookupError"])
     # A tokenizer is not a model.
-    number = one(run(service, "tokenizer_from_pretrained", identifier="minhub/shakespeare-gpt2", revision="main",
+    number = scalar(run(service, "tokenizer_from_pretrained", identifier="minhub/shakespeare-gpt2", revision="main",
                      token=None, local_files_only=True)[1], int)  # fmt: skip
     assert run(service, "parameters", model=number)[0] == "failed"
 
@@ -538,14 +541,14 @@ def test_a_call_that_is_cancelled_says_so_and_nothing_else() -> None:
     threading.Timer(0.2, cancelled.set).start()
     assert run(service, "generate", cancelled, **arguments) == ("cancelled", None)
     # A call that is closed before its end is cancelled, and the next one runs.
-    frames = service.frames({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
+    frames = service.stream({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
     assert next(frames)[0] == "part"  # progress: it is under way
-    service.caller.cancelled.set()
+    service.session.cancelled.set()
     assert [frame for frame in frames if frame[0] != "part"] == [("cancelled", None)]
-    frames = service.frames({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
+    frames = service.stream({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
     assert next(frames)[0] == "part"
     frames.close()
-    frames = service.frames({"method": ["nothing"], "arguments": None, "release": []})
+    frames = service.stream({"method": ["nothing"], "arguments": None, "release": []})
     assert list(frames) == [("done", None)]
     assert not issubclass(Cancelled, Exception)
 
@@ -554,7 +557,7 @@ def test_errors_say_what_users_can_use() -> None:
     service = Service()
     number = a_model(service)
     _, failure = run(service, "forward", model=number, ids=np.array([10]), first=0, as_torch=False)
-    assert failure["message"] == ["row 1: an id is 10; this model's go from 0 to 9"]
+    assert failure["message"] == ["row 1: ids must be between 0 and 9, not 10"]
     _, failure = run(service, "parameter", model=number, name="nope")
     assert "nope" in failure["message"][0]
     _, failure = run(service, "fresh", family="nope", config={}, seed=1)
@@ -666,7 +669,7 @@ def test_a_run_that_r_gives_up_makes_a_checkpoint_and_can_go_on(training: Traini
         ({"config": {"x": np.array([1.0])}}, "config: unknown setting x; those of lstm are"),
     ],
 )
-def test_what_is_wrong_with_a_run_is_said_in_words_of_r(training: Training, settings: Any, message: str) -> None:
+def test_what_is_wrong_with_a_run_is_said_use_r_spelling(training: Training, settings: Any, message: str) -> None:
     kind, failure = training.train(**settings)
     assert (kind, failure["class"]) == ("failed", ["ValueError"])
     assert message in failure["message"][0]
@@ -674,8 +677,8 @@ def test_what_is_wrong_with_a_run_is_said_in_words_of_r(training: Training, sett
 
 
 def test_notes_are_passed_on_but_for_a_picture_that_r_draws_itself(training: Training) -> None:
-    training.service.caller.emit = training.emit
-    news = RListener(training.service.caller)
+    training.service.session.emit = training.emit
+    news = RListener(training.service.session)
     news.note("the curves are not drawn: pip install 'minhub_py[plot]' brings matplotlib")
     news.note("2 characters are not known")
     assert training.heard == [{"event": ["note"], "text": ["2 characters are not known"]}]
@@ -687,7 +690,7 @@ def test_messages_name_settings_and_calls_as_r_does(training: Training) -> None:
     assert failure["class"] == ["FileExistsError"]
     assert f'resume it with minhub_resume("{training.out}"), or' in failure["message"][0]
     assert "is no run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
-    with in_words_of_r():
+    with use_r_spelling():
         assert spelling.setting("start") == "from"
         assert spelling.setting("start", 'a "run"') == r'from = "a \"run\""'
         assert spelling.setting("carry", False) == "carry = FALSE"
@@ -716,7 +719,7 @@ class Peer:
             time.sleep(0.01)
         address = loads((folder / "address").read_bytes())
         (folder / "address").unlink()
-        self.socket = socket.create_connection(("127.0.0.1", one(address["port"], int)))
+        self.socket = socket.create_connection(("127.0.0.1", scalar(address["port"], int)))
         self.socket.settimeout(60)
         self.socket.sendall(protocol.pack(protocol.HELLO, 0, address["secret"]))
         assert protocol.read_frame(self.socket) == (protocol.WELCOME, 0, address["proof"])
@@ -809,7 +812,7 @@ def test_a_worker_leaves_quietly_when_what_comes_is_no_frame(peers: Any) -> None
         with suppress(OSError):  # it may have left before the end
             peer.socket.sendall(nonsense)
             peer.socket.shutdown(socket.SHUT_WR)
-        with pytest.raises(OSError):  # noqa: PT011  # BrokenError, or the connection is reset
+        with pytest.raises(OSError):  # noqa: PT011  # ProtocolError, or the connection is reset
             protocol.read_frame(peer.socket)
         assert peer.end() == ""
         assert peer.process.returncode == 0
@@ -872,7 +875,7 @@ def test_large_results_go_by_a_file_and_by_the_socket_where_there_is_none(peers:
 
 def test_an_answer_that_cannot_be_sent_is_an_error() -> None:
     """By the socket or by a file: the peer gets FAILED, and no file is left."""
-    from r_bridge.worker import answer
+    from r_bridge.worker import respond
 
     class Odd(Service):
         def __init__(self, value: Any) -> None:
@@ -887,7 +890,7 @@ def test_an_answer_that_cannot_be_sent_is_an_error() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             folder = Path(__file__).parent / "not there"
-            answer(Odd(value), theirs, folder, 7, threading.Event(), dumps(None))
+            respond(Odd(value), theirs, folder, 7, threading.Event(), dumps(None))
             kind, call, payload = protocol.read_frame(ours)
             assert (kind, call) == (protocol.FAILED, 7)
             assert set(loads(payload)) == {"class", "message"}
@@ -915,7 +918,7 @@ def test_an_unsendable_large_answer_leaves_no_file(tmp_path: Path) -> None:
 
 def test_a_failure_whose_message_is_no_text_of_utf8_still_arrives() -> None:
     """A file's name may hold any bytes, and an error may name it."""
-    from r_bridge.worker import answer
+    from r_bridge.worker import respond
 
     class Odd(Service):
         def run(self, *_: Any) -> tuple[str, Any]:
@@ -923,7 +926,7 @@ def test_a_failure_whose_message_is_no_text_of_utf8_still_arrives() -> None:
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        answer(Odd(), theirs, Path(), 7, threading.Event(), dumps(None))
+        respond(Odd(), theirs, Path(), 7, threading.Event(), dumps(None))
         kind, _, payload = protocol.read_frame(ours)
         assert kind == protocol.FAILED
         assert "no such file" in loads(payload)["message"][0]

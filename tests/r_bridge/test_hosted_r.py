@@ -170,7 +170,7 @@ with warnings.catch_warnings():
 assert rpy2.rinterface.evalr("x + 1")[0] == 21 and r.eval("x + 2") == 22
 """)
     done = run("import rpy2.rinterface\nrpy2.rinterface.initr()\nRSession()", check=False)
-    assert "RuntimeError: rpy2 has started R already: make the RSession before" in done.stderr
+    assert "RuntimeError: rpy2 has already started R: create the RSession before" in done.stderr
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(10000, marks=pytest.mark.soak)])
@@ -378,7 +378,7 @@ print("never")
 def test_missing_parts_are_named(run: Run, tmp_path: Path) -> None:
     assert (
         complaint(run, PATH="/nonexistent")
-        == "R is missing: apt-get install r-base-core, or see https://www.r-project.org"
+        == "R is not installed: apt-get install r-base-core, or see https://www.r-project.org"
     )
 
     metadata = tmp_path / "rpy2_rinterface-3.5.0.dist-info" / "METADATA"
@@ -386,7 +386,7 @@ def test_missing_parts_are_named(run: Run, tmp_path: Path) -> None:
     metadata.write_text("Metadata-Version: 2.1\nName: rpy2-rinterface\nVersion: 3.5.0\n")
     r = find_r()
     assert r
-    wanted = rf"rpy2-rinterface 3.5.0 does not fit R [\d.]+: .*pip install.* 'rpy2-rinterface{r.rpy2}'"
+    wanted = rf"rpy2-rinterface 3.5.0 does not support R [\d.]+: .*pip install.* 'rpy2-rinterface{r.rpy2}'"
     assert re.fullmatch(wanted, complaint(run, PYTHONPATH=str(tmp_path)))
 
     program = tmp_path / "R"
@@ -464,7 +464,7 @@ def test_minhub_r_has_the_package(run: Run) -> None:
 def test_install_puts_it_into_the_users_library(run: Run, tmp_path: Path) -> None:
     library = tmp_path / "new" / "library"
     done = run([*MINHUB, "--install"], R_LIBS_USER=str(library))
-    assert done.stdout.startswith(f"{library}/minhubpy: ")
+    assert done.stdout.startswith(f"Installed {library}/minhubpy. ")
     seen = run(["Rscript", "-e", "cat(find.package('minhubpy'))"], R_LIBS_USER=str(library))
     assert seen.stdout == f"{library}/minhubpy"
 

@@ -23,7 +23,7 @@ test_that("a file is used by one session at a time", {
     if (is.null(said)) said <<- other_session(call)
     data.frame(row = rows)
   })
-  expect_match(said, paste0("resume: another session is using ", file, ": wait for its end, or name another file"), fixed = TRUE, all = FALSE)
+  expect_match(said, paste0("resume: another session is using ", file, ": wait until it ends, or use another file"), fixed = TRUE, all = FALSE)
   expect_identical(found$row, seq_along(by))
   expect_identical(run(file, function(rows, news) stop("all is there")), found)
   expect_identical(list.files(dirname(file), paste0("^", basename(file))), basename(file)) # no lock is left
@@ -84,7 +84,7 @@ test_that("a full disk leaves a valid file", {
                   "function(rows, news) data.frame(row = rows, value = rnorm(length(rows)))")
   # A limit of file sizes acts like a full disk: Python gets an error, other programs a signal.
   said <- other_session(code, before = "trap '' XFSZ; ulimit -f 60;")
-  expect_match(said, paste0("resume: ", file, " cannot be written (File too large): make room, and run the same call again"), fixed = TRUE, all = FALSE)
+  expect_match(said, paste0("resume: ", file, " cannot be written (File too large): free disk space, and run the same call again"), fixed = TRUE, all = FALSE)
   expect_gt(parts_in(file), 0L)
   expect_lt(parts_in(file), 5L)
   expect_identical(run(file, function(rows, news) data.frame(row = rows, value = 1))$row, seq_along(by))

@@ -189,14 +189,14 @@ test_that("a forked child has a worker of its own, and the parent's goes on", {
 
 test_that("models that R drops are dropped in Python", {
   needs_python()
-  # A model that is gone is not here any more when its number is asked for.
+  # A released model no longer exists in Python.
   model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = 1)
   number <- attr(model, "self")$handle$number
   expect_identical(minhubpy:::ask("parameters", model = number)$dtype[[1L]], "float32")
   rm(model)
   gc()
   condition <- tryCatch(minhubpy:::ask("parameters", model = number), error = identity)
-  expect_match(conditionMessage(condition), "model is not here any more")
+  expect_match(conditionMessage(condition), "model no longer exists in Python")
   # One that is kept is kept.
   kept <- a_random_model()
   invisible(gc())
@@ -211,11 +211,11 @@ test_that("only the methods of the list can be asked for, with their own argumen
     expect_match(conditionMessage(condition), "minhub_py has no method '.*' for R")
   }
   condition <- tryCatch(minhubpy:::ask("nothing", x = 1), error = identity)
-  expect_match(conditionMessage(condition), "nothing takes no x")
+  expect_match(conditionMessage(condition), "nothing has no argument x")
   condition <- tryCatch(minhubpy:::ask("parameters"), error = identity)
   expect_s3_class(condition, "minhubpy_error")
   condition <- tryCatch(minhubpy:::ask("parameters", model = 1e9), error = identity)
-  expect_match(conditionMessage(condition), "model is not here any more")
+  expect_match(conditionMessage(condition), "model no longer exists in Python")
 })
 
 # An executable file of this name that runs the commands.
