@@ -80,9 +80,7 @@ class RListener(Listener):
         """Whether R has cancelled the request. The run then ends with a checkpoint."""
         return self.session.cancelled.is_set()
 
-    def cancelled(self) -> bool:
-        """The same before each batch."""
-        return self.session.cancelled.is_set()
+    cancelled = asks_to_stop  # checked before each batch
 
 
 def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -108,9 +108,8 @@ class Embedded:
         self.ctrl_c = CtrlC(self.lib)
         self.request = b""
         self.response: bytes | None = None
-        self.outbox: list[
-            tuple[Any, Iterable[convert.Buffer]]
-        ] = []  # a function that returns a vector's memory, and its content
+        # Content for R's vectors, with the function that returns the address of a vector's memory.
+        self.outbox: list[tuple[Any, Iterable[convert.Buffer]]] = []
         self.frames = no_request()
         self.python_exits = False
         self.stack_thread = 0  # the thread whose stack limits are set in R
@@ -304,14 +303,14 @@ class Embedded:
             self.lib.R_CleanTempDir()
 
 
-def no_request() -> Generator[Frame, None, None]:
-    """The frames without a request."""
-    yield "failed", {"class": "RuntimeError", "message": "no request is running: send a request first"}
-
-
 def failed_request(error: BaseException) -> Generator[Frame, None, None]:
     """The frames of a request that could not start."""
     yield "failed", failure(error)
+
+
+def no_request() -> Generator[Frame, None, None]:
+    """The frames without a request."""
+    return failed_request(RuntimeError("no request is running: send a request first"))
 
 
 def failure(error: BaseException) -> dict[str, str]:
@@ -335,9 +334,8 @@ def compatible_r() -> R:
     if not r.rpy2_fits:
         from minhub_py.system.extras import pip
 
-        problem = (
-            f"rpy2-rinterface {r.rpy2_found} does not support" if r.rpy2_found else "rpy2-rinterface is missing for"
-        )
+        installed = r.rpy2_found
+        problem = f"rpy2-rinterface {installed} does not support" if installed else "rpy2-rinterface is missing for"
         raise ImportError(f"{problem} R {'.'.join(map(str, r.version))}: {pip()} 'rpy2-rinterface{r.rpy2}'")
     return r
 
