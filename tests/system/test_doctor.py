@@ -238,7 +238,7 @@ def test_an_r_that_is_none(fake_r: Callable[[str], str]) -> None:
     fake_r("echo This is a rabbit")
     finding = found()["R"]
     assert not finding.fits
-    assert "says 'This is a rabbit'" in finding.found
+    assert "prints 'This is a rabbit'" in finding.found
 
 
 def test_rpy2_needs_r_as_a_library(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ test_that("results belong to the weights of a model, and not to its path", {
   first <- word_logprobs(model, words, resume = file)
   expect_identical(word_logprobs(from_pretrained(folder), words, resume = file), first)
   save_pretrained(make(2), folder, tokenizer = a_tokenizer())
-  expect_refused(word_logprobs(model, words, resume = file), "have changed since the model was loaded: load it again")
+  expect_refused(word_logprobs(model, words, resume = file), "have changed since the model was loaded: load the model again")
   expect_refused(word_logprobs(from_pretrained(folder), words, resume = file), "holds something else than this job (other words, model or settings)")
   save_pretrained(make(1), folder, tokenizer = a_tokenizer())
   expect_identical(word_logprobs(from_pretrained(folder), words, resume = file), first)

@@ -49,7 +49,7 @@ test_that("weights under the Hub's names are taken, in the Hub's layout and in o
     expect_identical(taken$state_dict(), weights)
   }
   other_head <- replace(hub, "lm_head.weight", list(2 * weights$wte.weight))
-  expect_refused(taken$load_state_dict(other_head), "lm_head.weight differs from transformer.wte.weight")
+  expect_refused(taken$load_state_dict(other_head), "lm_head.weight must equal transformer.wte.weight")
   expect_refused(taken$load_state_dict(hub[-2L]), "missing weights in state_dict: wpe.weight")
   expect_refused(taken$load_state_dict(c(hub, weights[1L])), "wte.weight twice")
 })
