@@ -138,7 +138,7 @@ def test_the_files_of_a_checkpoint_are_read_once(tmp_path: Path) -> None:
 
 
 def test_a_revision_is_of_a_model_to_start_from(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="revision is of start: give both"):
+    with pytest.raises(ValueError, match="revision requires start: set both"):
         train(tmp_path / "text.txt", tmp_path / "run", revision="v1")
 
 

@@ -686,7 +686,7 @@ def test_messages_name_settings_and_calls_as_r_does(training: Training) -> None:
     _, failure = training.train(steps=1.0)
     assert failure["class"] == ["FileExistsError"]
     assert f'resume it with minhub_resume("{training.out}"), or' in failure["message"][0]
-    assert "is no run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
+    assert "is not a run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
     with in_words_of_r():
         assert spelling.setting("start") == "from"
         assert spelling.setting("start", 'a "run"') == r'from = "a \"run\""'
