@@ -18,8 +18,8 @@ from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
 from minhub_py.config import build, changed, read
+from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.inference.arguments import check_tokenizer, model_of
-from minhub_py.inference.processes import Processes, connect
 from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
@@ -97,9 +97,9 @@ def _from_pretrained(
     if parallel not in (None, "tensor"):
         raise ValueError(f'parallel {parallel!r} is unknown; give None or "tensor"')
 
-    processes = connect(device) if parallel else None
-    checkpoint = open_checkpoint(identifier, revision, entry=entry, processes=processes, **access)
-    return load(checkpoint, device=device, dtype=dtype, quantize=quantize, processes=processes)
+    group = connect(device) if parallel else None
+    checkpoint = open_checkpoint(identifier, revision, entry=entry, group=group, **access)
+    return load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group)
 
 
 def open_checkpoint(
@@ -110,7 +110,7 @@ def open_checkpoint(
     token: str | None = None,
     local_files_only: bool = False,
     check: Callable[[Checkpoint], object] | None = None,
-    processes: Processes | None = None,
+    group: ProcessGroup | None = None,
 ) -> Checkpoint:
     """Open the files of a model, all from the same commit: the revision is resolved once.
 
@@ -118,7 +118,7 @@ def open_checkpoint(
     The matching tokenizer is `read_tokenizer(checkpoint.path)`.
 
     check: called with the checkpoint after these checks; may raise to prevent the download of weights.
-    processes: if several processes open the checkpoint, one per machine downloads it.
+    group: if several processes open the checkpoint, one per machine downloads it.
     Raises the errors of from_pretrained() and check_architecture().
     """
     opened: list[Checkpoint] = []
@@ -135,7 +135,7 @@ def open_checkpoint(
     def fetch() -> Path:
         return hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, check=look)
 
-    processes.in_turn(fetch) if processes else fetch()
+    group.run_in_turn(fetch) if group else fetch()
     return opened[0]
 
 
@@ -180,17 +180,17 @@ def load(
     device: str = "auto",
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
-    processes: Processes | None = None,
+    group: ProcessGroup | None = None,
 ) -> LanguageModel:
     """The model of an opened checkpoint, in eval mode. On a CPU its weights are memory-mapped.
 
-    processes: the processes that share the weights, if there are several.
+    group: the processes that share the weights, if there are several.
     ValueError: an unknown device, dtype or quantization.
     """
     check_kind(quantize, "auto", "none")
-    probe = choose_device(str(processes.device) if processes else device)
+    probe = choose_device(str(group.device) if group else device)
     asked_for_auto = quantize == "auto"
-    if quantize is None and dtype == "auto" and probe.name == "cpu" and not processes:
+    if quantize is None and dtype == "auto" and probe.name == "cpu" and not group:
         quantize = "auto" if isinstance(checkpoint, GGUFCheckpoint) else None
     quantize = None if quantize == "none" else quantize
     _, model, meta = fit(checkpoint)
@@ -198,8 +198,8 @@ def load(
         dtype = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])
     native = with_values(meta, checkpoint)
-    if processes is not None:
-        model = split(model, native, target, quantize, processes)
+    if group is not None:
+        model = split(model, native, target, quantize, group)
         model.generation_config = checkpoint.generation_config
         return model
     paths = {module: path for path, module in model.named_modules()}
@@ -239,30 +239,22 @@ def load(
 
 
 def split(
-    model: LanguageModel, native: Mapping[str, Tensor], dtype: torch.dtype, quantize: str | None, processes: Processes
+    model: LanguageModel, native: Mapping[str, Tensor], dtype: torch.dtype, quantize: str | None, group: ProcessGroup
 ) -> LanguageModel:
-    """The model of this process in tensor parallelism. It has this rank's shards of the `native` weights.
+    """Give the model the shards of this process, in place.    native: the weights under native names.
 
     ValueError: the model cannot be split.
     """
-    from minhub_py.inference.parallel import ParallelEncoderDecoder, ParallelModel
+    from minhub_py.distributed.tensor_parallel import shard
 
     if quantize:
-        raise ValueError("a quantized model cannot be split among processes: leave out quantize, or parallel")
+        raise ValueError("a quantized model cannot be split among processes: omit quantize or parallel")
 
     def put(tensor: Tensor) -> Tensor:
-        return place(tensor, processes.device, dtype if tensor.is_floating_point() else tensor.dtype)
+        return place(tensor, group.device, dtype if tensor.is_floating_point() else tensor.dtype)
 
-    kind = ParallelEncoderDecoder if model.encoder_decoder else ParallelModel
-    return processes.all_succeed(lambda: kind(model, native, put, processes)).eval()
-
-
-def check_split(identifier: str, revision: str, count: int) -> None:
-    """ValueError: the model cannot be split among `count` processes. Reads no weights."""
-    from minhub_py.inference.parallel import split_of
-
-    architecture, config, _ = read_config(identifier, revision)
-    split_of(skeleton(architecture, config), 0, count)
+    group.run_on_all(lambda: shard(model, native, put, group))
+    return model.eval()
 
 
 def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[str, Tensor]]:

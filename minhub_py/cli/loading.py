@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from minhub_py.checkpoints.storage import Checkpoint
-    from minhub_py.inference.processes import Processes
+    from minhub_py.distributed.process_group import ProcessGroup
 
 
 def open_model(
@@ -17,7 +17,7 @@ def open_model(
     device: str,
     dtype: str,
     quantize: str | None,
-    processes: "Processes | None" = None,
+    group: "ProcessGroup | None" = None,
 ) -> tuple[Any, "Tokenizer"]:
     """Load a model, or this process's shard of it, and its tokenizer."""
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
@@ -28,8 +28,8 @@ def open_model(
     def check(files: "Checkpoint") -> None:  # runs before the weights are downloaded
         tokenizers.append(read_tokenizer(files.path))
 
-    checkpoint = open_checkpoint(identifier, revision, check=check, processes=processes)
-    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, processes=processes)
+    checkpoint = open_checkpoint(identifier, revision, check=check, group=group)
+    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group)
     note_quantized(model, quantize)
     return model, tokenizers[0]
 

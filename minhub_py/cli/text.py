@@ -14,9 +14,9 @@ from minhub_py.cli.group import Command
 from minhub_py.cli.loading import decode_utf8, encode, open_model
 from minhub_py.cli.options import files_argument, json_option, loading_options, model_argument, sampling_options
 from minhub_py.cli.output import emit, progress_bar, table
+from minhub_py.cli.parallel import broadcast, connected, tensor_parallel_option
 from minhub_py.system.console import note
 from minhub_py.system.printable import displayed
-from minhub_py.together import connected, shareable, told
 
 
 @click.command(cls=Command)
@@ -31,7 +31,7 @@ from minhub_py.together import connected, shareable, told
 @jobs.table_options()
 @loading_options
 @json_option
-@shareable
+@tensor_parallel_option
 def generate(
     model: str, prompts: tuple[str, ...], max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
     device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
@@ -57,11 +57,11 @@ def generate(
     if len(prompts) > 1:
         raise click.UsageError("Give one PROMPT, in quotes. For the rows of FILEs, add --out.")
     [prompt] = prompts
-    processes = connected(device)
+    group = connected(device)
     from_pipe = prompt == "-"
     if from_pipe:
-        prompt = told(processes, lambda: decode_utf8(sys.stdin.buffer.read(), "standard input"))
-    network, tokenizer = open_model(model, revision, device, dtype, quantize, processes)
+        prompt = broadcast(group, lambda: decode_utf8(sys.stdin.buffer.read(), "standard input"))
+    network, tokenizer = open_model(model, revision, device, dtype, quantize, group)
     prompt_ids = encode(tokenizer, prompt)
     if not prompt_ids:
         raise click.BadParameter("the prompt has no tokens in MODEL's vocabulary; give some text",
@@ -129,7 +129,7 @@ def unread_pipe() -> bool:
                    "[default: a space]")  # fmt: skip
 @loading_options
 @json_option
-@shareable
+@tensor_parallel_option
 def score(
     model: str, files: tuple[str, ...], target: str | None, sep: str | None, revision: str, device: str, dtype: str,
     quantize: str | None, as_json: bool, **options: Any,
@@ -179,12 +179,12 @@ def score(
         file: IO[bytes] = click.File("rb").convert(files[0], click.Argument(["file"]), click.get_current_context())
         return decode_utf8(file.read(), source)
 
-    processes = connected(device)
-    text = told(processes, read)
+    group = connected(device)
+    text = broadcast(group, read)
     from minhub_py.inference.generate import score as log_probabilities
     from minhub_py.jobs.tasks import NEEDS_TARGETS, measures
 
-    network, tokenizer = open_model(model, revision, device, dtype, quantize, processes)
+    network, tokenizer = open_model(model, revision, device, dtype, quantize, group)
     if network.encoder_decoder:
         raise ValueError(NEEDS_TARGETS)
     token_ids = encode(tokenizer, text)

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minhub_py import torchrun
+from minhub_py.distributed import environment
 from minhub_py.system.device import choose_device
 from minhub_py.system.spelling import setting
 
 
 @dataclass(frozen=True)
-class ProcessGroup:
+class DataParallelGroup:
     """The processes of a run, from the view of one rank. strategy: "ddp" or "fsdp"."""
 
     rank: int = 0
@@ -90,7 +90,7 @@ class ProcessGroup:
 
     def broadcast(self, text: str | None) -> str | None:
         """The main process's text, in all processes. An empty text becomes None."""
-        return text if self.world_size == 1 else torchrun.tell(text or "") or None
+        return text if self.world_size == 1 else environment.broadcast_text(text or "") or None
 
     def barrier(self) -> None:
         """Wait until all processes have reached this point."""
@@ -99,14 +99,14 @@ class ProcessGroup:
 
 
 @contextmanager
-def process_group(strategy: str, device: str) -> Iterator[ProcessGroup]:
+def data_parallel_group(strategy: str, device: str) -> Iterator[DataParallelGroup]:
     """Connect the processes that torchrun started; without torchrun, a group of one process."""
-    if torchrun.count() == 1:
-        yield ProcessGroup()
+    if environment.world_size() == 1:
+        yield DataParallelGroup()
         return
-    torchrun.join_group(cuda=choose_device(device).name.startswith("cuda"))
-    yield ProcessGroup(dist.get_rank(), dist.get_world_size(), strategy)
-    torchrun.leave_group()
+    environment.join_group(cuda=choose_device(device).name.startswith("cuda"))
+    yield DataParallelGroup(dist.get_rank(), dist.get_world_size(), strategy)
+    environment.leave_group()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def gather_on_main(tensors: Mapping[str, Tensor], group: ProcessGroup) -> dict[str, Tensor]:
+def gather_on_main(tensors: Mapping[str, Tensor], group: DataParallelGroup) -> dict[str, Tensor]:
     """Full tensors on the CPU of the main process; an empty dictionary in the others. A collective call."""
     gathered = {}
     for name, tensor in tensors.items():

@@ -31,7 +31,7 @@ from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import LossRow, Progress, RunFolder, progress_json, read_state, write_state
 from minhub_py.training.cpu_kernels import CPUKernels
 from minhub_py.training.data import Corpus, DataLoader, evaluation_batches
-from minhub_py.training.data_parallel import ProcessGroup, distribute_like, full_tensor, gather_on_main
+from minhub_py.training.data_parallel import DataParallelGroup, distribute_like, full_tensor, gather_on_main
 from minhub_py.training.errors import reading
 from minhub_py.training.listener import Listener, StoppedError
 from minhub_py.training.optimizer import create_optimizer, is_fused, learning_rate, random_seed
@@ -52,7 +52,7 @@ class Trainer:
 
     def __init__(
         self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Tokenizer, family: Architecture,
-        model: LanguageModel, group: ProcessGroup, device: torch.device, listener: Listener,
+        model: LanguageModel, group: DataParallelGroup, device: torch.device, listener: Listener,
     ) -> None:  # fmt: skip
         self.settings, self.folder, self.corpus, self.tokenizer = settings, folder, corpus, tokenizer
         self.family, self.group, self.device, self.listener = family, group, device, listener

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from minhub_py import torchrun
+from minhub_py.distributed import environment
 from minhub_py.system.printable import displayed, printable
 from minhub_py.system.spelling import resume_call, setting
 from minhub_py.training.checkpoint import LossRow
@@ -145,7 +145,7 @@ class ConsoleListener(Listener):
 
 def is_main_process() -> bool:
     """Whether this process prints: the only process, or the first one of torchrun."""
-    return torchrun.rank() == 0
+    return environment.rank() == 0
 
 
 def in_notebook() -> bool:

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 import torch
 from tokenizers import Tokenizer
 
-from minhub_py import torchrun
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.fingerprint import fingerprint
 from minhub_py.checkpoints.local import commit_of
@@ -32,6 +31,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
     unknown_characters,
     working,
 )
+from minhub_py.distributed import environment
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import describe, fit, open_checkpoint, with_values
@@ -40,7 +40,7 @@ from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call, setting
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
 from minhub_py.training.data import Corpus, Text, prepare, split_at_words
-from minhub_py.training.data_parallel import ProcessGroup, process_group
+from minhub_py.training.data_parallel import DataParallelGroup, data_parallel_group
 from minhub_py.training.errors import CorruptError, read_object, reading
 from minhub_py.training.listener import Listener
 from minhub_py.training.loop import Trainer
@@ -65,7 +65,7 @@ def start_run(folder: RunFolder, settings: Settings, texts: Sequence[Path | Bina
     """
     if not texts:
         raise ValueError("there is no text to train on: pass one or more files")
-    with process_group(settings.parallel, settings.device) as group:
+    with data_parallel_group(settings.parallel, settings.device) as group:
         start = open_start(settings) if group.is_main else None
         # The main process resolves the revision to a commit, so that all processes load the same files.
         if commit := group.broadcast(None if start is None else commit_of(start.path)):
@@ -108,7 +108,7 @@ def continue_preparation(folder: RunFolder, preparation: Preparation, settings: 
 
     ValueError: a text has changed.    FileNotFoundError: a text is missing.
     """
-    with process_group(settings.parallel, settings.device) as group:
+    with data_parallel_group(settings.parallel, settings.device) as group:
         start = open_start(settings)
         with folder.locked() if group.is_main else nullcontext():
             if group.is_main:
@@ -150,7 +150,7 @@ def copy_stream(text: BinaryIO, folder: RunFolder, listener: Listener) -> Path:
 
 def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> None:
     """Resume a run from its last checkpoint, or else from its start, and train to its end. CorruptError."""
-    with process_group(settings.parallel, settings.device) as group, recovery_advice(folder):
+    with data_parallel_group(settings.parallel, settings.device) as group, recovery_advice(folder):
         start = None
         if folder.newest() is not None:
             check_model_files(folder.path)  # a resumed run would not write the best model again
@@ -247,7 +247,7 @@ def check_model(settings: Settings, config: ModelConfig, tokenizer: Tokenizer) -
 
 
 def run(
-    folder: RunFolder, settings: Settings, start: Checkpoint | None, group: ProcessGroup, listener: Listener
+    folder: RunFolder, settings: Settings, start: Checkpoint | None, group: DataParallelGroup, listener: Listener
 ) -> None:
     """Train from the newest checkpoint of the folder; without a checkpoint, from `start` or from random weights.
 
@@ -258,7 +258,7 @@ def run(
         tokenizer = parse(folder.tokens / "tokenizer.json")
     name = choose_device(settings.device).name
     if name.startswith("cuda") and group.world_size > 1:  # torchrun starts one process per GPU
-        name = f"cuda:{torchrun.local_rank()}"
+        name = f"cuda:{environment.local_rank()}"
     device = torch.device(name)
     newest = folder.newest()
     with restore_torch_state(device, settings.threads):

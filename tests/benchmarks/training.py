@@ -27,7 +27,7 @@ from minhub_py.registry import ARCHITECTURES, ENTRIES
 from minhub_py.system.device import has_onednn_bfloat16
 from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.data import Corpus, Tokens
-from minhub_py.training.data_parallel import ProcessGroup
+from minhub_py.training.data_parallel import DataParallelGroup
 from minhub_py.training.listener import Listener
 from minhub_py.training.loop import Trainer
 from minhub_py.training.settings import Settings
@@ -104,7 +104,7 @@ def ours(path: Path, family: str, sizes: dict[str, Any], dtype: str, *, faster: 
     model = ARCHITECTURES[family].Model(settings.fresh_config(ENTRIES[family], VOCABULARY))
     trainer = Trainer(
         settings, RunFolder(path.parent), Corpus(tokens, tokens, TOKENS, []), None, ARCHITECTURES[family], model,
-        ProcessGroup(), torch.device("cpu"), Listener(),
+        DataParallelGroup(), torch.device("cpu"), Listener(),
     )  # fmt: skip
     if not faster:
         trainer.kernels = nullcontext
