@@ -657,13 +657,13 @@ def test_a_run_that_r_gives_up_makes_a_checkpoint_and_can_go_on(training: Traini
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 2.5}, "steps must be a whole number, not 2.5"),
+        ({"steps": 2.5}, "steps must be an integer, not 2.5"),
         ({"speed": 1.0, "start": "gpt2"}, "unknown settings speed, start; the settings are family, from, tokenizer"),
         ({"warmup": 3.0}, "unknown setting warmup; did you mean warm_up?"),
-        ({"context": 5000.0}, "give more text, or context = "),
+        ({"context": 5000.0}, "use a longer text, or context = "),
         ({"batch": 900.0}, "a smaller batch or context, or carry = FALSE"),
-        ({"from": "minhub/shakespeare-gpt2"}, "leave family out"),
-        ({"config": {"x": np.array([1.0])}}, "config: unknown setting x; those of lstm are"),
+        ({"from": "minhub/shakespeare-gpt2"}, "remove family"),
+        ({"config": {"x": np.array([1.0])}}, "config: unknown setting x; the settings of lstm are"),
     ],
 )
 def test_what_is_wrong_with_a_run_is_said_in_words_of_r(training: Training, settings: Any, message: str) -> None:
