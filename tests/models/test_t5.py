@@ -567,7 +567,7 @@ def test_settings_without_code_are_refused(load, tmp_path: Path, settings: Any, 
 def test_training_is_refused(load, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a rose is a rose is a rose. " * 20)
     for start in ({"family": "t5"}, {"start": str(load("t5")[2]), "tokenizer": "characters"}):
-        with pytest.raises(ValueError, match="there is no training for the family t5"):
+        with pytest.raises(ValueError, match=r"train\(\) does not support t5"):
             minhub_py.train(tmp_path / "text.txt", tmp_path / "run", progress=False, **start)
 
 

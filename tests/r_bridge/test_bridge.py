@@ -660,13 +660,13 @@ def test_cancelled_run_has_a_checkpoint_and_resumes(training: Training) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 2.5}, "steps must be a whole number, not 2.5"),
+        ({"steps": 2.5}, "steps must be an integer, not 2.5"),
         ({"speed": 1.0, "start": "gpt2"}, "unknown settings speed, start; the settings are family, from, tokenizer"),
         ({"warmup": 3.0}, "unknown setting warmup; did you mean warm_up?"),
-        ({"context": 5000.0}, "give more text, or context = "),
+        ({"context": 5000.0}, "use a longer text, or context = "),
         ({"batch": 900.0}, "a smaller batch or context, or carry = FALSE"),
-        ({"from": "minhub/shakespeare-gpt2"}, "leave family out"),
-        ({"config": {"x": np.array([1.0])}}, "config: unknown setting x; those of lstm are"),
+        ({"from": "minhub/shakespeare-gpt2"}, "remove family"),
+        ({"config": {"x": np.array([1.0])}}, "config: unknown setting x; the settings of lstm are"),
     ],
 )
 def test_training_errors_use_r_spelling(training: Training, settings: Any, message: str) -> None:
@@ -689,7 +689,7 @@ def test_messages_contain_r_settings_and_calls(training: Training) -> None:
     _, failure = training.train(steps=1.0)
     assert failure["class"] == ["FileExistsError"]
     assert f'resume it with minhub_resume("{training.out}"), or' in failure["message"][0]
-    assert "is no run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
+    assert "is not a run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
     with use_r_spelling():
         assert spelling.setting("start") == "from"
         assert spelling.setting("start", 'a "run"') == r'from = "a \"run\""'
