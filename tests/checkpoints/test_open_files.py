@@ -138,7 +138,7 @@ def test_checkpoint_files_are_read_once(tmp_path: Path) -> None:
 
 
 def test_revision_requires_a_start_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="revision is of start: give both"):
+    with pytest.raises(ValueError, match="revision requires start: set both"):
         train(tmp_path / "text.txt", tmp_path / "run", revision="v1")
 
 

@@ -253,7 +253,7 @@ def test_what_needs_floats_says_so(packed, tmp_path: Path) -> None:
         save_torchscript(model, tmp_path / "model.pt")
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
-    with pytest.raises(ValueError, match="weights in mxfp4 cannot be trained: take the model in BF16"):
+    with pytest.raises(ValueError, match="weights in mxfp4 cannot be trained: use the model in BF16"):
         minhub_py.train(text, tmp_path / "run", start=str(folder), tokenizer="characters", steps=1, progress=False)
 
 

@@ -231,7 +231,7 @@ def test_r_that_does_not_start(fake_r: Callable[[str], str]) -> None:
 
 def test_r_that_hangs(fake_r: Callable[[str], str]) -> None:
     path = fake_r("exec tail -f /dev/null")
-    with pytest.raises(OSError, match=f"{path} does not start: no answer in 0.5 seconds"):
+    with pytest.raises(OSError, match=f"{path} does not start: no response within 0.5 seconds"):
         ask_r(path, timeout=0.5)
 
 
@@ -239,7 +239,7 @@ def test_program_named_r_that_is_not_r(fake_r: Callable[[str], str]) -> None:
     fake_r("echo This is a rabbit")
     finding = by_name()["R"]
     assert not finding.fits
-    assert "says 'This is a rabbit'" in finding.found
+    assert "prints 'This is a rabbit'" in finding.found
 
 
 def test_rpy2_needs_r_as_a_library(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_rpy2_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert finding.advice == f"{PIP} 'rpy2-rinterface>=3.6.1,<3.6.6' --force-reinstall --no-cache-dir"
     crash = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
     (tmp_path / "site" / "rpy2" / "rinterface.py").write_text(crash)
-    assert try_rpy2() == "it ended with status -11"
+    assert try_rpy2() == "it exited with status -11"
 
 
 def test_r_home_of_another_r_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ test_that("a reply follows a schema and is available as data", {
   bot <- minhub_chat(model, max_new_tokens = 100, seed = 2, schema = json, tokenizer = tok)
   expect_true(all(bot$say("Which?")$data %in% c("a", NA)))
   expect_null(bot$say("And plainly?", schema = NULL, max_new_tokens = 5)$data)
-  expect_refused(bot$say("Hi", schema = "{"), "schema is no JSON")
+  expect_refused(bot$say("Hi", schema = "{"), "schema must be valid JSON")
   expect_refused(bot$say("Hi", schema = list(type = "hiccup")), "hiccup")
   expect_error(bot$say("Hi", schema = 7), "schema must be a named list or JSON text, not")
   expect_error(bot$say("Hi", schema = list("object")), "schema must be a named list")

@@ -144,7 +144,7 @@ test_that("next tokens, log-probabilities and perplexity are data frames with co
   expect_identical(next_tokens(fresh, 1:3, 11), next_tokens(fresh, 1:3, 11))
   expect_true(fresh$training)
   expect_refused(generate(random, "text"), "this model has no tokenizer: pass ids, or tokenizer =")
-  expect_refused(generate(random, "text", tokenizer = a_tokenizer()), "the tokenizer is another model's")
+  expect_refused(generate(random, "text", tokenizer = a_tokenizer()), "the tokenizer does not match the model")
 })
 
 test_that("generate() is a generic that rejects unknown arguments", {

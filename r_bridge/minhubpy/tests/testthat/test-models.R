@@ -14,7 +14,7 @@ test_that("built-in models are listed", {
 test_that("built-in models cannot be downloaded or deleted", {
   needs_python()
   expect_refused(minhub_delete("minhub/shakespeare-gpt2"), "ships with the package and cannot be deleted", "ValueError")
-  expect_refused(minhub_download("minhub/shakespeare-gpt2"), "there is nothing to download", "ValueError")
+  expect_refused(minhub_download("minhub/shakespeare-gpt2"), "it does not need a download", "ValueError")
   expect_refused(minhub_delete("no/such-model-here"), "is not in the local cache: nothing to delete", "FileNotFoundError")
   expect_refused(minhub_delete(7), "identifier must be text")
   expect_refused(minhub_delete("no/such", ask = FALSE), "is not in the local cache", "FileNotFoundError")

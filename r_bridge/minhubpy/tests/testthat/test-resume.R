@@ -23,7 +23,7 @@ test_that("only one session at a time can use a file", {
     if (is.null(said)) said <<- other_session(call)
     data.frame(row = rows)
   })
-  expect_match(said, paste0("resume: another session is using ", file, ": wait for its end, or name another file"), fixed = TRUE, all = FALSE)
+  expect_match(said, paste0("resume: another session is using ", file, ": wait until it ends, or use another file"), fixed = TRUE, all = FALSE)
   expect_identical(found$row, seq_along(by))
   expect_identical(run(file, function(rows, news) stop("all is there")), found)
   expect_identical(list.files(dirname(file), paste0("^", basename(file))), basename(file)) # the lock is deleted
@@ -84,7 +84,7 @@ test_that("a full disk leaves a valid file", {
                   "function(rows, news) data.frame(row = rows, value = rnorm(length(rows)))")
   # A file size limit imitates a full disk: Python gets an error.
   said <- other_session(code, before = "trap '' XFSZ; ulimit -f 60;")
-  expect_match(said, paste0("resume: ", file, " cannot be written (File too large): make room, and run the same call again"), fixed = TRUE, all = FALSE)
+  expect_match(said, paste0("resume: ", file, " cannot be written (File too large): free disk space, and run the same call again"), fixed = TRUE, all = FALSE)
   expect_gt(parts_in(file), 0L)
   expect_lt(parts_in(file), 5L)
   expect_identical(run(file, function(rows, news) data.frame(row = rows, value = 1))$row, seq_along(by))
@@ -132,7 +132,7 @@ test_that("results belong to the weights of a model, not to its path", {
   first <- word_logprobs(model, words, resume = file)
   expect_identical(word_logprobs(from_pretrained(folder), words, resume = file), first)
   save_pretrained(make(2), folder, tokenizer = a_tokenizer())
-  expect_refused(word_logprobs(model, words, resume = file), "have changed since the model was loaded: load it again")
+  expect_refused(word_logprobs(model, words, resume = file), "have changed since the model was loaded: load the model again")
   expect_refused(word_logprobs(from_pretrained(folder), words, resume = file), "belongs to another job (other words, model or settings)")
   save_pretrained(make(1), folder, tokenizer = a_tokenizer())
   expect_identical(word_logprobs(from_pretrained(folder), words, resume = file), first)

@@ -161,7 +161,7 @@ test_that("from may be a run, a model, a folder or a built-in model", {
   a_tokenizer()$save(path)
   of_a_file <- tokenizer$from_file(path)
   expect_refused(minhubpy::minhub_train(VERSE, tokenizer = of_a_file), "tokenizer must be from tokenizer_from_pretrained(), not from a file: pass the folder")
-  expect_refused(minhubpy::minhub_train(VERSE, "gpt2", from = BUILT_IN[[3L]]), "holds a lstm model, not gpt2: leave family out")
+  expect_refused(minhubpy::minhub_train(VERSE, "gpt2", from = BUILT_IN[[3L]]), "contains a lstm model, not gpt2: remove family")
 })
 
 test_that("wrong arguments of a training are errors", {
@@ -175,20 +175,20 @@ test_that("wrong arguments of a training are errors", {
   expect_refused(minhub_train("nothing.txt"), 'the text file "nothing.txt" does not exist: check its name')
   expect_refused(minhub_train("no/thing"), 'the text file "no/thing" does not exist: check its name')
   expect_refused(minhub_train(tempdir()), "is a folder: pass its files")
-  expect_refused(minhub_train("short\n"), "give more text, or context = ", class = "ValueError")
+  expect_refused(minhub_train("short\n"), "use a longer text, or context = ", class = "ValueError")
   expect_refused(minhub_train(VERSE, batch = 2000), "a smaller batch or context, or carry = FALSE", class = "ValueError")
-  expect_refused(minhub_train(VERSE, steps = 1.5), "steps must be a whole number, not 1.5")
+  expect_refused(minhub_train(VERSE, steps = 1.5), "steps must be an integer, not 1.5")
   expect_refused(minhub_train(VERSE, steps = NA), "steps must not be NA: pass a value or omit it")
-  expect_refused(minhub_train(VERSE, width = "8"), "width must be a whole number, not '8'")
+  expect_refused(minhub_train(VERSE, width = "8"), "width must be an integer, not '8'")
   expect_refused(minhub_train(VERSE, layers = 1:2), "layers must be one number")
   expect_refused(minhub_train(VERSE, seed = NA), "seed must be one number, not NA")
-  expect_refused(minhub_train(VERSE, seed = -1), "seed must be at least 0, not -1")
+  expect_refused(minhub_train(VERSE, seed = -1), "seed must be between 0 and 9223372036854775807, not -1")
   expect_refused(minhub_train(VERSE, family = "gpt3"), "family must be one of gpt2, gptneo, ")
-  expect_refused(minhub_train(VERSE, heads = 2), "heads: lstm has no attention heads; leave it out")
+  expect_refused(minhub_train(VERSE, heads = 2), "heads: lstm has no attention heads; remove this setting")
   expect_refused(minhub_train(VERSE, epochs = 9), "unknown setting epochs; the settings are family, from, tokenizer")
   expect_refused(minhub_train(VERSE, warmup = 3), "unknown setting warmup; did you mean warm_up?")
   expect_refused(minhub_train(VERSE, start = "gpt2"), "unknown setting start; the settings are family, from")
-  expect_refused(minhub_train(VERSE, config = list(n_embd = 8)), "config: unknown setting n_embd; those of lstm are vocab_size")
+  expect_refused(minhub_train(VERSE, config = list(n_embd = 8)), "config: unknown setting n_embd; the settings of lstm are vocab_size")
   expect_refused(minhub_train(VERSE, config = list(8)), "settings must have names, such as config = list(window_size = 64)")
   expect_refused(minhub_train(VERSE, config = list(a = NA)), "the setting a must not be NA")
   expect_refused(minhub_train(VERSE, progress = NA), "progress must be TRUE or FALSE, not NA")
@@ -197,8 +197,8 @@ test_that("wrong arguments of a training are errors", {
   expect_refused(minhub_train(VERSE, out = run$folder), "resume it with minhub_resume(\"", class = "FileExistsError")
   expect_refused(minhub_resume(run, width = 3), "width cannot change when a run is resumed", class = "ValueError")
   expect_refused(minhub_resume(run, 30, FALSE, 3), "settings must have names, such as warm_up = 20")
-  expect_refused(minhub_resume(tempfile()), "is no run of minhub_train(): it has no settings.json", class = "FileNotFoundError")
-  expect_refused(minhub_run(tempdir()), "is no run of minhub_train(): it has no settings.json")
+  expect_refused(minhub_resume(tempfile()), "is not a run of minhub_train(): it has no settings.json", class = "FileNotFoundError")
+  expect_refused(minhub_run(tempdir()), "is not a run of minhub_train(): it has no settings.json")
   expect_refused(minhub_run(NULL), "out must be text, not NULL")
 })
 
@@ -372,13 +372,13 @@ test_that("the error for a corrupt run states how to recover it", {
   run <- small(out = tempfile("damaged-"))
   file.remove(file.path(run$folder, "checkpoints", "step-00000020", "progress.json"))
   message <- sprintf(
-    'progress.json is missing: the run cannot go on, but its best model is whole, in %s; begin a new run from it with from = "%s"',
+    'progress.json is missing: the run cannot continue, but its best model is intact in %s; start a new run from it with from = "%s"',
     run$folder, run$folder
   )
-  expect_refused(minhub_resume(run, steps = 30), message, class = "DamagedError")
+  expect_refused(minhub_resume(run, steps = 30), message, class = "CorruptError")
   expect_identical(small(from = run$folder, family = NULL, steps = 2, layers = NULL, width = NULL)$model$family, "lstm")
   unlink(file.path(run$folder, "tokens"), recursive = TRUE)
-  expect_refused(minhub_run(run$folder), "tokens.json is missing: the run cannot go on, but its best model is whole")
+  expect_refused(minhub_run(run$folder), "tokens.json is missing: the run cannot continue, but its best model is intact")
 })
 
 test_that("the status line of a console fits the width and is erased", {
@@ -440,5 +440,5 @@ test_that("runs are compared by loss, with their names", {
   expect_identical(withVisible(plot(run)), list(value = run, visible = FALSE))
   expect_refused(minhub_compare(), "minhub_compare() requires at least one run: pass runs or their folders")
   expect_refused(minhub_compare(3), "a run must be the result of minhub_train() or its folder, not 3")
-  expect_refused(minhub_compare(tempdir()), "is no run of minhub_train()")
+  expect_refused(minhub_compare(tempdir()), "is not a run of minhub_train()")
 })

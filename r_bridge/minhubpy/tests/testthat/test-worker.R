@@ -188,14 +188,14 @@ test_that("a forked process starts a separate worker", {
 
 test_that("Python releases models after R's garbage collection", {
   needs_python()
-  # The number of a released model is invalid.
+  # A released model no longer exists in Python.
   model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = 1)
   number <- attr(model, "self")$handle$number
   expect_identical(minhubpy:::ask("parameters", model = number)$dtype[[1L]], "float32")
   rm(model)
   gc()
   condition <- tryCatch(minhubpy:::ask("parameters", model = number), error = identity)
-  expect_match(conditionMessage(condition), "model is not here any more")
+  expect_match(conditionMessage(condition), "model no longer exists in Python")
   # Other models remain.
   kept <- a_random_model()
   invisible(gc())
@@ -210,11 +210,11 @@ test_that("only registered methods with their arguments can be called", {
     expect_match(conditionMessage(condition), "minhub_py has no method '.*' for R")
   }
   condition <- tryCatch(minhubpy:::ask("nothing", x = 1), error = identity)
-  expect_match(conditionMessage(condition), "nothing takes no x")
+  expect_match(conditionMessage(condition), "nothing has no argument x")
   condition <- tryCatch(minhubpy:::ask("parameters"), error = identity)
   expect_s3_class(condition, "minhubpy_error")
   condition <- tryCatch(minhubpy:::ask("parameters", model = 1e9), error = identity)
-  expect_match(conditionMessage(condition), "model is not here any more")
+  expect_match(conditionMessage(condition), "model no longer exists in Python")
 })
 
 # Creates an executable script with these commands.
