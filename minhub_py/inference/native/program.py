@@ -43,6 +43,7 @@ from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
     Add,
     AddPositions,
+    AddTypes,
     Attend,
     CacheEncoder,
     CrossAttend,
@@ -50,6 +51,7 @@ from minhub_py.models.steps import (
     Embed,
     Experts,
     Gate,
+    HiddenStates,
     Linear,
     LoadResidual,
     Logits,
@@ -58,6 +60,7 @@ from minhub_py.models.steps import (
     Rotate,
     SaveResidual,
     Step,
+    StoreResidual,
 )
 
 CPU = torch.device("cpu")
