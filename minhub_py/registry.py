@@ -201,6 +201,7 @@ ARCHITECTURES = {
             "distilbert", "DistilBERT", "distilbert", ("BertConfig", "Bert"), Training({}),
             names={"distilbert": ("distilbert",)}, module="bert",
         ),
+        Architecture("mpnet", "MPNet", "mpnet", ("MPNetConfig", "MPNet"), Training({})),
         Architecture(
             "electra", "ELECTRA", "electra", ("BertConfig", "Bert"), Training({}), names={"electra": ("electra",)},
             module="bert",

@@ -34,6 +34,7 @@ from minhub_py.models.experts import gated_mlp, has_packed, route
 from minhub_py.models.layers import (
     RMSNorm,
     attention,
+    counted_positions,
     local_attention,
     merge_heads,
     query_growth,
@@ -158,7 +159,10 @@ class Writer:
             case Embed():
                 self.embed(step)
             case AddPositions():
-                rows = f"{self.path(step.positions.weight)}[{step.first} : {step.first} + {self.idx}.size(1)]"
+                weight, idx = self.path(step.positions.weight), self.idx
+                rows = f"{weight}[{step.first} : {step.first} + {idx}.size(1)]"
+                if step.pad is not None:
+                    rows = f"F.embedding(counted_positions({idx}, {step.pad}), {weight})"
                 self.lines.append(f"x = h + {rows}\n    h = x")
             case AddTypes():
                 self.lines.append(f"x = h + {self.path(step.types.weight)}[0]\n    h = x")
@@ -421,6 +425,7 @@ def experts(
 FUNCTIONS = (
     attention,
     check,
+    counted_positions,
     experts,
     gated_delta,
     gated_rms_norm,
