@@ -201,6 +201,9 @@ ARCHITECTURES = {
             "distilbert", "DistilBERT", "distilbert", ("BertConfig", "Bert"), Training({}),
             names={"distilbert": ("distilbert",)}, module="bert",
         ),
+        Architecture(
+            "modernbert", "ModernBERT", "modernbert", ("ModernBertConfig", "ModernBert"), Training({}),
+        ),
         Architecture("mpnet", "MPNet", "mpnet", ("MPNetConfig", "MPNet"), Training({})),
         Architecture(
             "electra", "ELECTRA", "electra", ("BertConfig", "Bert"), Training({}), names={"electra": ("electra",)},
