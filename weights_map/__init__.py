@@ -21,6 +21,11 @@ tables: dict[str, Table] = {
 gguf_forms: dict[str, Form] = {form.architecture: form for module in _modules for form in getattr(module, "gguf", ())}
 
 
+def table_of(model_type: str, config: Any) -> Table:
+    """The table of a model with this config: that of an encoder depends on the head."""
+    return tables[model_type].for_head(getattr(config, "head", None))
+
+
 def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
     """The tensors of a Hub checkpoint under our names and in our shapes, each made when it is asked for.
 
@@ -36,4 +41,4 @@ def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -
     return Mapped(tables[model_type], tensors, "native", config)
 
 
-__all__ = ["gguf_forms", "tables", "to_hub", "to_native"]
+__all__ = ["gguf_forms", "table_of", "tables", "to_hub", "to_native"]

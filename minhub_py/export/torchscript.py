@@ -340,8 +340,8 @@ class Writer:
             self.lines.append("h = h.mean(dim=1)" if head.mean else "h = h[:, 0]")
             self.drop(head.input_dropout.p)
         if isinstance(head, MaskedLMHead):
-            weight = model.token_embedding.weight if head.decoder is None else head.decoder.weight
-            layer, output = head.transform, f"F.linear(h, {self.path(weight)}, {self.path(head.bias)})"
+            layer, (weight, bias) = head.transform, head.output(model.token_embedding)
+            output = f"F.linear(h, {self.path(weight)}, {self.path(bias)})"
         elif head is not None:
             layer, output = head.dense, f"F.linear(h, {self.path(head.out.weight)}, {self.path(head.out.bias)})"
         if head is not None:

@@ -146,7 +146,8 @@ def head_of(config: "BertConfig") -> nn.Module | None:
     if config.head == "masked_lm":
         act = ACTIVATIONS[config.hidden_act if kind in ("bert", "distilbert") else "gelu"]
         norm = nn.LayerNorm(E, eps=config.layer_norm_eps)
-        return MaskedLMHead(C, E, config.vocab_size, act, norm, bias=True, tied=config.tie_word_embeddings)
+        own_bias = kind not in ("distilbert", "electra")
+        return MaskedLMHead(C, E, config.vocab_size, act, norm, True, config.tie_word_embeddings, own_bias)
     if config.head == "sequence":
         name = {"distilbert": "relu", "electra": "gelu"}.get(kind, "tanh")
         first = p if kind in (*ROBERTA, "electra") else 0.0
@@ -180,7 +181,7 @@ class BertConfig(HeadSettings):
         "roberta": {"vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         "xlm-roberta": {"vocab_size": 30522, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         "camembert": {"vocab_size": 30522, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
-        "distilbert": {},
+        "distilbert": {"classifier_dropout": 0.2},
         "electra": {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
     }
 

@@ -26,20 +26,31 @@ SUFFIXES = {None: "Model", "masked_lm": "ForMaskedLM", "sequence": "ForSequenceC
 
 
 class MaskedLMHead(nn.Module):
-    """Logits (B, T, V) of the token at each position. The decoder is the token embedding, or a weight of its own."""
+    """Logits (B, T, V) of the token at each position. The decoder is the token embedding, or a weight of its own.
+
+    own_bias: whether an untied decoder has a bias of its own, as in BERT; `bias` then has no effect.
+    """
 
     def __init__(
-        self, size: int, embedding_size: int, vocab_size: int, act: Activation, norm: nn.Module, bias: bool, tied: bool
-    ) -> None:
+        self, size: int, embedding_size: int, vocab_size: int, act: Activation, norm: nn.Module, bias: bool, tied: bool,
+        own_bias: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.transform = nn.Linear(size, embedding_size, bias=bias)
         self.act, self.norm = act, norm
-        self.decoder = None if tied else nn.Linear(embedding_size, vocab_size, bias=False)
+        self.decoder = None if tied else nn.Linear(embedding_size, vocab_size, bias=own_bias)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def forward(self, x: Tensor, embedding: Any, mask: Tensor | None = None) -> Tensor:
         x = self.norm(self.act(self.transform(x)))  # (B, T, E)
-        return F.linear(x, embedding.weight if self.decoder is None else self.decoder.weight, self.bias)
+        weight, bias = self.output(embedding)
+        return F.linear(x, weight, bias)
+
+    def output(self, embedding: Any) -> tuple[Tensor, Tensor]:
+        """Weight (V, E) and bias (V,) of the decoder."""
+        if self.decoder is None:
+            return embedding.weight, self.bias
+        return self.decoder.weight, self.bias if self.decoder.bias is None else self.decoder.bias
 
 
 class SequenceHead(nn.Module):

@@ -115,7 +115,8 @@ def head_of(config: "MPNetConfig") -> nn.Module | None:
     C, labels, p = config.hidden_size, len(config.labels), config.hidden_dropout_prob
     if config.head == "masked_lm":
         norm = nn.LayerNorm(C, eps=config.layer_norm_eps)
-        return MaskedLMHead(C, C, config.vocab_size, F.gelu, norm, bias=True, tied=config.tie_word_embeddings)
+        tied = config.tie_word_embeddings
+        return MaskedLMHead(C, C, config.vocab_size, F.gelu, norm, bias=True, tied=tied, own_bias=True)
     if config.head == "sequence":
         return SequenceHead(C, labels, ACTIVATIONS["tanh"], dropout=p, input_dropout=p)
     return TokenHead(C, labels, dropout=p) if config.head == "tokens" else None
