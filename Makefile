@@ -73,12 +73,11 @@ wheels: .venv/.installed-wheels
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python tests/check_wheels.py dist
 
-# The vignette as R CMD INSTALL puts it in place; from a folder it makes none itself. After each change of its source.
+# The R package with its vignettes, in build/. R CMD INSTALL of the folder r_bridge/minhubpy installs no vignettes.
 vignette: .venv/.installed r
-	folder=$$(mktemp -d) && cd "$$folder" && \
-		MINHUBPY_PYTHON="$(CURDIR)/$(BIN)/python" R CMD build "$(CURDIR)/r_bridge/minhubpy" && \
-		tar -xzf minhubpy_*.tar.gz minhubpy/inst/doc minhubpy/build && \
-		cp -R minhubpy/inst minhubpy/build "$(CURDIR)/r_bridge/minhubpy/" && rm -r "$$folder"
+	mkdir -p build
+	cd build && MINHUBPY_PYTHON="$(CURDIR)/$(BIN)/python" R CMD build "$(CURDIR)/r_bridge/minhubpy"
+	@echo 'Run R CMD INSTALL build/minhubpy_*.tar.gz, then browseVignettes("minhubpy") in R'
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -1,7 +1,7 @@
 """Configuration of the documentation. `make docs` builds it without network access into docs/_build/html.
 
-The R reference is generated from the package's Rd files, and the command reference from click, before Sphinx reads the
-pages.
+Before Sphinx reads the pages, this file generates the R reference from the package's Rd files and a page from each
+notebook. sphinx-click generates the command reference.
 """
 
 import html
@@ -56,18 +56,18 @@ for (i in seq_along(files)) {
 
 
 def relink(link: re.Match[str], manual: Path) -> str:
-    """A link to another help page of the package; only its text if the page belongs to another package."""
+    """Link to a help page of this package; keep only the text of links to other packages."""
     return f'<a href="{link[1]}.html">{link[2]}</a>' if (manual / f"{link[1]}.Rd").exists() else link[2]
 
 
 def r_pages() -> None:
-    """Write reference/r/TOPIC.md from each Rd file of the R package; without R, one page that says so."""
+    """Write reference/r/TOPIC.md for each Rd file of the R package, or a note if R is not installed."""
     folder = HERE / "reference" / "r"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     manual = ROOT / "r_bridge" / "minhubpy" / "man"
     if shutil.which("Rscript") is None:
-        (folder / "index.md").write_text("# R\n\nThis build of the documentation had no R to convert the help pages.\n")
+        (folder / "index.md").write_text("# R\n\nR was not installed during this build: no help pages.\n")
         return
     subprocess.run(["Rscript", "-e", RD_TO_HTML, str(manual), str(folder)], check=True, capture_output=True)
     titles = {}
@@ -76,7 +76,7 @@ def r_pages() -> None:
         page.unlink()
         title = html.unescape(re.sub(r"<[^>]+>", "", re.findall(r"<h2[^>]*>(.*?)</h2>", text, re.S)[0])).strip()
         body = text[text.index("</h2>") + 5 : text.index("</body>")].rpartition("</div>")[0]
-        body = re.sub(r"<(/?)h3", r"<\1h2", body)  # headings below the page's own one
+        body = re.sub(r"<(/?)h3", r"<\1h2", body)  # below the page's own heading
         body = re.sub(r"<a href=[^>]*?([\w.-]+)\.html['\"]>(.*?)</a>", lambda link: relink(link, manual), body)
         (folder / f"{page.stem}.md").write_text(f"# {title}\n\n```{{raw}} html\n{body}\n```\n", encoding="utf-8")
         titles[page.stem] = title
@@ -85,15 +85,15 @@ def r_pages() -> None:
 
 
 def notebook_pages() -> None:
-    """Write each notebook as a page of the same name: its text and its code."""
+    """Write the text and the code of each notebook to a page of the same name."""
     for source in (HERE / "notebooks").glob("*.ipynb"):
-        parts = []
+        cells = []
         for cell in json.loads(source.read_text(encoding="utf-8"))["cells"]:
             text = "".join(cell["source"])
-            parts.append(text if cell["cell_type"] == "markdown" else f"```{{code-block}} python\n{text}\n```")
-        title, *rest = parts
+            cells.append(text if cell["cell_type"] == "markdown" else f"```{{code-block}} python\n{text}\n```")
+        title, *body = cells
         note = f"This page is the notebook `docs/notebooks/{source.name}`."
-        source.with_suffix(".md").write_text("\n\n".join([title, note, *rest]) + "\n", encoding="utf-8")
+        source.with_suffix(".md").write_text("\n\n".join([title, note, *body]) + "\n", encoding="utf-8")
 
 
 r_pages()

@@ -1,11 +1,10 @@
 """Characters -> LSTM: train a language model with a training loop written out in full.
 
 The idea. A language model gives the probability of the next character, given all characters before it. An LSTM reads
-one character at a time and summarizes what it has read in a state of fixed size, h and c. It is trained with *teacher
-forcing*: its next input is always the true character, whatever the model would have predicted, and the loss is -log of
-the probability that it gave to this character. Backpropagation through a whole book would be too long, so the text is
-read in windows: the state is carried from window to window, but its gradient is not. This is *truncated
-backpropagation through time*.
+one character at a time and summarizes the past in a state of fixed size, h and c. It is trained with *teacher forcing*:
+the next input is always the true character, not the predicted one, and the loss is -log of the probability of this
+character. Backpropagation through a whole book would take too much memory, so the text is split into windows: the state
+is carried from window to window, but its gradient is not. This is *truncated backpropagation through time*.
 
 Sources. Hochreiter & Schmidhuber (1997) for the LSTM; Williams & Zipser (1989) for teacher forcing; Williams & Peng
 (1990) for the truncation; Sutskever, Martens & Hinton (2011) and Graves (2013) for generating text by characters.
@@ -13,8 +12,8 @@ Sources. Hochreiter & Schmidhuber (1997) for the LSTM; Williams & Zipser (1989) 
     python examples/1_lstm_characters.py input.txt
 
 Output. The loss falls from log(vocabulary), the loss of uniform guessing, and samples begin to look like words. Then
-the same model is trained with a zero state at the start of each window. It is worse, and a table shows where: at the
-first characters of a window, where it has no context. At the end, `minhub_py.train` does the same in one call.
+the same model is trained with a zero state at the start of each window. Its loss is higher, and a table shows where: at
+the first characters of a window, where it has no context. Finally, `minhub_py.train` trains the model in one call.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from torch import Tensor
 from minhub_py import generate, lstm, train
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 
-ROWS = 32  # streams of text that are read in parallel
+ROWS = 32  # parallel streams of text
 EMBEDDING = 32
 RATE = 3e-3
 
@@ -54,33 +53,33 @@ def main() -> None:
     uniform = f"log({size}) = {math.log(size):.3f} nats"
     print(f"{len(ids):,} characters, {size} different ones; uniform guessing has a loss of {uniform}")
 
-    places = {}  # the loss at each place in a window
+    losses = {}  # at each position of a window
     for carry in (True, False):
-        print(f"\nThe state is {'carried on from window to window' if carry else 'zero at the start of each window'}:")
+        print(f"\nThe state is {'carried from window to window' if carry else 'zero at the start of each window'}:")
         torch.manual_seed(1)
         model = lstm(vocab_size=size, embedding_size=EMBEDDING, hidden_size=args.hidden, num_layers=1)
         fit(model, streams(training), streams(held_out), args.steps, args.window, carry, tokenizer)
-        places[carry] = evaluate(model, streams(held_out), args.window, carry)
+        losses[carry] = evaluate(model, streams(held_out), args.window, carry)
 
     print("\nHeld-out nats per character, by position in the window:")
-    chosen = sorted({2**i for i in range(args.window.bit_length())} | {args.window})
-    for name, row in (("position", None), ("carried", places[True]), ("zero", places[False])):
-        cells = [f"{place:6}" if row is None else f"{row[place - 1]:6.3f}" for place in chosen]
+    positions = sorted({2**i for i in range(args.window.bit_length())} | {args.window})
+    for name, row in (("position", None), ("carried", losses[True]), ("zero", losses[False])):
+        cells = [f"{position:6}" if row is None else f"{row[position - 1]:6.3f}" for position in positions]
         print(f"  {name:8}", *cells, "   all" if row is None else f"{row.mean():6.3f}")
 
-    gain = places[False].mean() - places[True].mean()
+    gain = losses[False].mean() - losses[True].mean()
     print(f"Carrying the state gains {gain:.3f} nats per character.")
 
-    # Its defaults are for longer runs, with warm-up, cosine schedule and weight decay: switch these off.
+    # The defaults of `train` are for longer runs, with warm-up, cosine schedule and weight decay: disable these.
     plain = {"learning_rate": RATE, "warm_up": 0, "floor": 1.0, "beta2": 0.999, "weight_decay": 0.0, "dropout": 0.0}
     sizes = {"layers": 1, "width": args.hidden, "context": args.window, "config": {"embedding_size": EMBEDDING}}
-    with tempfile.TemporaryDirectory() as folder:  # name a folder of your own to keep the run
+    with tempfile.TemporaryDirectory() as folder:  # use a permanent folder to keep the run
         run = train(args.text, f"{folder}/run", family="lstm", batch=ROWS, steps=args.steps, **sizes, **plain)
         print(f"\nThe same by train(..., family='lstm'): {run.best_loss:.3f} nats")
 
 
 def streams(ids: Tensor) -> Tensor:
-    """The text as ROWS parallel streams, (ROWS, length): each row of a window continues the row of the last window."""
+    """The text as ROWS parallel streams, (ROWS, length), so that each window continues the previous one."""
     length = len(ids) // ROWS
     return ids[: ROWS * length].view(ROWS, length)
 
@@ -88,7 +87,7 @@ def streams(ids: Tensor) -> Tensor:
 def fit(model: Any, text: Tensor, held_out: Tensor, steps: int, window: int, carry: bool, tokenizer: Tokenizer) -> None:
     """The training loop."""
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    place, losses = 0, []
+    start, losses = 0, []
     state = model.new_cache(ROWS, window)  # h and c, zero
     for step in range(steps + 1):
         if step % max(1, steps // 4) == 0:
@@ -99,19 +98,19 @@ def fit(model: Any, text: Tensor, held_out: Tensor, steps: int, window: int, car
             losses = []
         if step == steps:
             return
-        if place + window >= text.size(1):  # at the end of the streams, start again with a zero state
-            place, state = 0, model.new_cache(ROWS, window)
+        if start + window >= text.size(1):  # at the end of the streams, restart with a zero state
+            start, state = 0, model.new_cache(ROWS, window)
         if not carry:
             state = model.new_cache(ROWS, window)
-        rows = text[:, place : place + window + 1]
-        place += window
+        rows = text[:, start : start + window + 1]
+        start += window
 
         model.train()
         logits = model(rows[:, :-1], state)  # teacher forcing; updates `state` in place and detaches it
         loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())  # targets are the next characters
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # in rare steps the gradient explodes
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the gradient explodes in rare steps
         optimizer.step()
         losses.append(loss.item())
 
@@ -120,13 +119,13 @@ def fit(model: Any, text: Tensor, held_out: Tensor, steps: int, window: int, car
 def evaluate(model: Any, text: Tensor, window: int, carry: bool) -> Tensor:
     """The mean loss at each position of a window, (window,)."""
     model.eval()
-    state, found = model.new_cache(ROWS, window), []
-    for place in range(0, text.size(1) - window, window):
+    state, losses = model.new_cache(ROWS, window), []
+    for start in range(0, text.size(1) - window, window):
         if not carry:
             state = model.new_cache(ROWS, window)
-        rows = text[:, place : place + window + 1]
-        found.append(F.cross_entropy(model(rows[:, :-1], state).transpose(1, 2), rows[:, 1:], reduction="none"))
-    return torch.cat(found).mean(dim=0)
+        rows = text[:, start : start + window + 1]
+        losses.append(F.cross_entropy(model(rows[:, :-1], state).transpose(1, 2), rows[:, 1:], reduction="none"))
+    return torch.cat(losses).mean(dim=0)
 
 
 if __name__ == "__main__":

@@ -38,18 +38,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=96)
-    parser.add_argument("--context", type=int, default=64, help="tokens that the model sees")
+    parser.add_argument("--context", type=int, default=64, help="context length in tokens")
     args = parser.parse_args()
 
     text = args.text.read_text(encoding="utf-8")
-    cut = int(len(text) * 0.9)  # as in `train`: a tokenizer must not be trained on held-out text
-    line = max(text[cut:].splitlines()[:40], key=len)[:60]
+    split = int(len(text) * 0.9)  # as in `train`: a tokenizer must not be trained on held-out text
+    line = max(text[split:].splitlines()[:40], key=len)[:60]
 
     print("A held-out line, split by tokenizers with larger and larger vocabularies:")
     for size in sorted({257, (257 + args.vocab_size) // 2, args.vocab_size}):  # 257: 256 bytes and <|endoftext|>
-        bpe = train_byte_level_bpe([text[:cut]], size)
+        bpe = train_byte_level_bpe([text[:split]], size)
         ids = bpe.encode(line).ids
-        # A token may be a part of a character, which is printed as �.
+        # A token may be part of a character, which is printed as �.
         print(f"  {size:5} tokens: {len(ids):3} for {len(line)} characters  {'|'.join(bpe.decode([id]) for id in ids)}")
     pairs = json.loads(bpe.to_str())["model"]["merges"][:12]
     print("The first merges:", *(repr(bpe.decode([bpe.token_to_id("".join(pair))])) for pair in pairs))
@@ -57,26 +57,25 @@ def main() -> None:
     print(f"No text is unknown: {FOREIGN!r} is {len(ids)} tokens, which decode to {bpe.decode(ids)!r}")
 
     sizes = {"family": "gpt2", "layers": args.layers, "width": args.width, "context": args.context}
-    how = {"steps": args.steps, "batch": BATCH, "learning_rate": 3e-3, "dropout": 0.0, "evaluate_tokens": 2**15}
+    settings = {"steps": args.steps, "batch": BATCH, "learning_rate": 3e-3, "dropout": 0.0, "evaluate_tokens": 2**15}
     tokens = args.steps * BATCH * args.context
     print(f"\n{args.layers} layers of width {args.width}, {args.steps} steps of {BATCH} x {args.context} tokens:")
     print("  tokenizer   vocabulary  characters read  characters/token  nats/token  nats/character")
     samples = {}
-    with tempfile.TemporaryDirectory() as folder:  # name a folder of your own to keep the runs: `minhub compare`
+    with tempfile.TemporaryDirectory() as folder:  # use a permanent folder to keep the runs for `minhub compare`
         (Path(folder) / "tokenizer").mkdir()
         bpe.save(f"{folder}/tokenizer/tokenizer.json")
         for name, tokenizer in (("characters", "characters"), ("BPE", f"{folder}/tokenizer")):
-            run = train(args.text, f"{folder}/{name}", tokenizer=tokenizer, **sizes, **how)
-            read = tokens * run.characters_per_token
-            per_character = run.best_loss / run.characters_per_token
+            run = train(args.text, f"{folder}/{name}", tokenizer=tokenizer, **sizes, **settings)
+            length = run.characters_per_token
             print(
-                f"  {name:10}  {run.tokenizer.get_vocab_size():10}  {read:15,.0f}  {run.characters_per_token:16.3f}  "
-                f"{run.best_loss:10.3f}  {per_character:14.3f}",
+                f"  {name:10}  {run.tokenizer.get_vocab_size():10}  {tokens * length:15,.0f}  {length:16.3f}  "
+                f"{run.best_loss:10.3f}  {run.best_loss / length:14.3f}",
                 flush=True,
             )
             samples[name] = sample(run, " ".join(line.split()[:3]), 160)
-    for name, written in samples.items():
-        print(f"\n{name}:\n{written}")
+    for name, generated in samples.items():
+        print(f"\n{name}:\n{generated}")
 
 
 def sample(run: Run, prompt: str, length: int) -> str:

@@ -1,9 +1,9 @@
 """Sampling: greedy, temperature, top-k and top-p, side by side, from the same model and prompt.
 
-The idea. A language model gives probabilities; a text needs one token after the other. Always taking the most likely
-token (*greedy*) ends in repetition, because a phrase makes itself more likely. Sampling from the whole distribution
-gives variety, but sometimes an unlikely token from the long tail, from which the text does not recover. The methods
-differ in how they treat the tail:
+The idea. A language model gives probabilities; a text consists of single tokens. Always taking the most likely token
+(*greedy*) ends in repetition, because a phrase makes itself more likely. Sampling from the full distribution gives
+variety, but sometimes selects an unlikely token from the long tail, and the text does not recover. The methods differ
+in how they treat the tail:
 
     temperature t   divides the logits, so p becomes p ** (1 / t), normalized: sharper below 1, flatter above 1; no
                     token is excluded
@@ -18,9 +18,9 @@ the most likely text is a poor one.
 
 Output. A table of the next character's probabilities by each method, computed by the plain functions below; and the
 number of characters that top-p keeps at each position of the prompt, where top-k always keeps k. Then the text that
-`generate` writes by each method, with two numbers: the fraction of its 8-character pieces that are distinct (greedy
-repeats itself), and the model's loss on it, in nats per character: sampling at t=1 gives about the loss of real text,
-the other methods a lower or higher one.
+`generate` returns for each method, with two numbers: the fraction of its 8-character substrings that are distinct
+(greedy repeats itself), and the model's loss on it, in nats per character: about that on real text for t=1, and higher
+or lower for the other methods.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from minhub_py import from_pretrained, generate, score, tokenizer_from_pretraine
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """Probability 1 for the most likely id. Logits and probabilities are (V,)."""
+    """Probability 1 for the most likely token. Logits and probabilities are (V,)."""
     return torch.nn.functional.one_hot(logits.argmax(), len(logits)).float()
 
 
@@ -44,16 +44,16 @@ def temperature(logits: Tensor, t: float) -> Tensor:
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Softmax over the k most likely ids; the others get probability 0."""
+    """Softmax over the k most likely tokens; all others have probability 0."""
     return torch.softmax(logits.masked_fill(logits < logits.topk(k).values[-1], -torch.inf), dim=0)
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """Softmax over the smallest set of most likely ids with total probability p or more; the others get 0."""
+    """Softmax over the smallest set of most likely tokens with total probability p or more; all others have 0."""
     probabilities, order = torch.softmax(logits, dim=0).sort(descending=True)
     before = probabilities.cumsum(dim=0) - probabilities
-    kept = order[before < p]
-    return torch.softmax(torch.full_like(logits, -torch.inf).index_copy(0, kept, logits[kept]), dim=0)
+    ids = order[before < p]
+    return torch.softmax(torch.full_like(logits, -torch.inf).index_copy(0, ids, logits[ids]), dim=0)
 
 
 # Name, distribution, and the arguments of `generate` for the same method.
@@ -80,30 +80,30 @@ def main() -> None:
     prompt = tokenizer.encode(args.prompt).ids
     with torch.no_grad():
         all_logits = model(torch.tensor([prompt]))[0].float()  # (T, V)
-    logits = all_logits[-1]  # (V,), of the id after the prompt
+    logits = all_logits[-1]  # (V,), of the token after the prompt
 
     print(f"Probabilities of the next token after {args.prompt!r}:")
-    left = [distribution(logits) for _, distribution, _ in METHODS]
+    columns = [distribution(logits) for _, distribution, _ in METHODS]
     print("          ", *(f"{name:>9}" for name, _, _ in METHODS))
-    likeliest = logits.argsort(descending=True)[:12].tolist()
-    for id in likeliest:
-        print(f"{tokenizer.decode([id])!r:>10} ", *(f"{p[id]:9.3f}" if p[id] else "        ." for p in left))
-    print(f"{'others':>10} ", *(f"{(1 - p[likeliest].sum()).abs():9.3f}" for p in left))
-    print(f"{'possible':>10} ", *(f"{p.count_nonzero():9}" for p in left))
-    print(f"{'entropy':>10} ", *(f"{torch.special.entr(p).sum():9.3f}" for p in left))
+    top = logits.argsort(descending=True)[:12].tolist()
+    for id in top:
+        print(f"{tokenizer.decode([id])!r:>10} ", *(f"{p[id]:9.3f}" if p[id] else "        ." for p in columns))
+    print(f"{'others':>10} ", *(f"{(1 - p[top].sum()).abs():9.3f}" for p in columns))
+    print(f"{'possible':>10} ", *(f"{p.count_nonzero():9}" for p in columns))
+    print(f"{'entropy':>10} ", *(f"{torch.special.entr(p).sum():9.3f}" for p in columns))
 
     print("\nNumber of tokens that top-p=0.9 keeps after each token of the prompt:")
-    kept = [int(top_p(row, 0.9).count_nonzero()) for row in all_logits]
-    print(" ", "  ".join(f"{tokenizer.decode([id])!r} {count}" for id, count in zip(prompt, kept, strict=True)))
+    counts = [int(top_p(row, 0.9).count_nonzero()) for row in all_logits]
+    print(" ", "  ".join(f"{tokenizer.decode([id])!r} {count}" for id, count in zip(prompt, counts, strict=True)))
 
     for name, _, settings in METHODS:
         [new] = generate(model, [prompt], args.new_tokens, seed=args.seed, **settings)
         text = tokenizer.decode(new)
-        pieces = [text[i : i + 8] for i in range(len(text) - 7)]
-        fresh = len(set(pieces)) / max(len(pieces), 1)
+        substrings = [text[i : i + 8] for i in range(len(text) - 7)]
+        distinct = len(set(substrings)) / max(len(substrings), 1)
         [logprobs] = score(model, [prompt + new])
-        surprise = -logprobs[len(prompt) - 1 :].mean()
-        print(f"\n{name}: {fresh:.0%} of its 8-character pieces are new; {surprise:.3f} nats per token")
+        loss = -logprobs[len(prompt) - 1 :].mean()
+        print(f"\n{name}: {distinct:.0%} of the 8-character substrings are distinct; {loss:.3f} nats per token")
         print(textwrap.indent(args.prompt + text, "    ", lambda line: True))
 
 

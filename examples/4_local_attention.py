@@ -2,17 +2,17 @@
 
 The idea. In full causal attention each position attends to itself and to all positions before it, so the cost grows
 with the square of the length. In a *local* layer it attends to the last W positions only, itself included: the mask is
-a band along the diagonal, and the cost is linear in the length. Positions further back are reached through several
-layers, each of which adds W - 1 positions. GPT-Neo alternates, so every second layer sees everything.
+a band along the diagonal, and the cost is linear in the length. Several layers reach further back: each adds W - 1
+positions. GPT-Neo alternates, so every second layer attends to all positions.
 
 Sources. Child et al. (2019) and Beltagy et al. (2020) for windows; Black et al. (2021) for GPT-Neo; Rae & Razavi (2020)
 on how few layers need a long range.
 
     python examples/4_local_attention.py
 
-Output. The two masks; the largest difference between GPT-Neo's layer, which reads only the keys in the window, and full
-attention with a banded mask (a band that is off by one differs clearly); the number of scores that are computed, and
-the time; and the receptive field of several layers, by counting and by the gradients of a model.
+Output. The two masks; the largest difference between GPT-Neo's layer, which uses only the keys in the window, and full
+attention with a banded mask (a band that is off by one differs clearly); the number of computed scores, and the time;
+and the receptive field of several layers, by formula and by the gradients of a model.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from minhub_py.models.layers import local_attention
 
 
 def full_mask(T: int) -> Tensor:
-    """(T, T), True where a query (row) sees a key (column): on and below the diagonal."""
+    """(T, T), True where a query (row) attends to a key (column): on and below the diagonal."""
     return torch.ones(T, T, dtype=torch.bool).tril()
 
 
 def band_mask(T: int, W: int) -> Tensor:
-    """The full mask without positions that are W or more back: for W = 3, position 5 sees 3, 4 and 5."""
+    """The full mask without positions W or more back: for W = 3, position 5 attends to 3, 4 and 5."""
     return full_mask(T) ^ full_mask(T).tril(-W)
 
 
@@ -60,7 +60,9 @@ def draw_masks(T: int, W: int) -> None:
     """Print both masks, one row per query."""
     print(f"Attention masks for {T} positions:\n  {'full':{2 * T + 3}} local, window {W}")
     for full, band in zip(full_mask(T).tolist(), band_mask(T, W).tolist(), strict=True):
-        print("  " + " ".join(".x"[seen] for seen in full) + "     " + " ".join(".x"[seen] for seen in band))
+        print(
+            "  " + " ".join(".x"[allowed] for allowed in full) + "     " + " ".join(".x"[allowed] for allowed in band)
+        )
 
 
 @torch.no_grad()
@@ -72,14 +74,14 @@ def check_layer(T: int, W: int) -> None:
     for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
         torch.nn.init.normal_(projection.weight, std=0.3)  # large scores: nearly uniform attention would hide errors
     q, k, v = (f(x).view(2, T, 4, 8).transpose(1, 2) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
-    found = layer(x, Past(torch.zeros(2, T, dtype=torch.long)))
+    local = layer(x, Past(torch.zeros(2, T, dtype=torch.long)))
     print(f"\nLargest difference between GPT-Neo's local layer ({T} positions, window {W}) and attention with")
     masks = {"the band": band_mask(T, W), "a band wider by 1": band_mask(T, W + 1)}
     masks |= {"a band narrower by 1": band_mask(T, W - 1), "the full mask": full_mask(T)}
     differences = {}
     for name, mask in masks.items():
         y = plain_attention(q, k, v, mask).transpose(1, 2).reshape(2, T, 32)
-        differences[name] = (layer.out_proj(y) - found).abs().max().item() / found.abs().max().item()
+        differences[name] = (layer.out_proj(y) - local).abs().max().item() / local.abs().max().item()
         print(f"  {name:20} {differences[name]:.1e} of the largest value")
     if not differences["the band"] < 1e-5 < min(list(differences.values())[1:]):
         raise ValueError("the local layer is not full attention with a banded mask")
@@ -87,7 +89,7 @@ def check_layer(T: int, W: int) -> None:
 
 @torch.no_grad()
 def show_cost(W: int, longest: int) -> None:
-    """Print the number of scores that are needed and computed, and the time, for several lengths."""
+    """Print the number of required and computed scores, and the time, for several lengths."""
     print(f"\nScores per head, window {W}, and milliseconds for 4 heads of size 32 (best of 5):")
     print("  length       full  in the band  computed in blocks   full ms  local ms")
     for T in (W * 2**i for i in range((longest // W).bit_length())):
@@ -95,18 +97,18 @@ def show_cost(W: int, longest: int) -> None:
         full = milliseconds(F.scaled_dot_product_attention, q, k, v, is_causal=True, scale=1.0)
         local = milliseconds(local_attention, q, k, v, torch.tensor([0]), W, 1.0)
         counts = int(full_mask(T).sum()), int(band_mask(T, W).sum()), T * min(2 * W, T)
-        # Blocks of W queries are multiplied with the 2 W keys that any of them may see.
-        shown = [f"{count:{width},}" for count, width in zip(counts, (11, 13, 20), strict=True)]
-        print(f"  {T:6}{''.join(shown)}  {full:8.2f}  {local:8.2f}")
+        # Blocks of W queries are multiplied with the 2 W keys of their windows.
+        cells = [f"{count:{width},}" for count, width in zip(counts, (11, 13, 20), strict=True)]
+        print(f"  {T:6}{''.join(cells)}  {full:8.2f}  {local:8.2f}")
 
 
 def milliseconds(function: Callable[..., object], *arguments: object, **settings: object) -> float:
     """The best time of five calls, in milliseconds."""
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        start = time.perf_counter()
         function(*arguments, **settings)
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return 1e3 * min(times)
 
 
@@ -121,10 +123,10 @@ def show_reach(T: int, W: int) -> None:
             y = block(y, Past(torch.zeros(1, T, dtype=torch.long)))
         y[0, -1].norm().backward()
         reached = (x.grad.norm(dim=-1) > 0)[0]
-        counted = min(T, 1 + len(kinds) * (W - 1)) if "global" not in kinds else T
-        if int(reached.sum()) != counted:
-            raise ValueError(f"{kinds} reach {int(reached.sum())} positions, not {counted}")
-        print(f"  {' '.join('.x'[seen] for seen in reached.tolist())}  {counted:3}  {', '.join(kinds)}")
+        expected = min(T, 1 + len(kinds) * (W - 1)) if "global" not in kinds else T
+        if int(reached.sum()) != expected:
+            raise ValueError(f"{kinds} reach {int(reached.sum())} positions, not {expected}")
+        print(f"  {' '.join('.x'[value] for value in reached.tolist())}  {expected:3}  {', '.join(kinds)}")
 
 
 if __name__ == "__main__":

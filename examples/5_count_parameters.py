@@ -74,12 +74,12 @@ FORMULAS = {"gpt2": gpt2, "gptneo": gptneo, "lstm": lstm}
 
 
 def check(model: str, terms: Terms, counted: dict[str, int]) -> int:
-    """The sum of the terms. ValueError: the sum, or that of a module, differs from the model."""
+    """The sum of the terms. ValueError: the sum, or a module's sum, differs from the model."""
     parts: dict[str, int] = {"total": sum(value for *_, value in terms)}
     for part, _, _, value in terms:
         parts[part] = parts.get(part, 0) + value
-    if (found := {name: value for name, value in parts.items() if value}) != counted:
-        raise ValueError(f"{model}: the formula gives {found}, the model has {counted}")
+    if (sums := {name: value for name, value in parts.items() if value}) != counted:
+        raise ValueError(f"{model}: the formula gives {sums}, the model has {counted}")
     return parts["total"]
 
 
@@ -92,24 +92,24 @@ def main() -> None:
     args = parser.parse_args()
 
     for model in ("gpt2", "minhub/shakespeare-lstm"):
-        about = inspect(model)
-        terms = FORMULAS[about["family"]](about["config"])
-        total = check(model, terms, about["parameters"])
+        summary = inspect(model)
+        terms = FORMULAS[summary["family"]](summary["config"])
+        total = check(model, terms, summary["parameters"])
         print(f"{model}, term by term:")
-        for part, what, formula, value in terms:
-            print(f"  {part:10} {what:25} {formula:25} {value:13,} {value / total:6.1%}")
+        for part, description, formula, value in terms:
+            print(f"  {part:10} {description:25} {formula:25} {value:13,} {value / total:6.1%}")
         print(f"  {'':10} {'total':25} {'':25} {total:13,}\n")
 
     print("model                         by formula     by the model  12 L C C  MB: float32  bfloat16    4 bits")
     for model in args.models:
-        about = inspect(model)
-        config, counted = about["config"], about["parameters"]
-        if about["family"] not in FORMULAS:
-            parser.error(f"{model} is a {about['family']}; this page has formulas for {', '.join(FORMULAS)}")
-        total = check(model, FORMULAS[about["family"]](config), counted)
+        summary = inspect(model)
+        config, counted = summary["config"], summary["parameters"]
+        if summary["family"] not in FORMULAS:
+            parser.error(f"{model} is a {summary['family']}; this page has formulas for {', '.join(FORMULAS)}")
+        total = check(model, FORMULAS[summary["family"]](config), counted)
         C = config.get("n_embd") or config["hidden_size"]
         L = config.get("n_layer") or config["num_layers"]
-        blocks = f"{12 * L * C * C / total:.1%}" if about["family"] != "lstm" else "-"
+        blocks = f"{12 * L * C * C / total:.1%}" if summary["family"] != "lstm" else "-"
         sizes = "".join(f"{total * bits / 8e6:10,.1f}" for bits in (32, 16, 4))
         print(f"{model:26} {total:13,}  {counted['total']:15,}  {blocks:>8}   {sizes}")
 

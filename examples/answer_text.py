@@ -3,8 +3,8 @@
     python examples/answer_text.py
     python examples/answer_text.py --model google/flan-t5-base
 
-The first call downloads google/flan-t5-small (300 MB); larger ones write better. The encoder reads a prompt once, both
-ways; the decoder writes a text of its own, which ends where the model ends it. What is to be done, the prompt says.
+The first call downloads google/flan-t5-small (300 MB); larger models give better answers. The encoder processes the
+prompt once, with bidirectional attention; the decoder generates the answer. The prompt states the task.
 """
 
 import argparse
@@ -19,14 +19,14 @@ args = parser.parse_args()
 model = from_pretrained(args.model)
 tokenizer = tokenizer_from_pretrained(args.model)
 
-# A translation, as it is written. The tokenizer puts </s> after a prompt, as the model expects.
+# A translation, streamed. The tokenizer appends </s> to the prompt, as the model expects.
 prompt = tokenizer.encode("translate English to German: The house is small, and the garden is large.").ids
 print("translation: ", end="")
 for piece in decode_stream(tokenizer, stream(model, prompt, args.new_tokens, temperature=0)):
     print(piece, end="", flush=True)
 print()
 
-# Several tasks at once: each row gets what it gets alone.
+# Several tasks in one batch, with the same results as alone.
 tasks = {
     "summary": "summarize: The tower is 324 metres tall, about the same height as an 81-storey building. During its "
     "construction it became the tallest structure in the world, a title that it held for 41 years.",
@@ -37,7 +37,7 @@ ids = [tokenizer.encode(task).ids for task in tasks.values()]
 for name, answer in zip(tasks, generate(model, ids, args.new_tokens, temperature=0), strict=True):
     print(f"{name}: {tokenizer.decode(answer)}")
 
-# How likely is each of some answers? Nats per token: the smallest is the model's choice.
+# The likelihood of given answers, in nats per token: the smallest number is the model's choice.
 question = tokenizer.encode("Review: I would see this film again tomorrow. Is the review positive or negative?").ids
 answers = ["positive", "negative"]
 targets = [tokenizer.encode(answer).ids for answer in answers]

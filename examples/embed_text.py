@@ -1,11 +1,11 @@
-"""Texts as numbers on one page: a classifier on a model's hidden states, layer by layer.
+"""Text embeddings on one page: a classifier on a model's hidden states, layer by layer.
 
     python examples/embed_text.py
     python examples/embed_text.py --model gpt2 --layer 6
 
-The 64 sentences are ours: half of them in the English of Shakespeare's plays, half in today's. The built-in model has
-read nothing but those plays, letter by letter, and never heard of the two classes. What its layers know of a sentence
-is enough to tell them apart: a linear classifier on their means finds it, and shows which layer knows most.
+The 64 sentences were written for this example: half of them in the English of Shakespeare's plays, half in modern
+English. The built-in model was trained on the characters of these plays, without any classes. A linear classifier on
+the mean hidden states of a sentence separates the two classes, and shows which layer represents them best.
 """
 
 import argparse
@@ -21,26 +21,26 @@ SENTENCES = Path(__file__).parent.parent / "r_bridge" / "minhubpy" / "inst" / "e
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--model", default="minhub/shakespeare-gpt2", help="repository or folder")
-parser.add_argument("--layer", type=int, help="the layer to look at; the best one, if not given")
+parser.add_argument("--layer", type=int, help="layer of the embeddings; the best layer by default")
 
 
 def accuracy(vectors: Tensor, is_old: Tensor, folds: int = 8) -> float:
-    """The share of sentences that a linear classifier tells apart which has not seen them (cross-validation)."""
+    """The accuracy of a linear classifier in cross-validation."""
     x, y = (vectors - vectors.mean(dim=0)) / vectors.std(dim=0), 2 * is_old - 1
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
-    right = 0
+    correct = 0
     for held_out in order.chunk(folds):
-        seen = torch.ones(len(x), dtype=torch.bool)
-        seen[held_out] = False
-        # Ridge regression: with more numbers than sentences, small weights are the ones that hold for others too.
+        training = torch.ones(len(x), dtype=torch.bool)
+        training[held_out] = False
+        # Ridge regression: with more dimensions than sentences, small weights generalize better.
         penalty = len(x) * torch.eye(x.size(1))
-        weight = torch.linalg.solve(x[seen].T @ x[seen] + penalty, x[seen].T @ y[seen])
-        right += int((x[held_out] @ weight * y[held_out] > 0).sum())
-    return right / len(x)
+        weight = torch.linalg.solve(x[training].T @ x[training] + penalty, x[training].T @ y[training])
+        correct += int((x[held_out] @ weight * y[held_out] > 0).sum())
+    return correct / len(x)
 
 
 def main() -> None:
-    """Print the accuracy of each layer, and the sentences that lie nearest to one."""
+    """Print the accuracy of each layer, and the sentences most similar to the first one."""
     args = parser.parse_args()
     with SENTENCES.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -49,18 +49,18 @@ def main() -> None:
     model, tokenizer = from_pretrained(args.model, device="cpu"), tokenizer_from_pretrained(args.model)
 
     layers = range(model.config.n_layer + 1) if args.layer is None else [args.layer]
-    found = {}
+    accuracies = {}
     for layer in layers:
-        found[layer] = accuracy(embed(model, tokenizer, sentences, layer=layer), is_old)
-        print(f"layer {layer}: {found[layer]:.0%} right")
+        accuracies[layer] = accuracy(embed(model, tokenizer, sentences, layer=layer), is_old)
+        print(f"layer {layer}: {accuracies[layer]:.0%} correct")
 
-    best = max(found, key=lambda layer: found[layer])
+    best = max(accuracies, key=lambda layer: accuracies[layer])
     vectors = embed(model, tokenizer, sentences, layer=best)
-    vectors = vectors - vectors.mean(dim=0)  # what all sentences share says nothing of one
-    likeness = torch.cosine_similarity(vectors[0], vectors, dim=1)
-    print(f"\nNearest to {sentences[0]!r}, by layer {best}:")
-    for place in likeness.argsort(descending=True)[1:4].tolist():
-        print(f"  {likeness[place]:.2f}  {sentences[place]}")
+    vectors = vectors - vectors.mean(dim=0)  # remove the component that all sentences share
+    similarity = torch.cosine_similarity(vectors[0], vectors, dim=1)
+    print(f"\nMost similar to {sentences[0]!r} in layer {best}:")
+    for row in similarity.argsort(descending=True)[1:4].tolist():
+        print(f"  {similarity[row]:.2f}  {sentences[row]}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Surprisal and reading times: how predictable each word is, and whether that explains how long it is read.
+"""Surprisal and reading times: the surprisal of each word, and how much of the variance of reading times it explains.
 
-The idea. People read a word the slower the less they expect it (Hale, 2001; Levy, 2008; Smith & Levy, 2013). The
-surprisal of a word is -log2 of its probability given the words before it, in bits: the sum over its tokens. Here 30
-readers are made up, whose times follow a known rule, 4 ms for each letter and 5 ms for each bit of surprisal, with
-noise and readers of different speed. Least squares with and without surprisal then shows whether the analysis finds
-what was put in, beyond the length of the words, which goes with it.
+The idea. People read less expected words more slowly (Hale, 2001; Levy, 2008; Smith & Levy, 2013). The surprisal of a
+word is -log2 of its probability given the words before it, in bits: the sum over its tokens. This example simulates 30
+readers whose times follow a known rule, 4 ms per letter and 5 ms per bit of surprisal, with noise and readers of
+different speed. Least squares with and without surprisal then shows whether the analysis recovers the rule, beyond word
+length, which correlates with surprisal.
 
     python examples/reading_times.py
     python examples/reading_times.py --model gpt2 --readers 100
 
-Output. The surprisal of each word of pairs of sentences that differ in one word; what the least squares find, with
-standard errors; and how much of the variance surprisal explains beyond length and reader.
+Output. The surprisal of each word of pairs of sentences that differ in one word; the coefficients with standard errors;
+and how much of the variance surprisal explains beyond length and reader.
 """
 
 import argparse
@@ -29,20 +29,20 @@ SENTENCES = [
     "What news from the duke, my friend?",
     "What jazz from the duke, my friend?",
 ]
-PER_LETTER, PER_BIT = 4.0, 5.0  # ms, the rule
+PER_LETTER, PER_BIT = 4.0, 5.0  # the rule, in ms
 
 
 def least_squares(columns: list[np.ndarray], times: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Coefficients of the columns, their standard errors, and the sum of squares that is left."""
+    """Coefficients of the columns, their standard errors, and the residual sum of squares."""
     X = np.column_stack(columns)
     coefficients, *_ = np.linalg.lstsq(X, times, rcond=None)
-    rest = float(((times - X @ coefficients) ** 2).sum())
-    variance = rest / (len(times) - X.shape[1])
-    return coefficients, np.sqrt(variance * np.diag(np.linalg.inv(X.T @ X))), rest
+    residual = float(((times - X @ coefficients) ** 2).sum())
+    variance = residual / (len(times) - X.shape[1])
+    return coefficients, np.sqrt(variance * np.diag(np.linalg.inv(X.T @ X))), residual
 
 
 def main() -> None:
-    """Print surprisals, and fit the times of readers that are made up."""
+    """Print surprisals, and fit simulated reading times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="minhub/shakespeare-gpt2")
     parser.add_argument("--readers", type=int, default=30)
@@ -50,38 +50,37 @@ def main() -> None:
     options = parser.parse_args()
     model, tokenizer = from_pretrained(options.model), tokenizer_from_pretrained(options.model)
 
-    # One word a row, as reading studies have them; `by` says which sentence a word belongs to.
+    # One word per row, as in data of reading studies; `by` is the sentence of each word.
     rows = [(item, word) for item, sentence in enumerate(SENTENCES) for word in sentence.split()]
     items, words = [item for item, _ in rows], [word for _, word in rows]
-    found = word_logprobs(model, tokenizer, words, by=items)
+    surprisal = word_logprobs(model, tokenizer, words, by=items)["surprisal"]
     for item in range(len(SENTENCES)):
-        bits = [f"{word} {found['surprisal'][row]:.1f}" for row, (which, word) in enumerate(rows) if which == item]
-        print("  ".join(bits))
+        print("  ".join(f"{words[row]} {surprisal[row]:.1f}" for row in range(len(words)) if items[row] == item))
 
-    # Only the last word, after a context: the same numbers.
+    # The last word after a context has the same surprisal.
     targets = ["dead.", "come.", "green."]
     ends = target_logprobs(model, tokenizer, ["My lord, the king is"] * 3, targets)
     print(
         "\nMy lord, the king is … ", "  ".join(f"{w} {b:.1f}" for w, b in zip(targets, ends["surprisal"], strict=True))
     )
 
-    # Nothing predicts the first word of a sentence: it is NaN.
-    seen = ~np.isnan(found["surprisal"])
-    chance = np.random.default_rng(options.seed)
-    bits = np.tile(found["surprisal"][seen], options.readers)
-    letters = np.tile([float(len(word)) for word, there in zip(words, seen, strict=True) if there], options.readers)
-    reader = np.repeat(np.eye(options.readers), seen.sum(), axis=0)
-    speed = reader @ chance.normal(220, 30, options.readers)
-    times = speed + PER_LETTER * letters + PER_BIT * bits + chance.normal(0, 45, len(bits))
+    # The first word of a sentence has no context, and NaN as its surprisal.
+    scored = ~np.isnan(surprisal)
+    rng = np.random.default_rng(options.seed)
+    bits = np.tile(surprisal[scored], options.readers)
+    letters = np.tile(np.array([float(len(word)) for word in words])[scored], options.readers)
+    reader = np.repeat(np.eye(options.readers), scored.sum(), axis=0)
+    speed = reader @ rng.normal(220, 30, options.readers)
+    times = speed + PER_LETTER * letters + PER_BIT * bits + rng.normal(0, 45, len(bits))
 
-    _, _, without = least_squares([reader, letters], times)
-    coefficients, errors, rest = least_squares([reader, letters, bits], times)
-    print(f"\n{len(times)} reading times; ms for each")
+    _, _, baseline = least_squares([reader, letters], times)
+    coefficients, errors, residual = least_squares([reader, letters, bits], times)
+    print(f"\n{len(times)} reading times; ms per")
     for name, rule, value, error in zip(
         ("letter", "bit"), (PER_LETTER, PER_BIT), coefficients[-2:], errors[-2:], strict=True
     ):
-        print(f"  {name:<7} {value:5.2f} ± {error:.2f}  (the rule has {rule:.2f})")
-    print(f"surprisal explains {1 - rest / without:.1%} of what length and reader leave")
+        print(f"  {name:<7} {value:5.2f} ± {error:.2f}  (rule: {rule:.2f})")
+    print(f"surprisal explains {1 - residual / baseline:.1%} of the variance beyond length and reader")
 
 
 if __name__ == "__main__":

@@ -19,10 +19,17 @@ from minhub_py.registry import ENTRIES
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
     import os
 
+    from minhub_py.analysis.attention import attention_weights as attention_weights
+    from minhub_py.analysis.classify import classify as classify
+    from minhub_py.analysis.classify import rerank as rerank
     from minhub_py.analysis.embeddings import embed as embed
-    from minhub_py.analysis.inside import attention_weights as attention_weights
-    from minhub_py.analysis.inside import logit_lens as logit_lens
+    from minhub_py.analysis.lens import logit_lens as logit_lens
+    from minhub_py.analysis.masked import masked_logprobs as masked_logprobs
+    from minhub_py.analysis.masked import masked_tokens as masked_tokens
+    from minhub_py.analysis.masked import pseudo_logprobs as pseudo_logprobs
     from minhub_py.analysis.matrix import logprob_matrix as logprob_matrix
+    from minhub_py.analysis.search import search as search
+    from minhub_py.analysis.search import similarity as similarity
     from minhub_py.analysis.surprisal import next_tokens as next_tokens
     from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
     from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
@@ -85,8 +92,15 @@ _HOMES = {
     "next_tokens": "analysis.surprisal",
     "logprob_matrix": "analysis.matrix",
     "embed": "analysis.embeddings",
-    "attention_weights": "analysis.inside",
-    "logit_lens": "analysis.inside",
+    "similarity": "analysis.search",
+    "search": "analysis.search",
+    "masked_tokens": "analysis.masked",
+    "masked_logprobs": "analysis.masked",
+    "pseudo_logprobs": "analysis.masked",
+    "classify": "analysis.classify",
+    "rerank": "analysis.classify",
+    "attention_weights": "analysis.attention",
+    "logit_lens": "analysis.lens",
     "Chat": "chat.conversation",
     "devices": "system.device",
     "train": "training",

@@ -38,7 +38,7 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         architecture, config = describe(checkpoint)
         config = with_stored_head(checkpoint, architecture, config)
         model, tensors, layout = skeleton(architecture, config), checkpoint.meta, checkpoint.layout
-        stored = {name: checkpoint.stored_as(name) for name in tensors}
+        stored = {name: checkpoint.stored_dtype(name) for name in tensors}
         source = {"kind": "files", "folder": str(folder), "layout": "gguf" if folder.is_file() else layout}
     else:
         architecture, config, path = read_config(identifier, revision)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import weights_map
 from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
+from minhub_py.checkpoints.sentence_transformers import read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
 from minhub_py.config import build, changed, read
 from minhub_py.distributed.process_group import ProcessGroup, connect
@@ -235,6 +236,7 @@ def load(
     if kinds:
         model.to(target)
     model.generation_config = checkpoint.generation_config
+    model.embedding_settings = read_embedding_settings(checkpoint.path)
     return model.eval()
 
 

@@ -1,6 +1,6 @@
-"""The bridge to R: the R package minhubpy, the worker process that serves it, and R inside Python (`RSession`).
+"""The R bridge: the R package minhubpy, its worker process, and R embedded in Python (`RSession`).
 
-Names are imported at their first use, since `RSession` needs NumPy and rpy2.
+Names are imported lazily, since `RSession` requires NumPy and rpy2.
 """
 
 from importlib import import_module
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from r_bridge.host.session import RWarning as RWarning
     from r_bridge.probe import find_r as find_r
 
-_HOMES = {"RSession": "host.session", "RError": "host.session", "RWarning": "host.session", "find_r": "probe"}
-__all__ = [*_HOMES]
+_MODULES = {"RSession": "host.session", "RError": "host.session", "RWarning": "host.session", "find_r": "probe"}
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"r_bridge.{_HOMES[name]}"), name)
+    return getattr(import_module(f"r_bridge.{_MODULES[name]}"), name)

@@ -1,8 +1,8 @@
-"""Python's values as R's, and back. Row and column order, index base, dtypes and NA are decided here alone.
+"""Conversion between Python and R values: row and column order, index base, dtypes and NA.
 
-Both ways into R (worker.py, host/) carry the same bytes: R's serialization format, version 2, in the machine's
-byte order ("R Internals", section 1.8: what `serialize(x, NULL, xdr = FALSE, version = 2)` writes and `unserialize`
-reads). R builds its values from them in C; numbers are sent as they lie in memory.
+worker.py and host/ exchange values in R's serialization format, version 2, in the machine's byte order ("R Internals",
+section 1.8; written by `serialize(x, NULL, xdr = FALSE, version = 2)`). R decodes it in C, and numbers are copied from
+memory without conversion.
 
 | Python                            | R                                                                         |
 | --------------------------------- | ------------------------------------------------------------------------- |
@@ -14,11 +14,11 @@ reads). R builds its values from them in C; numbers are sent as they lie in memo
 | Frame                             | data.frame                                                                |
 | bytes                             | raw                                                                       |
 | array or tensor, 1-D              | logical, integer or double vector (floats of every width are doubles)     |
-| array or tensor, n-D              | the same with dim: x[i, j] in R is x[i-1, j-1] here, in R's column order  |
+| array or tensor, n-D              | array: x[i, j] in R is x[i-1, j-1] in Python, stored in R's column order  |
 
-Back, a vector stays a vector (numpy array, or list of str and None for character and factor), a list with names is a
-dict, a data.frame a dict of its columns. NA in integer or logical gives a masked array; NA_real_ is a NaN with R's
-payload, so it returns as NA.
+From R, a vector becomes a numpy array, or a list of str and None for character and factor. A list with names becomes a
+dict, and a data.frame a dict of its columns. NA in integer or logical vectors becomes a mask; NA_real_ is a NaN with
+R's payload, so it is NA again when it is sent back.
 """
 
 import json
@@ -33,7 +33,7 @@ Buffer = bytes | memoryview
 
 NULL, SYMBOL, PAIRS, CHARS, LOGICAL, INTEGER, REAL, STRINGS, LIST, RAW = 254, 1, 2, 9, 10, 13, 14, 16, 19, 24
 REFERENCE = 255
-# Types without a row in the table that R users meet.
+# Types that cannot be converted, for error messages.
 UNSUPPORTED = {
     1: "a name",
     3: "a function",
@@ -45,12 +45,12 @@ UNSUPPORTED = {
 IS_OBJECT, HAS_ATTRIBUTES, HAS_TAG = 1 << 8, 1 << 9, 1 << 10
 LATIN1, UTF8, ASCII = 1 << 14, 1 << 15, 1 << 18
 
-# The format's second version, written by R 4.0, readable by R 2.3 and later.
+# Format version 2, written by R 4.0, readable by R 2.3 and later.
 HEADER = b"B\n" + struct.pack("=iii", 2, 0x00040000, 0x00020300)
 NA_INTEGER = -(2**31)
-NA_REAL = np.array(0x7FF00000000007A2).view(np.float64)  # a NaN that says 1954
+NA_REAL = np.array(0x7FF00000000007A2).view(np.float64)  # a NaN with the payload 1954
 LARGEST_INTEGER = 2**31 - 1
-# Elements that are put into column order at a time: a (1, 1024, 50257) array needs no second copy.
+# Elements converted to column order at a time, so that a (1, 1024, 50257) array needs no second copy.
 BLOCK_ELEMENTS = 2**17
 
 _int = struct.Struct("=i").pack
@@ -59,7 +59,7 @@ _two = struct.Struct("=ii").pack
 
 @dataclass(frozen=True)
 class Frame:
-    """Columns of one length, which R receives as a data.frame."""
+    """A data.frame: columns of equal length."""
 
     columns: Mapping[str, Any]
 
@@ -68,12 +68,12 @@ class Frame:
 
 
 def dumps(value: Any) -> bytes:
-    """`value` as R's serialized bytes. TypeError: a type that the table above lacks."""
-    return b"".join(parts(value))
+    """Serialize a value for R. TypeError: the value has no counterpart in R (see the table above)."""
+    return b"".join(buffers(value))
 
 
-def parts(value: Any) -> Iterator[Buffer]:
-    """The same as a sequence of buffers, so that a large value is not copied as a whole."""
+def buffers(value: Any) -> Iterator[Buffer]:
+    """Serialize a value to a sequence of buffers, so that a large value is not copied in full."""
     yield HEADER
     yield from _item(value)
 
@@ -104,7 +104,7 @@ def _item(value: Any) -> Iterator[Buffer]:
             rows = len(columns[0]) if columns else 0
             if any(len(column) != rows for column in columns):
                 raise ValueError(f"the columns of a data.frame differ in length: {[len(c) for c in columns]}")
-            # c(NA, -n) is R's short form of row names 1 to n.
+            # c(NA, -n) is R's compact form of row names 1 to n.
             row_names = np.array([NA_INTEGER, -rows], np.int32)
             yield from _list(
                 columns,
@@ -126,7 +126,7 @@ def _list(values: Sequence[Any], attributes: Mapping[str, Any] | None = None, fl
 
 
 def _names(mapping: Mapping[str, Any]) -> Any:
-    # Of an empty list R could not tell that it holds names.
+    # An empty list would become a list in R, not a character vector.
     return [str(name) for name in mapping] or np.array([], np.str_)
 
 
@@ -147,9 +147,9 @@ def _chars(text: str | None) -> bytes:
     if text is None:
         return _two(CHARS, -1)
     if "\0" in text:
-        # R's strings cannot hold a NUL: U+FFFD stands for it.
+        # R's strings cannot contain NUL.
         text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-    data = text.encode(errors="replace")  # lone surrogates, which Python has in a file's name that is not UTF-8
+    data = text.encode(errors="replace")  # lone surrogates, from file names that are not UTF-8
     return _two(CHARS | (ASCII if len(data) == len(text) else UTF8), len(data)) + data
 
 
@@ -159,9 +159,9 @@ def _array(value: Any) -> Iterator[Buffer]:
         yield _int(STRINGS) + _length(array.size) + b"".join(_chars(str(text)) for text in array)
         return
     kind, dtype = _kind(array)
-    missing = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else None
-    if missing is not None:
-        array = np.where(missing, NA_REAL if kind == REAL else NA_INTEGER, np.ma.getdata(array)).astype(dtype)
+    if isinstance(array, np.ma.MaskedArray):
+        na = NA_REAL if kind == REAL else NA_INTEGER
+        array = np.where(np.ma.getmaskarray(array), na, np.ma.getdata(array)).astype(dtype)
     yield _int(kind | (HAS_ATTRIBUTES if array.ndim > 1 else 0)) + _length(array.size)
     yield from column_order(array, dtype)
     if array.ndim > 1:
@@ -175,7 +175,7 @@ def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
             return LOGICAL, np.int32
         case "i" | "u":
             fits = array.size == 0 or (int(array.min()) > NA_INTEGER and int(array.max()) <= LARGEST_INTEGER)
-            # The smallest 32-bit integer is R's NA; an int32 array that holds it means NA.
+            # The smallest 32-bit integer is R's NA. In an int32 array it means NA.
             return (INTEGER, np.int32) if fits or array.dtype == np.int32 else (REAL, np.float64)
         case "f":
             return REAL, np.float64
@@ -183,23 +183,23 @@ def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
 
 
 def column_order(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> Iterator[Buffer]:
-    """The elements with the first index running fastest.
+    """The elements in column order, in blocks.
 
-    Each block is copied as it lies first: then it is in the processor's cache while it is turned around.
+    Each block is first copied in its memory order, so that it is in the processor's cache during the transposition.
     """
-    turned = array.T
-    if turned.size == 0:
+    transposed = array.T
+    if transposed.size == 0:
         return
-    if turned.ndim == 0:
-        turned = turned.reshape(1)
-    step = max(1, BLOCK_ELEMENTS * len(turned) // turned.size)
-    for start in range(0, len(turned), step):
-        block = turned[start : start + step].copy(order="K")
+    if transposed.ndim == 0:
+        transposed = transposed.reshape(1)
+    step = max(1, BLOCK_ELEMENTS * len(transposed) // transposed.size)
+    for start in range(0, len(transposed), step):
+        block = transposed[start : start + step].copy(order="K")
         yield np.ascontiguousarray(block, dtype).data.cast("B")
 
 
 def float_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """An array or tensor of floats in two dimensions or more as a numpy array; None for any other value, or with NA."""
+    """An array or tensor of floats with two or more dimensions as a numpy array; None for other values, or with NA."""
     if not hasattr(value, "__array__") or isinstance(value, np.ma.MaskedArray):
         return None
     array = as_array(value)
@@ -207,10 +207,10 @@ def float_array(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """A tensor of any device and dtype, or anything array-like, as a numpy array."""
+    """Convert an array-like value, or a tensor on any device, to a numpy array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # numpy has none; every bfloat16 is a float32
+        if str(value.dtype) == "torch.bfloat16":  # numpy has no bfloat16; float32 represents all its values
             value = value.float()
         return value.numpy()  # type: ignore[no-any-return]
     return value if isinstance(value, np.ndarray) else np.asarray(value)
@@ -220,15 +220,15 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def loads(data: Buffer) -> Any:
-    """The value that R serialized. ValueError: the bytes are not of this format or hold a type without a row."""
+    """Deserialize a value from R. ValueError: the data is corrupt, or contains a type with no counterpart in Python."""
     try:
         return _Reader(data).value()
     except (TypeError, LookupError, OverflowError) as error:
-        raise ValueError(f"attributes that do not fit their value: {error}") from error
+        raise ValueError(f"invalid attributes: {error}") from error
 
 
 class _Reader:
-    """Reader of R's bytes. It only builds values: it calls and evaluates nothing that the bytes hold."""
+    """Deserializer. It only creates values; it never calls or evaluates R code in the data."""
 
     def __init__(self, data: Buffer) -> None:
         self.data = memoryview(data)
@@ -238,18 +238,18 @@ class _Reader:
 
     def value(self) -> Any:
         if bytes(self.take(2)) != b"B\n":
-            raise ValueError("not R's binary serialization")
+            raise ValueError("the data is not in R's binary serialization format")
         version, _, _ = self.ints(3)
         if version != 2:
-            raise ValueError(f"R's serialization version {version}, not 2")
+            raise ValueError(f"R's serialization version must be 2, not {version}")
         value = self.item()
         if self.at != len(self.data):
-            raise ValueError(f"{len(self.data) - self.at} bytes left over after the value")
+            raise ValueError(f"{len(self.data) - self.at} unexpected bytes after the value")
         return value
 
     def take(self, count: int) -> memoryview:
         if count < 0 or self.at + count > len(self.data):
-            raise ValueError("the bytes end within a value")
+            raise ValueError("the data ends within a value")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -262,8 +262,8 @@ class _Reader:
             high, low = struct.unpack("=iI", self.take(8))
             count = (high << 32) + low
         if not 0 <= count <= len(self.data):
-            # Every element takes at least a byte, so no length makes us reserve more than was sent.
-            raise ValueError(f"a length of {count} in {len(self.data)} bytes")
+            # Each element has at least one byte, so this limits the memory that corrupt data can allocate.
+            raise ValueError(f"invalid length {count} in {len(self.data)} bytes")
         return int(count)
 
     def item(self) -> Any:
@@ -279,20 +279,20 @@ class _Reader:
         return self.finish(kind, value, attributes)
 
     def attributes(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         while (flags := self.ints(1)[0]) != NULL:
             if flags & 0xFF != PAIRS or not flags & HAS_TAG:
-                raise ValueError("attributes that are no pairs of name and value")
+                raise ValueError("attributes must be pairs of a name and a value")
             name = self.symbol()
-            found[name] = self.nested(self.item)
-        return found
+            attributes[name] = self.nested(self.item)
+        return attributes
 
     def symbol(self) -> str:
         (flags,) = self.ints(1)
         if flags & 0xFF == REFERENCE:
             index = flags >> 8
             if not 1 <= index <= len(self.symbols):
-                raise ValueError("a reference to a name that was not given")
+                raise ValueError("a reference to an undefined symbol")
             return self.symbols[index - 1]
         if flags & 0xFF != SYMBOL:
             raise ValueError("an attribute without a name")
@@ -305,7 +305,7 @@ class _Reader:
     def nested(self, read: Callable[[], Any]) -> Any:
         self.depth += 1
         if self.depth > 100:
-            raise ValueError("lists nested more than 100 deep")
+            raise ValueError("lists are nested more than 100 levels deep")
         try:
             return read()
         finally:
@@ -314,7 +314,7 @@ class _Reader:
     def chars(self) -> str | None:
         flags, count = self.ints(2)
         if flags & 0xFF != CHARS:
-            raise ValueError("a string was expected")
+            raise ValueError("expected a string")
         if count == -1:
             return None
         return str(self.take(count), "latin-1" if flags & LATIN1 else "utf-8")
@@ -327,8 +327,8 @@ class _Reader:
 
     def integers(self) -> np.ndarray[Any, Any]:
         values = np.frombuffer(self.take(4 * self.length()), np.int32)
-        missing = values == NA_INTEGER
-        return np.ma.MaskedArray(values, missing) if missing.any() else values
+        mask = values == NA_INTEGER
+        return np.ma.MaskedArray(values, mask) if mask.any() else values
 
     def reals(self) -> np.ndarray[Any, Any]:
         return np.frombuffer(self.take(8 * self.length()), np.float64)
@@ -346,7 +346,7 @@ class _Reader:
         names, levels, dim = (attributes.get(name) for name in ("names", "levels", "dim"))
         if kind == LIST and names is not None:
             if len(set(names)) != len(value) or None in names or "" in names:
-                raise ValueError(f"a list whose names are missing or repeat: {names}")
+                raise ValueError(f"the names of a list must be complete and unique: {names}")
             return dict(zip(names, value, strict=True))
         if kind == INTEGER and levels is not None:
             return [None if code is np.ma.masked else levels[code - 1] for code in value]
@@ -367,8 +367,8 @@ class _Reader:
 # Arguments of methods
 
 
-def one(value: Any, kind: type) -> Any:
-    """The single bool, int, float or str of a vector of length 1; None for NULL and NA. ValueError: anything else."""
+def scalar(value: Any, kind: type) -> Any:
+    """The bool, int, float or str in a vector of length 1; None for NULL and NA. ValueError: another value."""
     if value is None:
         return None
     if isinstance(value, np.ndarray) and value.size == 1:
@@ -376,7 +376,7 @@ def one(value: Any, kind: type) -> Any:
     elif isinstance(value, list) and len(value) == 1:
         item = value[0]
     else:
-        raise ValueError(f"one {NAMES[kind]} is wanted, not {_described(value)}")
+        raise ValueError(f"expected {NAMES[kind]}, not {_describe(value)}")
     if item is None or (isinstance(item, float) and np.isnan(item)):
         return None
     if kind is int and isinstance(item, float) and item.is_integer():
@@ -384,15 +384,15 @@ def one(value: Any, kind: type) -> Any:
     if kind is float and type(item) is int:
         return float(item)
     if type(item) is not kind:
-        raise ValueError(f"one {NAMES[kind]} is wanted, not {item!r}")
+        raise ValueError(f"expected {NAMES[kind]}, not {item!r}")
     return item
 
 
-NAMES = {str: "string", int: "whole number", float: "number", bool: "TRUE or FALSE"}
+NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "TRUE or FALSE"}
 
 
 def setting(value: Any) -> Any:
-    """A setting from R as config.json has it: a vector of length 1 is a number or string, a list a list."""
+    """Convert a setting to its form in config.json: a vector of length 1 becomes a number or string."""
     if isinstance(value, list) and not all(isinstance(item, str) for item in value):
         return [setting(item) for item in value]
     items = value.tolist() if isinstance(value, np.ndarray) else value
@@ -402,37 +402,37 @@ def setting(value: Any) -> Any:
     return items[0] if len(items) == 1 else items
 
 
-# Keywords of JSON Schema whose value is always an array: R has no strings beside vectors of length 1.
+# Keywords of JSON Schema whose value is always an array, even if R sends a vector of length 1.
 ARRAYS = ("required", "enum", "examples", "prefixItems", "allOf", "anyOf", "oneOf")
 
 
 def json_schema(value: Any, name: str = "") -> Any:
-    """A JSON Schema from R: a string is JSON text; lists with names are objects, vectors of length 1 no arrays.
+    """Convert a JSON Schema from R: JSON text, or a list with names. Vectors of length 1 become single values.
 
-    name: the key that the value stands under. ValueError: the text is no JSON.
+    name: the key of the value.    ValueError: the text is not JSON.
     """
     if not name and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         try:
             return json.loads(value[0])
         except ValueError as error:
-            raise ValueError(f"schema is no JSON: {error}") from error
+            raise ValueError(f"schema must be valid JSON: {error}") from error
     if isinstance(value, Mapping):
-        return {key: json_schema(each, key) for key, each in value.items()}
+        return {key: json_schema(item, key) for key, item in value.items()}
     items = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(items, list):
         return items
     items = [int(item) if isinstance(item, float) and item.is_integer() else json_schema(item, "-") for item in items]
     if not items and name not in ARRAYS:
-        return {}  # list() has no names, and {} is the schema of anything
+        return {}  # list() has no names, and the schema {} accepts any value
     is_vector = isinstance(value, np.ndarray) or all(isinstance(item, str | None) for item in value)
     return items[0] if is_vector and len(items) == 1 and name not in ARRAYS else items
 
 
 def json_data(value: Any) -> Any:
-    """Parsed JSON for R: arrays of numbers, of truth values or of strings are vectors, other arrays lists."""
+    """Convert parsed JSON for R: arrays of numbers, booleans or strings become vectors, other arrays lists."""
     match value:
         case dict():
-            return {name: json_data(each) for name, each in value.items()}
+            return {name: json_data(item) for name, item in value.items()}
         case list() if value and all(isinstance(item, bool) for item in value):
             return np.array(value)
         case list() if value and all(type(item) in (int, float) for item in value):
@@ -443,57 +443,60 @@ def json_data(value: Any) -> Any:
 
 
 def character(texts: Iterable[str | None]) -> Any:
-    """Strings as a character vector, also of length 0."""
+    """Convert strings to a character vector, also of length 0."""
     return list(texts) or np.array([], np.str_)
 
 
 def id_rows(value: Any, size: int, first: int = 0) -> list[list[int]]:
-    """Token ids from R as rows of 0-based ids below `size`.
+    """Convert token IDs from R to sequences of 0-based IDs.
 
-    A vector is one row, a matrix a row each, a list of vectors a row each; {"ids", "lengths"} are many
-    rows, one after the other.
-    `first` is the smallest id in the caller's counting: 0, or 1 for an R torch tensor. ValueError: NA, a fraction, an
-    id out of range, or no number at all.
+    Args:
+        value: A vector (one sequence), a matrix (one sequence per row), a list of vectors, or {"ids", "lengths"}, the
+            concatenated sequences.
+        size: The vocabulary size.
+        first: The smallest valid ID: 0, or 1 for an R torch tensor.
+
+    Raises:
+        ValueError: An ID is NA, out of range or not a whole number.
     """
     if isinstance(value, np.ndarray) and value.ndim <= 2:
         rows = list(value) if value.ndim == 2 else [value]
     elif isinstance(value, np.ndarray):
-        raise ValueError(f"ids have {value.ndim} dimensions: pass a vector, a matrix (one row a text), or a list")
+        raise ValueError(f"ids have {value.ndim} dimensions: pass a vector, a matrix (one row per text), or a list")
     elif isinstance(value, dict):
         ids, ends = value["ids"], np.cumsum(value["lengths"]).tolist()
-        whole = ids.dtype == np.int32 and not np.ma.is_masked(ids)
-        if whole and ids.size and ids.min() >= first and ids.max() < first + size:
-            ids = (ids - first).tolist()  # all checked and converted at once
+        integers = ids.dtype == np.int32 and not np.ma.is_masked(ids)
+        if integers and ids.size and ids.min() >= first and ids.max() < first + size:  # the fast path
+            ids = (ids - first).tolist()
             return [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         rows = [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     elif isinstance(value, list):
         rows = value
     else:
-        raise ValueError("ids are missing: pass an integer vector, a matrix (one row a text), or a list of vectors")
+        raise ValueError("ids are missing: pass an integer vector, a matrix (one row per text), or a list of vectors")
     return [_id_row(row, f"row {number}", size, first) for number, row in enumerate(rows, start=1)]
 
 
-def _id_row(row: Any, where: str, size: int, first: int) -> list[int]:
+def _id_row(row: Any, label: str, size: int, first: int) -> list[int]:
     if row is None:
         return []
     if not isinstance(row, np.ndarray) or row.dtype.kind not in "if" or row.ndim != 1:
-        raise ValueError(f"{where}: ids are whole numbers, not {_described(row)}; tok$encode() makes them from text")
-    # R torch has no NA: it turns R's into the smallest 32-bit integer.
-    missing = np.isnan(row).any() if row.dtype.kind == "f" else False
-    if np.ma.is_masked(row) or missing or (first and (row == NA_INTEGER).any()):
-        raise ValueError(f"{where}: an id is NA; drop or replace it first")
-    wrong = row[row != np.floor(row)] if row.dtype.kind == "f" else row[:0]
-    if wrong.size:
-        raise ValueError(f"{where}: an id is {wrong[0]}, not a whole number; tok$encode() makes them from text")
-    outside = row[(row < first) | (row >= first + size)]
-    if outside.size and first and outside[0] == 0:
-        raise ValueError(f"{where}: an id is 0, but the ids in an R torch tensor count from 1; add 1L to 0-based ids")
-    if outside.size:
-        raise ValueError(f"{where}: an id is {outside[0]:.0f}; this model's go from {first} to {first + size - 1}")
+        raise ValueError(f"{label}: ids must be whole numbers, not {_describe(row)}; tok$encode() converts text to ids")
+    is_float = row.dtype.kind == "f"
+    # R torch converts NA to the smallest 32-bit integer.
+    if np.ma.is_masked(row) or (is_float and np.isnan(row).any()) or (first and (row == NA_INTEGER).any()):
+        raise ValueError(f"{label}: an id is NA; drop or replace it first")
+    if is_float and (fractions := row[row != np.floor(row)]).size:
+        raise ValueError(f"{label}: ids must be whole numbers, not {fractions[0]}; tok$encode() converts text to ids")
+    invalid = row[(row < first) | (row >= first + size)]
+    if invalid.size and first and invalid[0] == 0:
+        raise ValueError(f"{label}: an id is 0, but the ids in an R torch tensor count from 1; add 1L to 0-based ids")
+    if invalid.size:
+        raise ValueError(f"{label}: ids must be between {first} and {first + size - 1}, not {invalid[0]:.0f}")
     return (row.astype(np.int64) - first).tolist()  # type: ignore[no-any-return]
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, np.ndarray):
         kind = {"b": "TRUE and FALSE", "f": "numbers", "i": "numbers"}[value.dtype.kind]
         return f"{value.size} values ({kind})" if value.ndim == 1 else f"an array with {value.ndim} dimensions"

@@ -1,4 +1,4 @@
-"""What R holds in Python, by number: models, tokenizers and weights. `Caller` is the R session that holds them."""
+"""Python objects that R references by number (models, tokenizers, weights), and the session that owns them."""
 
 import itertools
 import threading
@@ -9,29 +9,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from r_bridge.convert import one
+from r_bridge.convert import scalar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-# Progress is for a person to look at: more often than this, in seconds, is of no use.
-PROGRESS_INTERVAL = 0.1
+PROGRESS_INTERVAL = 0.1  # seconds between progress updates
 
 
 @dataclass
 class Model:
-    """A model that R holds; its folder, or the repository of its published size, may hold a tokenizer."""
+    """A model. Its folder, or the repository of its published size, may contain a tokenizer."""
 
     module: Any
     folder: Path | None = None
     identifier: str | None = None
-    chat: Any = None  # what the model has read of conversations (methods/chats.py)
+    chat: Any = None  # the conversation with its KV cache (methods/chats.py)
     signature: Any = None  # of the files in `folder` when they were loaded (minhub_py/checkpoints/fingerprint.py)
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer beside the weights. ValueError: there is none."""
+        """The model's tokenizer. ValueError: it has none."""
         from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_from_pretrained
 
         if self.folder is None and self.identifier is not None:
@@ -40,8 +39,8 @@ class Model:
             raise ValueError("this model has no tokenizer: pass ids, or tokenizer = tokenizer_from_pretrained()")
         return read_tokenizer(self.folder)
 
-    def find_tokenizer(self) -> Any:
-        """The tokenizer beside the weights, or None."""
+    def optional_tokenizer(self) -> Any:
+        """The tokenizer in the model's folder, or None."""
         from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
 
         return self.tokenizer if self.folder is not None and tokenizer_file(self.folder) is not None else None
@@ -49,80 +48,80 @@ class Model:
 
 @dataclass
 class Tokenizer:
-    """A tokenizer that R holds."""
+    """A tokenizer."""
 
     tokenizer: Any
 
     @cached_property
     def size(self) -> int:
-        """One more than the largest id."""
+        """The largest token ID plus one."""
         return max(self.tokenizer.get_vocab().values(), default=-1) + 1
 
 
 @dataclass
 class StateDict:
-    """Weights on their way from R to a model, by name."""
+    """Weights that R sends for a model, by name."""
 
     tensors: "dict[str, Tensor]"
 
 
 @dataclass
 class ResultFile:
-    """A file of stored results that this session has locked. The lock ends with this object, too."""
+    """A file of stored results that this session has locked. Deleting the object releases the lock."""
 
     path: Path
     lock: Any
 
 
 class Cancelled(BaseException):
-    """R no longer waits for the call. Not an Exception: no handler on the way may take it for a failure."""
+    """R has cancelled the request. Not an Exception, so that no handler treats it as a failure."""
 
 
-class Caller:
-    """The R session that calls: the objects that it holds, and for each call the way to tell it news."""
+class Session:
+    """The objects of an R session, and the connection of its current request: partial results and cancellation."""
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
         self.numbers = itertools.count(1)
-        self.begin(lambda value: None, threading.Event())
+        self.start_request(lambda value: None, threading.Event())
 
-    def begin(self, emit: Callable[[Any], object], cancelled: threading.Event) -> None:
-        """A new call: `emit` takes what R is told before its end, and `cancelled` is set when R no longer waits."""
+    def start_request(self, emit: Callable[[Any], object], cancelled: threading.Event) -> None:
+        """Start a request. emit: sends a partial result to R.    cancelled: set when R cancels the request."""
         self.emit, self.cancelled = emit, cancelled
         self.last_progress = 0.0
 
-    def keep(self, thing: Any) -> int:
-        """Hold an object for R; its number."""
+    def add(self, value: Any) -> int:
+        """Store an object. Returns its number."""
         number = next(self.numbers)
-        self.objects[number] = thing
+        self.objects[number] = value
         return number
 
-    def find(self, name: str, number: Any, kind: type[T]) -> T:
-        """The object of a number, which R gave for the argument `name`. LookupError: there is none of this kind."""
-        found = self.objects.get(one(number, int))
-        if not isinstance(found, kind):
-            raise LookupError(f"the {name} is not here any more: make it again")
-        return found
+    def get(self, name: str, number: Any, kind: type[T]) -> T:
+        """The object with a number. LookupError: it does not exist or has another type. name: R's argument."""
+        value = self.objects.get(scalar(number, int))
+        if not isinstance(value, kind):
+            raise LookupError(f"the {name} no longer exists in Python: create it again")
+        return value
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Drop the objects that R has dropped."""
+        """Delete the objects that R has released."""
         for number in numbers:
             self.objects.pop(number, None)
 
-    def check(self) -> None:
-        """Stop here if R no longer waits."""
+    def check_cancelled(self) -> None:
+        """Raise Cancelled if R has cancelled the request."""
         if self.cancelled.is_set():
             raise Cancelled
 
     def warn(self, message: Warning | str, category: type[Warning]) -> None:
-        """Hand a warning on to R, in place of `warnings.showwarning`. Others than ours are for programmers."""
+        """Send a UserWarning to R, as a replacement for `warnings.showwarning`. Other warnings are for developers."""
         if issubclass(category, UserWarning):
             self.emit({"warning": str(message)})
 
-    def progress(self, done: int, total: int, what: str = "", **more: Any) -> None:
-        """Tell R how far a long call is."""
-        self.check()
+    def progress(self, completed: int, total: int, label: str = "", **values: Any) -> None:
+        """Send the progress of a request to R, and raise Cancelled if R has cancelled it."""
+        self.check_cancelled()
         now = time.monotonic()
-        if done >= total or now - self.last_progress >= PROGRESS_INTERVAL:
+        if completed >= total or now - self.last_progress >= PROGRESS_INTERVAL:
             self.last_progress = now
-            self.emit({"what": what, "done": float(done), "total": float(total), **more})
+            self.emit({"what": label, "done": float(completed), "total": float(total), **values})

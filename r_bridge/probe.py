@@ -1,4 +1,4 @@
-"""Finds the R of this machine, and the rpy2 that fits it."""
+"""Detection of R and of the compatible rpy2 version."""
 
 import importlib.metadata
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class R:
-    """An R installation. `rpy2` is the range of rpy2-rinterface that imports on it, `rpy2_found` what is installed."""
+    """An R installation. rpy2: the compatible versions of rpy2-rinterface.    rpy2_found: the installed version."""
 
     executable: str
     version: tuple[int, int, int]
@@ -20,19 +20,18 @@ class R:
 
     @property
     def rpy2_fits(self) -> bool:
-        """Whether the rpy2 that is installed imports on this R."""
+        """Whether the installed rpy2 is compatible with this R."""
         if self.rpy2_found is None:
             return False
         numbers = tuple(int(part) for part in re.findall(r"\d+", self.rpy2_found)[:3])
         return numbers >= FIRST_RPY2 and (self.version >= R_GETVAR or numbers < RPY2_GETVAR)
 
 
-# rpy2-rinterface 3.6.6 began to need a symbol, R_getVar, that came with R 4.5.
+# rpy2-rinterface 3.6.6 and later requires the symbol R_getVar of R 4.5.
 FIRST_RPY2, RPY2_GETVAR, R_GETVAR = (3, 6, 1), (3, 6, 6), (4, 5, 0)
-# Seconds after which a process is ended: R torch with CUDA may take ten from a cold disk.
-TIMEOUT = 60.0
-# R prints a line for each fact; its first word tells it from what a profile may print. The R package has the list of
-# facts, since its minhub_doctor() needs them too.
+TIMEOUT = 60.0  # seconds; R torch with CUDA may take ten seconds to load from a cold disk
+# R prints one line per fact. The first word distinguishes it from the output of a profile. The facts are defined in the
+# R package, since minhub_doctor() uses them too.
 FACTS = (
     (Path(__file__).parent / "minhubpy" / "R" / "facts.R").read_text(encoding="utf-8")
     + r"""
@@ -45,72 +44,72 @@ r_facts(function(key, value) {
 
 
 def find_r() -> R | None:
-    """The R on the PATH, or None. OSError: it does not tell its version."""
+    """The R on the PATH, or None. OSError: R does not print its version."""
     executable = shutil.which("R")
     if executable is None:
         return None
-    said, complaint = _run([executable, "--version"])
-    match = re.search(r"R version (\d+\.\d+\.\d+)", said)
+    output, errors = _run([executable, "--version"])
+    match = re.search(r"R version (\d+\.\d+\.\d+)", output)
     if match is None:
-        raise OSError(f"{executable} --version says {(said or complaint).strip()[:100]!r}: reinstall R")
+        raise OSError(f"{executable} --version prints {(output or errors).strip()[:100]!r}: reinstall R")
     return describe(executable, match[1])
 
 
 def describe(executable: str, version: str) -> R:
-    """The R of this version ("4.2.2") and the rpy2 that is installed. Starts no process."""
+    """An R of a version such as "4.2.2", with the installed rpy2. Does not start a process."""
     major, minor, patch = map(int, version.split("."))
     try:
-        found = importlib.metadata.version("rpy2-rinterface")
+        installed = importlib.metadata.version("rpy2-rinterface")
     except importlib.metadata.PackageNotFoundError:
-        found = None
-    return R(executable, (major, minor, patch), rpy2_range((major, minor, patch)), found)
+        installed = None
+    return R(executable, (major, minor, patch), rpy2_range((major, minor, patch)), installed)
 
 
 def ask_r(executable: str, timeout: float = TIMEOUT) -> dict[str, str]:
-    """Facts about this R, with the user's own libraries and profile. OSError: it does not start.
+    """Facts about an R with the user's libraries and profile. OSError: R does not start.
 
-    "version" and "home"; where they are installed "minhubpy", "torch" and "libtorch", which are versions, and
-    "torch_works": "yes", or what R torch says instead. "torch" without it: R ended or hung when R torch was loaded.
+    The keys are "version" and "home"; the versions of "minhubpy", "torch" and "libtorch", if they are installed; and
+    "torch_works": "yes", or R torch's error. If it is absent, R crashed or hung while it loaded R torch.
     """
-    said, complaint = _run([executable, "--slave", "--no-save", "--no-restore"], FACTS, timeout)
-    facts = dict(re.findall(r"^minhub-fact (\w+) (.*?) *$", said, re.MULTILINE))
+    output, errors = _run([executable, "--slave", "--no-save", "--no-restore"], FACTS, timeout)
+    facts = dict(re.findall(r"^minhub-fact (\w+) (.*?) *$", output, re.MULTILINE))
     if "home" not in facts:
-        raise OSError(f"{executable} does not start: {last_line(complaint)}")
+        raise OSError(f"{executable} does not start: {last_line(errors)}")
     return facts
 
 
 def try_rpy2(timeout: float = TIMEOUT) -> str | None:
-    """Why rpy2 cannot start R; None if it can. Runs in a process of its own, since a wrong rpy2 may crash it."""
+    """Start R with rpy2 in a separate process, which may crash. Returns the error, or None."""
     code = "import rpy2.rinterface as r; r.initr(); print(r.evalr('1 + 1')[0])"
-    said, complaint = _run([sys.executable, "-c", code], timeout=timeout)
-    return None if said.split()[-1:] == ["2.0"] else last_line(complaint)
+    output, errors = _run([sys.executable, "-c", code], timeout=timeout)
+    return None if output.split()[-1:] == ["2.0"] else last_line(errors)
 
 
 def _run(command: list[str], script: str = "", timeout: float = TIMEOUT) -> tuple[str, str]:
-    """Standard output and error of a command, until it ends or is ended. OSError: it cannot be run."""
+    """The standard output and error of a command, which is killed after the timeout. OSError: it cannot be run."""
     try:
-        done = subprocess.run(command, input=script.encode(), capture_output=True, timeout=timeout, check=False)
-        said, complaint = done.stdout, done.stderr
-        if done.returncode and not complaint.strip():
-            complaint = f"it ended with status {done.returncode}".encode()
+        process = subprocess.run(command, input=script.encode(), capture_output=True, timeout=timeout, check=False)
+        output, errors = process.stdout, process.stderr
+        if process.returncode and not errors.strip():
+            errors = f"it exited with status {process.returncode}".encode()
     except subprocess.TimeoutExpired as error:
-        said, complaint = error.stdout or b"", f"no answer in {timeout:g} seconds".encode()
-    return said.decode(errors="replace"), complaint.decode(errors="replace")
+        output, errors = error.stdout or b"", f"no response within {timeout:g} seconds".encode()
+    return output.decode(errors="replace"), errors.decode(errors="replace")
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty, which has an error's reason."""
+    """The last line with content, which contains an error's reason."""
     lines = [line.strip() for line in text.splitlines()]
-    return ([line for line in lines if line not in ("", "Execution halted")] or ["it says nothing"])[-1][:300]
+    return ([line for line in lines if line not in ("", "Execution halted")] or ["no error message"])[-1][:300]
 
 
 def rpy2_range(version: tuple[int, int, int]) -> str:
-    """The versions of rpy2-rinterface that import on an R of this version."""
+    """The versions of rpy2-rinterface that are compatible with an R version."""
     return ">=3.6.1" if version >= R_GETVAR else ">=3.6.1,<3.6.6"
 
 
 if __name__ == "__main__":  # for pip: python -m pip install "$(python -m r_bridge.probe)"
     r = find_r()
     if r is None:
-        sys.exit("R is missing: apt-get install r-base-core, or see https://www.r-project.org")
+        sys.exit("R is not installed: apt-get install r-base-core, or see https://www.r-project.org")
     print(f"rpy2-rinterface{r.rpy2}")

@@ -1,36 +1,36 @@
-"""The protocol between a plain R session and its worker: this is its whole description. R's half is R/wire.R.
+"""The protocol between a plain R session and its worker. The R implementation is R/wire.R.
 
-**Connecting.** R makes a folder that only its user may enter, and starts r_bridge.worker with FOLDER and its own PID.
-The worker listens on a free port of 127.0.0.1 and writes FOLDER/address, which holds the port and two random secrets.
-R reads and deletes that file, connects, and sends HELLO with the first secret; the worker answers WELCOME with the
-second. The worker hangs up on all other peers, and stops listening when it knows R. So no secret stands on a command
-line or in an environment, and each side knows that the other could read the folder. A worker leaves when its folder is
-removed before R has connected.
+**Connecting.** R creates a folder that only its user may enter, and starts r_bridge.worker with the arguments FOLDER
+and R's PID. The worker listens on a free port of 127.0.0.1 and writes the port and two random secrets to
+FOLDER/address. R reads and deletes that file, connects, and sends HELLO with the first secret. The worker responds with
+WELCOME and the second secret. It closes all other connections, and stops listening after it has authenticated R. So no
+secret appears on a command line or in an environment variable, and each side proves that it can read the folder. The
+worker exits if the folder is removed before R connects.
 
-**Frames.** Four 32-bit integers in the machine's byte order, then the payload:
+**Frames.** Four 32-bit integers in the machine's byte order, followed by the payload:
 
     magic   kind   call   length   payload of `length` bytes
 
-`call` numbers R's calls from 1 up. An answer carries the number of its call, so that R can drop the answers of a call
-that it has given up. A payload is a value in R's serialization format (convert.py). With FILE added to the kind, it is
-the name of a file in FOLDER that holds the value, and that the reader deletes: R reads files several times as fast as
-sockets. AHEAD names such a file while it is still written, so that R may read it meanwhile: most of R's time goes into
-getting memory for the value. Where R is faster than the worker it finds the end too early, and reads again when the
-file is announced as a whole.
+`call` is the number of R's request, from 1. A response has the number of its request, so R can drop the responses of a
+cancelled request. A payload is a value in R's serialization format (convert.py). If FILE is added to the kind, the
+payload is the name of a file in FOLDER that contains the value and that the reader deletes: R reads files several times
+as fast as sockets. AHEAD announces such a file before it is complete, so that R can read it while it is written; most
+of R's time is spent on memory allocation for the value. If R is faster than the worker, it reaches a premature end of
+file, and reads the file again when it is complete.
 
     kind        from     payload
     HELLO       R        the first secret (raw bytes)
     WELCOME     worker   the second secret (raw bytes)
     CALL        R        list(method, arguments, release)
-    CANCEL      R        none: stop the call of this number
-    PART        worker   part of a result: a piece of text, progress, or a warning as list(warning)
+    CANCEL      R        none: cancel the request with this number
+    PART        worker   a partial result: text, progress, or a warning as list(warning)
     DONE        worker   the result
     FAILED      worker   list(class, message)
-    CANCELLED   worker   NULL: the call has stopped
-    AHEAD       worker   the name of the file that the next frame of the call will announce
+    CANCELLED   worker   NULL: the request was cancelled
+    AHEAD       worker   the name of the file that the next frame of the request announces
 
-The answer to a call is any number of PARTs and then DONE, FAILED or CANCELLED. Calls run one after the other. CANCEL
-may come at any time; for a call that has ended it is ignored.
+The response to a request is any number of PARTs, then DONE, FAILED or CANCELLED. Requests run in sequence. CANCEL may
+be sent at any time; it is ignored for a completed request.
 """
 
 import itertools
@@ -48,73 +48,71 @@ MAGIC = 0x4255484D  # "MHUB"
 HELLO, WELCOME, CALL, CANCEL = 1, 2, 3, 4
 PART, DONE, FAILED, CANCELLED, AHEAD = 11, 12, 13, 14, 15
 FILE = 256
-ENDS = {"part": PART, "done": DONE, "failed": FAILED, "cancelled": CANCELLED}
+RESPONSES = {"part": PART, "done": DONE, "failed": FAILED, "cancelled": CANCELLED}
 SECRET_BYTES = 32
 
 _header = struct.Struct("=iiii")
-# Bytes; smaller values are as fast through the socket.
-FILE_THRESHOLD = 1 << 18
-# Bytes that are in a file before it is announced by AHEAD: a lead that R does not make up for, as a rule.
-LEAD = 1 << 26
-# Windows removes no file that another process reads, and the file of a value that fails must go.
+FILE_THRESHOLD = 1 << 18  # bytes; the socket is as fast for smaller values
+LEAD = 1 << 26  # bytes written to a file before AHEAD; R usually does not catch up
+# Windows does not delete a file that another process reads, and the file of a failed response must be deleted.
 READS_AHEAD = os.name == "posix"
 
 
-class BrokenError(ConnectionError):
-    """The peer has ended, or what it sends is not this protocol."""
+class ProtocolError(ConnectionError):
+    """The connection was closed, or the peer does not use this protocol."""
 
 
 def pack(kind: int, call: int, payload: bytes = b"") -> bytes:
-    """A frame. ValueError: its payload is longer than a frame can say."""
+    """Build a frame. ValueError: the payload is too long for the header's length field."""
     if len(payload) >= 2**31:
-        raise ValueError(f"a result of {len(payload):,} bytes is too large to send to R: ask for less at a time")
+        raise ValueError(f"a result of {len(payload):,} bytes is too large to send to R: request a smaller result")
     return _header.pack(MAGIC, kind, call, len(payload)) + payload
 
 
 def read_frame(peer: socket.socket, limit: int = 2**31 - 1) -> tuple[int, int, bytes]:
-    """(kind, call, payload) of the next frame. BrokenError: the connection ended, or what came is no frame."""
+    """Read a frame as (kind, call, payload). ProtocolError: the connection was closed, or the frame is invalid."""
     magic, kind, call, length = _header.unpack(_read(peer, _header.size))
     if magic != MAGIC or not 0 <= length <= limit:
-        raise BrokenError("what came is not a frame of this protocol")
+        raise ProtocolError("invalid frame: the peer does not use this protocol")
     return kind, call, _read(peer, length)
 
 
 def _read(peer: socket.socket, count: int) -> bytes:
     data = bytearray()
     while len(data) < count:
-        piece = peer.recv(min(count - len(data), 1 << 20))
-        if not piece:
-            raise BrokenError("the connection has ended")
-        data += piece
+        received = peer.recv(min(count - len(data), 1 << 20))
+        if not received:
+            raise ProtocolError("the connection was closed")
+        data += received
     return bytes(data)
 
 
 def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Path) -> None:
-    """Send a value: a large one by a file, if the folder has room.
+    """Send a value in a frame, or in a file if it is large and the folder has enough space.
 
-    ValueError, TypeError: it cannot be sent; nothing was sent.
+    ValueError, TypeError: the value cannot be sent; nothing was sent.
     """
-    parts = convert.parts(value)
-    first: list[convert.Buffer] = []
+    buffers = convert.buffers(value)
+    head: list[convert.Buffer] = []
     size = 0
-    for part in parts:
-        first.append(part)
-        size += len(part)
+    for buffer in buffers:
+        head.append(buffer)
+        size += len(buffer)
         if size >= FILE_THRESHOLD:
             break
     else:
-        peer.sendall(pack(kind, call, b"".join(first)))
+        peer.sendall(pack(kind, call, b"".join(head)))
         return
     path = folder / f"{kind}-{call}"
-    ahead = False
+    announced = False
     try:
         with path.open("wb") as file:
-            for part in itertools.chain(first, prefetched(parts)):
-                file.write(part)
-                if READS_AHEAD and not ahead and file.tell() >= LEAD:
-                    ahead = True
+            for buffer in itertools.chain(head, prefetch(buffers)):
+                file.write(buffer)
+                if READS_AHEAD and not announced and file.tell() >= LEAD:
+                    announced = True
                     peer.sendall(pack(AHEAD, call, str(path).encode()))
-    except OSError:  # no room: the socket needs none
+    except OSError:  # no space: the socket needs none
         path.unlink(missing_ok=True)
         peer.sendall(pack(kind, call, convert.dumps(value)))
         return
@@ -124,10 +122,10 @@ def send_value(peer: socket.socket, kind: int, call: int, value: Any, folder: Pa
     peer.sendall(pack(kind | FILE, call, str(path).encode()))
 
 
-def prefetched(parts: Iterator[convert.Buffer]) -> Iterator[convert.Buffer]:
-    """The same parts, each made while the last one is written. To make one takes long: R wants another array order."""
+def prefetch(buffers: Iterator[convert.Buffer]) -> Iterator[convert.Buffer]:
+    """Create each buffer while the previous one is written. The conversion to R's array order is slow."""
     with ThreadPoolExecutor(1) as thread:
-        following = thread.submit(next, parts, None)
-        while (part := following.result()) is not None:
-            following = thread.submit(next, parts, None)
-            yield part
+        following = thread.submit(next, buffers, None)
+        while (buffer := following.result()) is not None:
+            following = thread.submit(next, buffers, None)
+            yield buffer

@@ -1,4 +1,4 @@
-"""Runs the calls of one R session, for both ways into R (worker.py, host/). methods/ has what a call may do."""
+"""Runs the requests of one R session. Used by worker.py and host/; methods/ contains the available methods."""
 
 import inspect
 import itertools
@@ -11,66 +11,72 @@ from functools import cache
 from typing import Any
 
 from minhub_py.system.printable import printable
-from r_bridge.convert import as_array, one
+from r_bridge.convert import as_array, scalar
 from r_bridge.methods import METHODS
-from r_bridge.objects import Caller, Cancelled, Model, ResultFile, StateDict, Tokenizer
-from r_bridge.spelling import in_words_of_r
+from r_bridge.objects import Cancelled, Model, ResultFile, Session, StateDict, Tokenizer
+from r_bridge.spelling import use_r_spelling
+
+OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
 
 
 class Service:
-    """Runs the calls of one R session, one at a time."""
+    """Runs the requests of one R session in sequence."""
 
     def __init__(self) -> None:
-        self.caller = Caller()
+        self.session = Session()
         self.thread = ThreadPoolExecutor(1, "minhub")
 
     def run(
-        self, call: Mapping[str, Any], emit: Callable[[Any], object], cancelled: threading.Event
+        self, request: Mapping[str, Any], emit: Callable[[Any], object], cancelled: threading.Event
     ) -> tuple[str, Any]:
-        """("done", value), ("failed", {"class", "message"}) or ("cancelled", None).
+        """Run a request.
 
-        `emit` is called with each part of the answer before it, and with each warning as {"warning": text}.
-        call: {"method", "arguments", "release"}, the last the numbers of objects that R has dropped.
+        Args:
+            request: {"method", "arguments", "release"}; the last contains the numbers of objects that R has released.
+            emit: Called with each partial result, and with each warning as {"warning": text}.
+            cancelled: Set by the caller to cancel the request.
+
+        Returns:
+            ("done", value), ("failed", {"class", "message"}) or ("cancelled", None).
         """
         from minhub_py.checkpoints.transfer import listener
 
-        self.caller.begin(emit, cancelled)
-        before = listener.set(lambda name, done, total: self.caller.progress(done, total, name))
-        with warnings.catch_warnings(), in_words_of_r():
+        self.session.start_request(emit, cancelled)
+        token = listener.set(lambda name, completed, total: self.session.progress(completed, total, name))
+        with warnings.catch_warnings(), use_r_spelling():
             warnings.filterwarnings("always", category=UserWarning)
-            warnings.showwarning = lambda message, category, *_: self.caller.warn(message, category)
+            warnings.showwarning = lambda message, category, *_: self.session.warn(message, category)
             try:
-                return self._run(call)
+                self.session.release(as_array(request["release"]).tolist())
+                name = scalar(request["method"], str)
+                if name not in METHODS:
+                    raise ValueError(
+                        f"minhub_py has no method {name!r} for R: install the minhubpy of the same version"
+                    )
+                arguments = self.convert_arguments(METHODS[name], request["arguments"] or {})
+                return "done", METHODS[name](self.session, **arguments)
+            except Cancelled:
+                return "cancelled", None
+            except BaseException as error:  # R waits for a response, so every error is sent
+                return "failed", {"class": type(error).__name__, "message": error_message(error)}
             finally:
-                listener.reset(before)
+                listener.reset(token)
 
-    def _run(self, call: Mapping[str, Any]) -> tuple[str, Any]:
-        try:
-            self.caller.release(as_array(call["release"]).tolist())
-            name = one(call["method"], str)
-            if name not in METHODS:
-                raise ValueError(f"minhub_py has no method {name!r} for R: install the minhubpy that came with it")
-            return "done", METHODS[name](self.caller, **self.read(METHODS[name], call["arguments"] or {}))
-        except Cancelled:
-            return "cancelled", None
-        except BaseException as error:  # R is told, whatever it is: it waits for an answer
-            return "failed", {"class": type(error).__name__, "message": _message(error)}
+    def stream(self, request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Yield ("part", value) for each partial result, then the value of `run`. Closing the iterator cancels it.
 
-    def frames(self, call: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """("part", value) for each part, then what `run` returns. Closing the iterator cancels the call.
-
-        The call runs in another thread, so that this one can take Ctrl-C while it waits.
+        The request runs in another thread, so that the current thread can handle Ctrl-C while it waits.
         """
-        made: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        results: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         cancelled = threading.Event()
         future, kind = None, "part"
         try:
-            future = self.thread.submit(self.run, call, lambda value: made.put(("part", value)), cancelled)
-            future.add_done_callback(lambda future: made.put(future.result()))
+            future = self.thread.submit(self.run, request, lambda value: results.put(("part", value)), cancelled)
+            future.add_done_callback(lambda future: results.put(future.result()))
             while kind == "part":
                 try:
-                    kind, value = made.get(timeout=1)
-                except queue.Empty:  # now Python sees a Ctrl-C that came when the wait was about to begin
+                    kind, value = results.get(timeout=1)
+                except queue.Empty:  # lets Python handle a Ctrl-C that arrived just before the wait
                     continue
                 yield kind, value
         finally:
@@ -78,42 +84,43 @@ class Service:
             if future is not None:
                 future.result()
 
-    def read(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """R's arguments by the function's annotations. ValueError: one is unknown, missing or of another type."""
-        wanted = parameters(function)
-        if unknown := set(arguments) - set(wanted):
-            raise ValueError(f"{function.__name__} takes no {', '.join(sorted(unknown))}")
+    def convert_arguments(self, method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert R's arguments according to the method's annotations.
+
+        ValueError: an argument is unknown, missing or of another type.    LookupError: an object does not exist.
+        """
+        parameters = parameters_of(method)
+        if unknown := set(arguments) - set(parameters):
+            raise ValueError(f"{method.__name__} has no argument {', '.join(sorted(unknown))}")
         values = {}
-        for name, parameter in wanted.items():
+        for name, parameter in parameters.items():
             kind, value = parameter.annotation, arguments.get(name)
             if kind in (Model, Tokenizer, StateDict, ResultFile):
-                value = self.caller.find(name, value, kind)
+                value = self.session.get(name, value, kind)
             elif kind == Tokenizer | None:
-                value = None if value is None else self.caller.find(name, value, Tokenizer)
+                value = None if value is None else self.session.get(name, value, Tokenizer)
             elif kind in (str, int, float, bool):
-                value = parameter.default if value is None else one(value, kind)
+                value = parameter.default if value is None else scalar(value, kind)
                 if value in (None, parameter.empty):
                     raise ValueError(f"{name} is missing")
             elif kind in OPTIONAL:
-                value = one(value, OPTIONAL[kind])
+                value = scalar(value, OPTIONAL[kind])
             values[name] = value
         return values
 
 
-OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
-
-
 @cache
-def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a method after the first, the caller. Cached: a look takes longer than a small call."""
-    return dict(itertools.islice(inspect.signature(function).parameters.items(), 1, None))
+def parameters_of(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a method after `session`. Cached, as the inspection takes longer than a small request."""
+    return dict(itertools.islice(inspect.signature(method).parameters.items(), 1, None))
 
 
-def _message(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
+    """The message of an error for R users."""
     text = printable(" ".join(str(error).split()))
     if isinstance(error, ValueError | OSError | MemoryError | LookupError) and text:
         return text
     if isinstance(error, ImportError) and "undefined symbol" in text:
-        return "PyTorch does not load beside R torch in one process: use a plain R session, or leave R torch out here"
-    advice = ": minhub_doctor() says what to install" if isinstance(error, ImportError) else ""
+        return "PyTorch and R torch cannot be loaded in one process: use a plain R session, or do not load R torch"
+    advice = ": run minhub_doctor() to see what to install" if isinstance(error, ImportError) else ""
     return f"unexpected {type(error).__name__} in Python: {text[:500]}{advice}"

@@ -1,4 +1,4 @@
-"""R's spelling of settings and calls in messages. The service sets it for every call of R."""
+"""R's spelling of settings and calls in messages. The service activates it for each request."""
 
 import json
 from collections.abc import Iterator
@@ -8,8 +8,7 @@ from typing import Any
 
 from minhub_py.system.spelling import Spelling, use_spelling
 
-# Settings with other names in R, where many functions have an argument of the name `start`; in Python, `from` is a
-# keyword.
+# `from` is a keyword in Python.
 R_NAMES = {"start": "from"}
 
 
@@ -23,25 +22,25 @@ class RSpelling(Spelling):
         name = R_NAMES.get(name, name)
         if value is None:
             return name
-        return f"{name} = {str(value).upper() if isinstance(value, bool) else _text(value)}"
+        return f"{name} = {str(value).upper() if isinstance(value, bool) else _quote(value)}"
 
     def download(self, identifier: str, revision: str) -> str:
-        """The call of from_pretrained(), which downloads missing files."""
-        more = [] if revision == "main" else [self.setting("revision", revision)]
-        return f"from_pretrained({', '.join([_text(identifier), *more])})"
+        """A call of from_pretrained(), which downloads missing files."""
+        arguments = [_quote(identifier), *([] if revision == "main" else [self.setting("revision", revision)])]
+        return f"from_pretrained({', '.join(arguments)})"
 
     def resume(self, folder: str | PathLike[str], **changes: Any) -> str:
-        """The call of minhub_resume()."""
+        """A call of minhub_resume()."""
         settings = [self.setting(*change) for change in changes.items()]
-        return f"minhub_resume({', '.join([_text(str(folder)), *settings])})"
+        return f"minhub_resume({', '.join([_quote(str(folder)), *settings])})"
 
 
-def _text(value: Any) -> str:
+def _quote(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
 @contextmanager
-def in_words_of_r() -> Iterator[None]:
-    """Messages about settings and runs name R's arguments and functions."""
+def use_r_spelling() -> Iterator[None]:
+    """Use the names of R's arguments and functions in messages."""
     with use_spelling(RSpelling()):
         yield

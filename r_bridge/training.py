@@ -1,4 +1,4 @@
-"""Training runs for R: settings by R's names, events of a run, and the results in its folder."""
+"""Training runs for R: conversion of settings, events and results."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from minhub_py.training import Listener, Settings
 from minhub_py.training.checkpoint import COLUMNS, LossRow
 from minhub_py.training.summary import about, duration, family_title, read
 from r_bridge.convert import Frame, setting
-from r_bridge.objects import Caller
+from r_bridge.objects import Session
 from r_bridge.spelling import R_NAMES
 
 if TYPE_CHECKING:
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class RListener(Listener):
-    """Sends R the events of a run, as lists with an `event`. Only `preparing` may end it by an exception."""
+    """Sends the events of a run to R, as lists with the name `event`. Only `preparing` may raise an exception."""
 
-    def __init__(self, caller: Caller) -> None:
-        self.caller = caller
-        self.emitted = time.monotonic()
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.last_working = time.monotonic()
 
-    def preparing(self, what: str, done: int, total: int) -> None:
-        """Progress in bytes while the text is read. Cancelled: R no longer waits."""
-        self.caller.check()
+    def preparing(self, label: str, completed: int, total: int) -> None:
+        """Progress in bytes while the text is read. Raises Cancelled if R has cancelled the request."""
+        self.session.check_cancelled()
         if total:
-            self.caller.progress(done, total, what, event="preparing")
+            self.session.progress(completed, total, label, event="preparing")
 
     def begins(self, trainer: "Trainer") -> None:
         """The model, the data and the main settings."""
         settings, corpus = trainer.settings, trainer.corpus
         title = family_title(settings.family or trainer.family.name)
-        self.caller.emit({
+        self.session.emit({
             "event": "begins", "family": title, "parameters": float(trainer.parameters),
             "device": str(trainer.device), "dtype": settings.dtype, "train_tokens": float(corpus.train.count),
             "held_out_tokens": float(corpus.held_out.count), "step": trainer.progress.step, "steps": settings.steps,
@@ -46,18 +46,18 @@ class RListener(Listener):
 
     def estimated(self, seconds: float, steps: int, evaluations: int) -> None:
         """The approximate duration of the run."""
-        self.caller.emit({"event": "estimated", "seconds": seconds, "time": about(seconds), "steps": steps,
+        self.session.emit({"event": "estimated", "seconds": seconds, "time": about(seconds), "steps": steps,
                           "evaluations": evaluations})  # fmt: skip
 
     def working(self, step: int, task: str, number: int, count: int) -> None:
         """The pending batch, at most once a second."""
-        if time.monotonic() - self.emitted >= 1:
-            self.emitted = time.monotonic()
-            self.caller.emit({"event": "working", "step": step, "task": task, "batch": number, "batches": count})
+        if time.monotonic() - self.last_working >= 1:
+            self.last_working = time.monotonic()
+            self.session.emit({"event": "working", "step": step, "task": task, "batch": number, "batches": count})
 
     def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
         """Progress after a step."""
-        self.caller.emit({
+        self.session.emit({
             "event": "stepped", "step": step, "steps": steps, "loss": loss, "tokens_per_second": tokens_per_second,
             "seconds_left": seconds_left, "time_left": duration(seconds_left),
         })  # fmt: skip
@@ -65,32 +65,30 @@ class RListener(Listener):
     def evaluated(self, row: LossRow, best: bool) -> None:
         """A new row of the losses."""
         values = {name: column[0] for name, column in columns([row]).items()}
-        self.caller.emit({"event": "evaluated", **values, "time": duration(row["seconds"]), "best": best})
+        self.session.emit({"event": "evaluated", **values, "time": duration(row["seconds"]), "best": best})
 
     def sampled(self, step: int, text: str) -> None:
         """A sample of the model's text."""
-        self.caller.emit({"event": "sampled", "step": step, "text": text})
+        self.session.emit({"event": "sampled", "step": step, "text": text})
 
     def note(self, text: str) -> None:
-        """A note for people. Not that matplotlib is missing: R draws its own curves."""
+        """A note for the user. The note about missing matplotlib is omitted, as R draws the curves."""
         if "matplotlib" not in text:
-            self.caller.emit({"event": "note", "text": text})
+            self.session.emit({"event": "note", "text": text})
 
     def asks_to_stop(self) -> bool:
-        """Whether R no longer waits: the run then ends with a checkpoint."""
-        return self.caller.cancelled.is_set()
+        """Whether R has cancelled the request. The run then ends with a checkpoint."""
+        return self.session.cancelled.is_set()
 
-    def cancelled(self) -> bool:
-        """As `asks_to_stop`, before each batch."""
-        return self.caller.cancelled.is_set()
+    cancelled = asks_to_stop  # checked before each batch
 
 
 def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """R's vectors by R's names as Python's values. ValueError: an unknown name; it lists the names."""
+    """Convert settings from R. ValueError: a name is unknown; the message lists the valid names."""
     python_names = {R_NAMES.get(item.name, item.name): item.name for item in fields(Settings)}
     values = values or {}
-    if others := sorted(set(values) - set(python_names)):
-        raise ValueError(unknown(others, list(python_names)))
+    if invalid := sorted(set(values) - set(python_names)):
+        raise ValueError(unknown(invalid, list(python_names)))
     return {
         python_names[name]: {key: setting(item) for key, item in value.items()} if name == "config" else setting(value)
         for name, value in values.items()
@@ -98,9 +96,8 @@ def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def describe_run(folder: Path) -> dict[str, Any]:
-    """What R shows of a run. FileNotFoundError: no run is there. ValueError: it has no results yet."""
+    """A summary of a run. FileNotFoundError: the folder contains no run. ValueError: it has no results yet."""
     summary = read(folder)
-    told = {R_NAMES.get(name, name): value for name, value in asdict(summary.settings).items()}
     return {
         "folder": str(folder),
         "family": summary.family,
@@ -117,15 +114,15 @@ def describe_run(folder: Path) -> dict[str, Any]:
         "seconds": summary.seconds,
         "time": duration(summary.seconds),
         "device": summary.settings.device,
-        "settings": told,
+        "settings": {R_NAMES.get(name, name): value for name, value in asdict(summary.settings).items()},
         "losses": Frame(columns(summary.rows)),
     }
 
 
 def columns(rows: Sequence[LossRow]) -> dict[str, Any]:
-    """Rows of losses.csv as columns, with NA for unknown values. Steps are integers."""
-    found: dict[str, Any] = {}
+    """Convert rows of losses.csv to columns, with NA for missing values."""
+    result: dict[str, Any] = {}
     for name in COLUMNS:
         values = np.array([row[name] for row in rows], np.float64)
-        found[name] = values.astype(np.int32) if name == "step" else np.ma.MaskedArray(values, np.isnan(values))
-    return found
+        result[name] = values.astype(np.int32) if name == "step" else np.ma.MaskedArray(values, np.isnan(values))
+    return result

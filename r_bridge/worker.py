@@ -1,6 +1,6 @@
-"""The worker: the process that serves one plain R session by protocol.py. `main` takes the arguments FOLDER PID.
+"""The worker process of a plain R session. R starts it with the arguments FOLDER and PID (see protocol.py).
 
-R starts it. It answers R alone, and ends when R ends, whatever ended R.
+It serves R only, and exits when R exits, even if R is killed.
 """
 
 import faulthandler
@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -22,67 +21,57 @@ from typing import NoReturn
 from r_bridge import convert, protocol
 from r_bridge.service import Service
 
-Calls = queue.SimpleQueue[tuple[int, threading.Event, bytes]]
-# Seconds that R has to connect; it does so at once.
-CONNECT_TIMEOUT = 60
-# Seconds that a peer has to send HELLO.
-HELLO_TIMEOUT = 5
+Requests = queue.SimpleQueue[tuple[int, threading.Event, bytes]]
+CONNECT_TIMEOUT = 60  # seconds until R connects
+HELLO_TIMEOUT = 5  # seconds until a peer sends HELLO
 
 
 def main() -> None:
-    """Connect to R, then serve it until it ends."""
+    """Connect to R, and serve it until it exits."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     faulthandler.enable()
-    # Ctrl-C in R's terminal is for R, which sends CANCEL for what should stop.
+    # Ctrl-C in R's terminal interrupts R, which sends CANCEL.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    leave = make_leave(folder)
     for name in ("SIGTERM", "SIGHUP"):  # the end of a session or a terminal
         if number := getattr(signal, name, None):
-            signal.signal(number, lambda *_: leave())
-    threading.Thread(target=watch, args=(parent, leave), daemon=True).start()
-    peer = meet(folder, leave)
-    calls: Calls = queue.SimpleQueue()
-    threading.Thread(target=listen, args=(peer, calls, leave), daemon=True).start()
+            signal.signal(number, lambda *_: shut_down(folder))
+    threading.Thread(target=watch, args=(parent, folder), daemon=True).start()
+    peer = accept_r(folder)
+    requests: Requests = queue.SimpleQueue()
+    threading.Thread(target=receive, args=(peer, requests, folder), daemon=True).start()
+    service = Service()
     try:
-        serve(peer, calls, folder)
-    except OSError:  # R has closed the connection while an answer was on its way
-        leave()
+        while True:
+            respond(service, peer, folder, *requests.get())
+    except OSError:  # R has closed the connection before the response
+        shut_down(folder)
 
 
-def make_leave(folder: Path) -> Callable[[], NoReturn]:
-    """A function for any thread that removes the folder and ends the process at once."""
-
-    def leave() -> NoReturn:
-        shutil.rmtree(folder, ignore_errors=True)
-        remove_empty_cache()
-        os._exit(0)
-
-    return leave
-
-
-def remove_empty_cache() -> None:
-    """Remove PyTorch's cache of compiled kernels if it is empty: importing an optimizer creates it in TMPDIR."""
+def shut_down(folder: Path) -> NoReturn:
+    """Remove the folder and exit at once, from any thread."""
+    shutil.rmtree(folder, ignore_errors=True)
+    # Importing an optimizer creates PyTorch's cache of compiled kernels in TMPDIR.
     module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
     if module is not None:
-        with suppress(OSError):  # it has kernels, or does not exist
+        with suppress(OSError):  # it contains kernels, or does not exist
             os.rmdir(module.default_cache_dir())
+    os._exit(0)
 
 
-def watch(parent: int, leave: Callable[[], NoReturn]) -> None:
-    """End with R, also when a child of R's keeps the connection open."""
-    if os.name != "posix":  # elsewhere no child inherits the connection
+def watch(parent: int, folder: Path) -> None:
+    """Exit when R exits, even if one of R's child processes keeps the connection open."""
+    if os.name != "posix":  # elsewhere child processes do not inherit the connection
         return
-    while True:
+    while not has_exited(parent):
         time.sleep(0.5)
-        if has_ended(parent):
-            leave()
+    shut_down(folder)
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a process has ended. A zombie, whose parent has not asked for its status yet, has."""
+def has_exited(pid: int) -> bool:
+    """Whether a process has exited, including a zombie."""
     try:
         os.kill(pid, 0)
-    except OSError:  # no process has this number, or one of another user has it by now
+    except OSError:  # no process has this PID, or a process of another user
         return True
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
@@ -91,8 +80,8 @@ def has_ended(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "Z"
 
 
-def meet(folder: Path, leave: Callable[[], NoReturn]) -> socket.socket:
-    """Listen until a process connects that could read the folder: R."""
+def accept_r(folder: Path) -> socket.socket:
+    """Listen until R connects and sends the secret from the folder."""
     secret, proof = secrets.token_bytes(protocol.SECRET_BYTES), secrets.token_bytes(protocol.SECRET_BYTES)
     listener = socket.create_server(("127.0.0.1", 0))
     address = {"port": listener.getsockname()[1], "secret": secret, "proof": proof, "pid": os.getpid()}
@@ -101,18 +90,18 @@ def meet(folder: Path, leave: Callable[[], NoReturn]) -> socket.socket:
         draft.touch(0o600)
         draft.write_bytes(convert.dumps(address))
         draft.rename(folder / "address")
-    except FileNotFoundError:  # R gave this worker up
-        leave()
-    met: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    threading.Thread(target=check_peers, args=(listener, secret, met), daemon=True).start()
+    except FileNotFoundError:  # R has removed the folder
+        shut_down(folder)
+    authenticated: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    threading.Thread(target=authenticate_peers, args=(listener, secret, authenticated), daemon=True).start()
     deadline = time.monotonic() + CONNECT_TIMEOUT
     peer = None
     while peer is None:
-        if time.monotonic() > deadline or not folder.exists():  # R removes the folder of a worker that it gives up
-            leave()
+        if time.monotonic() > deadline or not folder.exists():  # R removes the folder when it stops waiting
+            shut_down(folder)
         with suppress(queue.Empty):
-            peer = met.get(timeout=0.1)
-    with suppress(OSError):  # accept() returns at this on some systems, at close() on others
+            peer = authenticated.get(timeout=0.1)
+    with suppress(OSError):  # accept() returns at shutdown() on some systems, at close() on others
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     peer.settimeout(None)
@@ -121,85 +110,74 @@ def meet(folder: Path, leave: Callable[[], NoReturn]) -> socket.socket:
     return peer
 
 
-def check_peers(listener: socket.socket, secret: bytes, met: "queue.SimpleQueue[socket.socket]") -> None:
-    """Check each peer in a thread of its own: strangers that send nothing do not keep R waiting."""
+def authenticate_peers(
+    listener: socket.socket, secret: bytes, authenticated: "queue.SimpleQueue[socket.socket]"
+) -> None:
+    """Check each peer in a separate thread, so that a silent peer does not delay R."""
 
-    def check(peer: socket.socket) -> None:
+    def authenticate(peer: socket.socket) -> None:
         if knows_secret(peer, secret):
-            met.put(peer)
+            authenticated.put(peer)
         else:
             peer.close()
 
     while True:
         try:
             peer, _ = listener.accept()
-        except OSError:  # it is closed: R has connected
+        except OSError:  # closed, because R has connected
             return
-        threading.Thread(target=check, args=(peer,), daemon=True).start()
+        threading.Thread(target=authenticate, args=(peer,), daemon=True).start()
 
 
 def knows_secret(peer: socket.socket, secret: bytes) -> bool:
-    """Whether a peer sends the secret in time."""
+    """Whether a peer sends HELLO with the secret within `HELLO_TIMEOUT`."""
     peer.settimeout(HELLO_TIMEOUT)
     try:
         kind, _, payload = protocol.read_frame(peer, limit=protocol.SECRET_BYTES)
-    except OSError:  # it hung up, sent nothing, or sent no frame
+    except OSError:  # closed, timed out, or an invalid frame
         return False
     return kind == protocol.HELLO and hmac.compare_digest(payload, secret)
 
 
-def leave_removed_directory() -> None:
-    """Change to the root if the working directory was removed: MKL would end the process at its first use."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        os.chdir(os.path.abspath(os.sep))
-
-
-def listen(peer: socket.socket, calls: Calls, leave: Callable[[], NoReturn]) -> None:
-    """Read R's frames while calls run, so that CANCEL and R's end take effect at once."""
-    known: dict[int, threading.Event] = {}
+def receive(peer: socket.socket, requests: Requests, folder: Path) -> None:
+    """Read R's frames while a request runs, so that CANCEL and the end of R take effect at once."""
+    pending: dict[int, threading.Event] = {}
     while True:
         try:
             kind, call, payload = protocol.read_frame(peer)
         except OSError:
-            leave()
+            shut_down(folder)
         if kind == protocol.CALL:
-            known = {number: event for number, event in known.items() if not event.is_set()}
-            known[call] = threading.Event()
-            calls.put((call, known[call], payload))
-        elif kind == protocol.CANCEL and call in known:
-            known[call].set()
+            pending = {number: event for number, event in pending.items() if not event.is_set()}
+            pending[call] = threading.Event()
+            requests.put((call, pending[call], payload))
+        elif kind == protocol.CANCEL and call in pending:
+            pending[call].set()
 
 
-def serve(peer: socket.socket, calls: Calls, folder: Path) -> None:
-    """Answer calls in order, without end."""
-    service = Service()
-    while True:
-        call, cancelled, payload = calls.get()
-        answer(service, peer, folder, call, cancelled, payload)
-
-
-def answer(
+def respond(
     service: Service, peer: socket.socket, folder: Path, call: int, cancelled: threading.Event, payload: bytes
 ) -> None:
-    """Run one call and send its result."""
+    """Run a request and send the response."""
 
     def send(kind: int, value: object) -> None:
         protocol.send_value(peer, kind, call, value, folder)
 
-    leave_removed_directory()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # MKL aborts the process at its first use if the working directory does not exist
+        os.chdir(os.path.abspath(os.sep))
     try:
         request = convert.loads(payload)
         kind, value = service.run(request, lambda part: send(protocol.PART, part), cancelled)
-    except (ValueError, UnicodeDecodeError) as error:  # of loads: the bytes are no value of convert.py
-        kind, value = "failed", {"class": type(error).__name__, "message": f"a damaged request: {error}"}
-    cancelled.set()  # marks the call as ended for listen()
+    except (ValueError, UnicodeDecodeError) as error:  # from loads
+        kind, value = "failed", {"class": type(error).__name__, "message": f"a corrupt request: {error}"}
+    cancelled.set()  # marks the request as completed for `receive`
     try:
-        send(protocol.ENDS[kind], value)
+        send(protocol.RESPONSES[kind], value)
     except OSError:
         raise
-    except Exception as error:  # R is told, whatever is wrong with the value
+    except Exception as error:  # R waits for a response, so every error is sent
         send(protocol.FAILED, {"class": type(error).__name__, "message": f"the result cannot be sent: {error}"})
 
 

@@ -1,4 +1,4 @@
-"""The examples run as their own first lines say, and what they print is so."""
+"""The examples run with their documented commands, and their output is correct."""
 
 import ast
 import contextlib
@@ -42,7 +42,7 @@ NUMBER = r"(\d+\.\d+)"
 
 
 def documented_commands() -> list[str]:
-    """Every command of an example in its docstring or in examples/README.md."""
+    """All commands in the docstrings of examples and in examples/README.md."""
     docstrings = [ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "" for path in sorted(EXAMPLES.glob("*.py"))]
     readme = (EXAMPLES / "README.md").read_text("utf-8")
     commands = re.findall(r"^ *(python examples/.*)$", "\n".join([*docstrings, readme]), re.MULTILINE)
@@ -50,22 +50,22 @@ def documented_commands() -> list[str]:
 
 
 def first_command(name: str, text: Path | None) -> list[str]:
-    """The first command of an example's docstring, after `python`; input.txt stands for `text`."""
-    command = next(each for each in documented_commands() if each.startswith(f"python examples/{name}"))
+    """The first command of an example's docstring, after `python`, with `text` for input.txt."""
+    command = next(line for line in documented_commands() if line.startswith(f"python examples/{name}"))
     [_, script, *arguments] = shlex.split(command)
     return [script, *(str(text) if argument == "input.txt" else argument for argument in arguments)]
 
 
 def run(name: str, *options: object, text: Path | None = None) -> str:
-    """The output of an example, run by the first command of its docstring with `options` added.
+    """The output of an example, run with the first command of its docstring and `options`.
 
-    It runs in this process, which has loaded PyTorch; test_documented_commands starts processes.
+    It runs in this process, where PyTorch is loaded; test_documented_commands starts processes.
     """
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
         patch.chdir(EXAMPLES.parent)
         patch.setattr(sys, "argv", [*first_command(name, text), *map(str, options)])
         runpy.run_path(sys.argv[0], run_name="__main__")
-    return shown.getvalue()
+    return output.getvalue()
 
 
 def mark_of(command: str) -> list[pytest.MarkDecorator]:
@@ -76,7 +76,7 @@ def mark_of(command: str) -> list[pytest.MarkDecorator]:
 
 
 def load(name: str) -> ModuleType:
-    """An example as a module; its name is none that `import` takes."""
+    """An example as a module; its name is not a valid module name."""
     spec = importlib.util.spec_from_file_location("example", EXAMPLES / name)
     assert spec is not None
     assert spec.loader is not None
@@ -91,35 +91,35 @@ def numbers(text: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sentences of a few long words at random: what comes next in a word is sure, which word comes next is not."""
-    chance = random.Random(1)
+    """Random sentences of a few long words: characters within words are predictable, words are not."""
+    rng = random.Random(1)
     words = "morning evening river mountain window garden shadow silver winter summer candle letter".split()
-    lines = [" ".join(chance.choices(words, k=7)) + ".\n" for _ in range(800)]
+    lines = [" ".join(rng.choices(words, k=7)) + ".\n" for _ in range(800)]
     path = tmp_path_factory.mktemp("text") / "words.txt"
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
-def test_readme_has_every_example_and_every_command_is_one() -> None:
+def test_readme_lists_all_numbered_examples() -> None:
     readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     path = re.findall(r"^ *python examples/(\S+)", readme, re.MULTILINE)
     assert path == sorted(file.name for file in EXAMPLES.glob("[0-9]*.py"))
 
 
-@pytest.mark.parametrize("command", [pytest.param(each, marks=mark_of(each)) for each in documented_commands()])
+@pytest.mark.parametrize("command", [pytest.param(line, marks=mark_of(line)) for line in documented_commands()])
 def test_documented_commands(command: str, text: Path, tmp_path: Path) -> None:
-    """Each runs exactly as printed, in a folder that has the files that it names."""
+    """Run the command in a folder with the files that it names."""
     (tmp_path / "examples").symlink_to(EXAMPLES)
     (tmp_path / "r_bridge").symlink_to(EXAMPLES.parent / "r_bridge")
     (tmp_path / "input.txt").symlink_to(text)
     shutil.copytree(BUILTIN / "shakespeare-lstm", tmp_path / "run")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     one_thread = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}  # as in conftest.py
-    done = subprocess.run(
+    result = subprocess.run(
         shlex.split(command), cwd=tmp_path, capture_output=True, encoding="utf-8", env=one_thread, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
 
 
 def test_write_text() -> None:
@@ -131,7 +131,7 @@ def test_write_text() -> None:
 
 
 def test_answer_text(tmp_path: Path) -> None:
-    """With random weights: what it prints is what the model says, each prompt by itself."""
+    """With random weights, each answer equals the answer of its prompt alone."""
     torch.manual_seed(1)
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((chr(i), -3.0) for i in range(33, 127))]
     tokenizer = Tokenizer(models.Unigram(pieces, 2, False))
@@ -149,22 +149,22 @@ def test_answer_text(tmp_path: Path) -> None:
     assert lines[2] == f"instruction: {tokenizer.decode(answer)}"
     nats = [float(re.search(NUMBER, line)[1]) for line in lines[4:]]
     question = "Review: I would see this film again tomorrow. Is the review positive or negative?"
-    for word, found in zip(("positive", "negative"), nats, strict=True):
-        [wanted] = score(model, [tokenizer.encode(question).ids], targets=[tokenizer.encode(word).ids])
-        assert found == pytest.approx(-wanted.mean().item(), abs=6e-4)
+    for word, loss in zip(("positive", "negative"), nats, strict=True):
+        [logprobs] = score(model, [tokenizer.encode(question).ids], targets=[tokenizer.encode(word).ids])
+        assert loss == pytest.approx(-logprobs.mean().item(), abs=6e-4)
 
 
 def test_reading_times() -> None:
     shown = run("reading_times.py")
     sentences = shown.splitlines()[:8]
     bits = [[float(number) for number in re.findall(r" (\d+\.\d)(?:  |$)", line)] for line in sentences]
-    assert [line.split()[:2][1] for line in sentences] == ["nan"] * 8  # nothing predicts a first word
-    for plain, odd in zip(bits[:6:2], bits[1:6:2], strict=True):
-        assert sum(odd) > sum(plain)
-    assert bits[0][:4] == bits[1][:4]  # the words before the odd one
+    assert [line.split()[:2][1] for line in sentences] == ["nan"] * 8  # first words have no context
+    for usual, unusual in zip(bits[:6:2], bits[1:6:2], strict=True):
+        assert sum(unusual) > sum(usual)
+    assert bits[0][:4] == bits[1][:4]  # the words before the different one
     [ends] = re.findall(r"the king is …  dead\. (\S+)  come\. \S+  green\. (\S+)", shown)
     assert [float(end) for end in ends] == [bits[0][-1], bits[1][-1]]
-    for value, error, rule in re.findall(rf"{NUMBER} ± {NUMBER}  \(the rule has {NUMBER}\)", shown):
+    for value, error, rule in re.findall(rf"{NUMBER} ± {NUMBER}  \(rule: {NUMBER}\)", shown):
         assert abs(float(value) - float(rule)) < 3 * float(error)
     assert float(re.search(rf"surprisal explains {NUMBER}%", shown)[1]) > 5
 
@@ -178,9 +178,11 @@ def test_lstm_characters(text: Path) -> None:
         in shown
     )
 
-    found = [(int(step), float(loss)) for step, loss in re.findall(rf"step +(\d+) .*held out +{NUMBER}", shown)]
-    assert [step for step, _ in found] == 2 * list(range(0, steps + 1, steps // 4))
-    losses = [loss for _, loss in found]
+    steps_and_losses = [
+        (int(step), float(loss)) for step, loss in re.findall(rf"step +(\d+) .*held out +{NUMBER}", shown)
+    ]
+    assert [step for step, _ in steps_and_losses] == 2 * list(range(0, steps + 1, steps // 4))
+    losses = [loss for _, loss in steps_and_losses]
     for curve in (losses[:5], losses[5:]):
         assert curve[0] == pytest.approx(math.log(letters), abs=0.1)
         assert all(later < earlier for earlier, later in pairwise(curve))
@@ -190,8 +192,8 @@ def test_lstm_characters(text: Path) -> None:
     assert re.search(r"^  position .*$", shown, re.MULTILINE)[0].split() == ["position", "1", "2", "4", "8", "all"]
     assert carried[-1] == losses[4]
     assert zero[-1] == losses[9]
-    assert zero[-1] - carried[-1] > 0.08  # the first letters of eight are guessed from nothing
-    assert zero[0] - carried[0] > 3 * abs(zero[3] - carried[3])  # … those at the start of a window
+    assert zero[-1] - carried[-1] > 0.08  # the first of eight characters have no context
+    assert zero[0] - carried[0] > 3 * abs(zero[3] - carried[3])  # the difference is at the start of a window
     assert float(re.search(rf"gains {NUMBER} nats", shown)[1]) == pytest.approx(zero[-1] - carried[-1], abs=0.0011)
     learning = [float(loss) for loss in re.findall(rf"step +{steps}  training +{NUMBER}", shown)]
     assert learning[1] - learning[0] > 0.08
@@ -204,19 +206,19 @@ def test_bpe_gpt(text: Path) -> None:
     shown = run("2_bpe_gpt.py", "--vocab-size", 300, "--steps", 60, "--layers", 1, "--width", 32, text=text)
     learnt = text.read_text()[: int(text.stat().st_size * 0.9)]
 
-    cuts = re.findall(r"^ +(\d+) tokens: +(\d+) for (\d+) characters  (.*)$", shown, re.MULTILINE)
-    assert [int(size) for size, *_ in cuts] == [257, 278, 300]
-    counts = [int(count) for _, count, *_ in cuts]
-    assert counts[0] == int(cuts[0][2])  # bytes
+    splits = re.findall(r"^ +(\d+) tokens: +(\d+) for (\d+) characters  (.*)$", shown, re.MULTILINE)
+    assert [int(size) for size, *_ in splits] == [257, 278, 300]
+    counts = [int(count) for _, count, *_ in splits]
+    assert counts[0] == int(splits[0][2])  # bytes
     assert all(later < earlier for earlier, later in pairwise(counts))
     ends = []  # where tokens end
-    for _, count, length, shown_pieces in cuts:
+    for _, count, length, shown_pieces in splits:
         pieces = shown_pieces.split("|")
         assert len(pieces) == int(count)
         assert len("".join(pieces)) == int(length)
         assert "".join(pieces) in text.read_text()
         ends.append({len("".join(pieces[:i])) for i in range(len(pieces))})
-    assert ends[2] < ends[1] < ends[0]  # tokens are joined, never cut
+    assert ends[2] < ends[1] < ends[0]  # tokens are merged, never split
 
     first = ast.literal_eval(re.search(r"first merges: ('.*?')(?: '|$)", shown, re.MULTILINE)[1])
     pairs = Counter("".join(pair) for word in re.findall(r" ?[a-z]+", learnt) for pair in pairwise(word))
@@ -229,11 +231,11 @@ def test_bpe_gpt(text: Path) -> None:
     for size, read, length, per_token, per_character in rows.values():
         assert read == pytest.approx(60 * 16 * 64 * length, rel=1e-3)
         assert per_character == pytest.approx(per_token / length, abs=0.0015)
-        assert per_token < math.log(size) - 0.5  # it has learnt
+        assert per_token < math.log(size) - 0.5  # better than uniform guessing
     characters, bpe = rows["characters"], rows["BPE"]
     assert (characters[0], characters[2], bpe[0]) == (len(set(text.read_text())), 1, 300)
     assert bpe[2] > 2
-    assert bpe[3] > characters[3]  # per token it seems worse
+    assert bpe[3] > characters[3]  # higher per token
     assert bpe[4] < characters[4]
 
 
@@ -247,46 +249,48 @@ def test_sampling() -> None:
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer.encode(prompt).ids]))[0].double().numpy()
 
-    # The table, made once more, by sorting.
+    # The table, computed by sorting.
     p = np.exp(logits[-1]) / np.exp(logits[-1]).sum()
     order = np.argsort(-p)
-    keep = {"t=0.5": p**2, "t=1": p, "t=1.5": p ** (1 / 1.5)}
+    weights = {"t=0.5": p**2, "t=1": p, "t=1.5": p ** (1 / 1.5)}
     for name, count in {"greedy": 1, "top-k=5": 5, "top-p=0.9": 1 + int((np.cumsum(p[order]) < 0.9).sum())}.items():
-        keep[name] = np.where(np.isin(np.arange(len(p)), order[:count]), p, 0)
-    wanted = np.stack([keep[name] / keep[name].sum() for name in names], axis=1)
+        weights[name] = np.where(np.isin(np.arange(len(p)), order[:count]), p, 0)
+    expected = np.stack([weights[name] / weights[name].sum() for name in names], axis=1)
     rows = [line[11:].split() for line in lines[2:17]]
-    found = np.array([[0.0 if cell == "." else float(cell) for cell in row] for row in rows])
+    table = np.array([[0.0 if cell == "." else float(cell) for cell in row] for row in rows])
     assert [ast.literal_eval(line[:11].strip()) for line in lines[2:14]] == [tokenizer.decode([i]) for i in order[:12]]
-    np.testing.assert_allclose(found[:12], wanted[order[:12]], atol=6e-4)
-    np.testing.assert_allclose(found[12], wanted[order[12:]].sum(axis=0), atol=6e-4)
-    np.testing.assert_array_equal(found[13], (wanted > 0).sum(axis=0))
+    np.testing.assert_allclose(table[:12], expected[order[:12]], atol=6e-4)
+    np.testing.assert_allclose(table[12], expected[order[12:]].sum(axis=0), atol=6e-4)
+    np.testing.assert_array_equal(table[13], (expected > 0).sum(axis=0))
     with np.errstate(divide="ignore", invalid="ignore"):
-        np.testing.assert_allclose(found[14], -np.nansum(wanted * np.log(wanted), axis=0), atol=6e-4)
-    every = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    kept = [1 + int((np.cumsum(-np.sort(-row)) < 0.9).sum()) for row in every]
-    assert [int(count) for count in re.findall(r"' (\d+)", lines[19])] == kept
+        np.testing.assert_allclose(table[14], -np.nansum(expected * np.log(expected), axis=0), atol=6e-4)
+    probs = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    counts = [1 + int((np.cumsum(-np.sort(-row)) < 0.9).sum()) for row in probs]
+    assert [int(count) for count in re.findall(r"' (\d+)", lines[19])] == counts
 
-    # The texts: each is what its method allows, and greedy repeats itself.
+    # Each text contains only tokens that its method allows, and greedy repeats itself.
     parts = re.findall(rf"^(\S+): (\d+)% .* {NUMBER} nats per token\n((?:    .*\n)+)", shown, re.MULTILINE)
     assert [name for name, *_ in parts] == names
-    fresh, surprise = {}, {}
+    distinct, losses = {}, {}
     for name, percent, nats, indented in parts:
         new = re.sub("^    ", "", indented, flags=re.MULTILINE)[:-1].removeprefix(prompt)
         assert len(new) == 300
-        with torch.no_grad():  # every character is one that its method allows, as far as the context goes
+        with torch.no_grad():  # up to the context length
             ids = torch.tensor(tokenizer.encode(prompt + new).ids[:200])
-            likely = model(ids[None])[0, len(prompt) - 1 : -1].double().softmax(dim=-1)
-        ranked = likely.sort(descending=True)
+            probs = model(ids[None])[0, len(prompt) - 1 : -1].double().softmax(dim=-1)
+        ranked = probs.sort(descending=True)
         ranks = (ranked.indices == ids[len(prompt) :, None]).int().argmax(dim=-1, keepdim=True)
-        before = (ranked.values.cumsum(dim=-1) - ranked.values).gather(1, ranks)  # what likelier ones have together
+        before = (ranked.values.cumsum(dim=-1) - ranked.values).gather(
+            1, ranks
+        )  # total probability of more likely tokens
         assert int(ranks.max()) < {"greedy": 1, "top-k=5": 5}.get(name, 65)
         assert float(before.max()) < {"top-p=0.9": 0.9 + 1e-4}.get(name, 1.1)
-        pieces = [new[i : i + 8] for i in range(293)]
-        assert float(percent) == pytest.approx(100 * len(set(pieces)) / 293, abs=0.51)
-        fresh[name], surprise[name] = float(percent), float(nats)
-    assert fresh.pop("greedy") < 0.8 * min(fresh.values())
-    assert surprise["greedy"] < surprise["t=0.5"] < surprise["t=1"] < surprise["t=1.5"]
-    assert surprise["greedy"] < min(surprise["top-k=5"], surprise["top-p=0.9"]) < surprise["t=1"]
+        substrings = [new[i : i + 8] for i in range(293)]
+        assert float(percent) == pytest.approx(100 * len(set(substrings)) / 293, abs=0.51)
+        distinct[name], losses[name] = float(percent), float(nats)
+    assert distinct.pop("greedy") < 0.8 * min(distinct.values())
+    assert losses["greedy"] < losses["t=0.5"] < losses["t=1"] < losses["t=1.5"]
+    assert losses["greedy"] < min(losses["top-k=5"], losses["top-p=0.9"]) < losses["t=1"]
 
 
 def test_local_attention() -> None:
@@ -296,7 +300,7 @@ def test_local_attention() -> None:
         assert row[:8] == ["x" if key <= query else "." for key in range(8)]
         assert row[8:] == ["x" if key in (query - 2, query - 1, query) else "." for key in range(8)]
 
-    differences = [float(found) for found in re.findall(r"(\d\.\de[+-]\d\d) of the largest value", shown)]
+    differences = [float(value) for value in re.findall(r"(\d\.\de[+-]\d\d) of the largest value", shown)]
     assert len(differences) == 4
     assert differences[0] < 1e-5
     assert min(differences[1:]) > 0.01
@@ -314,27 +318,27 @@ def test_local_attention() -> None:
         (16, 5),
     ]
     assert reached[-1][1:] == ("24", "local, global")
-    for seen, count, _ in reached:
-        assert seen.replace(" ", "") == "." * (24 - int(count)) + "x" * int(count)
+    for row, count, _ in reached:
+        assert row.replace(" ", "") == "." * (24 - int(count)) + "x" * int(count)
 
 
 def test_count_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    odd = {
+    unusual = {
         "gpt2": gpt2(vocab_size=11, n_positions=7, n_embd=6, n_layer=3, n_head=2, n_inner=5, tie_word_embeddings=False),
         "gptneo": gptneo(vocab_size=11, max_position_embeddings=7, hidden_size=6, num_layers=3, num_heads=2,
                          intermediate_size=5, tie_word_embeddings=False),
         "lstm": lstm(vocab_size=11, embedding_size=4, hidden_size=4, num_layers=3, tie_word_embeddings=True),
     }  # fmt: skip
-    for name, model in odd.items():
+    for name, model in unusual.items():
         save_pretrained(model, tmp_path / name)
-    published = {  # as the Hub, or the papers' code, counts them
+    published = {  # as counted by the Hub or the papers' code
         "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
         "gpt-neo-125m": 125_198_592, "gpt-neo-1.3B": 1_315_575_808, "gpt-neo-2.7B": 2_651_307_520,
     }  # fmt: skip
-    shown = run("5_count_parameters.py", *published, *(tmp_path / name for name in odd))
+    shown = run("5_count_parameters.py", *published, *(tmp_path / name for name in unusual))
     table = re.findall(r"^(\S+) +([\d,]+) +([\d,]+) +(?:[\d.]+%|-) ", shown.split("\nmodel ")[1], re.MULTILINE)
-    sizes = [*published.values(), *(sum(p.numel() for p in model.parameters()) for model in odd.values())]
-    assert [name for name, *_ in table] == [*published, *(str(tmp_path / name) for name in odd)]
+    sizes = [*published.values(), *(sum(p.numel() for p in model.parameters()) for model in unusual.values())]
+    assert [name for name, *_ in table] == [*published, *(str(tmp_path / name) for name in unusual)]
     assert [numbers(f"{formula} {counted}") for _, formula, counted in table] == [[size, size] for size in sizes]
 
     with pytest.raises(SystemExit, match="2"):
@@ -351,11 +355,11 @@ def test_count_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("part", ["wte", "h", "total"])
-def test_count_parameters_raises_where_a_formula_is_wrong(part: str) -> None:
+def test_count_parameters_detects_a_wrong_formula(part: str) -> None:
     example = load("5_count_parameters.py")
-    about = example.inspect("gpt2")
-    terms = example.FORMULAS[about["family"]](about["config"])
-    counted = about["parameters"]
+    summary = example.inspect("gpt2")
+    terms = example.FORMULAS[summary["family"]](summary["config"])
+    counted = summary["parameters"]
     assert example.check("gpt2", terms, counted) == counted["total"]
     with pytest.raises(ValueError, match=f"gpt2: the formula gives .*'{part}': {counted[part]}.*, the model has"):
         example.check("gpt2", terms, counted | {part: counted[part] + 1})
@@ -367,13 +371,13 @@ def test_sinusoidal_positions(text: Path) -> None:
     distances = numbers(re.search(r"^  from +(.*)$", shown, re.MULTILINE)[1])
     assert distances == [0, 1, 2, 4, 8, 15]
     clocks = 10000 ** -(np.arange(0, 32, 2) / 32)
-    wanted = np.cos(np.outer(distances, clocks)).mean(axis=1)
+    expected = np.cos(np.outer(distances, clocks)).mean(axis=1)
     rows = re.findall(r"^  +(\d+)  ((?: +-?\d\.\d{3})+)$", shown, re.MULTILINE)
-    assert [int(place) for place, _ in rows] == [0, 5, 16]
+    assert [int(position) for position, _ in rows] == [0, 5, 16]
     for _, row in rows:
-        np.testing.assert_allclose(numbers(row), wanted, atol=6e-4)
+        np.testing.assert_allclose(numbers(row), expected, atol=6e-4)
     best = float(re.search(rf"steps: {NUMBER} nats", shown)[1])
-    assert best < math.log(257) - 2  # it has learnt
+    assert best < math.log(257) - 2  # better than uniform guessing
     losses = {name: float(loss) for name, loss in re.findall(rf"^  (\S.*?) +{NUMBER} nats", shown, re.MULTILINE)}
     assert [*losses] == ["as trained", "half a context later", "one for all"]
     assert abs(losses["as trained"] - best) < 0.2
@@ -383,12 +387,14 @@ def test_sinusoidal_positions(text: Path) -> None:
 
 
 def test_embed_text() -> None:
-    """Layers tell the two kinds of English apart, the best of them far better than guessing; old ones are alike."""
+    """The best layer separates old and modern English, and the most similar sentences are old as well."""
     lines = run("embed_text.py").splitlines()
-    right = [int(percent) for percent in re.findall(r"^layer \d+: (\d+)% right$", "\n".join(lines), re.MULTILINE)]
-    assert len(right) == 7
-    assert max(right) > 85
-    assert max(right) > right[0]
+    accuracies = [
+        int(percent) for percent in re.findall(r"^layer \d+: (\d+)% correct$", "\n".join(lines), re.MULTILINE)
+    ]
+    assert len(accuracies) == 7
+    assert max(accuracies) > 85
+    assert max(accuracies) > accuracies[0]
     with (EXAMPLES.parent / "r_bridge/minhubpy/inst/extdata/sentences.csv").open(encoding="utf-8", newline="") as file:
         kinds = {row["sentence"]: row["english"] for row in csv.DictReader(file)}
     assert Counter(kinds.values()) == {"old": 32, "new": 32}

@@ -1,4 +1,4 @@
-"""How the Hub's tensor names become ours, and back: one table a family, one engine for all."""
+"""Conversion between the Hub's tensor names and native names: one table per architecture, and one engine."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -8,17 +8,18 @@ from typing import Any
 from torch import Tensor
 
 from weights_map.engine import Mapped, Table
-from weights_map.gguf import Form
+from weights_map.gguf import GGUFArchitecture
 
-# Every module here with a table is one family's, so that a new family is a new file and nothing more.
+# A module with a `table` adds an architecture. Its `gguf` is a tuple of GGUF architectures.
 _modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 tables: dict[str, Table] = {
     table.model_type: table
     for module in _modules
     for table in getattr(module, "tables", [module.table] if hasattr(module, "table") else [])
 }
-# By the name of the architecture in GGUF files.
-gguf_forms: dict[str, Form] = {form.architecture: form for module in _modules for form in getattr(module, "gguf", ())}
+gguf_architectures: dict[str, GGUFArchitecture] = {
+    architecture.name: architecture for module in _modules for architecture in getattr(module, "gguf", ())
+}
 
 
 def table_of(model_type: str, config: Any) -> Table:
@@ -27,18 +28,23 @@ def table_of(model_type: str, config: Any) -> Table:
 
 
 def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
-    """The tensors of a Hub checkpoint under our names and in our shapes, each made when it is asked for.
+    """Convert the tensors of a Hub checkpoint to native names and shapes, each on access.
 
-    config: the model's; some tables need it, as where fused heads are told apart by their number alone.
-    ValueError lists names that are unknown, missing, or there twice; or the table needs the config.
-    KeyError: no such `model_type`.
+    Args:
+        model_type: a key of `tables`.
+        tensors: Hub tensors by name. A lazy mapping is not loaded.
+        config: the model's config. Some tables require it, such as those with fused heads.
+
+    Raises:
+        ValueError: names are unknown, missing or duplicate (all are listed), or the table requires a config.
+        KeyError: `model_type` is unknown.
     """
     return Mapped(tables[model_type], tensors, "hub", config)
 
 
 def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
-    """The reverse of `to_native`, under the names that transformers writes today."""
+    """Convert native tensors to the Hub names that transformers writes. The inverse of `to_native`."""
     return Mapped(tables[model_type], tensors, "native", config)
 
 
-__all__ = ["gguf_forms", "table_of", "tables", "to_hub", "to_native"]
+__all__ = ["gguf_architectures", "table_of", "tables", "to_hub", "to_native"]

@@ -1,13 +1,13 @@
-"""Weights table of Gemma, Gemma 2 and Gemma 3. All matrices are nn.Linear on both sides; norms are stored less 1.
+"""Weight table of Gemma, Gemma 2 and Gemma 3. All matrices are nn.Linear on both sides.
 
-In GGUF files norms are stored as they are.
+The Hub stores norm weights minus 1; GGUF files store them without this offset.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from weights_map.engine import Row, Table, drop, same, tie
-from weights_map.gguf import Form, plus_one
+from weights_map.gguf import GGUFArchitecture, subtract_one
 
 table = Table(
     model_type="gemma",
@@ -57,7 +57,7 @@ GGUF_SETTINGS = {
 }
 GGUF_ROWS = (
     Row("token_embd.weight", "model.embed_tokens.weight", same),
-    Row("blk.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight", plus_one),
+    Row("blk.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight", subtract_one),
     Row("blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight", same),
     Row("blk.{}.attn_k.weight", "model.layers.{}.self_attn.k_proj.weight", same),
     Row("blk.{}.attn_v.weight", "model.layers.{}.self_attn.v_proj.weight", same),
@@ -65,50 +65,50 @@ GGUF_ROWS = (
     Row("blk.{}.ffn_gate.weight", "model.layers.{}.mlp.gate_proj.weight", same),
     Row("blk.{}.ffn_up.weight", "model.layers.{}.mlp.up_proj.weight", same),
     Row("blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight", same),
-    Row("output_norm.weight", "model.norm.weight", plus_one),
+    Row("output_norm.weight", "model.norm.weight", subtract_one),
     Row("output.weight", "lm_head.weight", same, optional=True),
 )
 GGUF_FOUR_NORMS = (
-    Row("blk.{}.post_attention_norm.weight", "model.layers.{}.post_attention_layernorm.weight", plus_one),
-    Row("blk.{}.ffn_norm.weight", "model.layers.{}.pre_feedforward_layernorm.weight", plus_one),
-    Row("blk.{}.post_ffw_norm.weight", "model.layers.{}.post_feedforward_layernorm.weight", plus_one),
+    Row("blk.{}.post_attention_norm.weight", "model.layers.{}.post_attention_layernorm.weight", subtract_one),
+    Row("blk.{}.ffn_norm.weight", "model.layers.{}.pre_feedforward_layernorm.weight", subtract_one),
+    Row("blk.{}.post_ffw_norm.weight", "model.layers.{}.post_feedforward_layernorm.weight", subtract_one),
 )
 GGUF_WINDOWS = {"attention.sliding_window": "sliding_window", "final_logit_softcapping": "final_logit_softcapping"}
 
 
 def score_scale(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The files do not say it. As in llama.cpp, the models of 27B, by their layers, differ from the others."""
+    """The scale of attention scores, which the files lack. As in llama.cpp, the 27B models, by their layers, differ."""
     size = settings["hidden_size"] // settings["num_attention_heads"]
     is_27b = settings.get("num_hidden_layers") == (46 if "attn_logit_softcapping" in settings else 62)
     return {"query_pre_attn_scalar": size if is_27b else settings["head_dim"]}
 
 
 gguf = (
-    Form(
+    GGUFArchitecture(
         "gemma",
         model_type="gemma",
         settings=GGUF_SETTINGS,
         rows=(
             *GGUF_ROWS,
-            Row("blk.{}.ffn_norm.weight", "model.layers.{}.post_attention_layernorm.weight", plus_one),
+            Row("blk.{}.ffn_norm.weight", "model.layers.{}.post_attention_layernorm.weight", subtract_one),
         ),
     ),
-    Form(
+    GGUFArchitecture(
         "gemma2",
         model_type="gemma2",
         settings={**GGUF_SETTINGS, **GGUF_WINDOWS, "attn_logit_softcapping": "attn_logit_softcapping"},
         rows=(*GGUF_ROWS, *GGUF_FOUR_NORMS),
         derive=score_scale,
     ),
-    Form(
+    GGUFArchitecture(
         "gemma3",
         model_type="gemma3_text",
         settings={**GGUF_SETTINGS, **GGUF_WINDOWS, "rope.freq_base_swa": "rope_local_base_freq"},
         rows=(
             *GGUF_ROWS,
             *GGUF_FOUR_NORMS,
-            Row("blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight", plus_one),
-            Row("blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight", plus_one),
+            Row("blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight", subtract_one),
+            Row("blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight", subtract_one),
         ),
         derive=score_scale,
     ),

@@ -1,9 +1,9 @@
-"""What GGUF files call a family's settings and tensors: one `Form` for each architecture that the files name.
+"""Names of settings and tensors in GGUF files: one `GGUFArchitecture` for each architecture of GGUF.
 
-A family's module here has them in a tuple `gguf`. A form's rows are those of a table, with GGUF's names on the left and
-the Hub's canonical ones on the right, so that the family's own table goes on from there:
+They are in the modules of the weight tables, in a tuple `gguf`. Their rows have GGUF's names on the left and the Hub's
+canonical names on the right. The table of the model then converts the Hub's names to native names:
 
-    Row("blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight", neighbours("num_attention_heads"))
+    Row("blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight", pairs_to_halves("num_attention_heads"))
 
 Source: llama.cpp, gguf-py/gguf/constants.py for the keys, tensor_mapping.py for the names, and its converters.
 """
@@ -19,49 +19,57 @@ from weights_map.engine import Operation, Row, Table
 
 
 @dataclass(frozen=True)
-class Form:
-    """An architecture of GGUF, and how it becomes a model_type of the Hub."""
+class GGUFArchitecture:
+    """The mapping of a GGUF architecture to a model_type of the Hub.
 
-    architecture: str
+    Attributes:
+        name: general.architecture.
+        model_type: the Hub's model_type.
+        settings: keys, without "<architecture>.", to names in config.json.
+        rows: GGUF template, Hub template, operation.
+        flags: tensors whose presence sets a flag, to names in config.json.
+        derive: returns further settings that follow from the others.
+    """
+
+    name: str
     model_type: str
-    settings: Mapping[str, str]  # key, after "<architecture>." -> name in config.json
-    rows: tuple[Row, ...]  # (GGUF's template, the Hub's, operation)
-    flags: Mapping[str, str] = field(default_factory=dict)  # a tensor -> the setting that says that it is there
-    # Further settings of config.json that follow from those given.
+    settings: Mapping[str, str]
+    rows: tuple[Row, ...]
+    flags: Mapping[str, str] = field(default_factory=dict)
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
 
     @cached_property
     def table(self) -> Table:
-        """The rows as a table, whose hub side is GGUF's and whose native side is the Hub's."""
-        return Table(f"GGUF's {self.architecture}", self.rows)
+        """The rows as a table: its Hub side is GGUF, and its native side the Hub."""
+        return Table(f"GGUF's {self.name}", self.rows)
 
 
-def neighbours(heads: str) -> Operation:
-    """The rows of q or k: of each head, GGUF has pair i side by side where the Hub has it as i and i + D/2.
+def pairs_to_halves(heads: str) -> Operation:
+    """Reorder the rows of q or k: GGUF has adjacent rotary pairs, the Hub rows i and i + D/2 of each head.
 
-    heads: the name, in config.json, of the number of heads.
+    heads: config.json's name of the number of heads.
     """
 
-    def swapped(tensors: Sequence[Tensor], *sizes: int) -> Sequence[Tensor]:
+    def swap(tensors: Sequence[Tensor], *sizes: int) -> Sequence[Tensor]:
         [tensor] = tensors
         return [tensor.unflatten(0, sizes).transpose(1, 2).reshape(tensor.shape)]
 
     return Operation(
-        "from neighbours to halves",
-        lambda tensors, count: swapped(tensors, count, -1, 2),
-        lambda tensors, count: swapped(tensors, count, 2, -1),
+        "from pairs to halves",
+        lambda tensors, count: swap(tensors, count, -1, 2),
+        lambda tensors, count: swap(tensors, count, 2, -1),
         setting=heads,
-        moves=True,
+        permutes=True,
     )
 
 
-plus_one = Operation(
+subtract_one = Operation(
     "from 1 + w to w",
     lambda tensors: [tensor - 1 for tensor in tensors],
     lambda tensors: [tensor + 1 for tensor in tensors],
 )
 
 
-def reverse(operation: Operation) -> Operation:
-    """The operation from right to left: for tensors that a GGUF file has in our shape already."""
-    return replace(operation, name=f"{operation.name}, undone", to_native=operation.to_hub, to_hub=operation.to_native)
+def inverse(operation: Operation) -> Operation:
+    """The inverse of an operation, for tensors that GGUF stores in the native shape."""
+    return replace(operation, name=f"inverse: {operation.name}", to_native=operation.to_hub, to_hub=operation.to_native)

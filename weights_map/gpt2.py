@@ -1,7 +1,7 @@
-"""Weights table of GPT-2. OpenAI's Conv1D stores weights as (in, out), nn.Linear as (out, in)."""
+"""Weight table of GPT-2. OpenAI's Conv1D stores weights as (in, out), nn.Linear as (out, in)."""
 
 from weights_map.engine import Row, Table, drop, same, tie, transpose
-from weights_map.gguf import Form
+from weights_map.gguf import GGUFArchitecture
 
 table = Table(
     model_type="gpt2",
@@ -31,7 +31,7 @@ table = Table(
 )
 
 gguf = (
-    Form(
+    GGUFArchitecture(
         "gpt2",
         model_type="gpt2",
         settings={

@@ -1,9 +1,9 @@
-"""GPT-BigCode's weight table. It has GPT-2's names, and Linear's (out, in) on both sides."""
+"""Weight table of GPT-BigCode. Names are GPT-2's; all matrices are nn.Linear on both sides."""
 
-from weights_map.engine import Row, Table, by_part, drop, same, tie
+from weights_map.engine import Row, Table, drop, same, tie, ungroup_heads
 
-# With as many heads of k and v as of q the Hub has q, k and v of each head together; with one of each nothing moves.
-heads = by_part(3, "heads_in_turn")
+# With multi-head attention, the Hub groups q, k and v of each head; with one KV head, the order is native.
+heads = ungroup_heads(3, "heads_in_turn")
 
 table = Table(
     model_type="gpt_bigcode",
@@ -25,7 +25,7 @@ table = Table(
         Row("transformer.ln_f.weight", "ln_f.weight", same),
         Row("transformer.ln_f.bias", "ln_f.bias", same),
         Row("lm_head.weight", "lm_head.weight", tie("transformer.wte.weight")),
-        # The causal mask, which old checkpoints carry as if it were a weight.
+        # The causal mask, which old checkpoints store as a weight.
         Row("transformer.h.{}.attn.bias", (), drop),
         Row("transformer.h.{}.attn.masked_bias", (), drop),
     ),

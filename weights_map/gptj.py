@@ -1,4 +1,4 @@
-"""Weights table of GPT-J. All matrices are nn.Linear on both sides."""
+"""Weight table of GPT-J. All matrices are nn.Linear on both sides."""
 
 from weights_map.engine import Row, Table, drop, same, tie
 

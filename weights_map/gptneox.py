@@ -1,9 +1,9 @@
-"""GPT-NeoX's weight table, Pythia's too."""
+"""Weight table of GPT-NeoX and Pythia."""
 
-from weights_map.engine import Row, Table, by_part, drop, same, tie
-from weights_map.gguf import Form, reverse
+from weights_map.engine import Row, Table, drop, same, tie, ungroup_heads
+from weights_map.gguf import GGUFArchitecture, inverse
 
-heads = by_part(3, "num_attention_heads")
+heads = ungroup_heads(3, "num_attention_heads")
 
 table = Table(
     model_type="gpt_neox",
@@ -25,16 +25,16 @@ table = Table(
         Row("gpt_neox.final_layer_norm.weight", "final_layer_norm.weight", same),
         Row("gpt_neox.final_layer_norm.bias", "final_layer_norm.bias", same),
         Row("embed_out.weight", "embed_out.weight", tie("gpt_neox.embed_in.weight")),
-        # The causal mask and the rotary frequencies, which old checkpoints carry as if they were weights.
+        # The causal mask and the rotary frequencies, which old checkpoints store as weights.
         Row("gpt_neox.layers.{}.attention.bias", (), drop),
         Row("gpt_neox.layers.{}.attention.masked_bias", (), drop),
         Row("gpt_neox.layers.{}.attention.rotary_emb.inv_freq", (), drop),
     ),
-    spellings=(("lm_head.", "embed_out."),),  # what transformers 5 calls it in memory
+    spellings=(("lm_head.", "embed_out."),),  # the name in transformers 5
 )  # fmt: skip
 
 gguf = (
-    Form(
+    GGUFArchitecture(
         "gptneox",
         model_type="gpt_neox",
         settings={
@@ -51,8 +51,8 @@ gguf = (
             Row("token_embd.weight", "gpt_neox.embed_in.weight", same),
             Row("blk.{}.attn_norm.weight", "gpt_neox.layers.{}.input_layernorm.weight", same),
             Row("blk.{}.attn_norm.bias", "gpt_neox.layers.{}.input_layernorm.bias", same),
-            Row("blk.{}.attn_qkv.weight", "gpt_neox.layers.{}.attention.query_key_value.weight", reverse(heads)),
-            Row("blk.{}.attn_qkv.bias", "gpt_neox.layers.{}.attention.query_key_value.bias", reverse(heads),
+            Row("blk.{}.attn_qkv.weight", "gpt_neox.layers.{}.attention.query_key_value.weight", inverse(heads)),
+            Row("blk.{}.attn_qkv.bias", "gpt_neox.layers.{}.attention.query_key_value.bias", inverse(heads),
                 optional=True),
             Row("blk.{}.attn_output.weight", "gpt_neox.layers.{}.attention.dense.weight", same),
             Row("blk.{}.attn_output.bias", "gpt_neox.layers.{}.attention.dense.bias", same, optional=True),

@@ -1,6 +1,6 @@
-"""Weights table of GPT-OSS. Experts lie together: (experts, in, out) in floats, or in MXFP4 as blocks and scales.
+"""Weight table of GPT-OSS. Experts are stacked: (experts, in, out) floats, or MXFP4 blocks and scales.
 
-The rows of gate and up alternate in the Hub's files and in ours: taken apart, the weights would be copies.
+The rows of gate and up alternate on both sides: separate native weights would be copies.
 """
 
 from weights_map.engine import Row, Table, same, tie
@@ -14,7 +14,7 @@ table = Table(
         Row("model.layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.k_proj.weight", same),
         Row("model.layers.{}.self_attn.v_proj.weight", "layers.{}.self_attn.v_proj.weight", same),
         Row("model.layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.weight", same),
-        # The config decides whether attention has biases, and which of the two forms of experts there is.
+        # The config decides whether attention has biases, and which format the experts have.
         Row("model.layers.{}.self_attn.q_proj.bias", "layers.{}.self_attn.q_proj.bias", same, optional=True),
         Row("model.layers.{}.self_attn.k_proj.bias", "layers.{}.self_attn.k_proj.bias", same, optional=True),
         Row("model.layers.{}.self_attn.v_proj.bias", "layers.{}.self_attn.v_proj.bias", same, optional=True),

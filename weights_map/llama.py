@@ -1,11 +1,11 @@
-"""Weights table of Llama, Mistral, Ministral, Qwen 2 and Qwen 3. All matrices are nn.Linear on both sides.
+"""Weight table of Llama, Mistral, Ministral, Qwen 2 and Qwen 3. All matrices are nn.Linear on both sides.
 
-The Hub stores q and k in the order that the model file rotates (halves, not pairs), so no row is permuted. Of the GGUF
-architectures llama, which Mistral has too, holds pairs.
+The Hub stores rotary dimensions of q and k as halves, as in the model file, so no row is permuted. The GGUF
+architecture llama, which includes Mistral, stores them as pairs.
 """
 
 from weights_map.engine import Operation, Row, Table, drop, same, tie
-from weights_map.gguf import Form, neighbours
+from weights_map.gguf import GGUFArchitecture, pairs_to_halves
 
 table = Table(
     model_type="llama",
@@ -43,8 +43,8 @@ table = Table(
 )
 
 
-def gguf_form(architecture: str, q: Operation, k: Operation, **flags: str) -> Form:
-    """An architecture of this family. q, k: what is done to the rows of q and of k. flags: setting=tensor."""
+def gguf_architecture(name: str, q: Operation, k: Operation, **flags: str) -> GGUFArchitecture:
+    """A GGUF architecture. q, k: operations for the rows of q and k.    flags: setting=tensor."""
     settings = {
         "context_length": "max_position_embeddings",
         "embedding_length": "hidden_size",
@@ -77,20 +77,20 @@ def gguf_form(architecture: str, q: Operation, k: Operation, **flags: str) -> Fo
         Row("blk.{}.ffn_down.bias", "model.layers.{}.mlp.down_proj.bias", same, optional=True),
         Row("output_norm.weight", "model.norm.weight", same),
         Row("output.weight", "lm_head.weight", same, optional=True),
-        # The stretching of Llama 3's waves, which is a setting on the Hub.
+        # Llama 3's frequency factors, a setting on the Hub.
         Row("rope_freqs.weight", (), drop),
     )
-    return Form(architecture, architecture, settings, rows, {tensor: name for name, tensor in flags.items()})
+    return GGUFArchitecture(name, name, settings, rows, {tensor: flag for flag, tensor in flags.items()})
 
 
 gguf = (
-    gguf_form(
+    gguf_architecture(
         "llama",
-        neighbours("num_attention_heads"),
-        neighbours("num_key_value_heads"),
+        pairs_to_halves("num_attention_heads"),
+        pairs_to_halves("num_key_value_heads"),
         attention_bias="blk.0.attn_q.bias",
         mlp_bias="blk.0.ffn_gate.bias",
     ),
-    gguf_form("qwen2", same, same),
-    gguf_form("qwen3", same, same, attention_bias="blk.0.attn_q.bias"),
+    gguf_architecture("qwen2", same, same),
+    gguf_architecture("qwen3", same, same, attention_bias="blk.0.attn_q.bias"),
 )

@@ -1,4 +1,4 @@
-"""Weights table of the LSTM: PyTorch's names, with or without the underscore of private attributes."""
+"""Weight table of the LSTM: PyTorch's names, with or without the underscore of private attributes."""
 
 from weights_map.engine import Row, Table, same, tie
 

@@ -1,4 +1,4 @@
-"""Weights table of OPT and Galactica. All matrices are nn.Linear on both sides."""
+"""Weight table of OPT and Galactica. All matrices are nn.Linear on both sides."""
 
 from weights_map.engine import Row, Table, same, tie
 

@@ -1,10 +1,10 @@
-"""Weights table of Phi 1, 1.5 and 2. All matrices are nn.Linear on both sides; q and k lie in halves, as they turn.
+"""Weight table of Phi 1, 1.5 and 2. All matrices are nn.Linear on both sides; rotary dimensions are halves.
 
-Older GGUF files have q, k and v in one tensor, as Microsoft's first files had.
+Older GGUF files have q, k and v in one tensor, as Microsoft's first files.
 """
 
 from weights_map.engine import Row, Table, drop, same, split, tie
-from weights_map.gguf import Form
+from weights_map.gguf import GGUFArchitecture
 
 table = Table(
     model_type="phi",
@@ -35,7 +35,7 @@ table = Table(
 )
 
 gguf = (
-    Form(
+    GGUFArchitecture(
         "phi2",
         model_type="phi",
         settings={

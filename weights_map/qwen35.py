@@ -1,4 +1,4 @@
-"""Qwen 3.5's weight table. A layer has either self_attn or linear_attn: the model says which are missing."""
+"""Weight table of Qwen 3.5. A layer has either self_attn or linear_attn; the model reports missing ones."""
 
 from weights_map.engine import Row, Table, drop, same, tie
 
@@ -37,7 +37,7 @@ table = Table(
         Row("model.layers.{}.mlp.down_proj.weight", "layers.{}.mlp.down_proj.weight", same),
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
-        # The layers that guess more than one id, and what is for pictures.
+        # Multi-token prediction and vision layers.
         Row("mtp.*", (), drop),
         Row("model.visual.*", (), drop),
     ),

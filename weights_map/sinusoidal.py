@@ -1,4 +1,4 @@
-"""Weights table of the sinusoidal decoder: the names of christianb93's MLLM, wiki/model.py, in both directions."""
+"""Weight table of the sinusoidal decoder: the names of christianb93's MLLM, wiki/model.py, and native names."""
 
 from weights_map.engine import Row, Table, drop, same, squeeze
 
@@ -21,7 +21,7 @@ table = Table(
         Row("_transformer.layers.{}.norm2.bias", "layers.{}.norm2.bias", same),
         Row("_linear.weight", "head.weight", same),
         Row("_linear.bias", "head.bias", same),
-        # The causal mask, which is no weight: its load_state_dict() takes our files with strict=False.
+        # The causal mask. MLLM loads saved files with strict=False.
         Row("_cached_mask", (), drop),
     ),
 )

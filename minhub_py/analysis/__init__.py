@@ -1,1 +1,1 @@
-"""What researchers ask of a model: how predictable words are, and texts as numbers."""
+"""Measures for research: surprisal, embeddings, attention weights, logit lens."""

@@ -1,39 +1,41 @@
-"""Texts as numbers: a row of hidden states for each text."""
+"""Text embeddings: the pooled hidden states of a layer."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from reprlib import repr as brief
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.hidden_states import States
-from minhub_py.analysis.tokens import encodings
-from minhub_py.inference.arguments import model_of
-from minhub_py.inference.batch import context_start
-from minhub_py.inference.generate import check_ids
+from minhub_py.analysis.encoders import Input, finished, hidden_states, inputs_of, pooled
+from minhub_py.analysis.hidden_states import HiddenStates
+from minhub_py.analysis.predictions import Progress, Span, Window, windows_of
+from minhub_py.analysis.tokens import Text, ids_of_texts, is_missing
+from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
+from minhub_py.inference.arguments import model_of, whole
 from minhub_py.inference.torch_runner import CHUNK
-from minhub_py.models.base import LanguageModel
+from minhub_py.models.base import Encoder
 
-Text = str | Sequence[int] | None
-POOLS = ("mean", "last", "none")
-# Ids that are read together, padding included: bounds the memory, and is enough that each weight read is used often.
+# Tokens per batch, including padding: bounds the memory, and suffices to use each weight often.
 TOKENS = 1024
+Pool = Literal["mean", "last", "cls", "max"]
+POOLS = {"mean": "mean", "last": "lasttoken", "cls": "cls", "max": "max", "none": "none"}
 
 
 @overload
 def embed(
-    model: Any, tokenizer: Any, texts: Iterable[Text], *, layer: int = -1, pool: Literal["mean", "last"] = "mean",
-    progress: Callable[[int, int], object] | None = None,
+    model: Any, tokenizer: Any, texts: Iterable[Text], *, layer: int = -1, pool: Pool | None = None,
+    prompt: str | None = None, dimensions: int | None = None, normalize: bool | None = None,
+    progress: Progress | None = None,
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def embed(
     model: Any, tokenizer: Any, texts: Iterable[Text], *, layer: int = -1, pool: Literal["none"],
-    progress: Callable[[int, int], object] | None = None,
+    prompt: str | None = None, dimensions: int | None = None, normalize: bool | None = None,
+    progress: Progress | None = None,
 ) -> list[Tensor]: ...  # fmt: skip
 
 
@@ -44,132 +46,189 @@ def embed(
     texts: Iterable[Text],
     *,
     layer: int = -1,
-    pool: Literal["mean", "last", "none"] = "mean",
-    progress: Callable[[int, int], object] | None = None,
+    pool: Pool | Literal["none"] | None = None,
+    prompt: str | None = None,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+    progress: Progress | None = None,
 ) -> Tensor | list[Tensor]:
-    """The hidden states of texts, pooled to a row for each: (N, C) float32 on the CPU, in the order of `texts`.
+    """Compute text embeddings.
 
         vectors = embed(model, tokenizer, ["A good film.", "A bad film."])
-        torch.cosine_similarity(vectors[0], vectors[1], dim=0)
+        similarity(vectors)
 
-    texts: strings, or lists of ids, for which the tokenizer may be None.    layer: 0 is the embeddings, -1 the last
-    layer, after the last norm, as in transformers' `hidden_states`; those of an encoder-decoder are its encoder's.
-    pool: "mean" of a text's tokens, those included that the tokenizer adds; the "last" token; or "none": a list of
-    (T, C), a row for each token.    progress(done, total): hears of tokens.
+    For repositories of sentence-transformers, the defaults are those of its `encode`: pooling, dense layers,
+    normalization, maximum length and default prompt follow the repository. Other models use the mean of the last
+    layer's hidden states.
 
-    A text that is missing (None, NaN) or empty has a row of NaN, or none at all. A text longer than the context is read
-    in overlapping parts, by the rule of `score`: each token has half a context or more before it.
+    An encoder truncates a text at the maximum length. A decoder splits a text longer than its context length into
+    overlapping windows, as in `score`: each token is preceded by at least half a context.
 
-    ValueError: a layer that the model does not have, a tokenizer of another model, hooks on the model, no model of this
-    package.
+    Args:
+        model: A model of this package.
+        tokenizer: The model's tokenizer; None if all texts are token IDs.
+        texts: Strings or lists of token IDs. None and NaN are missing texts.
+        layer: Number of the hidden states, as in transformers' `hidden_states`: 0 for the embeddings, -1 for the last
+            layer after the final norm. An encoder-decoder has the layers of its encoder.
+        pool: "mean" of all tokens of a text, including special tokens of the tokenizer; "last" or first ("cls") token;
+            "max"; or "none". Default: the repository's pooling, with its dense layers and normalization, or "mean".
+        prompt: Name of a prompt of the repository, such as "query", which is put before each text. Default: the
+            repository's default prompt.
+        dimensions: Number of leading dimensions to return, for models trained with Matryoshka representation learning.
+        normalize: Whether to divide each embedding by its length at the end. Default: as the repository.
+        progress: Called with the number of processed tokens and the total.
+
+    Returns:
+        Embeddings of shape (N, C), float32, on the CPU. With pool="none", a list of N tensors of shape (T, C). A
+        missing text has a row of NaN, or a tensor of shape (0, C); an empty text, too, unless the model is an encoder.
+
+    Raises:
+        ValueError: `layer`, `pool`, `dimensions` or a token ID is out of range; the repository has no such prompt; the
+            tokenizer does not match the model; the model has hooks or is not a model of this package.
     """
     model = model_of(model, "embed()")
-    if pool not in POOLS:
-        raise ValueError(f'pool must be "mean", "last" or "none", not {brief(pool)}')
-    states = States(model, "embed()")
-    number = states.number(layer)
-    rows = ids_of_texts(model, tokenizer, texts)
-    context = None if states.encoder else model.config.context_length
-    pieces = [piece for row, ids in enumerate(rows) for piece in pieces_of(row, ids, context)]
-    width = read(states, [[0]], number).size(-1)
-    pooled = torch.full((0 if pool == "none" else len(rows), width), torch.nan)
-    tokens = [torch.empty(0, width) for _ in rows] if pool == "none" else []
-    done, total = 0, sum(map(len, rows))
-    for batch in batches(pieces, ragged=not states.encoder):
-        x = read(states, [piece.ids for piece in batch], number)  # (B, T, C)
-        new = [part[piece.skip : len(piece.ids)].float() for piece, part in zip(batch, x, strict=True)]
-        if pool == "none":
-            for piece, part in zip(batch, new, strict=True):
-                tokens[piece.row] = torch.cat((tokens[piece.row], part.cpu()))
-        else:
-            shares = [part[-1] if pool == "last" else part.sum(dim=0) / len(rows[piece.row])
-                      for piece, part in zip(batch, new, strict=True)]  # fmt: skip
-            for piece, part in zip(batch, torch.stack(shares).cpu(), strict=True):
-                adds = pool == "mean" and piece.begin > 0
-                pooled[piece.row] = pooled[piece.row] + part if adds else part
-        done += sum(map(len, new))
-        if progress is not None:
-            progress(done, total)
-    return tokens if pool == "none" else pooled
-
-
-def ids_of_texts(model: LanguageModel, tokenizer: Any, texts: Iterable[Text]) -> list[list[int]]:
-    """The ids of each text; none where it is missing or empty.
-
-    ValueError: something else than texts and ids, or ids that are not of the model's vocabulary.
-    """
+    if pool not in (None, *POOLS):
+        raise ValueError(f'pool must be "mean", "last", "cls", "max" or "none", not {brief(pool)}')
+    if dimensions is not None:
+        dimensions = whole("dimensions", dimensions, 1)
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise ValueError(f"texts must be a list of texts, not {brief(texts)}")
-    given = [None if is_missing(text) else text for text in texts]
-    strings = [text for text in given if isinstance(text, str) and text]
-    encoded = iter([encoding.ids for encoding in encodings(model, tokenizer, strings)] if strings else [])
-    rows: list[list[int]] = []
-    for number, text in enumerate(given):
-        if text is None or (hasattr(text, "__len__") and len(text) == 0):
-            rows.append([])
-        elif isinstance(text, str):
-            rows.append(next(encoded))
-        elif isinstance(text, Iterable):
-            try:
-                rows.append(check_ids(model, text, number))
-            except ValueError as error:
-                raise ValueError(f"texts: {error}") from error
+    settings = model.embedding_settings or EmbeddingSettings()
+    if pool is not None or layer != -1:
+        pooling = (POOLS[pool],) if pool is not None else settings.pooling
+        settings = replace(settings, pooling=pooling, dense=(), normalize=False)
+    text = prompt_of(settings, prompt)
+    compute_all = encoder_embeddings if isinstance(model, Encoder) else decoder_embeddings
+    vectors = compute_all(model, tokenizer, list(texts), settings, layer, text, progress)
+    return vectors if isinstance(vectors, list) else finished(vectors, settings, dimensions, normalize)
+
+
+def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
+    """The text of a prompt. ValueError: the repository has no such prompt."""
+    if name is None:
+        return settings.prompts.get(settings.default_prompt or "", "")
+    if name not in settings.prompts and (settings.prompts or name not in ("query", "document")):
+        names = ", ".join(settings.prompts) or "none"
+        raise ValueError(f"the repository has no prompt {brief(name)}; its prompts are: {names}")
+    return settings.prompts.get(name, "")
+
+
+def encoder_embeddings(
+    model: Encoder, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, layer: int, prompt: str,
+    progress: Progress | None,
+) -> Tensor | list[Tensor]:  # fmt: skip
+    """The pooled hidden states of an encoder."""
+    inputs = encoder_inputs(model, tokenizer, texts, settings, prompt)
+    numbers = [number for number, row in enumerate(inputs) if row is not None]
+    rows = [row for row in inputs if row is not None]
+    states = hidden_states(model, rows) if layer == -1 else hidden_states_of_layer(model, rows, layer)
+    size = getattr(model.config, "hidden_size")  # noqa: B009  # every encoder has it
+    no_pooling = settings.pooling == ("none",)
+    absent = torch.empty(0, size) if no_pooling else torch.full((size * len(settings.pooling),), torch.nan)
+    results = [absent] * len(texts)
+    processed, total = 0, sum(len(row.ids) for row in rows)
+    for i, x in states:
+        results[numbers[i]] = x if no_pooling else pooled(x, settings, rows[i].prompt)
+        processed += len(x)
+        if progress is not None:
+            progress(processed, total)
+    if no_pooling:
+        return results
+    return torch.stack(results) if results else torch.empty(0, len(absent))
+
+
+def encoder_inputs(
+    model: Encoder, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, prompt: str
+) -> list[Input | None]:
+    """The input of each text; None for a missing text."""
+    inputs: list[Input | None] = [None] * len(texts)
+    strings = [number for number, text in enumerate(texts) if isinstance(text, str)]
+    if strings:
+        rows = [texts[number].lower() if settings.lower_case else texts[number] for number in strings]
+        encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
+        for number, row in zip(strings, encoded, strict=True):
+            inputs[number] = row
+    lists = [n for n, text in enumerate(texts) if not isinstance(text, str) and not is_missing(text)]
+    for number, ids in zip(lists, ids_of_texts(model, tokenizer, [texts[n] for n in lists]), strict=True):
+        if ids:
+            inputs[number] = Input(ids, [0] * len(ids))
+    return inputs
+
+
+def hidden_states_of_layer(model: Encoder, inputs: Sequence[Input], layer: int) -> Iterator[tuple[int, Tensor]]:
+    """(index, hidden states (T, C), float32) of each input in a layer, one input after the other."""
+    states = HiddenStates(model, "embed()")
+    number = states.number(layer)
+    device = next(model.parameters()).device
+    for i, row in enumerate(inputs):
+        yield i, states.compute(torch.tensor([row.ids], device=device), (number,))[number][0].float().cpu()
+
+
+def decoder_embeddings(
+    model: Any, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, layer: int, prompt: str,
+    progress: Progress | None,
+) -> Tensor | list[Tensor]:  # fmt: skip
+    """The pooled hidden states of a decoder, or of the encoder of an encoder-decoder."""
+    [mode] = settings.pooling if len(settings.pooling) == 1 else ("several",)
+    if mode not in ("mean", "lasttoken", "none"):
+        raise ValueError(f'{model.config.TITLE}: pool must be "mean", "last" or "none", not {brief(mode)}')
+    states = HiddenStates(model, "embed()")
+    number = states.number(layer)
+    if prompt:
+        texts = [prompt + text if isinstance(text, str) else text for text in texts]
+    rows = ids_of_texts(model, tokenizer, texts)
+    context = None if states.encoder else model.config.context_length
+    # The windows in which `score` predicts the token after each token.
+    spans = [Span(ids, 1, len(ids) + 1) for ids in rows]
+    windows = [window for row, span in enumerate(spans) for window in windows_of(row, span, context)]
+    size = compute(states, [[0]], number).size(-1)
+    vectors = torch.full((0 if mode == "none" else len(rows), size), torch.nan)
+    matrices = [torch.empty(0, size) for _ in rows] if mode == "none" else []
+    processed, total = 0, sum(map(len, rows))
+    for batch in batches(windows, ragged=not states.encoder):
+        x = compute(states, [window.ids for window in batch], number)  # (B, T, C)
+        new = [x[i, window.first : len(window.ids)].float() for i, window in enumerate(batch)]
+        if mode == "none":
+            for window, part in zip(batch, new, strict=True):
+                matrices[window.text] = torch.cat((matrices[window.text], part.cpu()))
         else:
-            raise ValueError(f"texts must be strings, or lists of ids; number {number} is {brief(text)}")
-    return rows
+            parts = [part[-1] if mode == "lasttoken" else part.sum(dim=0) / len(rows[window.text])
+                     for window, part in zip(batch, new, strict=True)]  # fmt: skip
+            for window, vector in zip(batch, torch.stack(parts).cpu(), strict=True):
+                adds = mode == "mean" and window.start > 0
+                vectors[window.text] = vectors[window.text] + vector if adds else vector
+        processed += sum(map(len, new))
+        if progress is not None:
+            progress(processed, total)
+    return matrices if mode == "none" else vectors
 
 
-def is_missing(text: object) -> bool:
-    """Whether it is None, NaN, or what pandas has for a missing value."""
-    return text is None or type(text).__name__ == "NAType" or (isinstance(text, float) and math.isnan(text))
+def batches(windows: Sequence[Window], ragged: bool) -> Iterator[list[Window]]:
+    """Batches of windows of similar length, or, unless `ragged`, of equal length.
 
-
-@dataclass(frozen=True)
-class Piece:
-    """Ids of a text that are read at once. begin: their place in it.    skip: those that an earlier piece had, too."""
-
-    row: int
-    ids: list[int]
-    begin: int
-    skip: int
-
-
-def pieces_of(row: int, ids: list[int], context: int | None) -> Iterator[Piece]:
-    """A text in pieces that fit the context. Each id is read in the one from whose states `score` predicts the next."""
-    done = 0
-    while done < len(ids):
-        begin = context_start(done + 1, context)
-        end = len(ids) if context is None else min(len(ids), begin + context)
-        yield Piece(row, ids[begin:end], begin, done - begin)
-        done = end
-
-
-def batches(pieces: Sequence[Piece], ragged: bool) -> Iterator[list[Piece]]:
-    """Pieces to read together: of about one length, or of exactly one.
-
-    The longest come first, so that a lack of memory shows at once. Those of one text stay in order: but for the last,
-    all are as long as the context.
+    Windows are sorted by length, the longest first, so that running out of memory shows at once. The sort is stable and
+    all windows of a text except the last have the context length, so that a text's windows stay in order.
     """
-    batch: list[Piece] = []
-    for piece in sorted(pieces, key=lambda piece: len(piece.ids), reverse=True):
+    batch: list[Window] = []
+    for window in sorted(windows, key=lambda window: len(window.ids), reverse=True):
         longest = len(batch[0].ids) if batch else 0
-        if batch and ((len(batch) + 1) * longest > TOKENS or not (ragged or len(piece.ids) == longest)):
+        if batch and ((len(batch) + 1) * longest > TOKENS or not (ragged or len(window.ids) == longest)):
             yield batch
             batch = []
-        batch.append(piece)
+        batch.append(window)
     if batch:
         yield batch
 
 
-def read(states: States, rows: Sequence[list[int]], layer: int) -> Tensor:
-    """The states (B, T, C) of rows of ids, the longest first. What stands beyond the end of a row means nothing.
+def compute(states: HiddenStates, rows: Sequence[list[int]], layer: int) -> Tensor:
+    """The states (B, T, C) of token IDs, the longest row first. Values at padding positions are undefined.
 
-    Rows are padded at their ends, where no id of a causal model sees it.
+    Rows are padded at the end, where padding does not change the states of a causal model.
     """
     device = next(states.model.parameters()).device
     longest = len(rows[0])
     idx = torch.tensor([ids + [0] * (longest - len(ids)) for ids in rows], device=device)
     if longest <= TOKENS or states.encoder or states.recurrent:
-        return states.read(idx, (layer,))[layer]
+        return states.compute(idx, (layer,))[layer]
     cache = states.model.new_cache(1, longest)
-    return torch.cat([states.read(part, (layer,), cache)[layer] for part in idx.split(CHUNK, dim=1)], dim=1)
+    return torch.cat([states.compute(chunk, (layer,), cache)[layer] for chunk in idx.split(CHUNK, dim=1)], dim=1)

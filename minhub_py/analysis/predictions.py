@@ -1,8 +1,8 @@
-"""What a model predicts at places of many texts: logits in blocks, each id read once, in steady memory.
+"""Next-token logits at positions of many texts, in bounded memory.
 
-Texts are read together, some at a time, whatever their lengths. Those that begin alike are neighbours when they are
-sorted: their beginning is read once, and its keys and values are copied. A text longer than the context is read in
-pieces, by the rule of inference/batch.py. All this changes no number: each is as when its text is read alone.
+Texts are sorted and evaluated in batches. A prefix that adjacent texts share is evaluated once, and its keys and values
+are copied. A text longer than the context length is split into the context windows of inference/batch.py. Each text has
+the same results as alone.
 """
 
 import math
@@ -15,24 +15,30 @@ import torch
 from torch import Tensor
 
 from minhub_py.inference.batch import common_prefix, context_start
-from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import check_finite, one_thread
 from minhub_py.inference.torch_runner import Runner
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, KeyValues, shapes_of
 
-# Of one block: texts, ids to read, and bytes of keys and values (but two rows in any case).
-ROWS, IDS, BYTES = 64, 1024, 2**27
-LOGITS = 2**23  # floats of one reading
-FEW = 8  # rows of logits whose exponentials are taken together: they stay in the processor's cache
-WORTH = 4  # ids in common from which on they are copied: fewer cost more in smaller readings than they save
+# Limits of a batch: rows of the cache, tokens to evaluate, and bytes of the cache (at least two rows in any case).
+BATCH_ROWS, BATCH_TOKENS, BATCH_BYTES = 64, 1024, 2**27
+CALL_LOGITS = 2**23  # floats per call of the runner
+EXP_ROWS = 8  # rows of logits per exponential: they fit into the processor's cache
+MIN_SHARED = 4  # tokens of a prefix that is copied: a shorter one costs more in smaller calls than it saves
+
+Progress = Callable[[int, int], object]
+
+# Receives logits (n, V), valid during the call only, and three lists of equal length: rows of the logits, and the text
+# and the position that each row predicts. Texts with a common prefix share rows.
+Consumer = Callable[[Tensor, list[int], list[int], list[int]], object]
 
 
-class Wanted(NamedTuple):
-    """The places `start` to `end` (exclusive) of a text: each is predicted from the ids before it, so 0 is none.
+class Span(NamedTuple):
+    """Positions `start` to `end` (exclusive) of a text, each predicted from the tokens before it; `start` is 1 or more.
 
-    The last place may be that after all ids. source: the ids that an encoder reads.
+    The last position may be the one after all tokens. source: token IDs of an encoder.
     """
 
     ids: Sequence[int]
@@ -41,239 +47,227 @@ class Wanted(NamedTuple):
     source: tuple[int, ...] = ()
 
 
-Progress = Callable[[int, int], object]
-
-# What takes logits (n, V), which stand until it returns. Then numbers of one length: of a row of the logits, of a text,
-# and of the place in it that the row predicts. A row stands several times where texts begin alike.
-Take = Callable[[Tensor, list[int], list[int], list[int]], object]
-
-
-class Piece(NamedTuple):
-    """Ids that fit the context, and are read one after the other; logits are wanted after ids[first:]."""
+class Window(NamedTuple):
+    """A context window of a text: token IDs from position `start`. Results are needed for ids[first:]."""
 
     ids: list[int]
     first: int
     text: int
-    begin: int  # where the ids begin in their text
+    start: int
 
 
 @torch.inference_mode()
-def predict(
-    model: LanguageModel,
-    wanted: Sequence[Wanted],
-    take: Take,
-    progress: Progress | None = None,
-) -> None:
-    """Hand the logits at all places that are wanted to `take`, in no order of the texts.
+def predict(model: LanguageModel, spans: Sequence[Span], consume: Consumer, progress: Progress | None = None) -> None:
+    """Pass the logits of all spans to `consume`, in any order. progress: called with predicted positions and total."""
+    total = sum(span.end - span.start for span in spans)
+    predicted = 0
 
-    progress(done, total): hears of places.
-    """
-    total = sum(each.end - each.start for each in wanted)
-    done = 0
-
-    def taken(logits: Tensor, rows: list[int], texts: list[int], places: list[int]) -> None:
-        nonlocal done
+    def counted(logits: Tensor, rows: list[int], texts: list[int], positions: list[int]) -> None:
+        nonlocal predicted
         if rows:
-            take(logits, rows, texts, places)
-        done += len(rows)
+            consume(logits, rows, texts, positions)
+        predicted += len(rows)
         if progress is not None:
-            progress(done, total)
+            progress(predicted, total)
 
     runner = runner_of(model)
     if model.encoder_decoder:
-        read_answers(runner, wanted, taken)
+        predict_targets(runner, spans, counted)
         return
     context = model.config.context_length
-    pieces = [piece for number, each in enumerate(wanted) for piece in pieces_of(number, each, context)]
-    pieces.sort(key=lambda piece: piece.ids, reverse=True)  # a text comes before those that it begins with
-    before = None
-    for block in blocks(model, pieces):
-        before = Block(model, runner, block, before)
-        before.read(taken)
+    windows = [window for text, span in enumerate(spans) for window in windows_of(text, span, context)]
+    windows.sort(key=lambda window: window.ids, reverse=True)  # a text precedes its own prefixes
+    batch = None
+    for group in groups(model, windows):
+        batch = Batch(model, runner, group, batch)
+        batch.run(counted)
 
 
-def pieces_of(number: int, wanted: Wanted, context: int | None) -> Iterator[Piece]:
-    """A text in pieces that fit the context."""
-    place = wanted.start
-    while place < wanted.end:
-        begin = context_start(place, context)
-        end = wanted.end if context is None else min(wanted.end, begin + context + 1)
-        yield Piece(list(wanted.ids[begin : end - 1]), place - 1 - begin, number, begin)
-        place = end
+def windows_of(text: int, span: Span, context: int | None) -> Iterator[Window]:
+    """Split a text into windows that fit the context length."""
+    position = span.start
+    while position < span.end:
+        start = context_start(position, context)
+        end = span.end if context is None else min(span.end, start + context + 1)
+        yield Window(list(span.ids[start : end - 1]), position - 1 - start, text, start)
+        position = end
 
 
-def blocks(model: LanguageModel, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in the same order, as many at a time as memory allows."""
+def groups(model: LanguageModel, windows: Sequence[Window]) -> Iterator[list[Window]]:
+    """Split the windows, in order, into batches within the limits."""
     layout, size = model.cache_layout(), next(model.parameters()).element_size()
 
     def row_bytes(length: int) -> int:
-        return size * sum(math.prod(shape) for kept in layout for shape in shapes_of(kept, length, MOST_TOKENS))
+        return size * sum(math.prod(shape) for layer in layout for shape in shapes_of(layer, length, MAX_TOKENS))
 
-    block: list[Piece] = []
-    rows = ids = longest = 0
-    for piece in pieces:
-        new = len(piece.ids) - (common_prefix(block[-1].ids, piece.ids) if block else 0)
-        length = max(longest, len(piece.ids))
-        full = rows == ROWS or ids + new > IDS or (rows + 2) * row_bytes(length) > BYTES
-        if block and new and full:
-            yield block
-            block, rows, ids, new, length = [], 0, 0, len(piece.ids), len(piece.ids)
-        block.append(piece)
-        rows, ids, longest = rows + (new > 0), ids + new, length
-    if block:
-        yield block
+    group: list[Window] = []
+    rows = tokens = longest = 0
+    for window in windows:
+        new = len(window.ids) - (common_prefix(group[-1].ids, window.ids) if group else 0)
+        length = max(longest, len(window.ids))
+        full = rows == BATCH_ROWS or tokens + new > BATCH_TOKENS or (rows + 2) * row_bytes(length) > BATCH_BYTES
+        if group and new and full:
+            yield group
+            group, rows, tokens, new, length = [], 0, 0, len(window.ids), len(window.ids)
+        group.append(window)
+        rows, tokens, longest = rows + (new > 0), tokens + new, length
+    if group:
+        yield group
 
 
 @dataclass
-class Row:
-    """A row of the cache: `piece.ids`, of which the first `shared` are copied from the row `parent`.
+class Node:
+    """A node of the prefix tree, and a row of the cache. Its first `shared` tokens are copied from the row `parent`.
 
-    first: logits are computed after ids[first:].    uses: (low, high, piece): the logits after ids[low:high] are for
-    this piece too, which begins with the same ids.    wave: 1 more than the parent's, which is read before.
+    depth: level in the tree; parents are evaluated before their children.    first: logits are needed after
+    ids[first:].    uses: (low, high, window): `window`, which begins with the same tokens, needs the logits after
+    ids[low:high].
     """
 
     ids: list[int]
     shared: int = 0
     parent: int = 0
-    wave: int = 0
+    depth: int = 0
     first: int = 0
-    uses: list[tuple[int, int, Piece]] = field(default_factory=list)
+    uses: list[tuple[int, int, Window]] = field(default_factory=list)
 
 
-class Block:
-    """Some pieces that are read together. Row 0 of the cache has what they begin with in common with the last block."""
+class Batch:
+    """Windows evaluated together, as a prefix tree. Its root, row 0, is the prefix shared with the previous batch."""
 
-    def __init__(self, model: LanguageModel, runner: Runner, pieces: Sequence[Piece], before: "Block | None") -> None:
+    def __init__(
+        self, model: LanguageModel, runner: Runner, windows: Sequence[Window], previous: "Batch | None"
+    ) -> None:
         self.runner = runner
-        self.path: list[tuple[int, int]] = []  # rows whose ids make up `last`, and where the part of each begins
+        self.path: list[tuple[int, int]] = []  # the nodes of the last window, each with its start in `last`
         self.last: list[int] = []
-        self.most = max(MOST_TOKENS, min(LOGITS // model.config.vocab_size, IDS))
-        longest = max(len(piece.ids) for piece in pieces)
-        # Copies of a beginning need keys and values of all of it; a recurrent state has moved on.
+        self.chunk = max(MAX_TOKENS, min(CALL_LOGITS // model.config.vocab_size, BATCH_TOKENS))
+        longest = max(len(window.ids) for window in windows)
+        # A copied prefix needs all of its keys and values; a recurrent state exists for the last token only.
         self.shares = all(
-            isinstance(kept, KeyValues) and (kept.window is None or kept.window >= longest)
-            for kept in model.cache_layout()
+            isinstance(layer, KeyValues) and (layer.window is None or layer.window >= longest)
+            for layer in model.cache_layout()
         )
         length = 0
-        if before is not None and before.shares and self.shares:
-            length = min(
-                common_prefix(before.last, pieces[0].ids), *(piece.first for piece in pieces)
-            )  # needs no logits again
-            length = length if length >= WORTH else 0
-        self.rows = [Row(pieces[0].ids[:length], length)]
+        if previous is not None and previous.shares and self.shares:
+            # Without tokens whose logits are needed again.
+            length = min(common_prefix(previous.last, windows[0].ids), *(window.first for window in windows))
+            length = length if length >= MIN_SHARED else 0
+        self.nodes = [Node(windows[0].ids[:length], length)]
         if length:
-            self.path, self.last = [(0, 0)], self.rows[0].ids
-        for piece in pieces:
-            self._add(piece)
-        self.cache: Cache = runner.new_cache(len(self.rows), longest)
-        if before is not None and length:
-            self.cache.set_row(0, before.cache, before.path[-1][0], length)
+            self.path, self.last = [(0, 0)], self.nodes[0].ids
+        for window in windows:
+            self._add(window)
+        self.cache: Cache = runner.new_cache(len(self.nodes), longest)
+        if previous is not None and length:
+            self.cache.set_row(0, previous.cache, previous.path[-1][0], length)
 
-    def _add(self, piece: Piece) -> None:
-        """Plan a piece: what the last one has of it is there already."""
-        length = common_prefix(self.last, piece.ids)
-        if length < len(piece.ids) and (length < WORTH or not self.shares):
+    def _add(self, window: Window) -> None:
+        """Add a window to the tree: a node for the tokens that differ from the last window's."""
+        length = common_prefix(self.last, window.ids)
+        if length < len(window.ids) and (length < MIN_SHARED or not self.shares):
             length = 0
         while self.path and self.path[-1][1] >= length:
             self.path.pop()
         end = length
-        for number, begin in reversed(self.path):
-            if end <= piece.first:
+        for number, start in reversed(self.path):
+            if end <= window.first:
                 break
-            low = max(begin, piece.first)
-            row = self.rows[number]
-            row.first = min(row.first, low)
-            row.uses.append((low, end, piece))
-            end = begin
-        if length < len(piece.ids):
+            low = max(start, window.first)
+            node = self.nodes[number]
+            node.first = min(node.first, low)
+            node.uses.append((low, end, window))
+            end = start
+        if length < len(window.ids):
             parent = self.path[-1][0] if self.path else 0
-            first = max(length, piece.first)
-            wave = self.rows[parent].wave + 1
-            self.path.append((len(self.rows), length))
-            self.rows.append(Row(piece.ids, length, parent, wave, first, [(first, len(piece.ids), piece)]))
-        self.last = piece.ids
+            first = max(length, window.first)
+            uses = [(first, len(window.ids), window)]
+            self.path.append((len(self.nodes), length))
+            self.nodes.append(Node(window.ids, length, parent, self.nodes[parent].depth + 1, first, uses))
+        self.last = window.ids
 
-    def read(self, take: Take) -> None:
-        """Read all pieces, wave after wave."""
-        numbered = list(enumerate(self.rows))
-        for wave in range(1, max(row.wave for row in self.rows) + 1):
-            rows = [(number, row) for number, row in numbered if row.wave == wave]
-            for number, row in rows:
-                if row.shared:
-                    self.cache.set_row(number, self.cache, row.parent, row.shared)
-            for texts in packs({number: row.ids[row.shared : row.first] for number, row in rows}, IDS):
-                take(self.runner.forward(texts, self.cache), [], [], [])
-            for texts in packs({number: row.ids[row.first :] for number, row in rows}, self.most):
-                begins = [self.cache.lengths[number] for number in texts]
+    def run(self, consume: Consumer) -> None:
+        """Evaluate all nodes, level by level."""
+        for depth in range(1, max(node.depth for node in self.nodes) + 1):
+            level = {number: node for number, node in enumerate(self.nodes) if node.depth == depth}
+            for number, node in level.items():
+                if node.shared:
+                    self.cache.set_row(number, self.cache, node.parent, node.shared)
+            for texts in chunks(
+                {number: node.ids[node.shared : node.first] for number, node in level.items()}, BATCH_TOKENS
+            ):
+                consume(self.runner.forward(texts, self.cache), [], [], [])
+            for texts in chunks({number: node.ids[node.first :] for number, node in level.items()}, self.chunk):
+                starts = [self.cache.lengths[number] for number in texts]
                 logits = self.runner.forward(texts, self.cache, every=True)
-                take(logits, *self._uses(texts, begins))
+                consume(logits, *self._predicted(texts, starts))
 
-    def _uses(
-        self, texts: Mapping[int, Sequence[int]], begins: Iterable[int]
+    def _predicted(
+        self, texts: Mapping[int, Sequence[int]], starts: Iterable[int]
     ) -> tuple[list[int], list[int], list[int]]:
-        """What `Take` hears of logits after the ids of `texts`, which begin there in their rows."""
+        """The lists for `Consumer`, for a chunk of each node that begins at `starts`."""
         rows: list[int] = []
         numbers: list[int] = []
-        places: list[int] = []
-        start = 0
-        for (number, ids), begin in zip(texts.items(), begins, strict=True):
-            for first, last, piece in self.rows[number].uses:
-                low = max(first, begin)
-                count = max(min(last, begin + len(ids)) - low, 0)
-                rows += range(start + low - begin, start + low - begin + count)
-                numbers += [piece.text] * count
-                places += range(piece.begin + low + 1, piece.begin + low + 1 + count)
-            start += len(ids)
-        return rows, numbers, places
+        positions: list[int] = []
+        offset = 0
+        for (number, ids), start in zip(texts.items(), starts, strict=True):
+            for first, last, window in self.nodes[number].uses:
+                low = max(first, start)
+                count = max(min(last, start + len(ids)) - low, 0)
+                rows += range(offset + low - start, offset + low - start + count)
+                numbers += [window.text] * count
+                positions += range(window.start + low + 1, window.start + low + 1 + count)
+            offset += len(ids)
+        return rows, numbers, positions
 
 
-def packs(texts: Mapping[int, Sequence[int]], most: int) -> Iterator[dict[int, Sequence[int]]]:
-    """The ids of all rows, at most so many at a time; a row may go on in the next pack."""
-    pack: dict[int, Sequence[int]] = {}
-    room = most
+def chunks(texts: Mapping[int, Sequence[int]], size: int) -> Iterator[dict[int, Sequence[int]]]:
+    """Split the tokens of all rows into prefill chunks of `size` tokens; a row may continue in the next chunk."""
+    chunk: dict[int, Sequence[int]] = {}
+    room = size
     for row, ids in texts.items():
-        begin = 0
-        while begin < len(ids):
-            pack[row] = ids[begin : begin + room]
-            begin, room = begin + len(pack[row]), room - len(pack[row])
+        start = 0
+        while start < len(ids):
+            chunk[row] = ids[start : start + room]
+            start, room = start + len(chunk[row]), room - len(chunk[row])
             if room == 0:
-                yield pack
-                pack, room = {}, most
-    if pack:
-        yield pack
+                yield chunk
+                chunk, room = {}, size
+    if chunk:
+        yield chunk
 
 
-def read_answers(runner: Runner, wanted: Sequence[Wanted], take: Take) -> None:
-    """The same for an encoder-decoder, one text after the other; a source that several have is read once."""
-    order = sorted(range(len(wanted)), key=lambda number: wanted[number].source)
-    for source, numbers in groupby(order, key=lambda number: wanted[number].source):
-        texts = list(numbers)
-        cache = runner.new_cache(1, max(len(source), *(wanted[number].end - 1 for number in texts)))
+def predict_targets(runner: Runner, spans: Sequence[Span], consume: Consumer) -> None:
+    """`predict` for an encoder-decoder: one text at a time; spans with the same source share the encoder's output."""
+    order = sorted(range(len(spans)), key=lambda text: spans[text].source)
+    for source, group in groupby(order, key=lambda text: spans[text].source):
+        texts = list(group)
+        cache = runner.new_cache(1, max(len(source), *(spans[text].end - 1 for text in texts)))
         runner.encode(source, cache, 0)
-        for number in texts:
-            _, start, end, _ = wanted[number]
+        for text in texts:
+            ids, first, end, _ = spans[text]
             cache.clear(0)
-            for pack in packs({0: wanted[number].ids[: end - 1]}, MOST_TOKENS):
-                begin = cache.lengths[0]
-                logits = runner.forward(pack, cache, every=True)
-                places = [place for place in range(begin + 1, cache.lengths[0] + 1) if place >= start]
-                take(logits, [place - 1 - begin for place in places], [number] * len(places), places)
+            for chunk in chunks({0: ids[: end - 1]}, MAX_TOKENS):
+                start = cache.lengths[0]
+                logits = runner.forward(chunk, cache, every=True)
+                positions = range(max(start + 1, first), cache.lengths[0] + 1)
+                consume(logits, [position - 1 - start for position in positions], [text] * len(positions), [*positions])
 
 
 def log_normalizers(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """What to subtract from each row of logits (n, V) for log-probabilities, and the entropy in bits: (n,) float32.
+    """The log-normalizer of each row of logits (n, V), and its entropy in bits: (n,) float32 each.
 
-    ValueError: logits that are NaN or infinite.
+    Logits minus log-normalizer are log-probabilities. ValueError: logits are NaN or infinite.
     """
     normalizers, entropies = [], []
     with one_thread(logits):
-        for part in logits.split(FEW if logits.device.type == "cpu" else len(logits)):
+        for part in logits.split(EXP_ROWS if logits.device.type == "cpu" else len(logits)):
             largest = part.amax(dim=-1, keepdim=True).float()
-            below = part - largest  # float32
-            weights = below.exp()
+            shifted = part - largest  # float32
+            weights = shifted.exp()
             total = weights.sum(dim=-1)
             normalizers.append(largest.squeeze(1) + total.log())
-            entropies.append((total.log() - weights.mul_(below).sum(dim=-1) / total) / math.log(2))
-    found = torch.cat(normalizers)
-    check_finite(found)
-    return found, torch.cat(entropies)
+            entropies.append((total.log() - weights.mul_(shifted).sum(dim=-1) / total) / math.log(2))
+    result = torch.cat(normalizers)
+    check_finite(result)
+    return result, torch.cat(entropies)

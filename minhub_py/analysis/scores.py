@@ -1,13 +1,13 @@
 """Log-probability and entropy of each token of many texts."""
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from minhub_py.analysis.predictions import Progress, Wanted, log_normalizers, predict
+from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
 from minhub_py.models.base import LanguageModel
 
 Array = np.ndarray[Any, Any]
@@ -19,44 +19,42 @@ def token_scores(
     targets: Sequence[Sequence[int]] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[Array, Array]]:
-    """For each text the log-probabilities (nats) of the ids that `minhub_py.score` scores, and the entropies (bits).
+    """For each text, the log-probabilities (nats) of `minhub_py.score` and the entropies (bits) of their distributions.
 
-    An entropy is that of what could stand in the place of the id. A text may be empty where there are no targets.
+    A text may be empty if there are no targets.
     """
     start = model.decoder_start
     if targets is None:
-        wanted = [Wanted(ids, 1, max(len(ids), 1)) for ids in texts]
+        spans = [Span(ids, 1, max(len(ids), 1)) for ids in texts]
     elif start is None:
         pairs = zip(texts, targets, strict=True)
-        wanted = [Wanted([*text, *ids], len(text), len(text) + len(ids)) for text, ids in pairs]
+        spans = [Span([*text, *target], len(text), len(text) + len(target)) for text, target in pairs]
     else:
         pairs = zip(texts, targets, strict=True)
-        wanted = [Wanted([start, *ids], 1, len(ids) + 1, tuple(text)) for text, ids in pairs]
-    scores = Scores(wanted)
-    predict(model, wanted, scores.take, progress)
-    for begin, each in zip(scores.begins, wanted, strict=False):
-        places = slice(begin + each.start, begin + max(len(each.ids), each.start))
-        yield scores.logprobs[places], scores.entropies[places]
+        spans = [Span([start, *target], 1, len(target) + 1, tuple(text)) for text, target in pairs]
+    scores = Scores(model, spans, progress)
+    for offset, span in zip(scores.offsets, spans, strict=False):
+        tokens = slice(offset + span.start, offset + max(len(span.ids), span.start))
+        yield scores.logprobs[tokens], scores.entropies[tokens]
 
 
 class Scores:
-    """Log-probabilities (nats) and entropies (bits) of all tokens of texts; NaN where nothing is wanted."""
+    """Log-probabilities (nats) and entropies (bits) of all tokens of several texts; NaN outside the spans.
 
-    def __init__(self, wanted: Sequence[Wanted]) -> None:
-        self.ids = np.fromiter(itertools.chain.from_iterable(each.ids for each in wanted), np.int64)
-        self.begins = np.cumsum([0, *(len(each.ids) for each in wanted)])
+    ids, logprobs, entropies: arrays of the concatenated texts.    offsets: the start of each text in them.
+    """
+
+    def __init__(self, model: LanguageModel, spans: Sequence[Span], progress: Progress | None) -> None:
+        self.ids = np.fromiter(itertools.chain.from_iterable(span.ids for span in spans), np.int64)
+        self.offsets = np.cumsum([0, *(len(span.ids) for span in spans)])
         self.logprobs = np.full(len(self.ids), np.nan)
         self.entropies = np.full(len(self.ids), np.nan)
+        predict(model, spans, self._add, progress)
 
-    def firsts(self, ids: Collection[int]) -> Array:
-        """Places of the first tokens of texts, where they are one of these ids."""
-        places = self.begins[:-1][np.diff(self.begins) > 0]
-        return places[np.isin(self.ids[places], list(ids))]
-
-    def take(self, logits: Tensor, rows: list[int], texts: list[int], places: list[int]) -> None:
-        """See `predictions.Take`."""
-        where = self.begins[texts] + places
+    def _add(self, logits: Tensor, rows: list[int], texts: list[int], positions: list[int]) -> None:
+        """See `predictions.Consumer`."""
+        tokens = self.offsets[texts] + positions
         normalizers, entropies = log_normalizers(logits)
-        chosen = logits[rows, self.ids[where].tolist()].float()
-        self.logprobs[where] = (chosen - normalizers[rows]).cpu()
-        self.entropies[where] = entropies[rows].cpu()
+        chosen = logits[rows, self.ids[tokens].tolist()].float()
+        self.logprobs[tokens] = (chosen - normalizers[rows]).cpu()
+        self.entropies[tokens] = entropies[rows].cpu()

@@ -1,10 +1,10 @@
-"""Predictability of words, as reading research uses it: log-probabilities, surprisal and entropy.
+"""Surprisal of words: log-probability, surprisal and entropy, as used in research on reading.
 
-A word's log-probability is the sum over its tokens. The words of a text are joined by `sep`, the text is encoded as a
-whole, and a token belongs to the word that its last character belongs to: so the space before a word is the word's own.
+The words of a text are joined by `sep` and encoded as one text. A token belongs to the word of its last character, so
+that the space before a word belongs to the word. A word's log-probability is the sum over its tokens.
 
-Sources: Hale (2001) and Levy (2008) for surprisal. First words, spaces and punctuation are treated as by the R package
-pangoling (Nicenboim, Emmerly and Cassani), so that the numbers are the same.
+Sources: Hale (2001) and Levy (2008) for surprisal. First words, spaces and punctuation are treated as in the R package
+pangoling (Nicenboim, Emmerly and Cassani), so that the results are equal.
 """
 
 import itertools
@@ -19,16 +19,16 @@ from warnings import warn
 import numpy as np
 from torch import Tensor
 
-from minhub_py.analysis.predictions import Progress, Wanted, log_normalizers, predict
+from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
 from minhub_py.analysis.scores import Scores
-from minhub_py.analysis.tokens import encodings, texts_of_ids
+from minhub_py.analysis.tokens import encodings, is_missing, token_strings
 from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters
 from minhub_py.inference.arguments import check_tokenizer, model_of, whole
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
 
-Columns = dict[str, Any]  # name -> an array, or a list; all of one length
+Columns = dict[str, Any]  # arrays or lists of equal length, by name
 
 
 def word_logprobs(
@@ -44,32 +44,42 @@ def word_logprobs(
     bos: bool | None = None,
     progress: Progress | None = None,
 ) -> Columns:
-    r"""How predictable each word is, given the words before it in its text.
+    r"""Compute the log-probability, surprisal and entropy of each word, given the words before it in its text.
 
-        found = word_logprobs(model, tokenizer, ["The", "cat", "sat."])
-        pandas.DataFrame(found)
+        columns = word_logprobs(model, tokenizer, ["The", "cat", "sat."])
+        pandas.DataFrame(columns)
 
-    by: which text each word belongs to, in any order; without it all are one text.    word_n: numbers that give the
-    order of the words in each text, if it is not that of `words`.    context: what stands before each text and is not
-    scored: one for all, or one for each word, the same for all words of a text.    sep: what stands between words; ""
-    for languages without spaces.    ignore_regex: tokens whose text it finds add nothing: r"^[^\w\s]$" leaves out
-    punctuation that is a token of its own.    bos: whether a text begins with the model's token for that, so that its
-    first word is predicted too; None: as the tokenizer does it.    progress(done, total): hears of tokens.
+    Args:
+        model: A model of this package, not an encoder-decoder.
+        tokenizer: The model's tokenizer.
+        words: The words of one or more texts. None, NaN and "" are missing words, which are skipped.
+        by: The text of each word, as any hashable value; texts may be interleaved. None and NaN are no text. By
+            default, all words are one text.
+        word_n: Numbers that sort the words within each text. By default, words are in order.
+        context: Text before the words, which is not scored: one for all texts, or one per word, equal within a text.
+        sep: Separator between words; "" for languages without spaces.
+        ignore_regex: Tokens that match contribute nothing to a word: r"^[^\w\s]$" ignores punctuation marks that are
+            separate tokens.
+        bos: Whether the model's beginning-of-sequence token is put before each text, so that first words have a
+            context. By default, the tokenizer decides.
+        progress: Called with the number of processed tokens and the total.
 
-    Columns, in the order of `words`: tokens (how many the word has), logprob (nats), surprisal (bits), and entropy
-    (bits) of what could stand in the place of the word's first token. A word that is None, NaN or "", or belongs to no
-    text (`by` is None or NaN), has 0 tokens and NaN, and the text goes on without it. NaN are also a text's first word,
-    which nothing predicts, and, with a warning, words that share a token, and those that have none.
+    Returns:
+        Columns of one value per word, in the order of `words`: tokens (their number), logprob (nats), surprisal (bits)
+        and entropy (bits, of the distribution of the word's first token). Missing words and words without a text have 0
+        tokens and NaN. The first word of a text is NaN if it has no context. Words that share a token or have no token
+        are NaN, with a warning.
 
-    ValueError: an encoder-decoder, columns of different lengths, a tokenizer of another model, no model; white space
-    where words are joined, if `sep` is a space, which would be doubled.
+    Raises:
+        ValueError: The model is an encoder-decoder or not a model of this package; the tokenizer does not match the
+            model; columns differ in length; or a word has white space next to a `sep` that is a space.
     """
     model = model_of(model, "word_logprobs()")
     refuse_encoder_decoder(model)
-    given = as_texts("words", words)
-    texts = texts_of_words(given, by, word_n, context)
+    words = as_texts("words", words)
+    texts = texts_of_words(words, by, word_n, context)
     return segment_logprobs(
-        model, tokenizer, texts, len(given), sep=sep, ignored=matching(tokenizer, ignore_regex), bos=bos,
+        model, tokenizer, texts, len(words), sep=sep, ignored=ignored_ids(tokenizer, ignore_regex), bos=bos,
         progress=progress,
     )  # fmt: skip
 
@@ -85,22 +95,34 @@ def target_logprobs(
     bos: bool | None = None,
     progress: Progress | None = None,
 ) -> Columns:
-    """How predictable each target, a word or several, is after its context. Arguments and columns: `word_logprobs`.
+    """Compute the log-probability, surprisal and entropy of each target, given its context.
 
         target_logprobs(model, tokenizer, ["The cat sat on the"], ["mat"])
 
-    `sep` joins a context and its target, so neither has white space there. What contexts have in common is read once.
-    A target without a context, None or "", is the first of its text. For an encoder-decoder, contexts are texts for the
-    encoder and targets its answers; `sep` and `bos` are unused.
+    Prefixes that contexts share are evaluated once.
 
-    ValueError: as `word_logprobs`.
+    Args:
+        model: A model of this package.
+        tokenizer: The model's tokenizer.
+        contexts: One context per target. None and "" are no context. For an encoder-decoder, the encoder's inputs.
+        targets: Words or texts that follow the contexts. For an encoder-decoder, the decoder's outputs.
+        sep: Separator between context and target; unused for an encoder-decoder.
+        ignore_regex: As in `word_logprobs`.
+        bos: As in `word_logprobs`; unused for an encoder-decoder.
+        progress: Called with the number of processed tokens and the total.
+
+    Returns:
+        The columns of `word_logprobs`, with one value per target.
+
+    Raises:
+        ValueError: As in `word_logprobs`, except that encoder-decoders are supported.
     """
     model = model_of(model, "target_logprobs()")
-    before, after = as_texts("contexts", contexts), as_texts("targets", targets)
-    if len(before) != len(after):
-        raise ValueError(f"{len(after)} targets for {len(before)} contexts: give one for each")
-    ignored = matching(tokenizer, ignore_regex)
-    return pair_logprobs(model, tokenizer, before, after, sep=sep, ignored=ignored, bos=bos, progress=progress)
+    contexts, targets = as_texts("contexts", contexts), as_texts("targets", targets)
+    if len(contexts) != len(targets):
+        raise ValueError(f"{len(targets)} targets for {len(contexts)} contexts: pass one target per context")
+    ignored = ignored_ids(tokenizer, ignore_regex)
+    return pair_logprobs(model, tokenizer, contexts, targets, sep=sep, ignored=ignored, bos=bos, progress=progress)
 
 
 def next_tokens(
@@ -111,35 +133,45 @@ def next_tokens(
     *,
     progress: Progress | None = None,
 ) -> Columns:
-    """The `n` likeliest next tokens of each context, which is text or ids. What contexts have in common is read once.
+    """Compute the most likely next tokens of each context. Prefixes that contexts share are evaluated once.
 
-    Columns, with `n` rows for each context, the likeliest first: context (its number, from 0), token (its text), id,
-    prob, logprob (nats). tokenizer: None if contexts are ids, and tokens are not wanted: they are None.
-    ValueError: a context without a token, and as `word_logprobs`.
+    Args:
+        model: A model of this package.
+        tokenizer: The model's tokenizer; None if contexts are token IDs, which leaves out the strings of tokens.
+        contexts: Strings or lists of token IDs.
+        n: Number of tokens per context.
+        progress: Called with the number of processed contexts and the total.
+
+    Returns:
+        Columns with `n` rows per context, the most likely token first: context (its number, from 0), token (its
+        string), id, prob, and logprob (nats).
+
+    Raises:
+        ValueError: A context has no tokens; or the model or the tokenizer is invalid, as in `word_logprobs`.
     """
     model = model_of(model, "next_tokens()")
     n = min(whole("n", n, 1), model.config.vocab_size)
-    given: list[Any] = [contexts] if isinstance(contexts, str) else list(contexts)
-    if given and all(isinstance(text, str) for text in given):
-        given = [encoding.ids for encoding in encodings(model, tokenizer, given)]
-    rows = check_prompts(model, given)
-    ids, logprobs = np.zeros((len(rows), n), np.int64), np.zeros((len(rows), n), np.float32)
+    prompts: list[Any] = [contexts] if isinstance(contexts, str) else list(contexts)
+    if prompts and all(isinstance(text, str) for text in prompts):
+        prompts = [encoding.ids for encoding in encodings(model, tokenizer, prompts)]
+    prompts = check_prompts(model, prompts)
+    ids, logprobs = np.zeros((len(prompts), n), np.int64), np.zeros((len(prompts), n), np.float32)
 
-    def take(logits: Tensor, places: list[int], numbers: list[int], _: list[int]) -> None:
+    def consume(logits: Tensor, rows: list[int], numbers: list[int], _: list[int]) -> None:
         logits = logits.float()
         normalizers, _entropies = log_normalizers(logits)
         best = logits.topk(n, dim=-1)
-        logprobs[numbers] = (best.values - normalizers.unsqueeze(1))[places].cpu()
-        ids[numbers] = best.indices[places].cpu()
+        logprobs[numbers] = (best.values - normalizers.unsqueeze(1))[rows].cpu()
+        ids[numbers] = best.indices[rows].cpu()
 
     if model.encoder_decoder:
-        wanted = [Wanted([model.decoder_start], 1, 2, tuple(row)) for row in rows]
+        spans = [Span([model.decoder_start], 1, 2, tuple(prompt)) for prompt in prompts]
     else:
-        wanted = [Wanted(row, len(row), len(row) + 1) for row in rows]
-    predict(model, wanted, take, progress)
+        spans = [Span(prompt, len(prompt), len(prompt) + 1) for prompt in prompts]
+    predict(model, spans, consume, progress)
     return {
-        "context": np.repeat(np.arange(len(rows)), n),
-        "token": texts_of_ids(tokenizer, ids.reshape(-1).tolist()),
+        "context": np.repeat(np.arange(len(prompts)), n),
+        "token": token_strings(tokenizer, ids.reshape(-1).tolist()),
         "id": ids.reshape(-1),
         "prob": np.exp(logprobs.reshape(-1).astype(np.float64)),
         "logprob": logprobs.reshape(-1),
@@ -148,7 +180,7 @@ def next_tokens(
 
 @dataclass(frozen=True)
 class Segments:
-    """A text in parts, and the row of the result that each part is for; None for a part that is not scored."""
+    """A text in parts, and the row of the result for each part; None for a part that is not scored."""
 
     parts: list[str]
     rows: list[int | None]
@@ -160,36 +192,32 @@ def texts_of_words(
     word_n: Iterable[float] | None,
     context: str | Iterable[str | None] | None,
 ) -> list[Segments]:
-    """The words of each text, in order, after its context. ValueError: columns that do not fit the words."""
+    """Group words into texts, sorted and after their context. ValueError: columns do not match the words."""
     groups = [0] * len(words) if by is None else column("by", by, len(words))
-    order = None if word_n is None else column("word_n", word_n, len(words))
-    if order is not None and any(map(is_missing, order)):
-        raise ValueError("word_n has missing values: give the place of each word in its text")
+    order = [0] * len(words) if word_n is None else column("word_n", word_n, len(words))
+    if any(map(is_missing, order)):
+        raise ValueError("word_n has missing values: pass the position of every word in its text")
     if context is None or isinstance(context, str):
         contexts: list[str | None] = [context] * len(words)
     else:
         contexts = as_texts("context", column("context", context, len(words)))
-    texts: dict[Hashable, list[int]] = {}
+    rows_by_group: dict[Hashable, list[int]] = {}
     for row, group in enumerate(groups):
         if not is_missing(group):
-            texts.setdefault(group, []).append(row)
-    found = []
-    for group, rows in texts.items():
-        before = {contexts[row] or "" for row in rows}
-        if len(before) > 1:
-            advice = (
-                f"pass {setting('by')}, or use target_logprobs()"
-                if by is None
-                else "a text has one, before its first word"
-            )
+            rows_by_group.setdefault(group, []).append(row)
+    texts = []
+    for group, rows in rows_by_group.items():
+        prefixes = {contexts[row] or "" for row in rows}
+        if len(prefixes) > 1:
+            advice = "use the same for all of its words"
+            if by is None:
+                advice = f"pass {setting('by')}, or use target_logprobs()"
             raise ValueError(f"the words of text {group!r} have different contexts: {advice}")
-        [first] = before
-        known = [row for row in rows if words[row]]
-        if order is not None:
-            known.sort(key=order.__getitem__)
-        opening = [first] if first else []
-        found.append(Segments(opening + [words[row] or "" for row in known], [None] * len(opening) + known))
-    return found
+        prefix = [text for text in prefixes if text]
+        scored = sorted(((row, word) for row in rows if (word := words[row])), key=lambda item: order[item[0]])
+        parts = prefix + [word for _, word in scored]
+        texts.append(Segments(parts, [None] * len(prefix) + [row for row, _ in scored]))
+    return texts
 
 
 def segment_logprobs(
@@ -203,31 +231,33 @@ def segment_logprobs(
     bos: bool | None = None,
     progress: Progress | None = None,
 ) -> Columns:
-    """Columns as of `word_logprobs`, of so many rows, for the parts of texts. ignored: ids that add nothing."""
-    first = first_id(model) if bos else None
-    wanted = []
-    rows: list[list[int]] = []  # what each token of a text adds to; `count` for nothing
-    shared: list[tuple[str, str]] = []
-    lost: list[int] = []
-    for text, ids, owners, both in joined(model, tokenizer, texts, sep, add_special_tokens=bos is not False):
-        for low, high in both:
-            shared.append((text.parts[low], text.parts[high]))
-            lost += [row for row in text.rows[low : high + 1] if row is not None]
-        if first is not None and ids[:1] != [first]:
-            ids.insert(0, first)
+    """The columns of `word_logprobs` for the parts of texts. count: rows.    ignored: token IDs that add nothing."""
+    bos_id = bos_token_id(model) if bos else None
+    spans = []
+    token_rows: list[list[int]] = []  # for each token of each text, the row that it adds to; `count` for none
+    examples: list[tuple[str, str]] = []
+    undefined: set[int] = set()
+    for text, ids, owners, shared in encode_parts(model, tokenizer, texts, sep, add_special_tokens=bos is not False):
+        for first, last in shared:
+            examples.append((text.parts[first], text.parts[last]))
+            undefined.update(row for row in text.rows[first : last + 1] if row is not None)
+        if bos_id is not None and ids[:1] != [bos_id]:
+            ids.insert(0, bos_id)
             owners.insert(0, None)
-        adds = [count if part is None or (row := text.rows[part]) is None else row for part in owners]
-        start = next((place for place, row in enumerate(adds) if row != count), len(ids))
-        wanted.append(Wanted(ids, max(start, 1), max(len(ids), 1)))
-        rows.append(adds)
-    scores = Scores(wanted)
-    scores.logprobs[scores.firsts(special_ids(tokenizer))] = 0  # it begins every text, and says nothing of a word
-    predict(model, wanted, scores.take, progress)
-    columns = sums(scores, rows, count, ignored)
+        rows = [count if part is None or (row := text.rows[part]) is None else row for part in owners]
+        start = next((position for position, row in enumerate(rows) if row != count), len(ids))
+        spans.append(Span(ids, max(start, 1), max(len(ids), 1)))
+        token_rows.append(rows)
+    scores = Scores(model, spans, progress)
+    # A special token at the start of a word's text has no context and is not part of the word.
+    special = [id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    firsts = scores.offsets[:-1][np.diff(scores.offsets) > 0]
+    scores.logprobs[firsts[np.isin(scores.ids[firsts], special)]] = 0
+    columns = sum_by_row(scores, token_rows, count, ignored)
     for name in ("logprob", "surprisal", "entropy"):
-        columns[name][lost] = np.nan
-    if shared:
-        warn(describe_shared(len(set(lost)), shared[0]), stacklevel=3)
+        columns[name][list(undefined)] = np.nan
+    if examples:
+        warn(describe_shared(len(undefined), examples[0]), stacklevel=3)
     return columns
 
 
@@ -242,22 +272,22 @@ def target_ids(
     ValueError: white space next to a `sep` that is a space; a tokenizer of another model.
     """
     texts = [Segments(list(pair), [None, None]) for pair in zip(contexts, targets, strict=True)]
-    result: list[tuple[list[int], list[int]]] = []
-    shared: list[tuple[str, str]] = []
-    for text, ids, owners, both in joined(model, tokenizer, texts, sep):
-        start = owners.index(1) if 1 in owners and text.parts[1] and not both else len(ids)
-        result.append((ids[:start], ids[start:]))
-        if both:
-            shared.append((text.parts[0], text.parts[1]))
-    if shared:
-        warn(describe_shared(len(shared), shared[0]), stacklevel=3)
-    return result
+    pairs: list[tuple[list[int], list[int]]] = []
+    examples: list[tuple[str, str]] = []
+    for text, ids, owners, shared in encode_parts(model, tokenizer, texts, sep):
+        start = owners.index(1) if 1 in owners and text.parts[1] and not shared else len(ids)
+        pairs.append((ids[:start], ids[start:]))
+        if shared:
+            examples.append((text.parts[0], text.parts[1]))
+    if examples:
+        warn(describe_shared(len(examples), examples[0]), stacklevel=3)
+    return pairs
 
 
-def joined(
+def encode_parts(
     model: LanguageModel, tokenizer: Any, texts: Sequence[Segments], sep: str, *, add_special_tokens: bool = True
 ) -> Iterator[tuple[Segments, list[int], list[int | None], list[tuple[int, int]]]]:
-    """Each text, encoded with its parts joined by `sep`, and `owners_of` its encoding. ValueError: as `target_ids`."""
+    """Each text, joined by `sep`, and the result of `owners_of` for its encoding. ValueError: as `target_ids`."""
     check_tokenizer(tokenizer, "encode_batch")
     for text in texts:
         for before, after in itertools.pairwise(text.parts):
@@ -284,21 +314,25 @@ def check_joint(before: str, after: str, sep: str, source: str = "") -> None:
 
 
 def describe_shared(count: int, example: tuple[str, str]) -> str:
-    """The warning about words that share a token."""
-    one, other = example
-    return f"{count} words have no number, as a token is a part of two of them, such as of {one!r} and {other!r}"
+    """The warning for words that share a token."""
+    subject = "1 word has" if count == 1 else f"{count} words have"
+    before, after = example
+    return (
+        f"{subject} no log-probability, because a token contains parts of two words, such as {before!r} and {after!r}: "
+        "merge such words, or choose another sep"
+    )
 
 
 def without_unknown(tokenizer: Any, texts: Sequence[Segments]) -> Sequence[Segments]:
-    """The texts without characters that the tokenizer would leave out, which makes it lose count; with a warning."""
+    """The texts without characters that the tokenizer drops, which would shift its offsets; with a warning."""
     if tokenizer.token_to_id("<unk>") is not None:
         return texts
-    known = sorted({char for text in texts for part in text.parts for char in part})
-    lost = unknown_characters(tokenizer, "".join(known))
-    if not lost:
+    characters = sorted({char for text in texts for part in text.parts for char in part})
+    unknown = unknown_characters(tokenizer, "".join(characters))
+    if not unknown:
         return texts
-    warn(describe_unknown(tokenizer, lost), stacklevel=4)
-    table = dict.fromkeys(map(ord, lost))
+    warn(describe_unknown(tokenizer, unknown), stacklevel=4)
+    table = dict.fromkeys(map(ord, unknown))
     return [Segments([part.translate(table) for part in text.parts], text.rows) for text in texts]
 
 
@@ -313,7 +347,8 @@ def pair_logprobs(
     bos: bool | None = None,
     progress: Progress | None = None,
 ) -> Columns:
-    """As `target_logprobs`. ignored: ids that add nothing."""
+    """The columns of `target_logprobs`. ignored: token IDs that add nothing."""
+    count = len(targets)
     pairs = [
         (row, context or "", target)
         for row, (context, target) in enumerate(zip(contexts, targets, strict=True))
@@ -325,33 +360,29 @@ def pair_logprobs(
             Segments([context, target], [None, row]) if context else Segments([target], [row])
             for row, context, target in pairs
         ]
-        return segment_logprobs(
-            model, tokenizer, texts, len(targets), sep=sep, ignored=ignored, bos=bos, progress=progress
-        )
-    wanted, rows = [], []
-    sources = encodings(model, tokenizer, [context for _, context, _ in pairs])
-    answers = encodings(model, tokenizer, [target for _, _, target in pairs])
-    for (row, context, target), source, answer in zip(pairs, sources, answers, strict=True):
+        return segment_logprobs(model, tokenizer, texts, count, sep=sep, ignored=ignored, bos=bos, progress=progress)
+    spans, token_rows = [], []
+    inputs = encodings(model, tokenizer, [context for _, context, _ in pairs])
+    outputs = encodings(model, tokenizer, [target for _, _, target in pairs])
+    for (row, context, target), source, output in zip(pairs, inputs, outputs, strict=True):
         if not source.ids:
-            raise ValueError(f"the context {context!r} has no token: give it some text")
-        ids, owners, _ = owners_of(answer, [target], sep)
-        wanted.append(Wanted([start, *ids], 1, len(ids) + 1, tuple(source.ids)))
-        rows.append([len(targets)] + [len(targets) if part is None else row for part in owners])
-    scores = Scores(wanted)
-    predict(model, wanted, scores.take, progress)
-    return sums(scores, rows, len(targets), ignored)
+            raise ValueError(f"the context {context!r} has no tokens: pass a text that is not empty")
+        ids, owners, _ = owners_of(output, [target], sep)
+        spans.append(Span([start, *ids], 1, len(ids) + 1, tuple(source.ids)))
+        token_rows.append([count] + [count if part is None else row for part in owners])
+    return sum_by_row(Scores(model, spans, progress), token_rows, count, ignored)
 
 
-def sums(scores: Scores, rows: Sequence[Sequence[int]], count: int, ignored: Collection[int]) -> Columns:
-    """Columns of so many rows, from the row that each token of each text adds to: a larger one is left out."""
-    into = np.fromiter(itertools.chain.from_iterable(rows), np.int64)
+def sum_by_row(scores: Scores, token_rows: Sequence[Sequence[int]], count: int, ignored: Collection[int]) -> Columns:
+    """Sum the scores of tokens into `count` rows. token_rows: the row of each token of each text; `count` for none."""
+    rows = np.fromiter(itertools.chain.from_iterable(token_rows), np.int64)
     logprobs = np.where(np.isin(scores.ids, list(ignored)), 0.0, scores.logprobs)
-    tokens = np.bincount(into, minlength=count + 1)[:count]
-    total = np.bincount(into, logprobs, minlength=count + 1)[:count].astype(float)
+    tokens = np.bincount(rows, minlength=count + 1)[:count]
+    total = np.bincount(rows, logprobs, minlength=count + 1)[:count].astype(float)
     total[tokens == 0] = np.nan
     entropies = np.full(count + 1, np.nan)
-    known, first = np.unique(into, return_index=True)
-    entropies[known] = scores.entropies[first]
+    unique, first = np.unique(rows, return_index=True)
+    entropies[unique] = scores.entropies[first]
     return {
         "tokens": tokens,
         "logprob": total,
@@ -363,9 +394,9 @@ def sums(scores: Scores, rows: Sequence[Sequence[int]], count: int, ignored: Col
 def owners_of(
     encoding: Any, parts: Sequence[str], sep: str
 ) -> tuple[list[int], list[int | None], list[tuple[int, int]]]:
-    """A text's ids, without special tokens at its end, and the part that each belongs to; None for a special token.
+    """The token IDs of an encoding without special tokens at its end, and the part of each; None for a special token.
 
-    Third, the first and the last part of each token that more than one have.
+    Third, the first and the last part of each token that spans several parts.
     """
     ends = np.cumsum([len(part) for part in parts]) + len(sep) * np.arange(len(parts))
     offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
@@ -375,72 +406,65 @@ def owners_of(
     count = len(special)
     while count and special[count - 1]:
         count -= 1
-    both = [(int(first[i]), int(last[i])) for i in np.flatnonzero(first < last) if not special[i]]
+    shared = [(int(first[i]), int(last[i])) for i in np.flatnonzero(first < last) if not special[i]]
     owners = [None if special[i] else int(last[i]) for i in range(count)]
-    return list(encoding.ids[:count]), owners, both
+    return list(encoding.ids[:count]), owners, shared
 
 
-def matching(tokenizer: Any, pattern: str) -> Collection[int]:
-    """The ids of all tokens whose text a regular expression finds. ValueError: it is none of Python's."""
-    found = regex(pattern)
+def ignored_ids(tokenizer: Any, pattern: str) -> Collection[int]:
+    """The IDs of all tokens that match a regular expression; none for "". ValueError: an invalid expression."""
     if not pattern:
         return ()
+    expression = regex(pattern)
     ids = sorted(tokenizer.get_vocab().values())
-    return [id for id, text in zip(ids, texts_of_ids(tokenizer, ids), strict=True) if found.search(text or "")]
+    return [id for id, token in zip(ids, token_strings(tokenizer, ids), strict=True) if expression.search(token or "")]
 
 
 def regex(pattern: str) -> re.Pattern[str]:
-    """The regular expression of `ignore_regex`. ValueError: it is none of Python's."""
+    """The compiled `ignore_regex`. ValueError: an invalid expression."""
     if "[[:" in pattern:
         raise ValueError(
-            rf"ignore_regex is Python's: it has no [[:punct:]] and the like, but [^\w\s] is, not {pattern!r}"
+            rf"ignore_regex {pattern!r} contains a POSIX class, which Python's re does not support: use [^\w\s] for "
+            "punctuation"
         )
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"ignore_regex {pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"ignore_regex {pattern!r} is not a valid regular expression: {error}") from error
 
 
 def refuse_encoder_decoder(model: LanguageModel) -> None:
-    """ValueError: the model is one."""
+    """ValueError: the model is an encoder-decoder."""
     if model.encoder_decoder:
-        raise ValueError("this model predicts the answer to a text, not the text: target_logprobs() takes both")
+        raise ValueError(
+            "an encoder-decoder predicts the decoder's text, not its input: use target_logprobs(), which takes both"
+        )
 
 
-def first_id(model: LanguageModel) -> int:
-    """The id that texts begin with. ValueError: the model has none."""
+def bos_token_id(model: LanguageModel) -> int:
+    """The ID of the beginning-of-sequence token. ValueError: the model has none."""
     id = getattr(model.config, "bos_token_id", None)
     if id is None:
-        raise ValueError(f"{setting('bos', True)}: this model's config.json has no bos_token_id; leave it out")
+        raise ValueError(f"{setting('bos', True)} needs a bos_token_id, but this model has none: leave bos unset")
     return int(id)
 
 
-def special_ids(tokenizer: Any) -> set[int]:
-    """The ids of special tokens."""
-    return {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-
-
 def as_texts(name: str, values: Iterable[str | None]) -> list[str | None]:
-    """A column of strings, None for what is missing. ValueError: it is something else."""
+    """A list of strings, with None for missing values. ValueError: other values."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{name} must be a list of strings, not {brief(values)}")
-    found = [None if is_missing(value) else value for value in values]
-    for place, value in enumerate(found):
-        if not isinstance(value, str | None):
-            raise ValueError(f"{name} must be strings, but number {place} is {brief(value)}")
-    return found
+    texts = [None if is_missing(value) else value for value in values]
+    for number, text in enumerate(texts):
+        if not isinstance(text, str | None):
+            raise ValueError(f"{name} must be strings, but number {number} is {brief(text)}")
+    return texts
 
 
 def column(name: str, values: Iterable[Any], count: int) -> list[Any]:
-    """A column of so many values. ValueError: it has not as many."""
+    """A list of `count` values. ValueError: not a list, or a different length."""
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a list, with a value for each word, not {brief(values)}")
-    found = list(values)
-    if len(found) != count:
-        raise ValueError(f"{name} has {len(found)} values for {count} words: give one for each")
-    return found
-
-
-def is_missing(value: object) -> bool:
-    """Whether it is None, NaN, or what pandas has for a missing value."""
-    return value is None or type(value).__name__ == "NAType" or value != value  # noqa: PLR0124
+        raise ValueError(f"{name} must be a list with one value per word, not {brief(values)}")
+    values = list(values)
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} values for {count} words: pass one value per word")
+    return values

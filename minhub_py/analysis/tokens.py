@@ -1,45 +1,85 @@
-"""Texts -> tokens, for many texts in steady memory; and the text of each token."""
+"""Tokenization of many texts in bounded memory, and the strings of tokens."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Real
+from reprlib import repr as brief
 from typing import Any
 from warnings import warn
 
 from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters, working
 from minhub_py.inference.arguments import check_tokenizer
+from minhub_py.inference.generate import check_ids
 from minhub_py.models.base import LanguageModel
 
-# Texts that are encoded at a time: an encoding takes a hundred times the memory of its text.
+Text = str | Sequence[int] | None
+# Texts per call of the tokenizer: an encoding takes a hundred times the memory of its text.
 BATCH = 1000
 
 
 def encodings(
     model: LanguageModel, tokenizer: Any, texts: Iterable[str], *, add_special_tokens: bool = True
 ) -> Iterator[Any]:
-    """The tokenizers.Encoding of each text, some at a time. At the end it warns of characters without a token.
+    """The tokenizers.Encoding of each text, computed in batches. Warns once, at the end, of characters without a token.
 
-    ValueError: the tokenizer is another model's, damaged, or none.
+    ValueError: not a tokenizer, a corrupt tokenizer, or the tokenizer of another model.
     """
     check_tokenizer(tokenizer, "encode_batch")
     size = model.config.vocab_size
-    lost: set[str] = set()
-    rest = iter(texts)
-    while batch := list(itertools.islice(rest, BATCH)):
+    unknown: set[str] = set()
+    remaining = iter(texts)
+    while batch := list(itertools.islice(remaining, BATCH)):
         with working(tokenizer):
-            found = tokenizer.encode_batch(batch, add_special_tokens=add_special_tokens)
-            ids = set().union(*(encoding.ids for encoding in found))
-            lost.update(unknown_characters(tokenizer, "".join(batch), ids))
+            encoded = tokenizer.encode_batch(batch, add_special_tokens=add_special_tokens)
+            ids = set().union(*(encoding.ids for encoding in encoded))
+            unknown.update(unknown_characters(tokenizer, "".join(batch), ids))
         if (largest := max(ids, default=0)) >= size:
-            raise ValueError(f"the tokenizer is another model's: it has an id {largest}, this model's go to {size - 1}")
-        yield from found
-    if lost:
-        warn(describe_unknown(tokenizer, sorted(lost)), stacklevel=4)
+            raise ValueError(
+                f"the tokenizer does not match the model: it returned token ID {largest}, but the model's vocabulary "
+                f"ends at {size - 1}; pass the model's tokenizer"
+            )
+        yield from encoded
+    if unknown:
+        warn(describe_unknown(tokenizer, sorted(unknown)), stacklevel=4)
 
 
-def texts_of_ids(tokenizer: Any, ids: Sequence[int]) -> list[str | None]:
-    """The text of each id by itself; None without a tokenizer."""
+def ids_of_texts(model: LanguageModel, tokenizer: Any, texts: Iterable[Text]) -> list[list[int]]:
+    """The token IDs of each text; an empty list for a missing or empty text.
+
+    ValueError: an element is neither a text nor token IDs of the model's vocabulary.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise ValueError(f"texts must be a list of texts, not {brief(texts)}")
+    texts = list(texts)
+    strings = [text for text in texts if isinstance(text, str) and text]
+    encoded = iter([encoding.ids for encoding in encodings(model, tokenizer, strings)] if strings else [])
+    rows: list[list[int]] = []
+    for number, text in enumerate(texts):
+        if text is None or is_missing(text) or (hasattr(text, "__len__") and len(text) == 0):
+            rows.append([])
+        elif isinstance(text, str):
+            rows.append(next(encoded))
+        elif isinstance(text, Iterable):
+            try:
+                rows.append(check_ids(model, text, number))
+            except ValueError as error:
+                raise ValueError(f"texts: {error}") from error
+        else:
+            raise ValueError(f"texts must be strings or lists of token IDs, but text {number} is {brief(text)}")
+    return rows
+
+
+def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str | None]:
+    """The string of each token ID, decoded on its own; None without a tokenizer."""
     if tokenizer is None:
         return [None] * len(ids)
     with working(tokenizer):
-        found: list[str | None] = tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False)
-    return found
+        strings: list[str | None] = tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False)
+    return strings
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value is None, NaN, or pandas' NA or NaT."""
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, Real) and value != value)  # noqa: PLR0124
+    )

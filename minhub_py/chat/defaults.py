@@ -1,7 +1,7 @@
-"""Default sampling settings of chats: those that a model's authors publish, else one choice for every interface.
+"""Default sampling settings of chats: the model's published settings, or CHAT_SAMPLING.
 
-Source: generation_config.json as transformers writes it. As in vLLM, a file that sets any of STATED is a complete
-recommendation: settings that it leaves out are neutral. Files of base models hold token IDs only.
+Source: generation_config.json as transformers writes it. As in vLLM, a file with any of RECOMMENDATION_FIELDS is a
+complete recommendation: its missing settings have no effect. Files of base models contain only token IDs.
 """
 
 from os import PathLike
@@ -12,7 +12,7 @@ from minhub_py.checkpoints.gguf import checkpoint_at
 from minhub_py.inference.sampling import Sampling
 
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
-STATED = ("do_sample", "temperature", "top_p", "top_k")
+RECOMMENDATION_FIELDS = ("do_sample", "temperature", "top_p", "top_k")
 
 
 def default_sampling(source: Any) -> dict[str, Any]:
@@ -27,9 +27,9 @@ def default_sampling(source: Any) -> dict[str, Any]:
     if isinstance(source, str | PathLike):
         source = checkpoint_at(Path(source))
     config = source.generation_config
-    stated = any(config.get(name) is not None for name in STATED)
+    recommended = any(config.get(name) is not None for name in RECOMMENDATION_FIELDS)
     settings: dict[str, Any] = {"temperature": 1.0, "top_k": None, "top_p": None, "repetition_penalty": 1.0}
-    if not stated:
+    if not recommended:
         settings |= CHAT_SAMPLING
     settings.update((name, config[name]) for name in settings if config.get(name) is not None)
     if config.get("do_sample") is False:

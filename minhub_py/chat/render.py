@@ -1,14 +1,14 @@
-"""The program that renders chat templates, in a process of its own. `sandbox.py` starts it; it imports jinja2 only.
+"""The program of the process that renders chat templates. `sandbox.py` starts it; it imports only jinja2.
 
-A template is code from a repository. What it may call is what transformers lets it call; this process bounds the rest:
-it can open no file, start no process and take no more than MEMORY, and sandbox.py ends it when it takes too long. So
-there is no list of operations that must not grow: `10 ** 10 ** 10` meets the same limits as a loop without end.
+A template is code from a repository. It can call the same functions as in transformers. This process limits its
+resources: it cannot open files, start processes or allocate more than MEMORY, and sandbox.py ends it after a timeout.
+These limits replace a list of forbidden operations: they apply to `10 ** 10 ** 10` as to an endless loop.
 
-One request a line on standard input, one answer a line on standard output, both JSON:
+Standard input has one request per line, standard output one response per line, both as JSON:
 
-    {"template": …, "messages": […], "variables": {…}}   ->   {"text": …}, {"refused": …} or {"error": …}
+    {"template": …, "messages": […], "variables": {…}}   ->   {"text": …}, {"rejected": …} or {"error": …}
 
-Source: transformers' utils/chat_template_utils.py, for what a template may use.
+Source: transformers' utils/chat_template_utils.py for the functions of templates.
 """
 
 import json
@@ -18,27 +18,27 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-MEMORY = 2**29  # bytes that this process may have beyond what it has at its start
-LONGEST = 2**26  # characters of a rendered conversation
+MEMORY = 2**29  # bytes, in addition to those at the start
+MAX_LENGTH = 2**26  # characters of a rendered conversation
 
 
 def limit_resources() -> None:
-    """Let this process open no more files and take no more memory. Windows has no such limits."""
+    """Limit the memory and prohibit opening files. Windows does not support these limits."""
     try:
         import resource
     except ImportError:
         return
-    if sys.platform == "linux":  # elsewhere addresses are not counted, or are used up from the start
+    if sys.platform == "linux":  # other systems ignore this limit, or exceed it from the start
         with open("/proc/self/statm", encoding="ascii") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # those that are open stay so
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # open files remain open
 
 
 def make_environment() -> Any:
-    """Jinja's sandbox with what transformers gives to templates."""
+    """Jinja's sandbox with the extensions, filters and functions that transformers provides."""
     from datetime import datetime
 
     import jinja2
@@ -46,7 +46,7 @@ def make_environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The tag {% generation %}, which marks a reply for training: here its content is shown as it is."""
+        """The tag {% generation %}, which marks replies for training. Renders its content unchanged."""
 
         tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
@@ -56,7 +56,7 @@ def make_environment() -> Any:
             return jinja2.nodes.Scope(body, lineno=line)
 
     class Mapping:
-        """`dict` without its attributes."""
+        """The function `dict`, without access to the attributes of the class."""
 
         def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
             return dict(*args, **kwargs)
@@ -65,10 +65,10 @@ def make_environment() -> Any:
             return dict.fromkeys(*args, **kwargs)
 
     class Namespace(jinja2.utils.Namespace):
-        """A namespace without names that begin with an underscore."""
+        """A namespace that rejects names with a leading underscore."""
 
         def __init__(*args: Any, **kwargs: Any) -> None:
-            self, args = args[0], args[1:]  # `self` may be one of the names
+            self, args = args[0], args[1:]  # `self` can also be a keyword
             attributes = dict(*args, **kwargs)
             for name in attributes:
                 check_name(name)
@@ -88,7 +88,7 @@ def make_environment() -> Any:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def raise_exception(message: object) -> None:
-        raise RefusedError(message)
+        raise RejectedError(message)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
@@ -103,31 +103,26 @@ def make_environment() -> Any:
     return environment
 
 
-class RefusedError(Exception):
+class RejectedError(Exception):
     """A template called raise_exception()."""
 
 
 def render(compiled: Callable[[str], Any], request: dict[str, Any]) -> dict[str, str]:
-    """The answer to a request."""
-    pieces, length = [], 0
-    for piece in compiled(request["template"]).generate(messages=request["messages"], **request["variables"]):
-        length += len(piece)
-        if length > LONGEST:
-            return {"error": f"it writes more than {LONGEST:,} characters"}
-        pieces.append(piece)
-    return {"text": "".join(pieces)}
-
-
-def answer(compiled: Callable[[str], Any], request: dict[str, Any]) -> dict[str, str]:
-    """As `render`; whatever a template raises is an answer, too."""
+    """The response to a request, including exceptions of the template."""
+    chunks, length = [], 0
     try:
-        return render(compiled, request)
-    except RefusedError as error:
-        return {"refused": str(error)[:1000]}
+        for chunk in compiled(request["template"]).generate(messages=request["messages"], **request["variables"]):
+            length += len(chunk)
+            if length > MAX_LENGTH:
+                return {"error": f"the text has more than {MAX_LENGTH:,} characters"}
+            chunks.append(chunk)
+        return {"text": "".join(chunks)}
+    except RejectedError as error:
+        return {"rejected": str(error)[:1000]}
     except MemoryError:
-        return {"error": "it takes too much memory"}
+        return {"error": "rendering takes too much memory"}
     except RecursionError:
-        return {"error": "it calls itself without end"}
+        return {"error": "infinite recursion"}
     except Exception as error:
         line = getattr(error, "lineno", None)
         where = f"line {line}: " if line else ""
@@ -135,16 +130,16 @@ def answer(compiled: Callable[[str], Any], request: dict[str, Any]) -> dict[str,
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that has started this one
+    """Respond to requests until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     sys.path[:] = json.loads(sys.stdin.readline())
     compiled = lru_cache(16)(make_environment().from_string)
-    # What is opened at the first use, the time zone and modules, must be open before the limits are set.
-    for first in ("{{ strftime_now('%c') | pprint }}", "{{ 1 / 0 }}", "{% if %}", "{{ lipsum(1) }}"):
-        answer(compiled, {"template": first, "messages": [], "variables": {}})
+    # Python opens modules and the time zone on first use, which must precede the limits.
+    for template in ("{{ strftime_now('%c') | pprint }}", "{{ 1 / 0 }}", "{% if %}", "{{ lipsum(1) }}"):
+        render(compiled, {"template": template, "messages": [], "variables": {}})
     limit_resources()
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(answer(compiled, json.loads(line))) + "\n")
+        sys.stdout.write(json.dumps(render(compiled, json.loads(line))) + "\n")
         sys.stdout.flush()
 
 

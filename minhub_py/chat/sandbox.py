@@ -1,7 +1,7 @@
-"""The process that renders chat templates: started once, asked many times, ended when a template takes too long.
+"""A process that renders chat templates, because templates are untrusted code.
 
-A time limit of its own needs no signal, so that templates are rendered in any thread; and a template that breaks out of
-jinja's sandbox finds itself in a process that can open nothing (render.py).
+A separate process has a time limit without signals, so that any thread can render templates. A template that escapes
+from jinja's sandbox runs in a process that cannot open files (render.py).
 """
 
 import atexit
@@ -13,53 +13,52 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-SECONDS = 10.0  # for one conversation, which takes milliseconds
+TIMEOUT = 10.0  # seconds; a conversation takes milliseconds
 PROGRAM = Path(__file__).with_name("render.py")
 
 
 class Sandbox:
-    """The process, and the way to it. Any thread may call `render`; one is served at a time."""
+    """A rendering process, which starts when needed. `render` is thread-safe and serves one thread at a time."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self.seconds = seconds
+    def __init__(self, timeout: float = TIMEOUT) -> None:
+        self.timeout = timeout
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, template: str, messages: list[Any], variables: dict[str, Any]) -> dict[str, str]:
-        """What render.py answers: {"text": …}, {"refused": …} or {"error": …}."""
+        """The response of render.py: {"text": …}, {"rejected": …} or {"error": …}."""
         request = json.dumps({"template": template, "messages": messages, "variables": variables}) + "\n"
         with self._lock:
             process = self._running()
-            late = threading.Event()
+            timed_out = threading.Event()
 
             def stop() -> None:
-                late.set()
+                timed_out.set()
                 process.kill()
 
-            timer = threading.Timer(self.seconds, stop)
+            timer = threading.Timer(self.timeout, stop)
             timer.daemon = True
             timer.start()
             line = b""
+            assert process.stdin is not None
+            assert process.stdout is not None
             try:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(request.encode())
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except OSError:  # of a pipe; on Windows not always a BrokenPipeError
-                pass  # it has ended, as an answer without a line end says too
+                with suppress(OSError):  # the process has ended; on Windows not always a BrokenPipeError
+                    process.stdin.write(request.encode())
+                    process.stdin.flush()
+                    line = process.stdout.readline()
             finally:
                 timer.cancel()
-                if not line.endswith(b"\n"):  # after Ctrl-C, too: its answer would be taken for the next one
+                if not line.endswith(b"\n"):  # also after Ctrl-C: a late response would answer the next request
                     self._end()
             if not line.endswith(b"\n"):
-                too_slow = f"it takes more than {self.seconds:g} seconds"
-                return {"error": too_slow if late.is_set() else "it ended its process"}
-        answer: dict[str, str] = json.loads(line)
-        return answer
+                timeout = f"rendering takes more than {self.timeout:g} seconds"
+                return {"error": timeout if timed_out.is_set() else "the template ended its process"}
+        response: dict[str, str] = json.loads(line)
+        return response
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        """The process, started where it is not running."""
+        """The process, started if necessary."""
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._process = subprocess.Popen(
@@ -71,7 +70,7 @@ class Sandbox:
         return self._process
 
     def start(self) -> None:
-        """Start the process, so that the first `render` need not wait for it."""
+        """Start the process in advance, to save time in the first `render`."""
         with self._lock:
             self._running()
 
@@ -88,10 +87,9 @@ class Sandbox:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # what it has not read
+            with suppress(OSError):  # closing flushes input that the process has not read
                 pipe.close()
 
 
-# One for all templates of this process.
 SANDBOX = Sandbox()
 atexit.register(SANDBOX.end)

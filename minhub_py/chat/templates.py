@@ -1,14 +1,16 @@
-"""Messages -> the prompt of a chat model, as the template of its repository writes it.
+"""Chat templates: render messages as the prompt of a chat model.
+
+Sources of a template, in order of precedence:
 
     chat_template.jinja                       the repository's template
-    tokenizer_config.json, "chat_template"    the older place of it: a text, or several with names
-    additional_chat_templates/NAME.jinja      others beside it; "tool_use" is for messages with tools
-    tokenizer.chat_template                   that of a GGUF file
+    additional_chat_templates/NAME.jinja      further templates; "tool_use" applies to requests with tools
+    tokenizer_config.json, "chat_template"    a template, or several with names
+    tokenizer.chat_template                   metadata of a GGUF file
 
-Where there is none, a model of DialoGPT's kind (config.json has task_specific_params.conversational) separates turns by
-its end-of-text token; every other model gets a plain dialogue to continue, `User: …` and `Assistant: …`.
+Without a template, DialoGPT models (config.json has task_specific_params.conversational) separate turns by the
+end-of-text token. All other models continue a plain dialogue, `User: …` and `Assistant: …`.
 
-What a template may do is bounded: sandbox.py says how.
+Templates are untrusted code; sandbox.py limits them.
 """
 
 import json
@@ -27,275 +29,279 @@ from minhub_py.checkpoints.tokenizers.tokenizer import FILES, content, encode
 from minhub_py.system.printable import printable
 
 Message = Mapping[str, Any]
-Kind = Literal["template", "dialogue", "plain"]
-# Names that a message's reasoning goes by. Templates read the first; gpt-oss's reads the second.
-REASONING = ("reasoning_content", "thinking", "reasoning")
-MAX_TEMPLATE = 2**20  # characters; the longest known has 40,000
-PLAIN_STOPS = ("\nUser:",)
+# Field names of a message's reasoning. Most templates read the first, gpt-oss's reads the second.
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+MAX_TEMPLATE_LENGTH = 2**20  # characters; the longest published template has 40,000
 
 
-class TemplateRefusedError(ValueError):
-    """A chat template does not take a conversation; the message has its own words."""
+class TemplateRejectionError(ValueError):
+    """A chat template rejects the messages by raise_exception()."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """How a model wants a conversation written.
+    """The conversation format of a model.
 
-    kind: "template" for the repository's own; "dialogue" for DialoGPT's way; "plain" where there is none.
-    templates: their texts by name.    tokens: special tokens by the names that templates have for them, as bos_token.
-    where: the file that the template is from, for messages.    stops: strings that end a reply, besides its end id.
+    Attributes:
+        kind: "template" (the repository's template), "dialogue" (DialoGPT's format) or "plain" (no template).
+        tokenizer: The model's tokenizer.
+        tokens: Special tokens by their names in templates, such as bos_token.
+        templates: Template sources by name.
+        origin: Description of the template's file for error messages.
     """
 
-    kind: Kind
+    kind: Literal["template", "dialogue", "plain"]
     tokenizer: Any
     tokens: Mapping[str, str]
     templates: Mapping[str, str] = field(default_factory=dict)
-    where: str = ""
+    origin: str = ""
 
     @property
     def note(self) -> str | None:
-        """What a user should know of the format; None where it is the repository's own."""
+        """A note for users if the model has no template."""
         return {
             "template": None,
-            "dialogue": "no chat template: turns are separated by the end-of-text token, as DialoGPT's are",
-            "plain": "no chat template, so this is no chat model: it continues a dialogue of `User:` and `Assistant:`",
+            "dialogue": "no chat template: the end-of-text token separates turns, as in DialoGPT",
+            "plain": "no chat template, so it is not a chat model: it continues a dialogue of `User:` and `Assistant:`",
         }[self.kind]
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Strings that end a reply."""
-        return PLAIN_STOPS if self.kind == "plain" else ()
+        """Strings that end a reply, in addition to end tokens."""
+        return ("\nUser:",) if self.kind == "plain" else ()
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False,
         **variables: Any,
     ) -> str:  # fmt: skip
-        """Text of a conversation, up to the beginning of the reply.
+        """Render a conversation as text.
 
-        messages: {"role": …, "content": …} each. The content is a string, or a list of parts, {"type": "text", "text":
-        …}; line ends join the parts.    continue_final_message: the last message is an unfinished reply. The result is
-        the prompt of this reply and its text, so that the model continues it.    variables: other variables of the
-        template, such as enable_thinking.
+        Args:
+            messages: Messages `{"role": …, "content": …}`. The content is a string or a list of text parts,
+                `{"type": "text", "text": …}`, which are joined by line ends.
+            add_generation_prompt: Append the beginning of the assistant's reply.
+            continue_final_message: The last message is an unfinished reply; append its text to its prompt, so that the
+                model continues it.
+            variables: Further variables of the template, such as enable_thinking.
 
-        ValueError: invalid messages, or the template fails or exceeds its limits of time or memory.
-        TemplateRefusedError, a ValueError: the template rejects the messages.
+        Raises:
+            ValueError: Messages or variables are invalid, or the template fails or exceeds its time or memory limit.
+            TemplateRejectionError: The template rejects the messages.
         """
-        plain = [plain_message(message) for message in checked(messages)]
+        plain = [normalized(message) for message in check_messages(messages)]
         if continue_final_message:
-            *before, reply = plain
-            if reply["role"] != "assistant" or not before or reply.keys() - {"role", "content"}:
+            *previous, reply = plain
+            if reply["role"] != "assistant" or not previous or reply.keys() - {"role", "content"}:
                 raise ValueError(
                     "continue_final_message requires an assistant message with text content at the end, after a user "
                     "message: append the unfinished reply to messages"
                 )
-            return self.render(before, **variables) + reply.get("content", "")
+            return self.render(previous, **variables) + reply.get("content", "")
         if self.kind == "dialogue":
             return self._dialogue(plain)
         if self.kind == "plain":
             return plain_dialogue(plain, add_generation_prompt)
-        tools = variables.pop("tools", None) or None  # clients send an empty list where there are none
-        known = {**self.tokens, **variables, "tools": tools, "documents": variables.get("documents"),
-                 "add_generation_prompt": add_generation_prompt}  # fmt: skip
+        tools = variables.pop("tools", None) or None  # some clients send an empty list
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
-        try:
-            known = json.loads(json.dumps(known))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"variables of a chat template are plain JSON: {error}") from error
-        answer = SANDBOX.render(self.templates[name], plain, known)
-        if "refused" in answer:
-            raise TemplateRefusedError(f"the model's chat template does not take this: {printable(answer['refused'])}")
-        if "error" in answer:
-            raise ValueError(f"{self.where} does not work here: {printable(answer['error'])}")
-        return answer["text"]
+        context = {**self.tokens, **variables, "tools": tools, "documents": variables.get("documents"),
+                   "add_generation_prompt": add_generation_prompt}  # fmt: skip
+        result = SANDBOX.render(self.templates[name], plain, to_plain_json(context, "variables of a chat template"))
+        if "rejected" in result:
+            raise TemplateRejectionError(f"the chat template rejects the messages: {printable(result['rejected'])}")
+        if "error" in result:
+            raise ValueError(f"{self.origin} failed: {printable(result['error'])}")
+        return result["text"]
 
     def encode(self, messages: Sequence[Message], **settings: Any) -> list[int]:
-        """Token IDs of a conversation, with exactly one BOS token if the tokenizer uses one.
+        """Render and tokenize a conversation. For arguments and errors see `render`."""
+        return self.tokenize(self.render(messages, **settings))
 
-        Templates write the BOS token, leave it to the tokenizer, or do both. settings, errors: see `render`.
+    def tokenize(self, text: str, *, release_gil: bool = False) -> list[int]:
+        """Tokenize a rendered conversation, with exactly one BOS token if the tokenizer uses one.
+
+        Templates write the BOS token, leave it to the tokenizer, or do both.
         """
-        return self.ids_of(self.render(messages, **settings))
-
-    def ids_of(self, text: str, *, release_gil: bool = False) -> list[int]:
-        """The ids of a rendered text, as `encode` says."""
         ids = encode(self.tokenizer, text, add_special_tokens=False, release_gil=release_gil)
-        bos = self._bos
-        if bos is None:
+        if self._bos is None:
             return ids
-        while ids[:1] == [bos]:
+        while ids[:1] == [self._bos]:
             ids = ids[1:]
-        return [bos, *ids]
+        return [self._bos, *ids]
 
     @cached_property
     def _bos(self) -> int | None:
-        """The id before every text: that which the tokenizer puts there, or that which the template has written."""
-        around = encode(self.tokenizer, "")
-        if around and self.kind != "dialogue":
+        """The token that the tokenizer prepends, unless it differs from the template's bos_token."""
+        special = encode(self.tokenizer, "")
+        if special and self.kind != "dialogue":
             token = self.tokens.get("bos_token")
-            if token is None or around[0] == self.tokenizer.token_to_id(token):
-                return around[0]
+            if token is None or special[0] == self.tokenizer.token_to_id(token):
+                return special[0]
         return None
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Ids that end a reply: the first special token that the template writes after one."""
+        """Token IDs that end a reply: the first special token that the template writes after a reply."""
         if self.kind != "template":
             eos = self.tokenizer.token_to_id(self.tokens.get("eos_token", ""))
             return frozenset(() if eos is None else (eos,))
         question, reply = {"role": "user", "content": "one"}, {"role": "assistant", "content": "QZQ"}
         try:
             text = self.render([question, reply], add_generation_prompt=False)
-        except ValueError:  # a template that takes no such conversation: the model's own end ids remain
+        except ValueError:  # the template rejects this conversation: only the model's end tokens apply
             return frozenset()
-        _, shown, rest = text.rpartition("QZQ")
-        after = encode(self.tokenizer, rest, add_special_tokens=False) if shown else []
+        _, separator, suffix = text.rpartition("QZQ")
+        ids = encode(self.tokenizer, suffix, add_special_tokens=False) if separator else []
         added = self.tokenizer.get_added_tokens_decoder()
-        return frozenset([id for id in after if id in added and added[id].special][:1])
+        return frozenset([id for id in ids if id in added and added[id].special][:1])
 
     def _dialogue(self, messages: list[dict[str, Any]]) -> str:
         eos = self.tokens.get("eos_token")
         if eos is None:
-            raise ValueError("the tokenizer names no end-of-text token, which separates the turns of this model")
+            raise ValueError("the tokenizer has no end-of-text token, which separates the turns of this model")
         for message in messages:
             if message["role"] not in ("user", "assistant"):
-                raise TemplateRefusedError(f"the model knows no {message['role']} messages, only user and assistant")
+                raise TemplateRejectionError(
+                    f"the model does not support {message['role']} messages: use user and assistant messages only"
+                )
         return "".join(message.get("content", "") + eos for message in messages)
 
 
 def plain_dialogue(messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """A dialogue for a model that knows no chats; a system prompt is the text before it."""
+    """A dialogue for a model without a chat format. The system prompt precedes it."""
     names = {"user": "User: ", "assistant": "Assistant: "}
     turns = [names.get(message["role"], "") + message.get("content", "").strip() for message in messages]
     return "\n".join([*turns, "Assistant:"] if add_generation_prompt else turns)
 
 
-def checked(messages: Any) -> Sequence[Message]:
-    """Messages. ValueError: they are none."""
+def check_messages(messages: Any) -> Sequence[Message]:
+    """The messages. ValueError: they are not a list of messages."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(f"messages must be a list of {{'role': …, 'content': …}}, not {brief(messages)}")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(f"a message is {{'role': …, 'content': …}}, not {brief(message)}")
+            raise ValueError(f"a message must be {{'role': …, 'content': …}}, not {brief(message)}")
     return messages
 
 
-def plain_message(message: Message) -> dict[str, Any]:
-    """A message as templates have it: the content is a text, and what is null is absent.
-
-    ValueError: its content is something else, or it holds what is no JSON.
-    """
-    found = {name: value for name, value in message.items() if value is not None}
-    if "content" in found:
-        found["content"] = text_of(found["content"])
-    reasoning = next((found[name] for name in REASONING if name in found), None)
+def normalized(message: Message) -> dict[str, Any]:
+    """A message with its content as one string and without null fields. ValueError: it is not JSON or not text."""
+    fields = {name: value for name, value in message.items() if value is not None}
+    if "content" in fields:
+        fields["content"] = text_of(fields["content"])
+    reasoning = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
     if reasoning is not None:
-        found = {"thinking": reasoning, **found, "reasoning_content": reasoning}
+        fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
+    return to_plain_json(fields, "a message")
+
+
+def to_plain_json(fields: dict[str, Any], title: str) -> dict[str, Any]:
+    """A copy that consists of JSON types. ValueError: a value has another type."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(found))
+        plain: dict[str, Any] = json.loads(json.dumps(fields))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"a message is plain JSON: {error}") from error
+        raise ValueError(f"{title} must be plain JSON: {error}") from error
     return plain
 
 
-def text_of(parts: Any) -> str:
-    """The text of a message's content. ValueError: it has something else than text."""
-    if isinstance(parts, str):
-        return str(parts)
-    if isinstance(parts, list | tuple):
-        texts = [part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
-                 for part in parts]  # fmt: skip
-        if all(isinstance(text, str) for text in texts):
-            return "\n".join(filter(None, texts))
-        kind = next(part.get("type") if isinstance(part, Mapping) else part
-                    for part, text in zip(parts, texts, strict=True) if not isinstance(text, str))  # fmt: skip
-        raise ValueError(f"a message has a part of type {brief(kind)}: models of this package read text only")
-    raise ValueError(f"the content of a message must be a text, not {brief(parts)}")
+def text_of(content: Any) -> str:
+    """The text of a message's content. ValueError: it contains something else."""
+    if isinstance(content, str):
+        return str(content)
+    if not isinstance(content, list | tuple):
+        raise ValueError(f"the content of a message must be a string or a list of parts, not {brief(content)}")
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise ValueError(f"a message has a part of type {brief(kind)}: only text is supported")
+        texts.append(text)
+    return "\n".join(filter(None, texts))
 
 
 def chat_template_of(source: Checkpoint | Path | None, tokenizer: Any) -> ChatTemplate:
-    """The chat template of a checkpoint, a folder or a GGUF file; None: where the tokenizer was read from.
+    """Load the chat template of a model.
 
-    The tokenizer encodes what the template writes. ValueError: its files are damaged.
+    Args:
+        source: Checkpoint, model folder or GGUF file; by default the source of the tokenizer.
+        tokenizer: The model's tokenizer.
+
+    Raises:
+        ValueError: A file is corrupt, or a template is too long.
     """
     path = source.path if isinstance(source, Checkpoint) else source
     if path is None and (file := FILES.get(tokenizer)) is not None:
         path = file if file.suffix == ".gguf" else file.parent
     if path is None:
         return ChatTemplate("plain", tokenizer, {})
-    found = _of_gguf(path, tokenizer) if path.is_file() else _of_folder(path, tokenizer)
-    for text in found.templates.values():
-        if len(text) > MAX_TEMPLATE:
-            raise ValueError(f"{found.where} has {len(text):,} characters: no chat template is so long")
-    if found.templates:
+    template = gguf_template(path, tokenizer) if path.is_file() else folder_template(path, tokenizer)
+    for text in template.templates.values():
+        if len(text) > MAX_TEMPLATE_LENGTH:
+            raise ValueError(f"{template.origin} has {len(text):,} characters: at most {MAX_TEMPLATE_LENGTH:,}")
+    if template.templates:
         SANDBOX.start()
-    return found
+    return template
 
 
-def _of_gguf(path: Path, tokenizer: Any) -> ChatTemplate:
+def gguf_template(path: Path, tokenizer: Any) -> ChatTemplate:
+    """The chat template in a GGUF file's metadata."""
     metadata = read_header(path).metadata
-    tokens = named_tokens(tokenizer_settings(metadata))
     prefix = "tokenizer.chat_template"
     templates = {key.removeprefix(prefix).lstrip(".") or "default": value for key, value in metadata.items()
                  if (key == prefix or key.startswith(f"{prefix}.")) and isinstance(value, str)}  # fmt: skip
-    return template_or_plain(tokenizer, tokens, templates, f"the chat template in {path}")
+    kind: Literal["template", "plain"] = "template" if "default" in templates else "plain"
+    tokens = special_tokens(tokenizer_settings(metadata))
+    return ChatTemplate(kind, tokenizer, tokens, templates, f"the chat template in {path}")
 
 
-def _of_folder(folder: Path, tokenizer: Any) -> ChatTemplate:
+def folder_template(folder: Path, tokenizer: Any) -> ChatTemplate:
+    """The chat template in a model folder."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).exists():
             settings |= read_object(folder / name)
     config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
-    tokens = named_tokens(settings)
+    tokens = special_tokens(settings)
     for name in ("bos", "eos"):
         if f"{name}_token" not in tokens and type(id := config.get(f"{name}_token_id")) is int and id >= 0:
             tokens |= {f"{name}_token": token} if (token := tokenizer.id_to_token(id)) else {}
-    templates = several(settings.get("chat_template"), folder)
-    where = f"the chat template in {folder / 'tokenizer_config.json'}"
-    files = {"default": folder / "chat_template.jinja"}
-    more = folder / "additional_chat_templates"
-    files |= {path.stem: path for path in sorted(more.glob("*.jinja"))} if more.is_dir() else {}
-    written = {name: read_text(path) for name, path in files.items() if path.is_file()}
-    if "default" in written:
-        templates, where = {}, str(files["default"])
-    templates |= written
+    file = folder / "chat_template.jinja"
+    origin = str(file)
+    if file.is_file():
+        templates = {"default": read_text(file)}
+    else:
+        origin = f"the chat template in {folder / 'tokenizer_config.json'}"
+        templates = named_templates(settings.get("chat_template"), folder)
+    additional = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    templates |= {path.stem: read_text(path) for path in additional if path.is_file()}
+    if "default" in templates:
+        return ChatTemplate("template", tokenizer, tokens, templates, origin)
     conversational = isinstance(tasks := config.get("task_specific_params"), dict) and "conversational" in tasks
-    if "default" not in templates and conversational:
-        return ChatTemplate("dialogue", tokenizer, tokens)
-    return template_or_plain(tokenizer, tokens, templates, where)
+    return ChatTemplate("dialogue" if conversational else "plain", tokenizer, tokens)
 
 
-def template_or_plain(
-    tokenizer: Any, tokens: Mapping[str, str], templates: Mapping[str, str], where: str
-) -> ChatTemplate:
-    """The repository's own way, or a plain dialogue where it has none."""
-    if "default" not in templates:
-        return ChatTemplate("plain", tokenizer, tokens)
-    return ChatTemplate("template", tokenizer, tokens, templates, where)
-
-
-def several(value: Any, folder: Path) -> dict[str, str]:
-    """Templates by name, of tokenizer_config.json's "chat_template". ValueError: it is something else."""
+def named_templates(value: Any, folder: Path) -> dict[str, str]:
+    """The templates in tokenizer_config.json's "chat_template" by name. ValueError: it has an unknown type."""
     if value is None:
         return {}
     if isinstance(value, str):
         return {"default": value}
-    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
-        value = {each.get("name"): each.get("template") for each in value}
-    if isinstance(value, dict) and all(isinstance(each, str) for pair in value.items() for each in pair):
+    if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        value = {entry.get("name"): entry.get("template") for entry in value}
+    if isinstance(value, dict) and all(isinstance(text, str) for item in value.items() for text in item):
         return dict(value)
     raise ValueError(f"{folder / 'tokenizer_config.json'}: chat_template cannot be {brief(value)}")
 
 
 def read_text(path: Path) -> str:
-    """A template's file. ValueError: it is not UTF-8."""
+    """A template file. ValueError: it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text; it is damaged: fetch it again") from error
+        raise ValueError(f"{path} is not UTF-8 text: it is corrupt, download it again") from error
 
 
-def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by name: bos_token, eos_token and the like."""
-    found = {name: content(value) for name, value in settings.items() if name.endswith("_token")}
-    return {name: token for name, token in found.items() if token is not None}
+def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens in tokenizer settings by name, such as bos_token."""
+    tokens = {name: content(value) for name, value in settings.items() if name.endswith("_token")}
+    return {name: token for name, token in tokens.items() if token is not None}

@@ -10,73 +10,73 @@ from typing import Any
 
 import click
 
-from minhub_py.chat.conversation import Chat, Pieces, Reply
+from minhub_py.chat.conversation import Chat, Reply, TextStream
 from minhub_py.chat.wrap import WordWrap, without_echo, wrapped
 from minhub_py.system.console import message_of, note
 from minhub_py.system.printable import displayed, printable
 
 QUOTES = '"""'
-# readline counts what stands between these as no columns.
-PROMPT, MORE = "\001\033[1;32m\002>\001\033[0m\002 ", "\001\033[2m\002…\001\033[0m\002 "
+# \001 and \002 enclose characters without width for readline.
+PROMPT, CONTINUATION_PROMPT = "\001\033[1;32m\002>\001\033[0m\002 ", "\001\033[2m\002…\001\033[0m\002 "
 HELP = (
-    ("/help", "show this list"),
+    ("/help", "list the commands"),
     ("/system TEXT", "change the system prompt; without TEXT, show it"),
-    ("/set NAME VALUE", "change a setting, such as temperature (auto: the model's own); without them, show all"),
+    ("/set NAME VALUE", "change a setting, such as temperature (auto: the model's default); without NAME, show all"),
     ("/regen", "replace the last reply by another"),
-    ("/undo", "take back the last message and its reply"),
-    ("/save FILE", "write the conversation as JSON"),
-    ("/load FILE", "go on with a saved conversation"),
-    ("/clear", "forget what was said; the system prompt stays"),
-    ("/quit", "end the chat, as Ctrl-D does"),
-    (QUOTES, f"begin a message of several lines, which ends with {QUOTES}, too"),
+    ("/undo", "remove the last message and its reply"),
+    ("/save FILE", "save the conversation as JSON"),
+    ("/load FILE", "continue a saved conversation"),
+    ("/clear", "remove all messages; the system prompt remains"),
+    ("/quit", "end the chat, like Ctrl-D"),
+    (QUOTES, f"begin a message of several lines, which ends with {QUOTES}"),
 )
 WITH_ARGUMENT = {command.split()[0] for command, _ in HELP if " " in command}
 NUMBER = re.compile(r"-?\d+")
 
 
-class LeaveError(Exception):
-    """The user has ended the conversation."""
+class QuitError(Exception):
+    """The user ends the conversation."""
 
 
 def run(chat: Chat, name: str) -> None:
-    """Talk until the input ends. ValueError, OSError: a turn of a pipe has failed; a terminal goes on after it."""
+    """Chat until the input ends. ValueError, OSError: a message from a pipe failed; a terminal shows errors instead."""
     try:
         if sys.stdin.isatty() and sys.stdout.isatty():
-            Terminal(chat).talk(name)
+            Terminal(chat).run(name)
         else:
-            converse(chat)
-    except LeaveError:
+            read_pipe(chat)
+    except QuitError:
         pass
 
 
-def converse(chat: Chat) -> None:
-    """One turn for each line of standard input; the replies on standard output, one after the other."""
+def read_pipe(chat: Chat) -> None:
+    """Send each line of standard input as a message and write the replies to standard output."""
     if chat.template.note:
         note(f"Note: {chat.template.note}", dim=True)
-    commands = Commands(chat, lambda pieces: show(chat, pieces, sys.stdout.write, note))
+    commands = Commands(chat, lambda deltas: show(chat, deltas, sys.stdout.write, note))
     for number, data in enumerate(sys.stdin.buffer, 1):
         try:
             line = data.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"line {number} of standard input is not UTF-8 text: convert it first") from error
         if line.strip():
-            commands.obey(line)
+            commands.execute(line)
 
 
 class Terminal:
-    """A person who types."""
+    """An interactive chat."""
 
     def __init__(self, chat: Chat) -> None:
         self.commands = Commands(chat, self.show, self.note, wrapped)
         self.chat = chat
         try:
             import readline
-        except ImportError:  # Windows: the console edits lines by itself
+        except ImportError:  # on Windows, the console has line editing
             return
-        readline.parse_and_bind("set enable-bracketed-paste on")  # what is pasted is one message
+        readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
 
-    def talk(self, name: str) -> None:
-        """Ask and answer until Ctrl-D."""
+    def run(self, name: str) -> None:
+        """Read messages and write replies until Ctrl-D."""
         click.secho(printable(name), bold=True)
         click.echo(wrapped("/help: commands, Ctrl-C: stop a reply, Ctrl-D: end"))
         if self.chat.template.note:
@@ -94,28 +94,30 @@ class Terminal:
             if not text.strip():
                 continue
             try:
-                self.commands.obey(text)
+                self.commands.execute(text)
             except KeyboardInterrupt:
                 click.echo()
-                self.note("Stopped. The model remembers what it had written; /undo takes it back, /regen tries again.")
+                self.note(
+                    "Stopped. The reply so far is part of the conversation; /undo removes it, /regen replaces it."
+                )
             except (ValueError, OSError, MemoryError) as error:
                 self.note(message_of(error), dim=False, fg="red")
 
     def read(self) -> str:
-        """A message: a line, what was pasted, or all between triple quotes. EOFError, KeyboardInterrupt: none."""
+        """Read a message: a line, pasted lines, or lines between triple quotes."""
         text = input(PROMPT).rstrip("\n")
         if not text.lstrip().startswith(QUOTES):
             return text
         text = text.lstrip().removeprefix(QUOTES)
         while not text.rstrip().endswith(QUOTES):
-            text += "\n" + input(MORE).rstrip("\n")
+            text += "\n" + input(CONTINUATION_PROMPT).rstrip("\n")
         return text.rstrip().removesuffix(QUOTES).strip("\n")
 
-    def show(self, pieces: Pieces) -> None:
+    def show(self, deltas: TextStream) -> None:
         """Write a reply as it is generated, with line breaks between words."""
         wrap = WordWrap(sys.stdout.write)
         with without_echo():
-            show(self.chat, pieces, lambda piece: wrap.feed(displayed(piece)), self.note, wrap.close)
+            show(self.chat, deltas, lambda delta: wrap.feed(displayed(delta)), self.note, wrap.close)
 
     def note(self, text: str, *, dim: bool = True, **style: Any) -> None:
         """Print a message on standard error, with line breaks between words."""
@@ -123,62 +125,63 @@ class Terminal:
 
 
 def show(
-    chat: Chat, pieces: Pieces, write: Callable[[str], object], remark: Callable[[str], object],
+    chat: Chat, deltas: TextStream, write: Callable[[str], object], notify: Callable[[str], object],
     close: Callable[[], object] = lambda: None,
 ) -> None:  # fmt: skip
-    """Write a reply as it is generated, and remarks about it. close: writes the remaining output of `write`."""
-    with closing(pieces):
+    """Write a reply as it is generated, then notices about it. `close` flushes `write`."""
+    with closing(deltas):
         try:
-            for piece in pieces:
-                write(piece)
+            for delta in deltas:
+                write(delta)
                 sys.stdout.flush()
         finally:
             close()
     click.echo()
     reply = chat.last
     assert reply is not None
-    for line in remarks(chat, reply):
-        remark(line)
+    for line in notices(chat, reply):
+        notify(line)
 
 
-def remarks(chat: Chat, reply: Reply) -> Iterator[str]:
-    """What a user should know of a reply."""
+def notices(chat: Chat, reply: Reply) -> Iterator[str]:
+    """Notices for the user about a reply."""
     if not reply.text:
-        yield "The reply is empty. /regen tries again."
+        yield "The reply is empty. /regen replaces it."
     if reply.end == "length":
-        cut = f"The reply was cut after {len(reply.ids)} tokens"
-        limited = len(reply.ids) < chat.settings.max_new_tokens
-        advice = f": the context of {chat.context} tokens is full" if limited else "; /set max_new_tokens allows more"
-        yield f"{cut}{advice}."
+        full = len(reply.ids) < chat.settings.max_new_tokens
+        reason = f": the context of {chat.context} tokens is full" if full else "; /set max_new_tokens allows more"
+        yield f"The reply was cut after {len(reply.ids)} tokens{reason}."
     if reply.dropped:
-        yield f"The first {reply.dropped} messages no longer fit: the model sees {chat.context} tokens at a time."
+        yield f"The first {reply.dropped} messages exceed the context of {chat.context} tokens: the model ignores them."
 
 
 class Commands:
-    """The commands, which begin with a slash.
+    """Commands, which begin with a slash.
 
-    `answer` shows the pieces of a reply, `remark` a message; `wrap` breaks the lines of a longer text.
+    respond: shows a reply.    notify: shows a message.    wrap: breaks lines of longer texts.
     """
 
     def __init__(
-        self, chat: Chat, answer: Callable[[Pieces], None], remark: Callable[[str], object] = note,
+        self, chat: Chat, respond: Callable[[TextStream], None], notify: Callable[[str], object] = note,
         wrap: Callable[[str], str] = str,
     ) -> None:  # fmt: skip
-        self.chat, self.answer, self.remark, self.wrap = chat, answer, remark, wrap
+        self.chat, self.respond, self.notify, self.wrap = chat, respond, notify, wrap
 
-    def obey(self, text: str) -> None:
-        """Say a message, or run a command. ValueError, OSError: it failed. LeaveError: the chat is over."""
+    def execute(self, text: str) -> None:
+        """Send a message or run a command. ValueError, OSError: it failed. QuitError: the chat ends."""
         name, _, argument = text.strip().partition(" ")
-        if not re.fullmatch(r"/[a-zA-Z]+", name):  # a path is no command
-            self.answer(self.chat.stream(text))
+        if not re.fullmatch(r"/[a-zA-Z]+", name):  # a path such as /home/user is a message
+            self.respond(self.chat.stream(text))
             return
         name = name.lower()
         command = getattr(self, f"_{name[1:]}", None)
         if command is None:
-            raise ValueError(f"there is no command {name}; /help lists them")
+            raise ValueError(f"unknown command {name}: /help lists the commands")
         argument = argument.strip()
         if argument and name not in WITH_ARGUMENT:
-            raise ValueError(f"{name} takes no argument, not {argument!r:.40}: type {name} alone")
+            raise ValueError(f"{name} takes no argument: remove {argument!r:.40}")
+        if not argument and name in ("/save", "/load"):
+            raise ValueError(f"the file name is missing: {name} FILE")
         command(argument)
 
     def _help(self, _: str) -> None:
@@ -189,67 +192,60 @@ class Commands:
     def _system(self, text: str) -> None:
         if text:
             self.chat.system = text
-            self.remark("The system prompt is changed.")
+            self.notify("System prompt changed.")
         else:
             click.echo(self.wrap(displayed(self.chat.system or "There is no system prompt.")))
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
         if not name:
-            for key, each in asdict(self.chat.settings).items():
-                click.echo(f"{key:20}{shown(each)}")
+            for key, current in asdict(self.chat.settings).items():
+                click.echo(f"{key:20}{format_setting(current)}")
         elif not value:
-            raise ValueError(f"give a value, too: /set {name} VALUE, or - for none")
+            raise ValueError(f"the value is missing: /set {name} VALUE, or - for no value")
         else:
-            self.chat.set(**{name: setting(value.strip())})
-            self.remark(f"{name} is {shown(getattr(self.chat.settings, name))} now.")
+            self.chat.set(**{name: parse_setting(value.strip())})
+            self.notify(f"{name} is now {format_setting(getattr(self.chat.settings, name))}.")
 
     def _regen(self, _: str) -> None:
-        self.answer(self.chat.stream_again())
+        self.respond(self.chat.stream_again())
 
     def _undo(self, _: str) -> None:
-        self.remark(f"Taken back: {self.chat.undo()}")
+        self.notify(f"Removed: {self.chat.undo()}")
 
     def _save(self, path: str) -> None:
-        self.chat.save(named(path, "/save"))
-        self.remark(f"Saved {path}: {counted(self.chat)}.")
+        self.chat.save(path)
+        self.notify(f"Saved {path}: {count_messages(self.chat)}.")
 
     def _load(self, path: str) -> None:
-        self.chat.load(named(path, "/load"))
+        self.chat.load(path)
         for turn in self.chat.turns:
             click.echo(self.wrap(f"{'> ' if turn.role == 'user' else ''}{displayed(turn.text)}"))
-        self.remark(f"Loaded {path}: {counted(self.chat)}, with its system prompt and settings.")
+        self.notify(f"Loaded {path}: {count_messages(self.chat)}, with its system prompt and settings.")
 
     def _clear(self, _: str) -> None:
         self.chat.clear()
-        self.remark("The conversation is empty now.")
+        self.notify("All messages removed.")
 
     def _quit(self, _: str) -> None:
-        raise LeaveError
+        raise QuitError
 
     _exit = _bye = _quit
 
 
-def counted(chat: Chat) -> str:
-    """The length of a conversation, in words."""
+def count_messages(chat: Chat) -> str:
+    """The length of a conversation for messages, such as "2 messages with replies"."""
     count = len(chat.turns) // 2
     return f"{count} message{'' if count == 1 else 's'} with replies"
 
 
-def shown(value: Any) -> str:
-    """A setting's value, as it can be typed."""
+def format_setting(value: Any) -> str:
+    """A setting's value in the notation of /set."""
     return "-" if value in (None, ()) else ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def named(path: str, command: str) -> str:
-    """The file that a command names. ValueError: it names none."""
-    if not path:
-        raise ValueError(f"name a file: {command} FILE")
-    return path
-
-
-def setting(value: str) -> Any:
-    """A setting's value as it is typed: a number, a text, or - for none."""
+def parse_setting(value: str) -> Any:
+    """A setting's value from the notation of /set: a number, a string, or - for None."""
     if value == "-":
         return None
     if NUMBER.fullmatch(value):

@@ -1,4 +1,4 @@
-"""Streamed text on a terminal: line breaks between words, and no echo of keys that are typed meanwhile."""
+"""Streamed text on a terminal: line breaks between words, and no echo of keys typed during the output."""
 
 import shutil
 import sys
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 class WordWrap:
-    """Writes pieces of text so that lines break between words at the terminal's right edge.
+    """Write streamed text with line breaks between words at the terminal's right edge.
 
-    The last word is held back until it ends; `close` writes it. The width is read again for each word, so a resized
-    terminal is followed.
+    The last word is buffered until it ends; `close` writes it. The width is read for each word, because the terminal
+    can be resized.
     """
 
     def __init__(self, write: Callable[[str], object], columns: Callable[[], int] | None = None) -> None:
@@ -21,7 +21,7 @@ class WordWrap:
         self.blank, self.word = "", ""
 
     def feed(self, text: str) -> None:
-        """Write a piece, except an unfinished word at its end."""
+        """Write text, except an unfinished word at its end."""
         for char in text:
             if char == "\n":
                 self.close()
@@ -41,11 +41,11 @@ class WordWrap:
         self.blank = ""
 
     def _end_word(self) -> None:
-        """Write the blank and the word. Only a blank becomes a line end: a long word is wrapped by the terminal."""
+        """Write the blank and the word. A blank can become a line end; the terminal wraps words longer than a line."""
         if not self.word:
             return
         columns = self.columns()
-        if self.column > columns:  # the terminal is narrower now, and has wrapped the line
+        if self.column > columns:  # the terminal became narrower and wrapped the line
             self.column %= columns
         blank = "".join(" " * (8 - self.column % 8) if char == "\t" else char for char in self.blank)
         if blank and self.column and self.column + len(blank) + width(self.word) > columns:
@@ -77,10 +77,10 @@ def wrapped(text: str) -> str:
 
 @contextmanager
 def without_echo() -> Iterator[None]:
-    """Do not echo typed keys: they would be mixed with the output. The next prompt shows them."""
+    """Do not echo typed keys, which would mix with the output. The next prompt shows them."""
     try:
         import termios
-    except ImportError:  # Windows echoes nothing outside a prompt
+    except ImportError:  # Windows echoes keys only at a prompt
         yield
         return
     if not sys.stdin.isatty():

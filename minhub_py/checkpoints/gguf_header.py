@@ -1,7 +1,7 @@
-"""The header of a GGUF file: its metadata, and where its tensors are.
+"""The header of a GGUF file: its metadata, and the positions of its tensors.
 
-The package gguf, llama.cpp's own, makes an array of each token, which takes seconds, and does not check counts and
-lengths. This module checks them, and limits the time and the memory that a header needs.
+llama.cpp's package gguf creates an array per token, which takes seconds, and does not check counts and lengths. This
+module checks them, and limits the time and the memory that a header needs.
 
 Source: ggml's docs/gguf.md.
 """
@@ -21,22 +21,22 @@ from minhub_py.system.printable import gist
 from weights_map.blocks import TYPES
 
 MAGIC = b"GGUF"
-# Types of values: their codes for `struct`, by their numbers; 8 is a string, and 9 an array.
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+# `struct` formats of value types by number. 8 is a string, and 9 an array.
+NUMBER_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-# Bounds on a header. Published files have up to 100 pairs, 3,000 tensors and a million tokens and merges.
+# Limits of a header. Published files have up to 100 pairs, 3,000 tensors and a million tokens and merges.
 MAX_STRING = 100_000_000  # bytes
 MAX_KEY = 65_535  # bytes, by the format
 MAX_PAIRS, MAX_TENSORS, MAX_STRINGS = 10_000, 20_000, 2**21
-MAX_SETTINGS = 10_000  # numbers in an array of settings: one for each layer
+MAX_SETTINGS = 10_000  # numbers in an array of settings, with one number per layer
 LENGTH = struct.Struct("<Q").unpack_from
-# Types of tensors that are as torch has them, and others that are read, by the package's names.
-PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-IN_BLOCKS = (*TYPES, "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K")
+# Supported types of tensors: dtypes of torch, and block formats.
+FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+BLOCK_TYPES = (*TYPES, "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K")
 
 
-class Stored(NamedTuple):
-    """The place of a tensor in the file. type: by the package's name. start, size: in bytes."""
+class StoredTensor(NamedTuple):
+    """A tensor in the file. type: its name in llama.cpp's package.    start, size: in bytes."""
 
     type: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Header:
     """The content of a file before its data."""
 
     metadata: dict[str, Any]
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
 
 
 _headers: WeakValueDictionary[tuple[str, int, int], Header] = WeakValueDictionary()
@@ -57,7 +57,7 @@ _headers: WeakValueDictionary[tuple[str, int, int], Header] = WeakValueDictionar
 
 @dataclass(frozen=True)
 class Skipped:
-    """The value of a long array that this package does not use."""
+    """Placeholder for a long array that this package does not use."""
 
     count: int
     items: str
@@ -67,7 +67,7 @@ class Skipped:
 
 
 class Scanner:
-    """Read the values of a header in their order. ValueError: the file ends within one, or it cannot be one."""
+    """Reads the values of a header in order. ValueError: a value exceeds the file, or is invalid."""
 
     def __init__(self, data: "np.ndarray[Any, Any]") -> None:
         self.data, self.position = data.data, 0
@@ -79,47 +79,44 @@ class Scanner:
         self.position += count
         return self.data[self.position - count : self.position]
 
-    def number(self, code: str) -> Any:
-        [value] = struct.unpack(f"<{code}", self.take(struct.calcsize(code)))
-        # The decimal that was meant: 1e-5 and not 0.000009999999747.
-        return float(str(np.float32(value))) if code == "f" else value
+    def number(self, format: str) -> Any:
+        [value] = struct.unpack(f"<{format}", self.take(struct.calcsize(format)))
+        # The shortest decimal of a float32: 1e-5 instead of 0.000009999999747.
+        return float(str(np.float32(value))) if format == "f" else value
 
-    def count(self, what: str, least: int, most: int = 2**64) -> int:
-        """The count of items that have at least `least` bytes each."""
-        return self.checked(self.number("Q"), what, least, most)
-
-    def checked(self, count: int, what: str, least: int, most: int) -> int:
-        if count * least > len(self.data) - self.position:
-            raise ValueError(f"it has {count:,} {what}, for which it is too short")
-        if count > most:
-            raise ValueError(f"it has {count:,} {what}; this package reads {most:,}")
+    def check_count(self, count: int, items: str, min_size: int, maximum: int = 2**64) -> int:
+        """Check a number of items with at least `min_size` bytes each."""
+        if count * min_size > len(self.data) - self.position:
+            raise ValueError(f"it is too short for {count:,} {items}")
+        if count > maximum:
+            raise ValueError(f"it has {count:,} {items}; the maximum is {maximum:,}")
         return count
 
-    def string(self, most: int = MAX_STRING) -> str:
+    def string(self, maximum: int = MAX_STRING) -> str:
         length: int = self.number("Q")
-        if length > most:
+        if length > maximum:
             raise ValueError(f"it has a string of {length:,} bytes")
         return str(self.take(length), "utf-8")
 
     def value(self, key: str) -> Any:
-        kind = self.number("I")
-        if kind == STRING:
+        type = self.number("I")
+        if type == STRING:
             return self.string()
-        return self.array(key) if kind == ARRAY else self.number(self.code(kind))
+        return self.array(key) if type == ARRAY else self.number(self.format(type))
 
     def array(self, key: str) -> Any:
-        """The value of an array: a list of strings, an ndarray of numbers, or a list of a few settings' numbers."""
-        kind, used = self.number("I"), key.startswith("tokenizer.ggml.")
-        if kind == STRING:
-            count = self.count("strings", 8, self.strings_left)
+        """A list of strings, an ndarray of numbers for the tokenizer, or a short list of numbers for a setting."""
+        type, is_used = self.number("I"), key.startswith("tokenizer.ggml.")
+        if type == STRING:
+            count = self.check_count(self.number("Q"), "strings", 8, self.strings_left)
             self.strings_left -= count
-            return self.strings(count) if used else self.skip_strings(count)
-        code = self.code(kind)
-        count = self.count("numbers", struct.calcsize(code))
-        numbers = np.frombuffer(self.take(count * struct.calcsize(code)), f"<{code}")
-        if count > (MAX_STRINGS if used else MAX_SETTINGS):
+            return self.strings(count) if is_used else self.skip_strings(count)
+        format = self.format(type)
+        count = self.check_count(self.number("Q"), "numbers", struct.calcsize(format))
+        numbers = np.frombuffer(self.take(count * struct.calcsize(format)), f"<{format}")
+        if count > (MAX_STRINGS if is_used else MAX_SETTINGS):
             return Skipped(count, "numbers")
-        return numbers.copy() if used else numbers.tolist()  # a view would keep the file mapped
+        return numbers.copy() if is_used else numbers.tolist()  # a view would prevent unmapping the file
 
     def strings(self, count: int) -> list[str]:
         data, position = self.data, self.position
@@ -137,34 +134,32 @@ class Scanner:
             self.take(self.number("Q"))
         return Skipped(count, "strings")
 
-    def code(self, kind: int) -> str:
-        if kind not in NUMBERS:
-            raise ValueError(f"it has a value of the unknown type {kind}")
-        return NUMBERS[kind]
+    def format(self, type: int) -> str:
+        if type not in NUMBER_FORMATS:
+            raise ValueError(f"it has a value of the unknown type {type}")
+        return NUMBER_FORMATS[type]
 
 
 def read_header(path: Path) -> Header:
-    """Read the metadata of a file and the places of its tensors. The result is shared while someone uses it.
+    """Read the header of a file. The result is shared with other users of the same file.
 
-    ValueError: the file is corrupt, or has content without code. OSError: the file cannot be read.
+    ValueError: the file is corrupt or not supported. OSError: the file cannot be read.
     """
     package()
-    about = path.stat()
-    key = (str(path.absolute()), about.st_size, about.st_mtime_ns)
+    stat = path.stat()
+    key = (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
     header = _headers.get(key)
     if header is None:
-        header = _headers[key] = _checked_header(path)
+        with path.open("rb") as file:
+            if file.read(4) != MAGIC:
+                raise ValueError(f"{path} is not a GGUF file: it does not begin with GGUF")
+        try:
+            header = _headers[key] = _read_header(memory_map(path))
+        except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
+            raise ValueError(
+                f"{path} cannot be read ({gist(error)}): if it is corrupt or truncated, download it again"
+            ) from error
     return header
-
-
-def _checked_header(path: Path) -> Header:
-    with path.open("rb") as file:
-        if file.read(4) != MAGIC:
-            raise ValueError(f"{path} is no GGUF file: it does not begin with GGUF")
-    try:
-        return _read_header(mapped(path))
-    except (ValueError, struct.error) as error:  # bytes that are no UTF-8 are a ValueError
-        raise ValueError(f"{path} cannot be read ({gist(error)}); if it is damaged or cut, fetch it again") from error
 
 
 def _read_header(data: "np.ndarray[Any, Any]") -> Header:
@@ -172,10 +167,10 @@ def _read_header(data: "np.ndarray[Any, Any]") -> Header:
     scanner.take(4)
     version = scanner.number("I")
     if version not in (2, 3):
-        raise ValueError(f"its version is {version}; this package reads 2 and 3, of little-endian machines")
+        raise ValueError(f"its version is {version}; supported are 2 and 3 in little-endian order")
     tensor_count = scanner.number("Q")
     metadata: dict[str, Any] = {}
-    for _ in range(scanner.count("pairs", 13, MAX_PAIRS)):
+    for _ in range(scanner.check_count(scanner.number("Q"), "pairs", 13, MAX_PAIRS)):
         key = scanner.string(MAX_KEY)
         if key in metadata:
             raise ValueError(f"it has {brief(key)} twice")
@@ -185,43 +180,44 @@ def _read_header(data: "np.ndarray[Any, Any]") -> Header:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment % 8 or alignment & (alignment - 1) or not alignment:
         raise ValueError(f"general.alignment cannot be {brief(alignment)}")
-    scanner.checked(tensor_count, "tensors", 24, MAX_TENSORS)
-    infos = [_tensor_info(scanner) for _ in range(tensor_count)]
+    scanner.check_count(tensor_count, "tensors", 24, MAX_TENSORS)
+    entries = [_tensor_entry(scanner) for _ in range(tensor_count)]
     start = math.ceil(scanner.position / alignment) * alignment
-    tensors: dict[str, Stored] = {}
-    end, last = 0, ""  # of the tensors so far, by their places
-    for name, stored in sorted(infos, key=lambda info: info[1].start):
+    tensors: dict[str, StoredTensor] = {}
+    end, previous = 0, ""
+    for name, stored in sorted(entries, key=lambda entry: entry[1].start):
         if name in tensors:
             raise ValueError(f"it has {name} twice")
         if stored.start % alignment or stored.start < end:
-            raise ValueError(f"{name} begins within {last}" if stored.start < end else f"{name} is not aligned")
-        end, last = stored.start + stored.size, name
+            raise ValueError(f"{name} begins within {previous}" if stored.start < end else f"{name} is not aligned")
+        end, previous = stored.start + stored.size, name
         if start + end > len(data):
             raise ValueError(f"it ends within {name}")
         tensors[name] = stored._replace(start=start + stored.start)
-    return Header(metadata, {name: tensors[name] for name, _ in infos})
+    return Header(metadata, {name: tensors[name] for name, _ in entries})
 
 
-def _tensor_info(scanner: Scanner) -> tuple[str, Stored]:
+def _tensor_entry(scanner: Scanner) -> tuple[str, StoredTensor]:
+    """The name and description of a tensor. Its start is relative to the data."""
     name = scanner.string()
-    if not name.isprintable() or not 0 < len(name) <= 200:  # errors show names, and a terminal obeys them
-        raise ValueError(f"it names a tensor {brief(name)}")
+    if not name.isprintable() or not 0 < len(name) <= 200:  # names appear in error messages
+        raise ValueError(f"it contains a tensor named {brief(name)}")
     dimensions = scanner.number("I")
     if not 1 <= dimensions <= 4:
         raise ValueError(f"{name} has {dimensions} dimensions")
     shape = tuple(scanner.number("Q") for _ in range(dimensions))[::-1]
     gguf, number = package(), scanner.number("I")
     try:
-        kind = gguf.GGMLQuantizationType(number)
+        type = gguf.GGMLQuantizationType(number)
     except ValueError as error:
         raise ValueError(f"{name} has the unknown type {number}") from error
-    block, size = gguf.GGML_QUANT_SIZES[kind]
+    block, size = gguf.GGML_QUANT_SIZES[type]
     if shape[-1] % block or not all(shape):
-        raise ValueError(f"{name} has the shape {shape}, which its type cannot have")
-    stored = Stored(kind.name, shape, scanner.number("Q"), math.prod(shape) // block * size)
-    if stored.type not in (*PLAIN, *IN_BLOCKS):
-        known = ", ".join((*PLAIN, *IN_BLOCKS))
-        raise ValueError(f"{name} is stored as {stored.type}; this package reads {known}")
+        raise ValueError(f"{name} has the shape {shape}, which is invalid for its type")
+    stored = StoredTensor(type.name, shape, scanner.number("Q"), math.prod(shape) // block * size)
+    if stored.type not in (*FLOAT_TYPES, *BLOCK_TYPES):
+        supported = ", ".join((*FLOAT_TYPES, *BLOCK_TYPES))
+        raise ValueError(f"{name} is stored as {stored.type}; supported types are {supported}")
     return name, stored
 
 
@@ -230,10 +226,10 @@ def package() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise ValueError("GGUF files are read with the package gguf: pip install 'minhub_py[gguf]'") from error
+        raise ValueError("GGUF files require the package gguf: pip install 'minhub_py[gguf]'") from error
     return gguf
 
 
-def mapped(path: Path) -> "np.ndarray[Any, Any]":
-    """The bytes of a file. They may be written to, as torch wants it, but the file stays what it is."""
+def memory_map(path: Path) -> "np.ndarray[Any, Any]":
+    """The bytes of a file, mapped copy-on-write: torch requires writable memory."""
     return np.asarray(np.memmap(path, np.uint8, "c"))

@@ -39,13 +39,13 @@ from minhub_py.checkpoints.transfer import (
     DIGEST,
     Token,
     client,
-    explained,
-    fault,
     fetch_json,
     locked,
+    mismatch,
     offline,
     publish,
     stream,
+    translate_errors,
 )
 from minhub_py.system.printable import gist, printable
 
@@ -146,7 +146,7 @@ def plan_download(identifier: str, revision: str = "main", *, token: Token = Non
     check_repository(repository)
     check_revision(revision)
     url = f"{client().constants.ENDPOINT}/api/models/{repository}/revision/{quote(revision, safe='')}"
-    with explained(repository, revision, hint=lambda: _spelling_hint(repository)):
+    with translate_errors(repository, revision, hint=lambda: _spelling_hint(repository)):
         body = fetch_json(url, {"blobs": "true"}, token)
     try:
         answer = json.loads(body)
@@ -243,7 +243,7 @@ def file_problems(path: Path, plan: Plan | None) -> list[str]:
     for file, (bytes_expected, digest) in sorted(expected.items()):
         if not file.is_file():
             problems.append(f"{file.name} is missing: download it again.")
-        elif problem := fault(file, bytes_expected, digest):
+        elif problem := mismatch(file, bytes_expected, digest):
             problems.append(f"{file.name} {problem}: delete {file.resolve()} and download it again.")
     return problems
 
@@ -333,9 +333,9 @@ def _obtain(plan: Plan, file: RemoteFile, token: Token, progress: bool = False) 
     with locked(cache / ".locks" / store_of(plan.repository).name / f"{file.digest}.lock", file.name):
         if _size(blob) != file.size:
             url = hf.hf_hub_url(plan.repository, file.name, revision=plan.commit)
-            with explained(plan.repository, plan.revision, file.name):
+            with translate_errors(plan.repository, plan.revision, file.name):
                 stream(url, partial, file.size, token, progress)
-            if problem := fault(partial, file.size, file.digest):
+            if problem := mismatch(partial, file.size, file.digest):
                 partial.unlink()
                 raise OSError(f"{file.name} of {plan.repository} is corrupt (it {problem}): run again.")
             os.replace(partial, blob)

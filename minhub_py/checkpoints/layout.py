@@ -24,6 +24,15 @@ COMPANIONS = (
     "vocab.json",
     "merges.txt",
     *OLDER_TOKENIZERS,
+    # Settings of text embeddings (sentence_transformers.py)
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "3_Dense/config.json",
+    "3_Dense/model.safetensors",
 )
 SMALL = (*COMPANIONS, "config.json")
 MAX_SHARDS = 10_000

@@ -1,8 +1,9 @@
-"""Checkpoint files: a folder in Hub layout -> its settings and its lazily opened tensors, and back to files.
+"""Checkpoint files: settings and lazily loaded tensors of a folder in Hub layout, and the reverse.
 
-safetensors files are memory-mapped: a tensor's bytes are read when they are first used, and are never copied on the
-way. Writing goes tensor by tensor, so that neither direction needs the memory of a whole checkpoint.
-Sources: the safetensors format (a length, a JSON header, the bytes), and the Hub's `*.index.json` for shards.
+safetensors files are memory-mapped: a tensor's data is read on first use and is not copied. Tensors are written one at
+a time. Neither direction needs the memory of a complete checkpoint.
+
+Sources: the safetensors format (header length, JSON header, data), and the Hub's `*.index.json` for shards.
 """
 
 import errno
@@ -30,16 +31,16 @@ from weights_map.engine import Mapped
 
 Layout = Literal["hub", "native"]
 
-# safetensors' names of the dtypes that a model may have; U8 holds weights of 4 bits, two a byte.
+# Supported dtypes by their safetensors names. U8 stores two 4-bit weights per byte.
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8,
 }  # fmt: skip
-# Those of the mask buffers of old checkpoints, which are dropped, but have a shape.
+# Dtypes of mask buffers in old checkpoints. The buffers are dropped, but their shapes are listed.
 MASKS = {"BOOL": torch.bool, "I64": torch.int64}
-MAX_SETTINGS = 10_000_000  # bytes of a file of settings; published ones have up to a million
-MAX_TENSORS = 20_000  # of a checkpoint; published ones of the known families have up to 1,200
-# The names in a pickle of a state dict: "module name".
-BUILDERS = re.compile(
+MAX_SETTINGS = 10_000_000  # bytes of a settings file; published files have up to a million
+MAX_TENSORS = 20_000  # per checkpoint; published checkpoints have up to 1,200
+# Names that the pickle of a state dict may contain, as "module name".
+ALLOWED_NAMES = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
     r"|torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch(\.storage)? \w+Storage"
     r"|torch (Tensor|Size|device|b?float\w+|u?int\d+|bool)"
@@ -47,30 +48,28 @@ BUILDERS = re.compile(
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file's content. ValueError: it is damaged."""
+    """Read a JSON file. ValueError: it is corrupt."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError too
-        raise ValueError(f"{path} is not valid JSON ({error}); it is damaged or cut: fetch it again") from error
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise ValueError(f"{path} is not valid JSON ({error}): download it again") from error
 
 
 def read_object(path: Path, limit: int | None = None) -> dict[str, Any]:
-    """Read a JSON file that holds an object. ValueError: it is corrupt, has other content, or over `limit` bytes."""
+    """Read a JSON file that contains an object. ValueError: it is corrupt, has other content, or over `limit` bytes."""
     if limit is not None and path.stat().st_size > limit:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; this package reads settings of {limit:,}")
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; the maximum for settings is {limit:,}")
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} should hold a JSON object, not {type(content).__name__}")
+        raise ValueError(f"{path} should contain a JSON object, not {type(content).__name__}")
     return content
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """The files of a folder, each read once: its settings, and its tensors by the names in its files.
+    """Settings and tensors of a folder. Tensors have their stored names and are loaded on access.
 
-    A tensor is opened when it is asked for.
-
-    FileNotFoundError: the folder has no weights, or lacks a shard. ValueError: a file is damaged, is no checkpoint,
-    or wants to run code.
+    FileNotFoundError: the folder has no weights, or a shard is missing. ValueError: a file is corrupt, not a
+    checkpoint, or a pickle that contains code.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,19 +78,19 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @cached_property
     def config(self) -> dict[str, Any] | None:
-        """config.json; None where there is none."""
+        """The content of config.json; None without this file."""
         path = self.path / "config.json"
         return read_object(path, MAX_SETTINGS) if path.exists() else None
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json; empty where there is none."""
+        """The content of generation_config.json; empty without this file."""
         path = self.path / "generation_config.json"
         return read_object(path, MAX_SETTINGS) if path.exists() else {}
 
     @cached_property
     def files(self) -> list[Path]:
-        """The weight files: one, or the shards that an index names."""
+        """The weight file, or the shards of an index."""
         for name in (*WEIGHTS, "model.pt"):
             path = self.path / name
             if not path.is_file():
@@ -109,33 +108,34 @@ class Checkpoint(Mapping[str, Tensor]):
         raise FileNotFoundError(f"{self.path} has no weights (none of {', '.join(WEIGHTS)}).{hint}")
 
     def auto_quantization(self, name: str, native: Mapped) -> Blocks | str | None:
-        """How `quantize="auto"` keeps one of our tensors: in the blocks of its file, or quantized; None: in floats.
+        """The representation of a native tensor with `quantize="auto"`: the file's blocks, a type, or None for floats.
 
-        native: the checkpoint's shapes under our names.
+        native: the checkpoint's shapes by native name.
         """
         return None
 
-    def stored_as(self, name: str) -> str:
-        """The type that a tensor has in its file."""
+    def stored_dtype(self, name: str) -> str:
+        """The name of a tensor's dtype in its file."""
         return str(self.meta[name].dtype).removeprefix("torch.")
 
     @cached_property
-    def _places(self) -> dict[str, Path]:
-        places: dict[str, Path] = {}
+    def _file_of(self) -> dict[str, Path]:
+        """The file of each tensor."""
+        locations: dict[str, Path] = {}
         for file in self.files:
-            for name in self._handle(file).keys():  # noqa: SIM118  # a safe_open is no mapping
-                if not name.isprintable() or len(name) > 200:  # errors show names, and a terminal obeys them
-                    raise ValueError(f"{file} is damaged: it names a tensor {brief(name)}")
-                if name in places:
-                    raise ValueError(f"{name} is both in {places[name].name} and in {file.name}")
-                if len(places) == MAX_TENSORS:
-                    raise ValueError(f"{file} has too many tensors; this package reads {MAX_TENSORS:,}")
-                places[name] = file
-        return places
+            for name in self._handle(file).keys():  # noqa: SIM118  # a safe_open is not a mapping
+                if not name.isprintable() or len(name) > 200:  # names appear in error messages
+                    raise ValueError(f"{file} is corrupt: it contains a tensor named {brief(name)}")
+                if name in locations:
+                    raise ValueError(f"{name} is both in {locations[name].name} and in {file.name}")
+                if len(locations) == MAX_TENSORS:
+                    raise ValueError(f"{file} has too many tensors; the maximum is {MAX_TENSORS:,}")
+                locations[name] = file
+        return locations
 
     @cached_property
     def layout(self) -> Layout:
-        """Whose names the tensors have: ours ("native", by `minhub convert --to native`) or the Hub's ("hub")."""
+        """The tensors' names: "native" (written by `minhub convert --to native`) or "hub"."""
         for file in self.files:
             handle = self._handle(file)
             if not isinstance(handle, dict) and (handle.metadata() or {}).get("layout") == "native":
@@ -143,76 +143,74 @@ class Checkpoint(Mapping[str, Tensor]):
         return "hub"
 
     def _handle(self, file: Path) -> Any:
+        """An open safetensors file, or the state dict of a pickle."""
         if file not in self._open:
             self._open[file] = open_safetensors(file) if file.suffix == ".safetensors" else open_pickle(file)
         return self._open[file]
 
     def __getitem__(self, name: str) -> Tensor:
-        file = self._places[name]
-        handle = self._handle(file)
-        if isinstance(handle, dict):
-            checked_dtype(name, handle[name].dtype, DTYPES)
-            return handle[name]  # type: ignore[no-any-return]
-        checked_dtype(name, handle.get_slice(name).get_dtype(), DTYPES)
-        return handle.get_tensor(name)  # type: ignore[no-any-return]
+        handle = self._handle(self._file_of[name])
+        is_dict = isinstance(handle, dict)
+        checked_dtype(name, handle[name].dtype if is_dict else handle.get_slice(name).get_dtype(), DTYPES)
+        return handle[name] if is_dict else handle.get_tensor(name)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._file_of)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._file_of)
 
     def release(self) -> None:
-        """Close the files: memory that the tensors given so far mapped is free when they are."""
-        # A file in PyTorch's old format cannot be mapped: it would be read as a whole again for every tensor.
+        """Close the files. Their mapped memory is freed together with the tensors that use it."""
+        # PyTorch's old format cannot be mapped: closing it would read the complete file again for each tensor.
         self._open = {
             file: handle for file, handle in self._open.items() if isinstance(handle, dict) and not is_archive(file)
         }
 
     @cached_property
     def meta(self) -> Mapping[str, Tensor]:
-        """Shapes and dtypes alone, as tensors on the meta device: no data is read."""
+        """Shapes and dtypes of all tensors, on the meta device. Reads no data."""
         result = {}
-        for name, file in self._places.items():
+        for name, file in self._file_of.items():
             handle = self._handle(file)
             if isinstance(handle, dict):
                 shape, stored = handle[name].shape, handle[name].dtype
             else:
-                part = handle.get_slice(name)
-                shape, stored = part.get_shape(), part.get_dtype()
+                tensor = handle.get_slice(name)
+                shape, stored = tensor.get_shape(), tensor.get_dtype()
             dtype = checked_dtype(name, stored, DTYPES | MASKS)
             try:
                 result[name] = torch.empty(shape, dtype=dtype, device="meta")
-            except (RuntimeError, TypeError, OverflowError) as error:  # sizes beside a 0 can be anything
-                raise ValueError(f"{name} has a shape that no tensor can have: {brief(shape)}") from error
+            except (RuntimeError, TypeError, OverflowError) as error:  # with a size of 0, the other sizes are unchecked
+                raise ValueError(f"{name} has the invalid shape {brief(shape)}") from error
         return result
 
 
 def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, torch.dtype]) -> torch.dtype:
-    """The dtype that a file of either format gives a tensor. ValueError: it is not one of `allowed`."""
+    """The torch dtype of a stored dtype. ValueError: it is not one of `allowed`."""
     dtype = allowed.get(stored) if isinstance(stored, str) else stored
     if dtype is None or dtype not in allowed.values():
         if str(stored).startswith(("F8_", "torch.float8_")):
             raise ValueError(
-                f"{name} is stored as {stored}: the file is FP8-quantized, which this package does not read. "
-                f"Take the repository of the same model in BF16; {setting('quantize', 'int8')} makes it as small"
+                f"{name} is stored as {stored}: FP8-quantized files are not supported. Use the BF16 repository of the "
+                f"same model; {setting('quantize', 'int8')} reduces it to the same size"
             )
-        raise ValueError(f"{name} is stored as {stored}; this package reads {', '.join(DTYPES)}")
+        raise ValueError(f"{name} is stored as {stored}; supported dtypes are {', '.join(DTYPES)}")
     return dtype
 
 
 def open_safetensors(path: Path) -> Any:
-    """A safe_open of `path`, memory-mapped. ValueError: it is damaged."""
+    """Open a file with safe_open, memory-mapped. ValueError: it is corrupt."""
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{path} is damaged or cut ({gist(error)}); delete it and fetch it again") from error
+        raise ValueError(f"{path} is corrupt or truncated ({gist(error)}): delete it and download it again") from error
 
 
 def open_pickle(path: Path) -> dict[str, Tensor]:
-    """A .bin or .pt state dict, read by PyTorch's restricted unpickler, memory-mapped where its format allows.
+    """Load a .bin or .pt state dict with PyTorch's restricted unpickler, memory-mapped if the format allows it.
 
-    ValueError: the file is damaged, wants to run code or more memory than it has bytes, or holds something other than
+    ValueError: the file is corrupt, could run code, needs more memory than its size, or contains other objects than
     tensors.
     """
     try:
@@ -220,18 +218,18 @@ def open_pickle(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive(path))
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} was refused: it is damaged, or a pickle that holds more than tensors and could run code. "
-            "Delete it and fetch it again, or ask for the checkpoint in safetensors format"
+            f"{path} is rejected: it is corrupt, or a pickle with other objects than tensors, which could run code. "
+            "Delete it and download it again, or use a checkpoint in safetensors format"
         ) from error
-    except Exception as error:  # a damaged pickle raises about anything
-        # A seek to a wrong place is an OSError, too: all others are of the disk, not of what is on it.
+    except Exception as error:  # corrupt pickles raise exceptions of many types
+        # A seek to an invalid position is an OSError, too. Other OSErrors are errors of the disk.
         if isinstance(error, OSError) and error.errno not in (errno.EINVAL, None):
             raise
         raise ValueError(
-            f"{path} is damaged or no PyTorch state dict ({gist(error)}); delete it and fetch it again"
+            f"{path} is corrupt or not a PyTorch state dict ({gist(error)}): delete it and download it again"
         ) from error
-    if not isinstance(state, dict) or not all(is_plain(tensor) for tensor in state.values()):
-        raise ValueError(f"{path} holds something other than a state dict of plain tensors")
+    if not isinstance(state, dict) or not all(is_plain_tensor(tensor) for tensor in state.values()):
+        raise ValueError(f"{path} is not a state dict of plain tensors")
     return {str(name): tensor for name, tensor in state.items()}
 
 
@@ -239,7 +237,7 @@ def check_pickle(path: Path) -> None:
     """Check the instructions of a pickle without running them: PyTorch's unpickler allows calls that fill memory.
 
     UnpicklingError: a call other than those that build the tensors of a state dict. ValueError: an archive with records
-    that overlap or exceed the file, or no pickle. RuntimeError: a corrupt archive.
+    that overlap or exceed the file, or not a pickle. RuntimeError: a corrupt archive.
     """
     if is_archive(path):
         # PyTorch's own reader: a file may have two directories, and Python's zipfile may choose the other one.
@@ -247,13 +245,13 @@ def check_pickle(path: Path) -> None:
         check_records(path, reader)
         check_calls(io.BytesIO(reader.get_record("data.pkl")))
         return
-    with path.open("rb") as file:  # PyTorch's old format: five pickles, then the bytes of the storages
+    with path.open("rb") as file:  # PyTorch's old format: five pickles, then the data of the storages
         for _ in range(5):
             check_calls(file)
 
 
 def is_archive(path: Path) -> bool:
-    """Whether PyTorch reads a file as a zip archive. It decides by the first bytes."""
+    """Whether PyTorch reads a file as a zip archive. It checks the first bytes only."""
     with path.open("rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
@@ -270,22 +268,21 @@ def check_records(path: Path, reader: Any) -> None:
         raise ValueError("its records overlap, exceed the file, or are compressed")
     with path.open("rb") as file:
         for start, _ in spans:
-            file.seek(start + 8)  # the compression method in a record's own header
+            file.seek(start + 8)  # the compression method in the record's local header
             if file.read(2) != bytes(2):
                 raise ValueError("its records are compressed; torch.save does not compress")
 
 
 def check_calls(file: IO[bytes]) -> None:
-    """Check one pickle's instructions.
+    """Check the instructions of one pickle.
 
-    UnpicklingError: a name other than those that build the tensors of a state dict, or more instructions than the
-    pickle's tensors need.
+    UnpicklingError: a name that is not in ALLOWED_NAMES, or more instructions than its tensors need.
     """
     storages = 0
     for count, (instruction, argument, _) in enumerate(pickletools.genops(file)):
         storages += instruction.name in ("BINPERSID", "PERSID")
         if instruction.name in ("STACK_GLOBAL", "INST") or (
-            instruction.name == "GLOBAL" and not BUILDERS.fullmatch(str(argument))
+            instruction.name == "GLOBAL" and not ALLOWED_NAMES.fullmatch(str(argument))
         ):
             raise pickle.UnpicklingError(f"{instruction.name} {argument}")
         # torch.save writes 30 instructions for a tensor, and 10 for the version of a module.
@@ -293,8 +290,8 @@ def check_calls(file: IO[bytes]) -> None:
             raise pickle.UnpicklingError(f"{count:,} instructions, and {storages:,} tensors")
 
 
-def is_plain(value: object) -> bool:
-    """Whether a pickle's value is a tensor that has its data, each value in a place of its own."""
+def is_plain_tensor(value: object) -> bool:
+    """Whether a value is a dense CPU tensor whose elements do not share memory."""
     return (
         isinstance(value, Tensor)
         and value.layout == torch.strided
@@ -315,14 +312,25 @@ def write_checkpoint(
     layout: Layout = "hub",
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Write config.json, safetensors files of at most `max_shard_size` bytes each, and `companions` (None: leave them).
+    """Write config.json and safetensors shards to a folder.
 
-    `tensors` is asked for one tensor at a time, and a larger one has a file of its own; `meta` gives their shapes and
-    dtypes beforehand (default: `tensors` itself). Floating tensors become `dtype`, others stay. Files take their names
-    when all are whole, and what an earlier checkpoint has left in the folder goes last: a full disk or an interrupt
-    loses nothing. `progress(done, total)` hears of bytes.
+    All files are written under temporary names and renamed at the end, and outdated files of an earlier checkpoint are
+    deleted last: a full disk or an interrupt loses no data.
 
-    ValueError: a tensor that is no weight. OSError: the folder cannot be written.
+    Args:
+        folder: the target; created if necessary.
+        tensors: loaded one at a time.
+        config: the content of config.json.
+        companions: the content of further files by name. None leaves an earlier checkpoint's companions unchanged.
+        meta: shapes and dtypes of `tensors`; by default `tensors`.
+        dtype: the dtype for floating-point tensors. None keeps their dtypes.
+        max_shard_size: in bytes. A larger tensor has a separate shard.
+        layout: "native" for tensors with native names.
+        progress: called with the bytes written and the total.
+
+    Raises:
+        ValueError: a tensor has an unsupported dtype.
+        OSError: the folder cannot be written.
     """
     planned = {
         name: tensor.to("meta", dtype if dtype and tensor.is_floating_point() else tensor.dtype)
@@ -334,64 +342,66 @@ def write_checkpoint(
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     if len(shards) == 1:
         names = ["model.safetensors"]
-    done, total = 0, sum(tensor.nbytes for tensor in planned.values())
+    written, total = 0, sum(tensor.nbytes for tensor in planned.values())
 
-    def hear(count: int) -> None:
-        nonlocal done
-        done += count
+    def count(size: int) -> None:
+        nonlocal written
+        written += size
         if progress is not None:
-            progress(done, total)
+            progress(written, total)
 
-    finished: dict[Path, Path] = {}  # under a passing name -> its own
+    drafts: dict[Path, Path] = {}  # temporary path -> final path
 
-    def partial(name: str) -> Path:
+    def draft(name: str) -> Path:
         path = folder / f".{name}.partial"
-        finished[path] = folder / name
+        drafts[path] = folder / name
         return path
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, shard in zip(names, shards, strict=True):
-            write_safetensors(partial(name), shard, tensors, layout, hear)
+            write_safetensors(draft(name), shard, tensors, layout, count)
         if len(shards) > 1:
             index = {
                 "metadata": {"total_size": total},
                 "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
             }
-            partial("model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+            draft("model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         for name, data in (companions or {}).items():
-            partial(name).write_bytes(data)
-        partial("config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        for path, name_at_last in finished.items():
-            os.replace(path, name_at_last)
-        for path in _left_over(folder, with_companions=companions is not None) - set(finished.values()):
+            draft(name).write_bytes(data)
+        draft("config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for path, final in drafts.items():
+            os.replace(path, final)
+        for path in _checkpoint_files(folder, with_companions=companions is not None) - set(drafts.values()):
             path.unlink()
     except OSError as error:
         reason = error.strerror or str(error)
         raise type(error)(f"{folder} cannot be written ({reason}): make room, or name another folder") from error
     finally:
-        for path in finished:
+        for path in drafts:
             path.unlink(missing_ok=True)
 
 
-def _left_over(folder: Path, *, with_companions: bool) -> set[Path]:
-    """Files of an earlier checkpoint in the folder: its shards would be found before the new ones."""
-    ours = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
+def _checkpoint_files(folder: Path, *, with_companions: bool) -> set[Path]:
+    """Files that write_checkpoint() may write. Outdated ones could be loaded instead of the new ones."""
+    weights = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
     return {
-        path for path in folder.iterdir() if ours.fullmatch(path.name) or (with_companions and path.name in COMPANIONS)
+        path
+        for path in folder.iterdir()
+        if weights.fullmatch(path.name) or (with_companions and path.name in COMPANIONS)
     }
 
 
 def _shards(planned: Mapping[str, Tensor], max_shard_size: int) -> list[dict[str, Tensor]]:
-    """Fill one shard after the other, in the given order."""
+    """Assign tensors to shards in their order."""
     shards: list[dict[str, Tensor]] = [{}]
-    filled = 0
+    size = 0
     for name, tensor in planned.items():
-        if shards[-1] and filled + tensor.nbytes > max_shard_size:
+        if shards[-1] and size + tensor.nbytes > max_shard_size:
             shards.append({})
-            filled = 0
+            size = 0
         shards[-1][name] = tensor
-        filled += tensor.nbytes
+        size += tensor.nbytes
     return shards
 
 
@@ -400,20 +410,21 @@ def write_safetensors(
     planned: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
     layout: str = "hub",
-    hear: Callable[[int], object] = lambda count: None,
+    progress: Callable[[int], object] = lambda size: None,
 ) -> None:
-    """One safetensors file of the tensors `planned` (shapes and dtypes), each asked of `tensors` when its turn comes.
+    """Write one safetensors file, with one tensor in memory at a time; the library's writer needs all of them.
 
-    The library's own writer wants all tensors in memory at once; this one wants one. `hear` is told of bytes.
+    planned: shapes and dtypes of the file.    tensors: source of the data.    progress: called with the bytes of each
+    tensor.
     """
-    names = {dtype: name for name, dtype in DTYPES.items()}
+    dtype_names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "layout": layout}}
-    order = sorted(planned, key=lambda name: -planned[name].itemsize)  # keeps every tensor aligned to its dtype
+    order = sorted(planned, key=lambda name: -planned[name].itemsize)  # aligns each tensor to its dtype
     offset = 0
     for name in order:
         end = offset + planned[name].nbytes
         header[name] = {
-            "dtype": names[planned[name].dtype],
+            "dtype": dtype_names[planned[name].dtype],
             "shape": list(planned[name].shape),
             "data_offsets": [offset, end],
         }
@@ -425,6 +436,6 @@ def write_safetensors(
         for name in order:
             tensor = tensors[name].detach().to("cpu", planned[name].dtype).contiguous()
             file.write(tensor.flatten().view(torch.uint8).numpy().data)
-            hear(tensor.nbytes)
+            progress(tensor.nbytes)
         file.flush()
         os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from minhub_py.cli.output import table as print_table
 from minhub_py.system.console import note
 
 if TYPE_CHECKING:
-    from minhub_py.jobs.job import Call, Outcome
+    from minhub_py.jobs.job import Job, Summary
 
 F = TypeVar("F", bound=Callable[..., None])
 NAMES = ("out", "column", "prefix", "workers", "ray", "overwrite")
@@ -63,7 +63,7 @@ def run(
     """
     from minhub_py.jobs import job
 
-    call = job.Call(task, model, files, settings=settings, loading=loading, beside=columns, **table)
+    call = job.Job(task, model, files, settings=settings, loading=loading, extra_columns=columns, **table)
     started = time.perf_counter()
     outcome = run_with_progress(call, note_interrupted)
     if outcome is None:
@@ -94,7 +94,9 @@ def show(
         if "-" in files:
             stdin.write_bytes(sys.stdin.buffer.read())
         paths = [str(stdin) if file == "-" else file for file in files]
-        call = job.Call(task, model, paths, settings=settings, loading=loading, beside=columns, **{**table, "out": out})
+        call = job.Job(
+            task, model, paths, settings=settings, loading=loading, extra_columns=columns, **{**table, "out": out}
+        )
         run_with_progress(call, lambda completed, total, parts: None)
         rows = [{name: value for name, value in row.items() if name != hidden} for _, row in read_jsonl(out)]
     rows = [row for row in rows if any(value is not None for value in row.values())]  # an empty line is no text
@@ -114,7 +116,7 @@ def format_cell(value: Any) -> Any:
     return f"{value:.4f}" if isinstance(value, float) else value
 
 
-def run_with_progress(call: "Call", on_interrupt: Callable[[int, int, Path], object]) -> "Outcome | None":
+def run_with_progress(call: "Job", on_interrupt: Callable[[int, int, Path], object]) -> "Summary | None":
     """Run a job with a progress bar, then print its notes."""
     from minhub_py.jobs import job
     from minhub_py.jobs.tasks import TASKS

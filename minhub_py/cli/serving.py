@@ -70,7 +70,7 @@ def serve(
 
 def check_host(host: str, key: str | None) -> None:
     """Check that a key protects a server on other addresses than localhost, else raise UsageError."""
-    from minhub_py.serve.app import is_local
+    from minhub_py.serve.server import is_local
 
     if not is_local(host) and key is None:
         raise click.UsageError(
@@ -96,23 +96,23 @@ def run(
         ValueError: Two models have the same name, or `context` exceeds a model's context length.
         OSError: The address is not available.
     """
-    from minhub_py.serve.app import Server, is_local
     from minhub_py.serve.engine import Engine
-    from minhub_py.serve.models import Models, Served
+    from minhub_py.serve.models import Models, ServedModel
     from minhub_py.serve.run import address_of, bind
     from minhub_py.serve.run import run as run_server
+    from minhub_py.serve.server import Server, is_local
 
     names = [name_of(identifier) for identifier in identifiers]
     if len(set(names)) < len(names):
         raise ValueError("two of the models have the same name: serve them on different ports")
     listener = bind(host, port)  # before the models are loaded, which takes longer
-    served: list[Served] = []
+    served: list[ServedModel] = []
     try:
         for identifier, name in zip(identifiers, names, strict=True):
             model, tokenizer, template = load(identifier)
             length = length_of(model, context, name)
-            engine = Engine(model, tokenizer, rows=rows, max_length=length, waiting=waiting, keep=keep)
-            served.append(Served(name, model, tokenizer, template, engine, seconds))
+            engine = Engine(model, tokenizer, batch_size=rows, max_length=length, queue_size=waiting, prefix_bytes=keep)
+            served.append(ServedModel(name, model, tokenizer, template, engine, seconds))
             if template.note:
                 note(f"Note: {name} has {template.note}")
         server = Server(Models(served), key=key, local=is_local(host), origins=origins, log=log)

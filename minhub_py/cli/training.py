@@ -1,12 +1,12 @@
-"""The commands `train` and `compare`: options, progress on the terminal, and messages."""
+"""The commands `train` and `compare`: options, console output, and messages."""
 
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,76 +19,70 @@ from minhub_py.system.console import note
 from minhub_py.system.spelling import ShellSpelling, use_spelling
 
 if TYPE_CHECKING:
-    from minhub_py.training.progress import Screen
+    from minhub_py.training.progress import ConsoleListener
     from minhub_py.training.summary import Summary
 
-F = TypeVar("F", bound=Callable[..., None])
 TRAINABLE = [name for name, entry in ENTRIES.items() if entry.architecture.trainable]
-
-
-def training_options() -> Callable[[F], F]:
-    """The options of `train`, in the order of --help. `training.settings.Settings` has the defaults and checks."""
-    positive, fraction = click.IntRange(min=1), click.FloatRange(0, 1)
-    return add_options([
-        click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="New folder for the run."),
-        click.option("--resume", type=click.Path(path_type=Path, file_okay=False), metavar="RUN",
-                     help="Continue this run from its last checkpoint; without TEXT, and only with options marked *."),
-        click.option("--family", type=click.Choice(TRAINABLE), metavar="NAME",
-                     help=f"Architecture: {', '.join(TRAINABLE)}.  [default: gpt2]"),
-        click.option("--from", "start", type=Model(), help="Fine-tune this model instead of training a new one."),
-        click.option("--revision", help="Branch, tag or commit of --from, if it is a repository."),
-        click.option("--tokenizer", metavar="KIND",
-                     help="characters, bpe (trained on TEXT), or a MODEL that provides the tokenizer.  "
-                          "[default: characters, or --from's tokenizer]"),
-        click.option("--vocab-size", type=click.IntRange(min=257), help="Vocabulary size of bpe.  [default: 4096]"),
-        click.option("--layers", type=positive, help="Number of layers.  [default: 4; lstm: 2]"),
-        click.option("--width", type=positive, help="Channels, or the LSTM's hidden size.  [default: 128; lstm: 256]"),
-        click.option("--heads", type=positive, help="Number of attention heads.  [default: width / 32]"),
-        click.option("--context", type=positive,
-                     help="Tokens per sequence; a transformer's context length.  [default: 128; --from: the model's, "
-                          "up to 1024]"),
-        click.option("--dropout", type=fraction, help="Dropout probability.  [default: 0.1, or --from's setting]"),
-        click.option("--set", "config", multiple=True, metavar="NAME=VALUE",
-                     help="Another setting of config.json, such as window_size=64; may be repeated."),
-        click.option("--steps", type=positive, help="* Number of optimizer steps.  [default: 2000]"),
-        click.option("--batch", type=positive, help="Sequences per step, over all processes.  [default: 32]"),
-        click.option("--accumulate", type=positive,
-                     help="Split each batch into this number of parts, to reduce memory.  [default: 1]"),
-        click.option("--learning-rate", type=float,
-                     help="Peak learning rate.  [default: 0.0015; lstm: 0.003; --from: a tenth of these]"),
-        click.option("--warm-up", type=click.IntRange(min=0), help="Warm-up steps to the peak.  [default: 100]"),
-        click.option("--floor", type=fraction,
-                     help="Final learning rate of the cosine schedule, as a fraction of the peak.  [default: 0.1]"),
-        click.option("--weight-decay", type=float, help="Weight decay of matrices.  [default: 0.1]"),
-        click.option("--beta2", type=float, help="Second beta of AdamW.  [default: 0.99]"),
-        click.option("--clip", type=float, help="Maximum gradient norm; 0 disables clipping.  [default: 1]"),
-        click.option("--carry/--no-carry", default=None,
-                     help="LSTM: pass the state from each sequence to the next one of the text.  [default: carry]"),
-        click.option("--held-out", type=fraction,
-                     help="Fraction of TEXT, at its end, for evaluation only.  [default: 0.1]"),
-        click.option("--evaluate-every", type=positive, metavar="STEPS",
-                     help="* Steps between evaluations on the held-out text.  [default: 250]"),
-        click.option("--evaluate-tokens", type=positive, help="Maximum tokens per evaluation.  [default: 1048576]"),
-        click.option("--checkpoint-every", type=positive, metavar="STEPS",
-                     help="* Steps between checkpoints.  [default: 250]"),
-        click.option("--patience", type=positive, help="* Stop after this many evaluations without a lower loss."),
-        click.option("--sample", metavar="PROMPT", help="* Generate text from this prompt at each evaluation."),
-        click.option("--sample-tokens", type=positive, help="* Length of that text in tokens.  [default: 200]"),
-        click.option("--seed", type=click.IntRange(0, 2**63 - 1),
-                     help="Random seed of weights, batches and dropout.  [default: 1337]"),
-        click.option("--device", help="* Device: auto, cpu, cuda, cuda:1, mps or xpu.  [default: auto]"),
-        click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]),
-                     help="Dtype of matrix products; weights are float32.  [default: bfloat16 on CUDA, else float32]"),
-        click.option("--compile/--no-compile", default=None, help="* Use torch.compile.  [default: no-compile]"),
-        click.option("--parallel", type=click.Choice(["ddp", "fsdp"]),
-                     help="* With torchrun: replicate the model (ddp) or shard it (fsdp).  [default: ddp]"),
-        click.option("--threads", type=positive, help="* Number of CPU threads.  [default: all cores]"),
-    ])  # fmt: skip
+POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
 
 
 @click.command(cls=Command)
 @click.argument("text", nargs=-1, type=click.Path(path_type=Path))
-@training_options()
+@add_options([  # training.settings.Settings defines defaults and checks
+    click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="New folder for the run."),
+    click.option("--resume", type=click.Path(path_type=Path, file_okay=False), metavar="RUN",
+                 help="Continue this run from its last checkpoint; without TEXT, and only with options marked *."),
+    click.option("--family", type=click.Choice(TRAINABLE), metavar="NAME",
+                 help=f"Architecture: {', '.join(TRAINABLE)}.  [default: gpt2]"),
+    click.option("--from", "start", type=Model(), help="Fine-tune this model instead of training a new one."),
+    click.option("--revision", help="Branch, tag or commit of --from, if it is a repository."),
+    click.option("--tokenizer", metavar="KIND",
+                 help="characters, bpe (trained on TEXT), or a MODEL that provides the tokenizer.  "
+                      "[default: characters, or --from's tokenizer]"),
+    click.option("--vocab-size", type=click.IntRange(min=257), help="Vocabulary size of bpe.  [default: 4096]"),
+    click.option("--layers", type=POSITIVE, help="Number of layers.  [default: 4; lstm: 2]"),
+    click.option("--width", type=POSITIVE, help="Channels, or the LSTM's hidden size.  [default: 128; lstm: 256]"),
+    click.option("--heads", type=POSITIVE, help="Number of attention heads.  [default: width / 32]"),
+    click.option("--context", type=POSITIVE,
+                 help="Tokens per sequence; a transformer's context length.  [default: 128; --from: the model's, "
+                      "up to 1024]"),
+    click.option("--dropout", type=FRACTION, help="Dropout probability.  [default: 0.1, or --from's setting]"),
+    click.option("--set", "config", multiple=True, metavar="NAME=VALUE",
+                 help="Another setting of config.json, such as window_size=64; may be repeated."),
+    click.option("--steps", type=POSITIVE, help="* Number of optimizer steps.  [default: 2000]"),
+    click.option("--batch", type=POSITIVE, help="Sequences per step, over all processes.  [default: 32]"),
+    click.option("--accumulate", type=POSITIVE,
+                 help="Split each batch into this number of parts, to reduce memory.  [default: 1]"),
+    click.option("--learning-rate", type=float,
+                 help="Peak learning rate.  [default: 0.0015; lstm: 0.003; --from: a tenth of these]"),
+    click.option("--warm-up", type=click.IntRange(min=0), help="Warm-up steps to the peak.  [default: 100]"),
+    click.option("--floor", type=FRACTION,
+                 help="Final learning rate of the cosine schedule, as a fraction of the peak.  [default: 0.1]"),
+    click.option("--weight-decay", type=float, help="Weight decay of matrices.  [default: 0.1]"),
+    click.option("--beta2", type=float, help="Second beta of AdamW.  [default: 0.99]"),
+    click.option("--clip", type=float, help="Maximum gradient norm; 0 disables clipping.  [default: 1]"),
+    click.option("--carry/--no-carry", default=None,
+                 help="LSTM: pass the state from each sequence to the next one of the text.  [default: carry]"),
+    click.option("--held-out", type=FRACTION,
+                 help="Fraction of TEXT, at its end, for evaluation only.  [default: 0.1]"),
+    click.option("--evaluate-every", type=POSITIVE, metavar="STEPS",
+                 help="* Steps between evaluations on the held-out text.  [default: 250]"),
+    click.option("--evaluate-tokens", type=POSITIVE, help="Maximum tokens per evaluation.  [default: 1048576]"),
+    click.option("--checkpoint-every", type=POSITIVE, metavar="STEPS",
+                 help="* Steps between checkpoints.  [default: 250]"),
+    click.option("--patience", type=POSITIVE, help="* Stop after this many evaluations without a lower loss."),
+    click.option("--sample", metavar="PROMPT", help="* Generate text from this prompt at each evaluation."),
+    click.option("--sample-tokens", type=POSITIVE, help="* Length of that text in tokens.  [default: 200]"),
+    click.option("--seed", type=click.IntRange(0, 2**63 - 1),
+                 help="Random seed of weights, batches and dropout.  [default: 1337]"),
+    click.option("--device", help="* Device: auto, cpu, cuda, cuda:1, mps or xpu.  [default: auto]"),
+    click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]),
+                 help="Dtype of matrix products; weights are float32.  [default: bfloat16 on CUDA, else float32]"),
+    click.option("--compile/--no-compile", default=None, help="* Use torch.compile.  [default: no-compile]"),
+    click.option("--parallel", type=click.Choice(["ddp", "fsdp"]),
+                 help="* With torchrun: replicate the model (ddp) or shard it (fsdp).  [default: ddp]"),
+    click.option("--threads", type=POSITIVE, help="* Number of CPU threads.  [default: all cores]"),
+])  # fmt: skip
 @json_option
 def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json: bool, **options: Any) -> None:
     r"""Train a model on UTF-8 text files.
@@ -111,62 +105,49 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
         raise click.UsageError("--resume uses RUN's text and folder: remove TEXT and --out.")
     if resume is None and not text:
         raise click.UsageError("Missing argument 'TEXT': give one or more text files, or --resume RUN.")
-    if resume is None and out is None:
+    folder = out or resume
+    if folder is None:
         raise click.UsageError("Missing option '--out': give a new folder for the run.")
+    if text.count(Path("-")) > 1:
+        raise click.UsageError("Use - once: standard input can be read only once.")
+    if "config" in settings:
+        settings["config"] = dict(parse_setting(word) for word in settings["config"])
 
-    from minhub_py.training.progress import talks
+    from minhub_py import training
+    from minhub_py.training.progress import ConsoleListener, is_main_process
+    from minhub_py.training.summary import read
 
-    summary = run(text, out, resume, settings, live=not as_json)
-    if as_json and talks():
+    console = ConsoleListener(shown=not as_json)
+    with use_spelling(ShellSpelling()), note_interrupt(folder, console):
+        if resume is not None:
+            run = training.resume(resume, listener=console, **settings)
+        else:
+            sources = [sys.stdin.buffer if str(path) == "-" else path for path in text]
+            run = training.train(sources, folder, listener=console, **settings)
+        console.finished(run.best, folder, f": minhub generate {shlex.quote(str(folder))} PROMPT")
+        summary = read(folder)
+    if as_json and is_main_process():
         emit(summary.to_json())
 
 
-def run(
-    texts: Sequence[Path], out: Path | None, resumed: Path | None, settings: Mapping[str, Any], *, live: bool
-) -> "Summary":
-    """Train or resume a run and show its progress. `-` among the texts is standard input.
-
-    Ctrl-C and SIGTERM print how to continue and end the process, with status 130 or 143 in a shell.
-    """
-    settings = dict(settings)
-    if "config" in settings:
-        settings["config"] = dict(parse_setting(text) for text in settings["config"])
-    if texts.count(Path("-")) > 1:
-        raise click.UsageError("Use - once: standard input can be read only once.")
-    from minhub_py import training
-    from minhub_py.training.progress import Screen
-    from minhub_py.training.summary import read
-
-    folder = out or resumed or Path()
-    screen = Screen(shown=live)
-    with use_spelling(ShellSpelling()), note_interrupted(folder, screen):
-        if resumed is not None:
-            result = training.resume(resumed, listener=screen, **settings)
-        else:
-            inputs = [sys.stdin.buffer if str(path) == "-" else path for path in texts]
-            result = training.train(inputs, folder, listener=screen, **settings)
-        screen.finished(result.best, folder, f": minhub generate {shlex.quote(str(folder))} PROMPT")
-        return read(folder)
-
-
 @contextmanager
-def note_interrupted(folder: Path, screen: "Screen") -> Iterator[None]:
-    """Print how to continue when Ctrl-C or SIGTERM ends the process."""
+def note_interrupt(folder: Path, console: "ConsoleListener") -> Iterator[None]:
+    """Print the command that continues the run when Ctrl-C or SIGTERM ends the process."""
     from minhub_py.training.checkpoint import RunFolder
-    from minhub_py.training.progress import talks
+    from minhub_py.training.progress import is_main_process
 
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        screen.close()
-        if talks():
+        console.close()
+        if is_main_process():
             files = RunFolder(folder)
-            begun = files.settings.exists() or files.begun.exists()
-            note(f"Stopped. To continue: {ShellSpelling().resume(folder)}" if begun else
+            can_continue = files.settings.exists() or files.preparation.exists()
+            note(f"Stopped. To continue: {ShellSpelling().resume(folder)}" if can_continue else
                  "Stopped before the first step; nothing was written.")  # fmt: skip
         raise
     finally:
-        screen.close()
+        console.close()
 
 
 def parse_setting(text: str) -> tuple[str, object]:
@@ -187,7 +168,7 @@ def parse_setting(text: str) -> tuple[str, object]:
 def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
     """Compare runs of `minhub train`.
 
-    The run with the lowest loss comes first. Losses in nats per character are comparable between tokenizers.
+    Runs are sorted by loss in nats per character, which is comparable between tokenizers.
     """
     from minhub_py.training.summary import draw, read
 

@@ -1,6 +1,6 @@
-"""A checkpoint -> another layout, dtype or shard size, tensor by tensor: as little memory as its largest tensor.
+"""Conversion of a checkpoint to another layout, dtype or shard size, tensor by tensor in the memory of the largest one.
 
-TorchScript alone needs the model as a whole.
+Conversion to TorchScript loads the complete model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +18,8 @@ from minhub_py.export.torchscript import save_torchscript
 from minhub_py.pretrained import fit, load, with_values
 
 
-class OneByOne(Mapping[str, Tensor]):
-    """A checkpoint whose files are closed after each tensor, so that no more than one stays in memory."""
+class SingleTensors(Mapping[str, Tensor]):
+    """A checkpoint that closes its files after each tensor, so that only one is in memory."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -44,46 +44,47 @@ def convert(
     max_shard_size: int = 5 * 10**9,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Write the checkpoint to the folder `out`, with its config and its tokenizer, in place of what was there.
+    """Convert a checkpoint, with its config and tokenizer, and replace `out`.
 
-    to: "hub", as transformers reads it, or "native", under our own names and shapes. With "torchscript" `out` is one
-    file that LibTorch runs, which holds the config and the tokenizer too.    dtype: None keeps it.
-    ValueError: the checkpoint is damaged, or its tensors do not fit its config.    OSError: the disk is full.
+    Args:
+        checkpoint: The checkpoint.
+        out: The output folder; for TorchScript the output file, which includes the config and the tokenizer.
+        to: "hub" for transformers, "native" for our names and shapes, or "torchscript" for LibTorch.
+        dtype: The dtype of the weights. By default, it is not changed.
+        max_shard_size: Maximum size of a safetensors file in bytes.
+        progress: Called with the number of written bytes and the total.
+
+    Raises:
+        ValueError: The checkpoint is corrupt or does not match its config.
+        OSError: The disk is full or not writable.
     """
     if to == "torchscript":
         model = load(checkpoint, device="cpu", dtype=dtype or "auto", quantize="none")
         save_torchscript(model, out, companions_of(checkpoint.path))
         return
-    family, model, meta = fit(checkpoint)  # every check comes before the first byte is written
-    tensors = with_values(meta, OneByOne(checkpoint))
+    architecture, model, meta = fit(checkpoint)  # all checks precede the first write
+    tensors = with_values(meta, SingleTensors(checkpoint))
     if to == "hub":
-        named = weights_map.to_hub(family.model_type, meta, model.config)
-        meta, tensors = named, named.over(tensors)
+        meta = weights_map.to_hub(architecture.model_type, meta, model.config)
+        tensors = meta.over(tensors)
     settings = {**model.config.to_hub(), **(checkpoint.config or {})}
-    if not model.config.tie_word_embeddings:  # whatever config.json says: the head has values of its own
+    if not model.config.tie_word_embeddings:  # config.json may be wrong: the head has separate values
         settings |= {"tie_word_embeddings": False}
         if isinstance(text := settings.get("text_config"), dict) and "tie_word_embeddings" in text:
             settings["text_config"] = {**text, "tie_word_embeddings": False}
-    settings.pop("torch_dtype", None)  # the old name of dtype
-    own = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
-    settings["dtype"] = str(dtype or own).removeprefix("torch.")
+    settings.pop("torch_dtype", None)  # the former name of dtype
+    stored = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
+    settings["dtype"] = str(dtype or stored).removeprefix("torch.")
     write_checkpoint(
-        out,
-        tensors,
-        settings,
-        companions=companions_of(checkpoint.path),
-        meta=meta,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-        layout=to,
-        progress=progress,
-    )
+        out, tensors, settings, companions=companions_of(checkpoint.path), meta=meta, dtype=dtype,
+        max_shard_size=max_shard_size, layout=to, progress=progress,
+    )  # fmt: skip
 
 
 def companions_of(folder: Path) -> dict[str, bytes]:
-    """The tokenizer's files, chat template and generation_config.json; a list of characters becomes tokenizer.json.
+    """The files of the tokenizer, the chat template and generation_config.json, by name.
 
-    So does the tokenizer of a GGUF file, which `folder` may be.
+    A character vocabulary, or the tokenizer of a GGUF file (`folder`), is converted to tokenizer.json.
     """
     if folder.is_file():
         return tokenizer_files(read_tokenizer(folder))

@@ -82,32 +82,37 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
     mode, and can be moved, cast and trained: train() enables dropout, and parameters have the model's names. It raises
     an error if idx is empty or not a matrix, exceeds the context length, or contains an invalid token ID.
 
-    extra_files: additional files such as tokenizer.json, stored with config.json. torch.jit.load() returns them by
-    `_extra_files`; a zip reader finds them as STEM/extra/NAME, where STEM is the stem of the file's name.
+    Args:
+        model: A model of this package.
+        path: The output file.
+        extra_files: Additional files such as tokenizer.json, stored with config.json. torch.jit.load() returns them by
+            `_extra_files`; in the zip archive they are STEM/extra/NAME, where STEM is the stem of the file's name.
 
-    ValueError: not a model of this package, or a quantized model. OSError: the disk is full or not writable; an
-    existing file is unchanged.
+    Raises:
+        ValueError: The model is quantized or not a model of this package.
+        OSError: The disk is full or not writable; an existing file is unchanged.
     """
-    own: LanguageModel = model_of(model, "save_torchscript()")
-    refuse_quantized(own, "written as TorchScript")
-    if has_packed(own):
-        raise ValueError("experts in MXFP4 cannot be written as TorchScript: take the model in BF16 or F32")
-    settings = {**own.config.to_hub(), "dtype": str(next(own.parameters()).dtype).removeprefix("torch.")}
+    unwrapped: LanguageModel = model_of(model, "save_torchscript()")
+    refuse_quantized(unwrapped, "written as TorchScript")
+    if has_packed(unwrapped):
+        raise ValueError("experts in MXFP4 cannot be written as TorchScript: use the model in BF16 or F32")
+    dtype = str(next(unwrapped.parameters()).dtype).removeprefix("torch.")
+    settings = {**unwrapped.config.to_hub(), "dtype": dtype}
     extra = {"config.json": json.dumps(settings, indent=2).encode(), **(extra_files or {})}
     with warnings.catch_warnings():
         # PyTorch recommends torch.export, which R cannot load. A FutureWarning since PyTorch 2.15.
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
-        write(compiled(own), Path(path), extra)
+        write(compiled(unwrapped), Path(path), extra)
 
 
 def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     """The model in TorchScript, in eval mode, on the CPU. It shares the memory of weights on the CPU."""
-    own = skeleton(architecture_of(model.config.to_hub()["model_type"]), model.config)
-    own.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
-    writer = Writer(own)
+    copy = skeleton(architecture_of(model.config.to_hub()["model_type"]), model.config)
+    copy.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
+    writer = Writer(copy)
     # A new class: TorchScript reuses the code of a class for modules with equal shapes.
-    script = torch.jit.script(parameters_of(own, type(type(own).__name__, (nn.Module,), {})()))
+    script = torch.jit.script(parameters_of(copy, type(type(copy).__name__, (nn.Module,), {})()))
     # define() resolves names in the calling frame.
     exec("script.define(code)", {**writer.names, "script": script, "code": writer.code()})
     return script.eval()
@@ -325,7 +330,7 @@ class Writer:
         if step.bias not in self.biases:
             self.biases.append(step.bias)
             name = f"bias{len(self.biases) - 1}"
-            settings = f"{step.bias.far}, {step.bias.bidirectional}"
+            settings = f"{step.bias.max_distance}, {step.bias.bidirectional}"
             weight = self.path(step.bias.weight)
             self.lines.append(f"{name} = relative_bias({weight}, positions, positions, {settings})")
             if step.causal:
@@ -401,9 +406,9 @@ def path_of(name: str) -> str:
 def check(idx: Tensor, context: int) -> None:
     """ValueError: not a matrix of token IDs, or more positions than the context length (0: no maximum)."""
     if idx.dim() != 2 or idx.numel() == 0:
-        raise ValueError(f"idx must be (B, T) with at least one id, not {idx.shape}")
+        raise ValueError(f"idx must have shape (B, T) and at least one token, not shape {idx.shape}")
     if context > 0 and idx.size(1) > context:
-        raise ValueError(f"{idx.size(1)} positions; this model has {context}")
+        raise ValueError(f"idx has {idx.size(1)} positions, but the context length is {context}")
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:
@@ -412,17 +417,9 @@ def scaled(x: Tensor, scale: float) -> Tensor:
 
 
 def self_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    window: int,
-    causal: bool,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout: float,
-    upcast: bool,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, causal: bool, softcap: float | None,
+    sinks: Tensor | None, dropout: float, upcast: bool,
+) -> Tensor:  # fmt: skip
     """`Past.attend` without a cache. window: 0 for none."""
     if not causal:
         mask: Tensor | None = None
@@ -445,33 +442,20 @@ def experts(
     probs, chosen = route(tokens, router, router_bias, top)
     y = torch.zeros_like(tokens)
     for expert in range(gate_up.size(0)):
-        places = (chosen == expert).nonzero()  # (n, 2): token, choice
-        if places.size(0) > 0:
-            token = places[:, 0]
+        selected = (chosen == expert).nonzero()  # (n, 2): token, rank of the expert
+        if selected.size(0) > 0:
+            token = selected[:, 0]
             output = gated_mlp(
                 tokens[token], gate_up[expert], gate_up_bias[expert], down[expert], down_bias[expert], alpha, limit
             )
-            y = y.index_add(0, token, output * probs[token, places[:, 1]].unsqueeze(1))
+            y = y.index_add(0, token, output * probs[token, selected[:, 1]].unsqueeze(1))
     return y.view_as(h)
 
 
 FUNCTIONS = (
-    attention,
-    check,
-    counted_positions,
-    experts,
-    gated_delta,
-    gated_rms_norm,
-    merge_heads,
-    query_growth,
-    relative_bias,
-    rms_norm,
-    rotary_angles,
-    rotate,
-    scaled,
-    self_attention,
-    split_heads,
-)
+    attention, check, counted_positions, experts, gated_delta, gated_rms_norm, merge_heads, query_growth,
+    relative_bias, rms_norm, rotary_angles, rotate, scaled, self_attention, split_heads,
+)  # fmt: skip
 
 
 @cache  # layers share the code in the file

@@ -1,4 +1,4 @@
-"""Checks of arguments: models, tokenizers, numbers. Error messages say what would be right."""
+"""Checks of arguments: models, tokenizers, numbers. An error message states the expected value."""
 
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
@@ -8,9 +8,9 @@ from typing import Any, TypeGuard
 
 
 def model_of(model: object, call: str) -> Any:
-    """The model itself, without wrappers for data parallelism. call: the called function, for messages.
+    """The model without its wrappers for data parallelism. call: the public function, for messages.
 
-    ValueError: it is not a model of this package.
+    ValueError: not a model of this package.
     """
     from torch import nn
 
@@ -20,23 +20,23 @@ def model_of(model: object, call: str) -> Any:
         return model
     kind = type(model)
     if isinstance(model, str | PathLike):
-        raise ValueError(f"{call} takes a model, not its name: from_pretrained({str(model)!r}) loads it")
+        raise ValueError(f"{call} takes a model, not its name: load it with from_pretrained({str(model)!r})")
     if kind.__module__.startswith("transformers."):
         raise ValueError(
-            f"{call} takes models of this package, not a {kind.__name__} of transformers: save it with its own "
-            "save_pretrained(folder), and from_pretrained(folder) opens it here"
+            f"{call} takes models of this package, not {kind.__name__} of transformers: save it with its "
+            "save_pretrained(folder), then load it with from_pretrained(folder)"
         )
     if hasattr(getattr(getattr(model, "module", None), "config", None), "to_hub"):
-        raise ValueError(f"{call} takes models of this package, not a {kind.__name__} around one: give model.module")
-    raise ValueError(f"{call} takes models of this package, not {kind.__name__}: from_pretrained(…) gives one")
+        raise ValueError(f"{call} takes models of this package, not a {kind.__name__} around one: pass model.module")
+    raise ValueError(f"{call} takes models of this package, not {kind.__name__}: load one with from_pretrained(…)")
 
 
 def check_tokenizer(tokenizer: object, method: str) -> None:
-    """ValueError: `tokenizer` is not a `tokenizers.Tokenizer`, nor another object with its method `method`."""
+    """ValueError: neither a `tokenizers.Tokenizer` nor another object with a method of this name."""
     if hasattr(tokenizer, "backend_tokenizer"):
         raise ValueError(
             f"tokenizer must be a tokenizers.Tokenizer, not the {type(tokenizer).__name__} of transformers: "
-            "give tokenizer.backend_tokenizer"
+            "pass tokenizer.backend_tokenizer"
         )
     if not hasattr(tokenizer, method):
         raise ValueError(f"tokenizer must be a tokenizers.Tokenizer, not {type(tokenizer).__name__}")
@@ -57,16 +57,16 @@ def is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def all_of(values: object, good: Callable[[Any], bool]) -> tuple[Any, ...] | None:
-    """An iterable as a tuple; None if it is a string or not iterable, or if an element is not `good`."""
+def all_of(values: object, valid: Callable[[Any], bool]) -> tuple[Any, ...] | None:
+    """An iterable as a tuple, or None if it is a string, not iterable, or has an element that is not `valid`."""
     if is_text(values) or not isinstance(values, Iterable):
         return None
-    found = tuple(values)
-    return found if all(map(good, found)) else None
+    elements = tuple(values)
+    return elements if all(map(valid, elements)) else None
 
 
 def whole(name: str, value: object, least: int, meaning: str = "") -> int:
-    """`value` as an int. ValueError: it is not a whole number, or less than `least`."""
+    """`value` as an int. ValueError: not a whole number, or less than `least`."""
     if not is_whole(value) or value < least:
         raise ValueError(f"{name} must be a whole number of {least}{meaning} or more, not {brief(value)}")
     return int(value)

@@ -9,15 +9,15 @@ Randomness. The i-th new token of a sequence is drawn with the i-th number of th
 Determinism. These do not change the tokens and log-probabilities of a sequence, which stay bitwise identical:
 
     other sequences in the batch, time of admission   native runner, every dtype
-    a prefix copied from another sequence             native runner, except bfloat16 with LONG tokens or more on
-                                                      processors with AMX
+    a prefix copied from another sequence             native runner, except bfloat16 prompts of at least LONG_PROMPT
+                                                      tokens on processors with AMX
     the number of threads                             as for a copied prefix
     draft tokens                                      always: drafts are made only where this holds
 
 The native runner computes each token in one fixed order of sums. PyTorch's products, in `TorchRunner` and in the native
-runner for long bfloat16 prompts (native_runner.LONG), sum in an order that depends on the number of tokens per call:
-results are equal up to rounding. A batch with a prefix cache or with prefill chunks uses the native products only, so
-that the exception for bfloat16 does not apply; its prefill is slower.
+runner for long bfloat16 prompts (native_runner.LONG_PROMPT), sum in an order that depends on the number of tokens per
+call: results are equal up to rounding. A batch with a prefix cache or with prefill chunks uses the native products
+only, so that the exception for bfloat16 does not apply; its prefill is slower.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from minhub_py.inference.choose import Choice, choose, logprobs_of, top_of
 from minhub_py.inference.grammar import Matcher
-from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
+from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of, top_logprobs
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import PromptLookup
 from minhub_py.inference.torch_runner import CHUNK, Runner
@@ -82,11 +82,11 @@ class CachedPrefix:
 class Row:
     """A sequence in progress. `slot` is its row of the cache; `text` contains the prompt's `start` tokens first.
 
-    For an encoder-decoder, `source` is the prompt, and `text` begins with the decoder's start token.
+    For an encoder-decoder, `encoder_ids` is the prompt, and `text` begins with the decoder's start token.
     """
 
     key: int
-    source: list[int]
+    encoder_ids: list[int]
     text: list[int]
     start: int
     end: int  # maximum number of tokens in `text`
@@ -195,19 +195,21 @@ class Batch:
                 f"token IDs must be between 0 and {self.vocab_size - 1}, but range from {smallest} to {largest}: use "
                 "the tokenizer of this model"
             )
-        source, text = ([], list(ids)) if self.start is None else (list(ids), [self.start])
+        encoder_ids, text = ([], list(ids)) if self.start is None else (list(ids), [self.start])
         end = len(text) + (len(targets) or max_new_tokens)
         if self.cache.bounded and self.max_length < min(end, self.context or end):
             raise ValueError(f"a sequence of {end} tokens does not fit a batch with max_length {self.max_length}")
-        if len(source) > self.max_length:
-            raise ValueError(f"a prompt of {len(source)} tokens does not fit a batch with max_length {self.max_length}")
+        if len(encoder_ids) > self.max_length:
+            raise ValueError(
+                f"a prompt of {len(encoder_ids)} tokens does not fit a batch with max_length {self.max_length}"
+            )
         self.count += 1
         lookup = PromptLookup(speculate if self.runner.supports_drafts else 0)
         stop = stop or StopCriteria(frozenset(), (), None)
         random = generator or torch.default_generator
         self.joining.append(
-            Row(self.count, source, text, len(text), end, sampling or Sampling(), random, stop, lookup, list(targets),
-                logprobs, top, like, matcher)
+            Row(self.count, encoder_ids, text, len(text), end, sampling or Sampling(), random, stop, lookup,
+                list(targets), logprobs, top, like, matcher)
         )  # fmt: skip
         return self.count
 
@@ -253,8 +255,8 @@ class Batch:
         rows, self.joining = self.joining, []
         for row in rows:
             row.slot = self.cache.join()
-            if row.source:
-                self.runner.encode(row.source, self.cache, row.slot)
+            if row.encoder_ids:
+                self.runner.encode(row.encoder_ids, self.cache, row.slot)
             self.rows.append(row)
 
     def _prefill(self) -> list[Event]:
@@ -298,7 +300,7 @@ class Batch:
         for active in self.rows:
             if (
                 (self.prefix_bytes or active.key == row.like)
-                and active.source == row.source
+                and active.encoder_ids == row.encoder_ids
                 and context_start(len(active.text), self.context) == 0
             ):
                 length = common_prefix(row.text[:-1], active.text[: self.cache.lengths[active.slot]])
@@ -325,7 +327,7 @@ class Batch:
                 row.draft = row.targets[length - row.start :][: min(room, CHUNK)]
             else:
                 row.draft = row.lookup(
-                    row.source + row.text if row.source else row.text, min(room, MOST_TOKENS // len(rows) - 1)
+                    row.encoder_ids + row.text if row.encoder_ids else row.text, min(room, MAX_TOKENS // len(rows) - 1)
                 )
             begin = context_start(length, self.context)
             if begin > context_start(length - 1, self.context):
@@ -352,24 +354,24 @@ class Batch:
         starts = [0, *accumulate(1 + len(row.draft) for row in rows)]
         first = {row.key: start for row, start in zip(rows, starts, strict=False)}
         accepted = dict.fromkeys(first, 0)
-        choosing = []
+        active = []
         for row in rows:
             if row.targets:
                 events += self._score(row, logits[first[row.key] :][: 1 + len(row.draft)])
             else:
-                choosing.append(row)
-        while choosing:
+                active.append(row)
+        while active:
             selected = logits
-            if len(choosing) < len(logits):
-                selected = logits[[first[row.key] + accepted[row.key] for row in choosing]]
+            if len(active) < len(logits):
+                selected = logits[[first[row.key] + accepted[row.key] for row in active]]
             matched = []
-            for row, choice in zip(choosing, choose(choosing, selected), strict=True):
-                event = self._add(row, choice)
+            for row, token in zip(active, choose_tokens(active, selected), strict=True):
+                event = self._add(row, token)
                 events.append(event)
                 if row.stop_reason is None and row.draft[accepted[row.key] :][:1] == [event.id]:
                     accepted[row.key] += 1
                     matched.append(row)
-            choosing = matched
+            active = matched
         for row in rows:
             if row.draft and not row.targets:
                 self.cache.truncate(row.slot, len(row.draft) - accepted[row.key])
@@ -377,20 +379,20 @@ class Batch:
             row.draft = []
         return events
 
-    def _add(self, row: Row, choice: Choice | ValueError) -> Event:
+    def _add(self, row: Row, token: NextToken | ValueError) -> Event:
         """Append a token to a row, or end the row with an error."""
         try:
-            if isinstance(choice, ValueError):
-                raise choice
-            row.text.append(choice.id)
-            complete = row.matcher is not None and row.matcher.accept(choice.id)
+            if isinstance(token, ValueError):
+                raise token
+            row.text.append(token.id)
+            complete = row.matcher is not None and row.matcher.accept(token.id)
             complete = complete or row.stop.reached(row.text, row.start)
         except ValueError as error:
             return self._fail(row, error)
         end: Literal["stop", "length"] | None
         end = "stop" if complete else "length" if len(row.text) == row.end else None
         row.stop_reason = end
-        return Event(row.key, choice.id, choice.logprob, end, choice.top)
+        return Event(row.key, token.id, token.logprob, end, token.top)
 
     def _fail(self, row: Row, error: ValueError) -> Event:
         """End a row with an error."""
@@ -408,7 +410,9 @@ class Batch:
             logprobs = logprobs_of(logits, ids)
         except ValueError as error:
             return [self._fail(row, error)]
-        return [Event(row.key, *values) for values in zip(ids, logprobs, ends, top_of(logits, row.top), strict=True)]
+        return [
+            Event(row.key, *values) for values in zip(ids, logprobs, ends, top_logprobs(logits, row.top), strict=True)
+        ]
 
     def _leave(self, row: Row) -> None:
         """Free the slot of a row. The last row moves to this slot."""
@@ -422,7 +426,7 @@ class Batch:
     def _store_prefix(self, row: Row) -> None:
         """Add the tokens of a finished row to the prefix cache."""
         ids = row.text[: self.cache.lengths[row.slot]]
-        if not ids or row.source or context_start(len(row.text), self.context) > 0:
+        if not ids or row.encoder_ids or context_start(len(row.text), self.context) > 0:
             return
         new = CachedPrefix(ids, self.cache.copy_of(row.slot))
         # An entry that is a prefix of the new one is redundant, unless it is the earlier state of a recurrent layer.

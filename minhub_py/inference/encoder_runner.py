@@ -16,7 +16,6 @@ from minhub_py.inference.native.library import KINDS, UnsupportedError, integers
 from minhub_py.inference.native.program import CPU
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.models.base import Encoder
-from minhub_py.models.cache import zeros
 
 BATCH_TOKENS = 1024  # of one call: bounds the memory, and each weight read is used many times
 
@@ -53,20 +52,20 @@ class NativeEncoder(NativeRunner):
         check_texts(self.encoder_model, texts, types)
         lengths = [len(ids) for ids in texts]
         count = sum(lengths)
-        if self.room.size(1) < count:
-            self.room = zeros((4, count, self.program.width), torch.float32, CPU)
+        if self.buffers.size(1) < count:
+            self.buffers = self._new_buffers(count)
         if self.program.angles:
             self.program.update_angles(max(lengths), self.operations)
         # Keys and values, reused by each layer.
         shape = (len(texts), self.kv_heads, max(lengths), self.head_size)
-        buffers = [torch.empty(shape, dtype=self.dtype, device=CPU) for _ in range(2)]
+        keys_values = [torch.empty(shape, dtype=self.dtype, device=CPU) for _ in range(2)]
         result = torch.empty(count, self.size, dtype=torch.float32, device=CPU)
-        call = self._new_call([buffers], self.dtype, self.room)
+        call = self._new_call([keys_values], self.dtype, self.buffers)
         call.tokens = call.output_count = count
         call.ids = integers([id for ids in texts for id in ids])
         call.rows = integers([row for row, length in enumerate(lengths) for _ in range(length)])
         call.positions = integers([position for length in lengths for position in range(length)])
-        call.source_lengths = integers([length for length in lengths for _ in range(length)])
+        call.encoder_lengths = integers([length for length in lengths for _ in range(length)])
         call.outputs = integers(range(count))
         if types is not None:
             call.types = integers([type for row in types for type in row])

@@ -1,14 +1,12 @@
-"""A model in training mode, read without dropout, and not changed by that.
+"""Runs a model in training mode without dropout and without changing it.
 
-`model.eval()` and `model.train()` around the reading would reach every other thread that uses the model, and an
-interrupt between the two would leave it in eval mode, or a half of it. There are two ways without:
+`model.eval()` followed by `model.train()` would affect other threads that use the model, and an interrupt in between
+would leave the model partly in eval mode. Two alternatives:
 
-- A twin: the same modules once more, in eval mode. Each has its own flag and children, and shares everything else with
-  its original: parameters, buffers, settings. What a module of somebody's own stores in itself as it is called, it
-  stores in the twin, and the model stays as it is.
-- Hooks, and functions that somebody has given to a module in place of its methods, may hold on to the model's own
-  modules, which a twin cannot replace. There the model itself runs, and dropout is taken out of this thread's calls of
-  PyTorch. What such a model does in training mode without PyTorch's functions for it, it does then too.
+- A shallow copy in eval mode. Each module of the copy has its own flag and children, and shares parameters, buffers and
+  settings with the original. Attributes that a custom module sets in `forward` are set in the copy only.
+- For models with hooks or replaced methods, which can refer to modules of the original, the original runs and dropout
+  is disabled in this thread's calls of PyTorch functions. Other code for training mode still runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,99 +20,99 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 
 def in_eval_mode(model: nn.Module) -> tuple[Any, Callable[[], AbstractContextManager[object]]]:
-    """What to call instead of the model, and a context to do it in. Nothing of the model is changed.
+    """The model or a copy of it, and a context; calls in this context run in eval mode.
 
-    ValueError: dropout cannot be kept out of it, as a part of it is compiled by TorchScript.
+    ValueError: a module is compiled by TorchScript, so that its dropout cannot be disabled.
     """
     modules = list(model.modules())
     if not any(module.training for module in modules):
         return model, nullcontext
     if not any(may_hold_modules(module) for module in modules):
-        return twin(model, {}), nullcontext
+        return eval_copy(model), nullcontext
     if any(isinstance(module, torch.jit.ScriptModule) and module.training for module in modules):
-        raise ValueError("a part of this model is compiled by TorchScript, and in training mode: call model.eval()")
+        raise ValueError("a module of this model is compiled by TorchScript and in training mode: call model.eval()")
     return model, without_dropout
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody listens to a module's calls, or has given it a method of its own."""
-    everywhere = nn.modules.module
+    """Whether calls of a module run hooks, or methods that its class does not define."""
+    registry = nn.modules.module
     hooks = [module._forward_hooks, module._forward_pre_hooks]
-    hooks += [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
-    kind: type = type(module)
-    return any(hooks) or not methods_of(kind).isdisjoint(vars(module))
+    hooks += [registry._global_forward_hooks, registry._global_forward_pre_hooks]
+    cls: type = type(module)
+    return any(hooks) or not methods_of(cls).isdisjoint(vars(module))
 
 
 @lru_cache(maxsize=256)
-def methods_of(kind: type) -> frozenset[str]:
+def methods_of(cls: type) -> frozenset[str]:
     """The names of a class's methods."""
-    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
+    return frozenset(name for name in dir(cls) if callable(getattr(cls, name, None)))
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether it is what torch.compile() has made of another module, which is its child."""
+    """Whether torch.compile() returned this module, a wrapper of the original."""
     return "_orig_mod" in module._modules
 
 
 def may_hold_modules(module: nn.Module) -> bool:
-    """Whether a call of the module may go to others than its children, or is not Python's."""
+    """Whether a call of the module can reach modules other than its children, or does not run in Python."""
     if is_compiled(module):
         return False
     values = [*vars(module).values()]
-    values += [each for value in values if isinstance(value, list | tuple) for each in value]
-    kept = any(isinstance(value, nn.Module) for value in values)
-    return kept or has_hooks(module) or isinstance(module, torch.jit.ScriptModule)
+    values += [element for value in values if isinstance(value, list | tuple) for element in value]
+    refers = any(isinstance(value, nn.Module) for value in values)
+    return refers or has_hooks(module) or isinstance(module, torch.jit.ScriptModule)
 
 
-def twin(module: Any, made: dict[int, Any]) -> Any:
-    """A module in eval mode that shares all but its children with `module`. made: those that there are, by id.
+def eval_copy(module: Any, copies: dict[int, Any] | None = None) -> Any:
+    """A shallow copy in eval mode, except for children, which are copied too. copies: by id of the original.
 
-    It is not compiled: what was compiled is bound to the original.
+    The copy is not compiled, since compiled code is bound to the original.
     """
     if is_compiled(module):
-        return twin(module._orig_mod, made)
-    if id(module) not in made:
-        made[id(module)] = new = object.__new__(type(module))
-        vars(new).update(vars(module), training=False, _compiled_call_impl=None)
-        vars(new)["_modules"] = {
-            name: None if child is None else twin(child, made) for name, child in module._modules.items()
-        }
-    return made[id(module)]
+        return eval_copy(module._orig_mod, copies)
+    copies = {} if copies is None else copies
+    if id(module) not in copies:
+        copies[id(module)] = copy = object.__new__(type(module))
+        vars(copy).update(vars(module), training=False, _compiled_call_impl=None)
+        children = module._modules.items()
+        vars(copy)["_modules"] = {name: None if child is None else eval_copy(child, copies) for name, child in children}
+    return copies[id(module)]
 
 
 @contextmanager
 def without_dropout() -> Iterator[None]:
-    """Make this thread's calls of PyTorch's functions those of eval mode."""
+    """Disable dropout in this thread's calls of PyTorch functions."""
     mode = EvalMode()
     try:
-        mode.on = True
+        mode.active = True
         mode.__enter__()
         yield
     finally:
-        # No `with`: PyTorch takes the mode off its stack during a call, and an interrupt then may leave it off. An
-        # interrupt just here leaves it on, where it then does nothing.
-        mode.on = False
+        # A `with` statement is not safe: PyTorch removes the mode from its stack during a call, and an interrupt can
+        # prevent that it returns. After an interrupt at this point the mode remains on the stack without effect.
+        mode.active = False
         if _get_current_function_mode() is mode:
             mode.__exit__(None, None, None)
 
 
-# Functions of PyTorch by name, and which of their arguments is `training`, or, where they have none, the probability.
-PLACES = {
+# Positional index of the argument `training`, or else of the dropout probability.
+ARGUMENTS = {
     "dropout": 2, "dropout_": 2, "alpha_dropout": 2, "alpha_dropout_": 2, "feature_dropout": 2,
     "feature_alpha_dropout": 2, "scaled_dot_product_attention": 4, "lstm": 6, "gru": 6, "rnn_tanh": 6, "rnn_relu": 6,
 }  # fmt: skip
 
 
 class EvalMode(TorchFunctionMode):
-    """Calls with `training` or a probability of dropout are made as in eval mode, while it is `on`."""
+    """While `active`, sets the arguments `training` and `dropout_p` of PyTorch functions to 0."""
 
-    on = False
+    active = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if self.on:
-            place = PLACES.get(getattr(func, "__name__", ""), len(args))
-            args = [type(value)(0) if i == place else value for i, value in enumerate(args)]
+        if self.active:
+            index = ARGUMENTS.get(getattr(func, "__name__", ""), len(args))
+            args = [type(value)(0) if i == index else value for i, value in enumerate(args)]
             for name in kwargs.keys() & {"training", "train", "dropout_p"}:
                 kwargs[name] = type(kwargs[name])(0)
         return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What users call: new text and log-probabilities. The rules for long texts and randomness are those of batch.py."""
+"""Generates and scores sequences: `generate`, `stream` and `score`. See batch.py for long sequences and randomness."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from reprlib import repr as brief
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minhub_py.inference.arguments import model_of, whole
 from minhub_py.inference.batch import Batch
-from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.models.base import LanguageModel
@@ -30,17 +30,43 @@ def generate(
     tokenizer: Any = None,
     speculate: int = 0,
 ) -> list[list[int]]:
-    """The new ids of each prompt, which may be of any lengths. Arguments and errors are those of `stream`.
+    """Generate new tokens for each prompt.
 
-    An encoder-decoder, such as T5, answers the prompt: the new ids are a text of their own.
-    seed: one for all rows (equal prompts then get equal ids), or a list with one for each.
+    A prompt gets the same tokens in a batch and alone. For an encoder-decoder, such as T5, a prompt is the encoder's
+    input, and the new tokens are the decoder's output.
+
+    Args:
+        model: a model of this package. It is not changed; dropout is off even in training mode.
+        prompts: lists of token IDs of any length, at least one ID each.
+        max_new_tokens: maximum number of new tokens per prompt.
+        temperature: divides the logits before sampling. 0 selects the most likely token (greedy decoding).
+        top_k: sample from the k most likely tokens.
+        top_p: sample from the smallest set of most likely tokens whose probabilities sum to at least p.
+        repetition_penalty: divides positive logits, and multiplies negative logits, of tokens in the prompt and output.
+        seed: one seed for all prompts (equal prompts then get equal tokens) or a list with one seed per prompt. None
+            draws seeds from PyTorch's default generator.
+        eos_id: a token ID or a list of IDs that end the output, which includes them. "auto" uses the model's
+            `eos_token_id`; None disables them.
+        stop: a string or a list of strings. The output ends with the token that completes one of them. Requires
+            `tokenizer`.
+        tokenizer: a `tokenizers.Tokenizer`.
+        speculate: maximum number of draft tokens per step (speculative decoding by prompt lookup). The output does not
+            change, and repetitive text is generated faster. Has no effect without the native decoder (on a GPU, for a
+            modified model, or without a C compiler) and for recurrent models.
+
+    Returns:
+        The new token IDs of each prompt, without the prompt.
+
+    Raises:
+        ValueError: an empty prompt, a token ID outside the vocabulary, a setting with a wrong type or out of range, a
+            model of another package, or logits that are NaN or infinite.
     """
     model = model_of(model, "generate()")
     texts = check_prompts(model, prompts)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
     results: list[list[int]] = [[] for _ in texts]
-    for row, id in start(model, texts, max_new_tokens, sampling, seed, criteria, speculate):
+    for row, id in stream_batch(model, texts, max_new_tokens, sampling, seed, criteria, speculate):
         results[row].append(id)
     return results
 
@@ -60,25 +86,16 @@ def stream(
     tokenizer: Any = None,
     speculate: int = 0,
 ) -> Iterator[int]:
-    """The new ids of one prompt, each as soon as it is known.
+    """Generate new tokens for one prompt and yield each token ID as soon as it is available.
 
-    temperature: divides the logits; 0 is greedy.    top_k: sample from the k likeliest ids.    top_p: sample from the
-    fewest likeliest ids whose probabilities reach p.    repetition_penalty: logits of ids that stand in the text
-    already are divided by it (multiplied where negative).    seed: None draws one from PyTorch's own generator.
-    eos_id: an id, or several, that end the text and are its last; "auto" takes the model's own, None none.
-    stop: end with the id that completes one of these strings in the new text; needs the `tokenizer`.
-    speculate: the most ids to draft at a time from what the text repeats. The ids stay the same; text that repeats
-    comes faster. None are made where they cannot be checked to the last bit, as without the native decoder (a GPU, a
-    changed model, no compiler), nor for an LSTM, which would gain nothing.
-
-    ValueError, at the call: an empty prompt, an id outside the vocabulary, a setting out of its range or of a wrong
-    type, no model of this package.
+    `prompt` is a list of token IDs and `seed` an integer or None; see `generate` for the other arguments. Errors in
+    arguments are raised by the call, not by the first token.
     """
     model = model_of(model, "stream()")
     text = check_ids(model, prompt, None)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
-    return (id for _, id in start(model, [text], max_new_tokens, sampling, seed, criteria, speculate))
+    return (id for _, id in stream_batch(model, [text], max_new_tokens, sampling, seed, criteria, speculate))
 
 
 def score(
@@ -88,87 +105,88 @@ def score(
     targets: Sequence[Sequence[int]] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Tensor]:
-    """For each prompt the log-probability (nats) of each id after the first, given those before it.
+    """Compute the log-probability of each token of a prompt after the first, or of each token of a target.
 
-    A list of 1-D float32 tensors on the CPU, each one shorter than its prompt: `(-scores.mean()).exp()` is the
-    perplexity. `progress(done, total)` hears of ids.
-    targets: a text for each prompt; then the log-probability of each of its ids, given the prompt and the target's ids
-    before it. An encoder-decoder needs them, as it does not predict its prompts.
-    ValueError: an empty prompt or target, an id outside the vocabulary, or no model of this package; no target, or not
-    as many as prompts.
+    A prompt's perplexity is `(-scores.mean()).exp()`.
+
+    Args:
+        model: a model of this package.
+        prompts: lists of token IDs, at least one ID each.
+        targets: a list of token IDs for each prompt, at least one ID each. Required for an encoder-decoder.
+        progress: called as `progress(done, total)` with numbers of tokens.
+
+    Returns:
+        A 1-D float32 tensor on the CPU for each prompt, in nats. Without targets it has one element less than the
+        prompt. With targets it has the log-probability of each target token given the prompt and the preceding tokens.
+
+    Raises:
+        ValueError: an empty prompt or target, a token ID outside the vocabulary, a number of targets that differs from
+            the number of prompts, an encoder-decoder without targets, a model of another package, or logits that are
+            NaN or infinite.
     """
     model = model_of(model, "score()")
     texts = check_prompts(model, prompts)
     if targets is not None:
         pairs = list(zip(texts, check_targets(model, targets, len(texts)), strict=True))
     elif model.encoder_decoder:
-        raise ValueError("this model predicts the answer to a prompt, not the prompt: score(…, targets=…) takes both")
+        raise ValueError(
+            "an encoder-decoder predicts its output, not the prompt: pass the output as score(…, targets=…)"
+        )
     else:
         pairs = [(text[:1], text[1:]) for text in texts]
-    done, total = 0, sum(len(target) for _, target in pairs)
-
-    def hear(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
     runner = runner_of(model)
     results = [torch.tensor([])] * len(pairs)
-    rooms = [room(model, text, len(target)) if target else 0 for text, target in pairs]
-    for group in groups(rooms):
-        batch = Batch(model, len(group), max(rooms[number] for number in group), runner=runner)
-        scores = score_together(batch, [pairs[number] for number in group], hear)
-        for number, found in zip(group, scores, strict=True):
-            results[number] = found
-        del batch  # before the next one takes memory for keys and values
+    lengths = [batch_length(model, text, len(target)) if target else 0 for text, target in pairs]
+    scored, total = 0, sum(len(target) for _, target in pairs)
+    for group in length_groups(lengths):
+        batch = Batch(model, len(group), max(lengths[i] for i in group), runner=runner)
+        logprobs: dict[int, list[float | None]] = {
+            batch.admit(text, 0, targets=target): [] for text, target in (pairs[i] for i in group)
+        }
+        while len(batch):
+            events = batch.step()
+            for event in events:
+                logprobs[event.row].append(event.logprob)
+            scored += len(events)
+            if progress is not None:
+                progress(scored, total)
+        for i, values in zip(group, logprobs.values(), strict=True):
+            results[i] = torch.tensor(values)
+        del batch  # frees the KV cache before the next allocation
     return results
 
 
-def groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of the texts that are not empty, shortest first; no more ids together than the decoder reads at once."""
+def length_groups(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of positive lengths in ascending order, in groups that are padded to at most MAX_TOKENS tokens."""
     group: list[int] = []
-    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if group and (len(group) + 1) * lengths[number] > MOST_TOKENS:
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if group and (len(group) + 1) * lengths[i] > MAX_TOKENS:
             yield group
             group = []
-        if lengths[number]:
-            group.append(number)
+        if lengths[i]:
+            group.append(i)
     if group:
         yield group
 
 
-def score_together(
-    batch: Batch, pairs: Sequence[tuple[list[int], list[int]]], hear: Callable[[int], object]
-) -> list[Tensor]:
-    """The log-probabilities of the target of each pair, after its text; `hear` is told of ids as they come."""
-    found: dict[int, list[float | None]] = {batch.admit(text, 0, targets=target): [] for text, target in pairs}
-    while len(batch):
-        events = batch.step()
-        for event in events:
-            found[event.row].append(event.logprob)
-        hear(len(events))
-    return [torch.tensor(logprobs) for logprobs in found.values()]
-
-
-def room(model: LanguageModel, prompt: Sequence[int], new: int) -> int:
-    """The max_length of a batch for a prompt and so many new ids."""
+def batch_length(model: LanguageModel, prompt: Sequence[int], new: int) -> int:
+    """The `max_length` of a batch for a prompt and `new` tokens."""
     return max(len(prompt), 1 + new) if model.encoder_decoder else len(prompt) + new
 
 
 def check_targets(model: LanguageModel, targets: Any, count: int) -> list[list[int]]:
-    """Targets of `count` prompts as lists of ints. ValueError: they are no such, or one is empty."""
+    """`count` targets as lists of ints. ValueError: see `check_prompts`, or another number of targets."""
     try:
-        found = check_prompts(model, targets)
+        texts = check_prompts(model, targets)
     except ValueError as error:
         raise ValueError(f"targets: {error}") from error
-    if len(found) != count:
-        raise ValueError(f"{len(found)} targets for {count} prompts: give one for each")
-    return found
+    if len(texts) != count:
+        raise ValueError(f"{len(texts)} targets for {count} prompts: pass one target per prompt")
+    return texts
 
 
 def check_prompts(model: LanguageModel, prompts: Any) -> list[list[int]]:
-    """Prompts as lists of ints. ValueError: they are no list of lists of ids of the vocabulary, or one is empty."""
+    """Prompts as lists of ints. ValueError: a wrong type, an empty prompt, or a token ID outside the vocabulary."""
     check_kind(prompts)
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts must be a list of lists of token IDs, not {brief(prompts)}")
@@ -176,28 +194,28 @@ def check_prompts(model: LanguageModel, prompts: Any) -> list[list[int]]:
 
 
 def check_ids(model: LanguageModel, prompt: Any, row: int | None) -> list[int]:
-    """A prompt as a list of ints. row: its place among several; None, where there is but one.
+    """A prompt as a list of ints. row: its index in a list of prompts, for messages; None for a single prompt.
 
-    ValueError: it is empty, or has something else than ids of the vocabulary.
+    ValueError: a wrong type, an empty prompt, or a token ID outside the vocabulary.
     """
     name = "the prompt" if row is None else f"prompt {row}"
     check_kind(prompt)
     try:
-        given = list(prompt)
-        ids = [int(id) for id in given]
+        values = list(prompt)
+        ids = [int(value) for value in values]
     except (TypeError, ValueError, OverflowError) as error:
         if row is None:
             raise ValueError(f"stream() takes one prompt, a list of token IDs, not {brief(prompt)}") from error
         advice = ": put a single prompt into a list, [ids]" if isinstance(prompt, int) else ""
         raise ValueError(
-            f"prompts must be a list of lists of token IDs; prompt {row} is {brief(prompt)}{advice}"
+            f"prompts must be a list of lists of token IDs, but prompt {row} is {brief(prompt)}{advice}"
         ) from error
     if not ids:
-        raise ValueError(f"{name} is empty: give at least one id to go on from")
-    size = model.config.vocab_size
-    for id, each in zip(ids, given, strict=True):
-        if not 0 <= id < size or id != each:
-            raise ValueError(f"{name} must hold whole ids from 0 to {size - 1}; {brief(each)} is none")
+        raise ValueError(f"{name} is empty: pass at least one token ID")
+    largest = model.config.vocab_size - 1
+    for id, value in zip(ids, values, strict=True):
+        if not 0 <= id <= largest or id != value:
+            raise ValueError(f"token IDs must be whole numbers between 0 and {largest}, but {name} has {brief(value)}")
     return ids
 
 
@@ -206,18 +224,18 @@ def check_kind(prompt: Any) -> None:
     problem = ""
     if isinstance(prompt, str | bytes):
         call = f"generate(model, [tokenizer.encode({brief(prompt)}).ids])"
-        problem = f", not text: encode it, as in {call}, with tokenizer = tokenizer_from_pretrained(name of the model)"
+        problem = f"text: encode it, as in {call}, with tokenizer = tokenizer_from_pretrained(name of the model)"
     elif callable(getattr(prompt, "encode", None)):
-        problem = ", not a tokenizer: tokenizer.encode(text).ids gives them"
+        problem = "a tokenizer: pass tokenizer.encode(text).ids"
     elif hasattr(prompt, "ids"):
-        problem = ": tokenizer.encode(text).ids has them, not the encoding itself"
+        problem = "an encoding: pass its ids, tokenizer.encode(text).ids"
     elif isinstance(prompt, Mapping) or hasattr(prompt, "input_ids"):
-        problem = ', not a mapping: of what transformers gives, take ["input_ids"]'
+        problem = 'a mapping: pass its "input_ids", if a tokenizer of transformers returned it'
     if problem:
-        raise ValueError(f"a prompt is a list of token IDs{problem}")
+        raise ValueError(f"a prompt is a list of token IDs, not {problem}")
 
 
-def start(
+def stream_batch(
     model: LanguageModel,
     texts: list[list[int]],
     max_new_tokens: int,
@@ -226,9 +244,9 @@ def start(
     criteria: StopCriteria,
     speculate: int = 0,
 ) -> Iterator[tuple[int, int]]:
-    """As `generate` of what `check_prompts` gives, but an iterator of (row, new id) as they are known.
+    """Generate for prompts that `check_prompts` returns: an iterator of (index of the prompt, new token ID).
 
-    ValueError, at the call: a number is out of its range, or seeds do not fit.
+    ValueError, at the call: a number out of range, or another number of seeds than of prompts.
     """
     max_new_tokens = whole("max_new_tokens", max_new_tokens, 0)
     speculate = whole("speculate", speculate, 0, " (no drafts)")
@@ -237,15 +255,15 @@ def start(
     def run() -> Iterator[tuple[int, int]]:
         if not texts or max_new_tokens == 0:
             return
-        batch = Batch(model, len(texts), max(room(model, text, max_new_tokens) for text in texts))
-        places = {
-            batch.admit(
+        batch = Batch(model, len(texts), max(batch_length(model, text, max_new_tokens) for text in texts))
+        indices = {}
+        for i, (text, generator) in enumerate(zip(texts, random, strict=True)):
+            row = batch.admit(
                 text, max_new_tokens, sampling=sampling, generator=generator, stop=criteria, speculate=speculate
-            ): place
-            for place, (text, generator) in enumerate(zip(texts, random, strict=True))
-        }
+            )
+            indices[row] = i
         while len(batch):
             for event in batch.step():
-                yield places[event.row], event.id
+                yield indices[event.row], event.id
 
     return run()

@@ -1,10 +1,10 @@
-"""JSON and nothing else: which ids may follow the ids so far, so that a text is JSON, or JSON of a schema.
+"""Constrained decoding: masks of the tokens that can continue a sequence as JSON, or as JSON of a schema.
 
-A mask of the vocabulary is made for each id of the one text, and no other row of a batch is touched. The rest is the
-work of llguidance, which OpenAI, vLLM and llama.cpp use, too (https://github.com/guidance-ai/llguidance). It takes what
-OpenAI and JSON Schema's drafts have in common; docs/json_schema.md there lists it.
+llguidance computes the mask of one sequence, so that other sequences of a batch are not affected. OpenAI, vLLM and
+llama.cpp use it too (https://github.com/guidance-ai/llguidance). Its docs/json_schema.md lists the supported keywords,
+roughly the intersection of the OpenAI API and the drafts of JSON Schema.
 
-Between the parts of JSON there is at most a space, or a line end and spaces: a small model would write them for ever.
+Whitespace between JSON tokens is limited to a space, or a line break and spaces: small models would repeat it forever.
 """
 
 import json
@@ -18,34 +18,33 @@ from torch import Tensor
 
 from minhub_py.system.printable import printable
 
-WRITING: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,20})?"}
-MISSING = "replies in JSON need llguidance: pip install 'minhub_py[json]'"
+WHITESPACE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,20})?"}
+NO_LLGUIDANCE = "replies in JSON require llguidance: pip install 'minhub_py[json]'"
 MAX_SCHEMA = 100_000  # characters
-MAX_STRING = 10_000  # characters of one string: with 100,000 in a constant each mask takes 30 ms instead of 4
-MAX_MULTIPLE = 10_000  # `multipleOf` compiles to as many states; 1,000,000 take 12 s and 450 MB
-# States of a grammar's lexer, of 1 to 2 kB each.
-MAX_STATES = 50_000
-COMBINE = ("$ref", "allOf", "anyOf", "oneOf")  # keywords that may apply several `multipleOf` to one number
+MAX_STRING = 10_000  # characters of one string: a mask takes 30 ms instead of 4 ms with a constant of 100,000
+MAX_MULTIPLE = 10_000  # states of `multipleOf`: 1,000,000 take 12 s and 450 MB to compile
+MAX_STATES = 50_000  # of the lexer, 1 to 2 kB each
+COMBINE = ("$ref", "allOf", "anyOf", "oneOf")  # keywords that can apply several `multipleOf` to one number
 
 
 class GrammarError(ValueError):
-    """A schema that is invalid, unsupported or unsatisfiable, or a text that cannot continue by its schema."""
+    """A schema that is invalid, unsupported or unsatisfiable, or a sequence that cannot continue by its schema."""
 
 
 class Matcher:
-    """The state of a grammar within one text. GrammarError: the text has become too complex."""
+    """The state of a grammar in one sequence. Methods raise GrammarError if the sequence becomes too complex."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
 
     def allowed(self) -> Tensor:
-        """Whether each id of the vocabulary may come next, (V,) bool on the CPU."""
-        mask = self._state.compute_logit_bias()  # a byte for each id, and not 0 where it is allowed
+        """A mask (V,) of the tokens that can come next, bool on the CPU."""
+        mask = self._state.compute_logit_bias()  # a byte per token, 0 if it is not allowed
         self._check()
         return torch.frombuffer(bytearray(mask), dtype=torch.uint8) != 0
 
     def accept(self, id: int) -> bool:
-        """Take the next id; whether the text is complete with it."""
+        """Advance by a token. Returns whether the JSON text is complete."""
         self._state.consume_token(id)
         self._check()
         return bool(self._state.is_stopped())
@@ -56,39 +55,39 @@ class Matcher:
 
 
 class Grammar:
-    """JSON of a schema in the ids of one tokenizer."""
+    """A schema, compiled for a tokenizer."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
 
-    def matcher(self, known: Iterable[int] = ()) -> Matcher:
-        """A text that begins with the ids `known`."""
-        found = Matcher(self._state.deep_copy())
-        for id in known:
-            found.accept(id)
-        return found
+    def matcher(self, prefix: Iterable[int] = ()) -> Matcher:
+        """The state of a new sequence, after the token IDs of `prefix`."""
+        matcher = Matcher(self._state.deep_copy())
+        for id in prefix:
+            matcher.accept(id)
+        return matcher
 
 
 class Vocabulary:
-    """A tokenizer's ids as bytes, for grammars. It takes about a second to make: keep it.
+    """Compiles grammars for a tokenizer. Construction takes about a second.
 
-    size: of the model's vocabulary, which may be more than the tokenizer's.    ends: ids that end a text.
-    ValueError: llguidance is missing, or does not know this kind of tokenizer.
+    size: size of the model's vocabulary, which can exceed the tokenizer's.    ends: token IDs that end a sequence.
+    ValueError: llguidance is not installed, or does not support this type of tokenizer.
     """
 
     def __init__(self, tokenizer: Any, size: int, ends: Iterable[int]) -> None:
         try:
             import llguidance
         except ImportError as error:
-            raise ValueError(MISSING) from error
+            raise ValueError(NO_LLGUIDANCE) from error
         self._new, self._limits = llguidance.LLMatcher, llguidance.LLParserLimits
         try:
             self._tokens = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=sorted(ends) or None)
         except ValueError as error:
-            raise ValueError(f"replies in JSON are not possible with this kind of tokenizer: {error}") from error
+            raise ValueError(f"replies in JSON do not support this type of tokenizer: {error}") from error
 
     def grammar(self, schema: Mapping[str, Any] | None) -> Grammar:
-        """JSON of a schema; None: any object.
+        """Compile a JSON schema. None allows any object.
 
         Raises:
             GrammarError: the schema is invalid, unsupported, too large or unsatisfiable.
@@ -96,12 +95,12 @@ class Vocabulary:
         limits = self._limits(verbose_errors=False, max_lexer_states=MAX_STATES)
         try:
             text = schema_text({"type": "object"} if schema is None else schema)
-            compiled = self._new.grammar_from_json_schema(text, overrides=WRITING)
+            compiled = self._new.grammar_from_json_schema(text, overrides=WHITESPACE)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"invalid JSON schema: {brief_message(str(error))}") from error
         state = self._new(self._tokens, compiled, log_level=0, limits=limits)
         if not state.is_error():
-            state.compute_logit_bias()  # the first token's mask: some schemas are unsatisfiable or too complex
+            state.compute_logit_bias()  # detects schemas that are unsatisfiable or too complex
         if state.is_error():
             raise GrammarError(f"unsupported JSON schema: {problem(state)}")
         return Grammar(state)
@@ -120,15 +119,15 @@ def schema_text(schema: Mapping[str, Any]) -> str:
         if not isinstance(value, Mapping) or not (number := multiple_of(value)):
             continue
         if combines:
-            both = math.lcm(multiple.numerator, number.numerator)
-            multiple = Fraction(both, math.gcd(multiple.denominator, number.denominator))
-        if max(multiple, number, key=lambda each: each.numerator).numerator > MAX_MULTIPLE:
-            raise ValueError(f"multipleOf can be at most {MAX_MULTIPLE:,}, also as a common multiple of several")
+            numerator = math.lcm(multiple.numerator, number.numerator)
+            multiple = Fraction(numerator, math.gcd(multiple.denominator, number.denominator))
+        if max(multiple.numerator, number.numerator) > MAX_MULTIPLE:
+            raise ValueError(f"multipleOf can be at most {MAX_MULTIPLE:,}, including common multiples of several")
     return text
 
 
 def values_of(schema: Any) -> Iterator[Any]:
-    """All values and keys within a schema, and the schema itself."""
+    """A schema and all keys and values in it."""
     remaining = [schema]
     while remaining:
         value = remaining.pop()
@@ -140,7 +139,7 @@ def values_of(schema: Any) -> Iterator[Any]:
 
 
 def multiple_of(schema: Mapping[str, Any]) -> Fraction | None:
-    """The value of `multipleOf`; None without a valid one."""
+    """The value of `multipleOf`, or None if it is absent or invalid."""
     number = schema.get("multipleOf")
     if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
         return None
@@ -148,11 +147,11 @@ def multiple_of(schema: Mapping[str, Any]) -> Fraction | None:
 
 
 def problem(state: Any) -> str:
-    """What llguidance says of an error, without the state of its parser."""
+    """Llguidance's error message, without the state of its parser."""
     message = state.get_error().partition("<non-verbose/>")[0]
     return "no JSON text satisfies it" if message.startswith("NoExtension") else brief_message(message)
 
 
 def brief_message(message: str) -> str:
-    """The first line of a message, shortened: it may quote a schema at length."""
+    """The beginning of a message's first line; it can quote a long schema."""
     return printable(message.strip().partition("\n")[0][:300])

@@ -1,4 +1,4 @@
-"""Ranges of generation settings, checked alike in Python, the shell and the HTTP APIs. Imports no PyTorch."""
+"""Ranges of the generation settings in Python, the shell and the HTTP APIs. Does not import PyTorch."""
 
 from collections.abc import Sequence
 from math import inf
@@ -42,7 +42,7 @@ def stop_strings(value: str | Sequence[str]) -> tuple[str, ...]:
     """
     strings = all_of((value,) if isinstance(value, str) else value, is_text)
     if strings is None:
-        raise ValueError(f"stop must be a string or several, not {brief(value)}")
+        raise ValueError(f"stop must be a string or a list of strings, not {brief(value)}")
     if "" in strings:
         raise ValueError("a stop string cannot be empty")
     if len(strings) > MAX_STOPS:

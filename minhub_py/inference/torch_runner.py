@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.inference.eval_mode import has_hooks, in_eval_mode
-from minhub_py.inference.fastpath import is_of_this_package
+from minhub_py.inference.unmodified import is_of_this_package
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
 

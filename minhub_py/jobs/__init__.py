@@ -1,16 +1,14 @@
-"""Whole files through a model: rows of .csv, .tsv, .jsonl, .parquet and .txt in, the same rows with results out.
+"""Batch jobs: process the rows of .csv, .tsv, .jsonl, .parquet and .txt files and add the results as columns.
 
-    formats     reading and writing of each kind of file, a few rows at a time
-    sources     files, folders and patterns -> the files to read; what they hold
-    tasks       one entry a task: what is done with the texts of some rows
-    parts       results on disk, durably, until all of them are there
-    places      where the work is done: in this process, in several
-    cluster     the same on a Ray cluster
-    job         plan, resume, join
-    cli         the part of `minhub score|generate` that deals with files
+    formats        reading and writing of each file format, in batches of rows
+    sources        input files: expansion of patterns, validation, texts and group keys
+    tasks          operations on texts: score, generate, words, embed
+    chunks         durable storage of the results of each chunk
+    executors      computation in this process or in several processes
+    ray_executor   computation on a Ray cluster
+    job            planning, resuming, writing the output
 
-The rows are divided into chunks of a fixed size, or, where rows are words, of whole texts. A chunk's results depend on
-the chunk alone, and are written as one part: under its number, atomically. So a chunk that is computed twice, as after
-a kill, is the same part, and no row is lost or doubled. When every part is there they are joined with the input, in
-order.
+Rows are divided into chunks of a fixed size or, if the rows are words, of complete texts. The results of a chunk
+depend only on the chunk and are written atomically to one part file, so a chunk that is computed again after a kill
+produces the same part. When all parts are complete, they are merged with the input rows in order.
 """

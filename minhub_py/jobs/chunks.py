@@ -1,13 +1,13 @@
-"""The results of a job on disk, until all are there: a folder beside the output, with one file a chunk.
+"""Durable storage of a job's results, one part file per chunk, in a folder next to the output.
 
-    OUT.parts/job.json          what is being done: input, model, settings
+    OUT.parts/job.json          the job's record: input, model, settings
     OUT.parts/part-00000012     the results of chunk 12
-    OUT.parts/joined            the output in the making, where OUT is a file
-    OUT.parts/joined-files/     the same, where OUT is a folder
-    OUT.parts/finished          that is complete, and belongs in its place; has what job.json has
+    OUT.parts/joined            the output file before it is moved to OUT
+    OUT.parts/joined-files/     the output files, if OUT is a folder
+    OUT.parts/finished          a copy of job.json; marks the output as complete and ready to move
 
-A file is written under another name, flushed and renamed: it is there as a whole or not at all. A kill while the output
-is put in its place is made up for at the next start.
+Files are written to a temporary name, flushed and renamed, so each file is either complete or absent. If the process is
+killed while it moves the output, the next start completes the move.
 """
 
 import json
@@ -23,7 +23,7 @@ from minhub_py.system.lock import FULL, exclusive
 
 
 class Parts:
-    """The folder of parts that belongs to an output."""
+    """The part files of a job with the output `out`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -31,59 +31,58 @@ class Parts:
         self.joined, self.joined_files = self.folder / "joined", self.folder / "joined-files"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes out. BusyError: another process writes the same output."""
-        with self.writing():
+    def lock(self) -> Iterator[None]:
+        """Lock the folder. BusyError: another process writes the same output."""
+        with self.os_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
         with exclusive(
-            self.folder / "lock", f"another process is writing {self.out}: wait for its end, or give another --out"
+            self.folder / "lock", f"another process is writing {self.out}: wait until it ends, or set another --out"
         ):
             yield
 
-    def record(self, name: str = "job.json") -> dict[str, Any] | None:
-        """What the parts are of; None: there are none yet. ValueError: it is damaged."""
+    def read_record(self, name: str = "job.json") -> dict[str, Any] | None:
+        """Read the job's record; None if it does not exist. ValueError: it is corrupt."""
         path = self.folder / name
-        return read(path, f"remove {self.folder} to start again") if path.exists() else None
+        return read_json(path, f"remove {self.folder} to start again") if path.exists() else None
 
-    def begin(self, record: Mapping[str, Any]) -> None:
-        """Start anew, with another record."""
-        with self.writing():
-            self.folder.mkdir(exist_ok=True)
+    def start(self, record: Mapping[str, Any]) -> None:
+        """Remove existing parts and start a job with a new record."""
+        with self.os_errors():
+            self.folder.mkdir(exist_ok=True)  # absent after `recover`
             for path in self.folder.iterdir():
                 if path.name != "lock":
                     remove(path)
-            self._write("job.json", json.dumps(record, indent=2).encode())
+            self._write_file("job.json", json.dumps(record, indent=2).encode())
 
-    def numbers(self) -> set[int]:
-        """The chunks whose parts are there."""
-        names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
-        return {int(name.removeprefix("part-")) for name in names if name.startswith("part-")}
+    def completed(self) -> set[int]:
+        """The numbers of the completed chunks."""
+        return {int(path.name.removeprefix("part-")) for path in self.folder.glob("part-*")}
 
-    def are_none(self) -> bool:
-        """Whether there is nothing to lose in the folder."""
+    def is_empty(self) -> bool:
+        """Whether the folder exists and contains no results."""
         return self.folder.exists() and {path.name for path in self.folder.iterdir()} <= {"lock", "job.json"}
 
-    def put(self, number: int, content: bytes) -> None:
-        """Write a part. OSError: there is no room; the others are intact."""
-        with self.writing():
-            self._write(f"part-{number:08}", content)
+    def write(self, number: int, content: bytes) -> None:
+        """Write the part of a chunk. OSError: the disk is full; existing parts are unchanged."""
+        with self.os_errors():
+            self._write_file(f"part-{number:08}", content)
 
-    def get(self, number: int) -> dict[str, Any]:
-        """Read a part. ValueError: it is damaged."""
-        return read(self.folder / f"part-{number:08}", "remove it, and run the same command again")
+    def read(self, number: int) -> dict[str, Any]:
+        """Read the part of a chunk. ValueError: it is corrupt."""
+        return read_json(self.folder / f"part-{number:08}", "remove it, and run the same command again")
 
     def finish(self, record: Mapping[str, Any]) -> None:
-        """Let what was joined become the output, and remove the folder."""
-        with self.writing():
-            self._write("finished", json.dumps(record).encode())
+        """Move the joined files to the output, and remove the folder."""
+        with self.os_errors():
+            self._write_file("finished", json.dumps(record).encode())
         self.recover()
 
     def recover(self) -> dict[str, Any] | None:
-        """Do what a kill has cut short in `finish`. Returns what it was finishing; None: nothing."""
-        record = self.record("finished")
+        """Complete an interrupted `finish`. Returns the job's record, or None if there is nothing to complete."""
+        record = self.read_record("finished")
         if record is None:
             return None
-        with self.writing():
+        with self.os_errors():
             if self.joined.exists():
                 os.replace(self.joined, self.out)
             if self.joined_files.exists():
@@ -92,26 +91,26 @@ class Parts:
                     os.replace(path, self.out / path.name)
                 sync(self.out)
             sync(self.out.parent)
-        self.forget()
+        self.remove()
         return record
 
-    def forget(self) -> None:
-        """Remove the folder; what says that the output is complete goes last."""
+    def remove(self) -> None:
+        """Remove the folder. The file `finished` is removed last, so that an interruption is recoverable."""
         for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "finished"):
             remove(path)
         self.folder.rmdir()
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Add advice to an OSError: the disk is full, or permission is denied."""
+    def os_errors(self) -> Iterator[None]:
+        """Add the path and a solution to an OSError, such as a full disk or missing permissions."""
         try:
             yield
         except OSError as error:
-            advice = "make room" if error.errno in FULL else "check its permissions, or give another --out"
+            advice = "free disk space" if error.errno in FULL else "check its permissions, or set another --out"
             reason = error.strerror or error
             raise type(error)(f"{self.folder} cannot be written ({reason}): {advice}") from error
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _write_file(self, name: str, content: bytes) -> None:
         draft, path = self.folder / f".{name}", self.folder / name
         try:
             draft.write_bytes(content)
@@ -122,16 +121,16 @@ class Parts:
         sync(self.folder)
 
 
-def read(path: Path, advice: str) -> dict[str, Any]:
-    """An object of JSON. ValueError: the file is damaged."""
+def read_json(path: Path, advice: str) -> dict[str, Any]:
+    """Read a JSON object. ValueError: the file is corrupt."""
     try:
         return dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {advice}") from error
+        raise ValueError(f"{path} is corrupt: {advice}") from error
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it."""
+    """Remove a file, or a folder with its content."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,6 +1,6 @@
-"""Where chunks are computed: in this process, in several processes of this machine, or on a Ray cluster.
+"""Computation of chunks in this process or in several processes of this machine. See also ray_executor.
 
-Each takes the `Work` and an iterator of chunks, and yields (number, results) as they are ready, in any order.
+An executor takes a `Worker` and an iterator of chunks, and yields (chunk number, part) pairs in any order.
 """
 
 import json
@@ -21,20 +21,20 @@ from minhub_py.system.console import note
 
 @dataclass(frozen=True)
 class Chunk:
-    """Texts of consecutive rows, and what stands beside each, if the task needs it.
+    """Consecutive rows: their texts, and the values of the task's additional column.
 
-    first: the number of the first of them in the whole input.
+    first_row: the number of the first row in the entire input.
     """
 
     number: int
-    first: int
+    first_row: int
     texts: list[str | None]
-    beside: list[str | None]
+    extras: list[str | None]
 
 
 @dataclass(frozen=True)
-class Work:
-    """A task, and the model that it is done with. threads: of this process; None: as they are."""
+class Worker:
+    """A task and its model. threads: PyTorch's threads in the process; None leaves them unchanged."""
 
     task: str
     settings: Mapping[str, Any]
@@ -42,8 +42,8 @@ class Work:
     loading: Mapping[str, Any] = field(default_factory=dict)
     threads: int | None = None
 
-    def start(self) -> Callable[[Chunk], bytes]:
-        """Load the model. Returns what computes a chunk: its part, in JSON."""
+    def load(self) -> Callable[[Chunk], bytes]:
+        """Load the model. Returns a function that computes the part of a chunk, in JSON."""
         import torch
 
         from minhub_py.checkpoints.tokenizers.tokenizer import (
@@ -61,98 +61,101 @@ class Work:
         tokenizer = read_tokenizer(checkpoint.path)
         model = load(checkpoint, **loading)
         task = TASKS[self.task]
-        missing = [dict.fromkeys(column.name for column in task.columns)]
+        no_result = [dict.fromkeys(column.name for column in task.columns)]
 
         def compute(chunk: Chunk) -> bytes:
             texts, notes = [], dict[str, None]()
-            for row, (text, beside) in enumerate(zip(chunk.texts, chunk.beside, strict=True), chunk.first):
-                if not text or (task.beside and not beside):
+            for row, (text, extra) in enumerate(zip(chunk.texts, chunk.extras, strict=True), chunk.first_row):
+                if not text or (task.extra and not extra):
                     continue
-                ids = encode(tokenizer, text)
-                for char in unknown_characters(tokenizer, text, ids):
-                    notes[describe_unknown(tokenizer, [char])] = None
-                if ids or task.beside == "by":  # a word without a token has its place in a text
-                    texts.append(Text(row, text, ids, beside or ""))
+                token_ids = encode(tokenizer, text)
+                for character in unknown_characters(tokenizer, text, token_ids):
+                    notes[describe_unknown(tokenizer, [character])] = None
+                if token_ids or task.extra == "by":  # a word without tokens still counts as a word of its text
+                    texts.append(Text(row, text, token_ids, extra or ""))
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                done = task.run(model, tokenizer, texts, **self.settings)
-            notes |= {str(each.message): None for each in caught}
-            found = {text.row: results for text, results in zip(texts, done, strict=True) if results}
-            rows = [found.get(row, missing) for row in range(chunk.first, chunk.first + len(chunk.texts))]
+                results = task.run(model, tokenizer, texts, **self.settings)
+            notes |= {str(warning.message): None for warning in caught}
+            by_row = {text.row: result for text, result in zip(texts, results, strict=True) if result}
+            rows = [by_row.get(chunk.first_row + index, no_result) for index in range(len(chunk.texts))]
             return json.dumps({"rows": rows, "notes": list(notes)}, ensure_ascii=False).encode()
 
         return compute
 
 
-def here(work: Work, chunks: Iterable[Chunk]) -> Iterator[tuple[int, bytes]]:
+def run_in_process(worker: Worker, chunks: Iterable[Chunk]) -> Iterator[tuple[int, bytes]]:
     """Compute chunks in this process."""
-    compute = work.start()
+    compute = worker.load()
     for chunk in chunks:
         yield chunk.number, compute(chunk)
 
 
-def processes(work: Work, chunks: Iterable[Chunk], count: int) -> Iterator[tuple[int, bytes]]:
-    """Compute chunks in processes of this machine. They end with this one, however it ends.
+def run_in_processes(worker: Worker, chunks: Iterable[Chunk], count: int) -> Iterator[tuple[int, bytes]]:
+    """Compute chunks in `count` processes of this machine. They end when this process ends, even if it is killed.
 
-    OSError: one of them was killed.    Errors of the work are raised here.
+    Errors of the task are raised here.    ChildProcessError: a process was killed.
     """
     context = get_context("spawn")
-    waiting = iter(chunks)
-    children = {}
+    pending = iter(chunks)
+    processes = {}
     try:
         for number in range(count):
-            ours, theirs = context.Pipe()
-            child = context.Process(target=serve, args=(theirs, work, number == 0), daemon=True)
-            child.start()
-            theirs.close()  # so that each end is closed when its process is gone
-            children[ours] = child
-        busy = [connection for connection, child in children.items() if send_next(connection, waiting, child)]
+            connection, child_connection = context.Pipe()
+            process = context.Process(target=serve, args=(child_connection, worker, number == 0), daemon=True)
+            process.start()
+            child_connection.close()  # so that the pipe closes when the process ends
+            processes[connection] = process
+        busy = [connection for connection, process in processes.items() if send_next(connection, pending, process)]
         while busy:
-            for connection in wait(busy):
-                assert isinstance(connection, Connection)
-                with alive(children[connection]):
-                    answer = connection.recv()
-                if isinstance(answer, BaseException):
-                    raise answer
-                yield answer
-                if not send_next(connection, waiting, children[connection]):
-                    busy.remove(connection)
+            for ready in wait(busy):
+                assert isinstance(ready, Connection)
+                with check_alive(processes[ready]):
+                    response = ready.recv()
+                if isinstance(response, BaseException):
+                    raise response
+                yield response
+                if not send_next(ready, pending, processes[ready]):
+                    busy.remove(ready)
     finally:
-        for connection, child in children.items():
+        for connection, process in processes.items():
             connection.close()
-            child.terminate()
-            child.join()
+            process.terminate()
+            process.join()
 
 
-def send_next(connection: Any, chunks: Iterator[Chunk], child: Any) -> bool:
-    """Send the next chunk; False: there is none."""
+def send_next(connection: Any, chunks: Iterator[Chunk], process: Any) -> bool:
+    """Send the next chunk to a process. Returns False after the last chunk."""
     for chunk in chunks:
-        with alive(child):
+        with check_alive(process):
             connection.send(chunk)
         return True
     return False
 
 
 @contextmanager
-def alive(child: Any) -> Iterator[None]:
-    """ChildProcessError: the other end of a connection was killed."""
+def check_alive(process: Any) -> Iterator[None]:
+    """Raise ChildProcessError if the connection closes because the process was killed."""
     try:
         yield
     except (EOFError, ConnectionError):
-        child.join()
+        process.join()
         raise ChildProcessError(
-            f"a worker was ended from outside (exit code {child.exitcode}), as the system does where memory is short: "
-            "give fewer --workers"
+            f"a worker process was killed (exit code {process.exitcode}), possibly because memory ran out: reduce "
+            "--workers"
         ) from None
 
 
-def serve(connection: Any, work: Work, speaks: bool) -> None:
-    """Compute the chunks that come, until the other end is closed. speaks: show warnings, which all others repeat."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
-    warnings.simplefilter("default" if speaks else "ignore")
+def serve(connection: Any, worker: Worker, show_warnings: bool) -> None:
+    """Compute the chunks that arrive until the parent closes the connection.
+
+    show_warnings: set for one process only, since all processes raise the same warnings.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    warnings.simplefilter("default" if show_warnings else "ignore")
     warnings.showwarning = lambda message, *_: note(f"Note: {message}")
     try:
-        compute = work.start()
+        compute = worker.load()
         while True:
             chunk = connection.recv()
             connection.send((chunk.number, compute(chunk)))

@@ -1,11 +1,11 @@
-"""Reading and writing of tables, a few rows at a time.
+"""Reading and writing of tables in batches of rows.
 
-A row is a dict, column -> value. Of .csv and .tsv all values are strings, and are written as they were read; .txt has
-one column, `text`, a line a row. A .parquet keeps its types: its rows stay Arrow's until a file of another kind needs
-them. pyarrow is imported only for .parquet.
+A row is a dict of column names and values. In .csv and .tsv files all values are strings and are copied unchanged. A
+.txt file has one column, `text`, with one row per line. Rows of .parquet files remain Arrow data until a writer of
+another format needs them. pyarrow is imported for .parquet files only.
 
-A type is a name that Arrow knows (string, int64, float64, bool, null), or a type of Arrow where it came from .parquet.
-A result may also be a vector, a list of floats.
+A column type is an Arrow type name (string, int64, float64, bool, null) or, in .parquet files, an Arrow type. The type
+of a result column may also be `vector`, a list of floats.
 """
 
 import csv
@@ -18,25 +18,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import click
 
-KINDS = {
+FORMATS = {
     ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "txt"
 }  # fmt: skip
+EXTENSIONS = ", ".join(FORMATS)
 SEPARATORS = {"csv": ",", "tsv": "\t"}
-BATCH = 1024  # rows that are read at a time
-ROW_GROUP = 2**25  # bytes of a row group of .parquet
+BATCH_ROWS = 1024
+ROW_GROUP_BYTES = 2**25  # size of a row group in .parquet files
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of results. type: string, int64, float64, or vector, whose numbers .csv has in columns of their own.
+    """A result column of type string, int64, float64 or vector. .csv files have one column per vector component.
 
-    width: the length of a vector.
+    width: the number of vector components.
     """
 
     name: str
@@ -44,187 +45,184 @@ class Column:
     width: int = 0
 
 
-def kind_of(path: Path) -> str | None:
-    """The kind of a file by the end of its name; None: none that can be read."""
-    return KINDS.get(path.suffix.lower())
+def format_of(path: Path) -> str | None:
+    """The format that the file extension indicates, or None if it is not supported."""
+    return FORMATS.get(path.suffix.lower())
 
 
-def arrow() -> Any:
-    """The module pyarrow. ModuleNotFoundError becomes a click.ClickException that says how to install it."""
+def import_pyarrow() -> Any:
+    """Import pyarrow. click.ClickException: it is not installed."""
     try:
         import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
         import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ModuleNotFoundError as error:
-        raise click.ClickException(".parquet needs pyarrow: pip install 'minhub_py[tables]'") from error
+        raise click.ClickException(".parquet files require pyarrow: pip install 'minhub_py[tables]'") from error
     return pyarrow
 
 
 @dataclass
 class Batch:
-    """Some rows of a file. table: the same as an Arrow RecordBatch, if they come from a .parquet."""
+    """Consecutive rows of a file: dicts, or an Arrow RecordBatch for .parquet files."""
 
-    given: list[Row] = field(default_factory=list)
+    dicts: list[Row] = field(default_factory=list)
     table: Any = None
 
     def __len__(self) -> int:
-        return len(self.given) if self.table is None else self.table.num_rows
+        return len(self.dicts) if self.table is None else self.table.num_rows
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows as dicts; dates and decimals are strings."""
+        """The rows as dicts. Dates and decimals are strings."""
         if self.table is None:
-            return self.given
-        pa = arrow()
-        columns = {}
-        for name, column in zip(self.table.schema.names, self.table.columns, strict=True):
-            textual = pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type)
-            columns[name] = (column.cast(pa.string()) if textual else column).to_pylist()
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            return self.dicts
+        pa = import_pyarrow()
+        columns = []
+        for column in self.table.columns:
+            as_string = pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type)
+            columns.append((column.cast(pa.string()) if as_string else column).to_pylist())
+        return [dict(zip(self.table.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 # Reading
 
 
-def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[Batch]:
-    """The rows of a file, in order. columns: those that are needed, where it saves reading the others.
+def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[Batch]:
+    """Read a file in batches of rows. columns: the required columns; .parquet files are read without the rest.
 
-    ValueError: damage, with the line.    OSError: it cannot be read.
+    ValueError: the file is corrupt (with the line number).    OSError: it cannot be read.
     """
-    if kind_of(path) == "parquet":
-        with parquet_file(path) as file, damaged(path):
-            for table in file.iter_batches(batch_size=BATCH, columns=columns):
+    if format_of(path) == "parquet":
+        with open_parquet(path) as file, arrow_errors(path):
+            for table in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 check_values(path, table)
                 yield Batch(table=table)
         return
-    rows = (row for _, row in numbered_rows(path))
-    while given := list(islice(rows, BATCH)):
-        yield Batch(given)
+    rows = (row for _, row in read_rows(path))
+    while dicts := list(islice(rows, BATCH_ROWS)):
+        yield Batch(dicts)
 
 
-def numbered_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """The rows of a text file with the numbers of the lines that they end on."""
-    kind = kind_of(path)
-    if kind == "jsonl":
+def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Read the rows of a text file, with the number of each row's last line."""
+    file_format = format_of(path)
+    if file_format == "jsonl":
         return read_jsonl(path)
-    if kind == "txt":
-        return ((number, {"text": line.rstrip("\r\n")}) for number, line in lines(path))
-    return read_csv(path, SEPARATORS[str(kind)])
+    if file_format == "txt":
+        return ((number, {"text": line.rstrip("\r\n")}) for number, line in read_lines(path))
+    return read_csv(path)
 
 
-def columns_of(path: Path) -> dict[str, Any]:
-    """The columns of a file with their types. ValueError: damage, or two columns of one name."""
-    kind = kind_of(path)
-    if kind == "parquet":
-        with parquet_file(path) as file:
+def read_columns(path: Path) -> dict[str, Any]:
+    """Read the names and types of a file's columns. ValueError: the file is corrupt or has duplicate names."""
+    file_format = format_of(path)
+    if file_format == "parquet":
+        with open_parquet(path) as file:
             schema = file.schema_arrow
             check_names(path, schema.names)
             return dict(zip(schema.names, schema.types, strict=True))
-    if kind == "txt":
+    if file_format == "txt":
         return {"text": "string"}
-    if kind == "jsonl":
-        found: dict[str, Any] = {}
+    if file_format == "jsonl":
+        types: dict[str, Any] = {}
         for _, row in read_jsonl(path):
             for name, value in row.items():
-                found[name] = common_type(found.get(name, "null"), type_of(value))
-        return found
-    return dict.fromkeys(read_header(path, SEPARATORS[str(kind)]), "string")
+                types[name] = common_type(types.get(name, "null"), json_type(value))
+        return types
+    _, header = next(read_csv_records(path))
+    return dict.fromkeys(header, "string")
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a UTF-8 file, with their numbers from 1 and their ends; without a byte order mark."""
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Read the numbered lines of a UTF-8 file, including line breaks and without a byte order mark."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"{path}, line {number}: this is not UTF-8 text ({error.reason}): convert the file to UTF-8 first"
+                    f"{path}, line {number}: invalid UTF-8 text ({error.reason}): convert the file to UTF-8"
                 ) from error
 
 
-def read_csv(path: Path, separator: str) -> Iterator[tuple[int, Row]]:
-    """The rows of a .csv, with the numbers of the lines that they end on. Empty lines are none."""
+def read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+    """Read the rows of a .csv or .tsv file, with the number of each row's last line."""
+    records = read_csv_records(path)
+    _, header = next(records)
+    for number, values in records:
+        if len(values) != len(header):
+            raise ValueError(
+                f"{path}, line {number}: {len(values)} values, but the header has {len(header)} columns: put double "
+                "quotes around values that contain a separator or a line break"
+            )
+        yield number, dict(zip(header, values, strict=True))
+
+
+def read_csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Read the header, then the values of each row, without empty lines."""
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader((line for _, line in lines(path)), delimiter=separator, strict=True)
+    separator = SEPARATORS[str(format_of(path))]
+    reader = csv.reader((line for _, line in read_lines(path)), delimiter=separator, strict=True)
     try:
         header = next(filter(None, reader), [])
         check_names(path, header)
+        yield reader.line_num, header
         for values in filter(None, reader):
-            if len(values) != len(header):
-                raise ValueError(
-                    f"{path}, line {reader.line_num}: {len(values)} values where the header has {len(header)}: "
-                    "a value that holds a separator or a line end stands in double quotes"
-                )
-            yield reader.line_num, dict(zip(header, values, strict=True))
+            yield reader.line_num, values
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}: check its double quotes") from error
-
-
-def read_header(path: Path, separator: str) -> list[str]:
-    """The names of a .csv's columns."""
-    reader = csv.reader((line for _, line in lines(path)), delimiter=separator, strict=True)
-    try:
-        header = next(filter(None, reader), [])
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}: check its double quotes") from error
-    check_names(path, header)
-    return header
+        raise ValueError(f"{path}, line {reader.line_num}: {error}: check the double quotes") from error
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
-    """The objects of a .jsonl, with the numbers of their lines. Empty lines are none."""
+    """Read the objects of a .jsonl file with their line numbers, without empty lines."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a name stands in it twice")
-        return found
+    def check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            raise ValueError(f"duplicate key {Counter(name for name, _ in pairs).most_common(1)[0][0]!r}")
+        return row
 
-    for number, line in lines(path):
+    for number, line in read_lines(path):
         if not line.strip():
             continue
         try:
-            row = json.loads(line, object_pairs_hook=unique)
+            row = json.loads(line, object_pairs_hook=check_keys)
+            if not isinstance(row, dict):
+                raise ValueError(f"{type(row).__name__} instead of an object")
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"{path}, line {number}: this is no JSON object ({error}): each line must be one"
+                f"{path}, line {number}: invalid JSON object ({error}): each line must contain one object"
             ) from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: this is no JSON object: each line must be one")
-        if "\\ud" in line.lower():
-            check_unicode(row, f"{path}, line {number}")
+        if "\\ud" in line.lower():  # an unpaired surrogate, which UTF-8 cannot encode
+            try:
+                json.dumps(row, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{path}, line {number}: invalid Unicode text ({error.reason}): correct it") from error
         yield number, row
 
 
-def check_unicode(value: object, where: str) -> None:
-    """ValueError: a string in it has half of a character of two parts, which UTF-8 cannot hold."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: this is no Unicode text ({error.reason}): mend it") from error
-
-
-def parquet_file(path: Path) -> Any:
-    """An open pyarrow.parquet.ParquetFile. ValueError: it is none."""
-    pa = arrow()
-    with damaged(path):
+def open_parquet(path: Path) -> Any:
+    """Open a pyarrow.parquet.ParquetFile. ValueError: the file has another format or is corrupt."""
+    pa = import_pyarrow()
+    with arrow_errors(path):
         return pa.parquet.ParquetFile(path)
 
 
 @contextmanager
-def damaged(path: Path) -> Iterator[None]:
-    """Turn errors of Arrow about a file into a ValueError that names it."""
+def arrow_errors(path: Path) -> Iterator[None]:
+    """Convert Arrow's errors about a file's content to a ValueError with the path."""
     try:
         yield
-    except (arrow().ArrowException, OSError) as error:
+    except (import_pyarrow().ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{path} cannot be read as .parquet ({error}): it is damaged, or cut") from error
+        raise ValueError(
+            f"{path} is not a valid .parquet file ({error}): it may be truncated; write it again"
+        ) from error
 
 
 def check_values(path: Path, table: Any) -> None:
-    """ValueError: a column of a RecordBatch has values that are not of its type, such as text that is not UTF-8."""
-    invalid = arrow().ArrowInvalid
+    """ValueError: a column of a RecordBatch has values that its type does not allow, such as invalid UTF-8."""
+    invalid = import_pyarrow().ArrowInvalid
     try:
         table.validate(full=True)
     except invalid:
@@ -237,16 +235,16 @@ def check_values(path: Path, table: Any) -> None:
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
-    """ValueError: no columns, or two of one name."""
+    """ValueError: a table has no columns, or duplicate names."""
     if not names:
-        raise ValueError(f"{path} is empty: its first line must name the columns")
+        raise ValueError(f"{path} is empty: its first line must contain the column names")
     name, count = Counter(names).most_common(1)[0]
     if count > 1:
-        raise ValueError(f"{path} has {count} columns called {name!r}: rename them")
+        raise ValueError(f"{path} has {count} columns named {name!r}: rename them")
 
 
-def type_of(value: object) -> str:
-    """The type of a value of JSON."""
+def json_type(value: object) -> str:
+    """The column type of a JSON value."""
     if value is None:
         return "null"
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -254,147 +252,140 @@ def type_of(value: object) -> str:
     return {bool: "bool", int: "int64", float: "float64"}.get(type(value), "string")
 
 
-def common_type(one: Any, other: Any) -> Any:
-    """A type for values of two types; string where they have nothing in common."""
-    if other in (one, "null"):
-        return one
-    if one == "null":
-        return other
-    return "float64" if {str(one), str(other)} <= {"int64", "float64", "double"} else "string"
+def common_type(first: Any, second: Any) -> Any:
+    """A type that can represent the values of two types. It is string if the types differ and are not numeric."""
+    if second in (first, "null"):
+        return first
+    if first == "null":
+        return second
+    return "float64" if {str(first), str(second)} <= {"int64", "float64", "double"} else "string"
 
 
 # Writing
 
 
-class Writer(Protocol):
-    """A file in the making."""
-
-    def write(self, batch: Batch, places: Sequence[int], results: Sequence[Row]) -> None:
-        """Add results, each beside a row of a batch: its place there. A row may have several, or none."""
-
-    def close(self) -> None:
-        """Finish the file, durably."""
-
-
-def writer(path: Path, kind: str, columns: Mapping[str, Any], results: Sequence[Column]) -> Writer:
-    """A new file of a kind, for rows with `columns` and `results` beside them."""
-    if kind == "parquet":
-        return ParquetWriter(path, columns, results)
-    return TextWriter(path, kind, columns, results)
-
-
 class TextWriter:
-    """A .csv, .tsv or .jsonl; or a .txt, which has the results alone, separated by tabs."""
+    """Writes .csv, .tsv and .jsonl files, and .txt files, which contain only the results, separated by tabs."""
 
-    def __init__(self, path: Path, kind: str, columns: Mapping[str, Any], results: Sequence[Column]) -> None:
-        self.kind, self.results = kind, results
+    def __init__(self, path: Path, file_format: str, columns: Mapping[str, Any], results: Sequence[Column]) -> None:
+        self.format, self.columns, self.results = file_format, list(columns), results
         self.file: IO[str] = path.open("w", encoding="utf-8", newline="", errors="strict")
-        self.columns = list(columns)
-        if kind in SEPARATORS:
-            self.csv = csv.writer(self.file, delimiter=SEPARATORS[kind], lineterminator="\n")
-            self.csv.writerow([*self.columns, *(name for column in results for name in self._names(column))])
+        if file_format in SEPARATORS:
+            self.csv = csv.writer(self.file, delimiter=SEPARATORS[file_format], lineterminator="\n")
+            names = list(columns)
+            for column in results:
+                vector = [f"{column.name}_{component}" for component in range(1, column.width + 1)]
+                names += vector if column.type == "vector" else [column.name]
+            self.csv.writerow(names)
 
-    def write(self, batch: Batch, places: Sequence[int], results: Sequence[Row]) -> None:
-        """See `Writer`."""
-        for place, result in zip(places, results, strict=True):
-            row = batch.rows[place]
-            if self.kind == "jsonl":
+    def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
+        """Write one row per result: the batch's row at the corresponding index, and the result's columns.
+
+        An index may occur several times or not at all.
+        """
+        for index, result in zip(indices, results, strict=True):
+            row = batch.rows[index]
+            if self.format == "jsonl":
                 values = {column.name: result[column.name] for column in self.results}
                 self.file.write(json.dumps({**row, **values}, ensure_ascii=False, default=str) + "\n")
                 continue
-            cells = [cell for column in self.results for cell in self._cells(column, result[column.name])]
-            if self.kind == "txt":
-                self.file.write("\t".join(map(escaped, cells)) + "\n")
+            cells: list[str] = []
+            for column in self.results:
+                value = result[column.name]
+                if column.type == "vector":
+                    cells += [""] * column.width if value is None else map(format_cell, value)
+                else:
+                    cells.append(format_cell(value))
+            if self.format == "txt":
+                self.file.write("\t".join(map(escape_line_breaks, cells)) + "\n")
             else:
-                self.csv.writerow([*(cell_of(row.get(name)) for name in self.columns), *cells])
+                self.csv.writerow([*(format_cell(row.get(name)) for name in self.columns), *cells])
 
     def close(self) -> None:
-        """See `Writer`."""
+        """Flush the file to the disk and close it."""
         with self.file:
             self.file.flush()
             os.fsync(self.file.fileno())
 
-    def _names(self, column: Column) -> list[str]:
-        if column.type != "vector":
-            return [column.name]
-        return [f"{column.name}_{place}" for place in range(1, column.width + 1)]
-
-    def _cells(self, column: Column, value: Any) -> list[str]:
-        if column.type != "vector":
-            return [cell_of(value)]
-        return [""] * column.width if value is None else [cell_of(number) for number in value]
-
 
 class ParquetWriter:
-    """A .parquet, in row groups of some tens of megabytes."""
+    """Writes .parquet files in row groups of at least `ROW_GROUP_BYTES`."""
 
     def __init__(self, path: Path, columns: Mapping[str, Any], results: Sequence[Column]) -> None:
-        self.pa = arrow()
-        self.path, self.results = path, results
-        self.waiting: list[Any] = []
-        types = {name: self._type(kind) for name, kind in columns.items()}
-        self.schema = self.pa.schema([*types.items(), *((each.name, self._type(each.type)) for each in results)])
-        self.columns = list(columns)
+        self.pa = import_pyarrow()
+        self.path, self.columns, self.results = path, list(columns), results
+        types = [*columns.items(), *((column.name, column.type) for column in results)]
+        self.schema = self.pa.schema([(name, self._arrow_type(kind)) for name, kind in types])
+        self.pending: list[Any] = []
         self.file = self.pa.parquet.ParquetWriter(path, self.schema, compression="zstd")
 
-    def _type(self, kind: Any) -> Any:
+    def _arrow_type(self, kind: Any) -> Any:
         if kind == "vector":
             return self.pa.list_(self.pa.float32())
         return self.pa.type_for_alias(kind) if isinstance(kind, str) else kind
 
-    def write(self, batch: Batch, places: Sequence[int], results: Sequence[Row]) -> None:
-        """See `Writer`."""
+    def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
+        """Write rows. See `TextWriter.write`."""
         table = batch.table
         stored = {} if table is None else dict(zip(table.schema.names, table.columns, strict=True))
-        types = zip(self.columns, self.schema.types, strict=False)  # the types of results follow
-        arrays = [self._column(batch, name, kind, stored.get(name), places) for name, kind in types]
-        arrays += [
-            self.pa.array([result[each.name] for result in results], self._type(each.type)) for each in self.results
-        ]
-        self.waiting.append(self.pa.Table.from_arrays(arrays, schema=self.schema))
-        if sum(table.nbytes for table in self.waiting) >= ROW_GROUP:
+        types = self.schema.types
+        input_types = zip(self.columns, types, strict=False)  # the types of the results follow
+        arrays = [self._input_array(batch, name, kind, stored.get(name), indices) for name, kind in input_types]
+        for column, kind in zip(self.results, types[len(self.columns) :], strict=True):
+            arrays.append(self.pa.array([result[column.name] for result in results], kind))
+        self.pending.append(self.pa.Table.from_arrays(arrays, schema=self.schema))
+        if sum(table.nbytes for table in self.pending) >= ROW_GROUP_BYTES:
             self._flush()
 
-    def _column(self, batch: Batch, name: str, kind: Any, column: Any, places: Sequence[int]) -> Any:
-        """The values of some rows. column: the Arrow array of this name, if the batch has one."""
+    def _input_array(self, batch: Batch, name: str, kind: Any, column: Any, indices: Sequence[int]) -> Any:
+        """The rows' values of an input column. column: the batch's Arrow array, if there is one."""
         is_string = self.pa.types.is_string(kind)
         if column is not None and (column.type == kind or not is_string):
-            return column.take(self.pa.array(places, self.pa.int64())).cast(kind)
-        values = [batch.rows[place].get(name) for place in places]
+            return column.take(self.pa.array(indices, self.pa.int64())).cast(kind)
+        values = [batch.rows[index].get(name) for index in indices]
         if is_string:
-            values = [value if value is None else cell_of(value) for value in values]
+            values = [value if value is None else format_cell(value) for value in values]
         return self.pa.array(values, kind)
 
     def _flush(self) -> None:
-        if self.waiting:
-            self.file.write_table(self.pa.concat_tables(self.waiting))
-        self.waiting = []
+        if self.pending:
+            self.file.write_table(self.pa.concat_tables(self.pending))
+        self.pending = []
 
     def close(self) -> None:
-        """See `Writer`."""
+        """Flush the file to the disk and close it."""
         self._flush()
         self.file.close()
         sync(self.path)
 
 
-def cell_of(value: Any) -> str:
-    """A value as the text of a cell: nothing where it is missing, JSON where it has parts."""
+def open_writer(
+    path: Path, file_format: str, columns: Mapping[str, Any], results: Sequence[Column]
+) -> TextWriter | ParquetWriter:
+    """Create a file for rows with input columns and result columns."""
+    if file_format == "parquet":
+        return ParquetWriter(path, columns, results)
+    return TextWriter(path, file_format, columns, results)
+
+
+def format_cell(value: Any) -> str:
+    """A value as text: empty if missing, JSON for numbers, lists and objects."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def escaped(cell: str) -> str:
-    r"""A cell of a .txt, whose lines are rows: \n, \r and \t stand for the characters, and \\ for a backslash."""
-    for char, mark in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
-        cell = cell.replace(char, mark)
+def escape_line_breaks(cell: str) -> str:
+    r"""Escape backslashes, line breaks and tabs as \\, \n, \r and \t, since each line of a .txt file is one row."""
+    for character, escape in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
+        cell = cell.replace(character, escape)
     return cell
 
 
 def sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

@@ -1,9 +1,10 @@
-"""A job: the rows of some files through a model, and into a file or a folder. It goes on where it was ended.
+"""A job: compute a task for the rows of input files, and write them with the results to a file or a folder.
 
-The record, in job.json, says what the results depend on: the rows, the model's files, the settings. A later call whose
-record is the same goes on; another is refused.
+The record in job.json describes everything that the results depend on: the rows, the model's files, the settings. The
+same command resumes an interrupted job. A command with another record is rejected.
 """
 
+import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,20 +19,20 @@ from minhub_py import __version__
 from minhub_py.checkpoints.fingerprint import fingerprint, sha256
 from minhub_py.jobs import sources
 from minhub_py.jobs.chunks import Parts, remove
-from minhub_py.jobs.executors import Chunk, Work, here, processes
-from minhub_py.jobs.formats import Column, Writer, arrow, batches, kind_of, writer
-from minhub_py.jobs.sources import ENDINGS, Source
+from minhub_py.jobs.executors import Chunk, Worker, run_in_process, run_in_processes
+from minhub_py.jobs.formats import EXTENSIONS, Column, format_of, import_pyarrow, open_writer, read_batches
+from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS
 
 if TYPE_CHECKING:
     from minhub_py.checkpoints.storage import Checkpoint
 
-MEANINGS = {
+RECORD_LABELS = {
     "minhub": "the version of minhub",
     "task": "the command",
     "settings": "the settings",
     "column": "the column",
-    "beside": "--by or --target",
+    "extra_columns": "--by or --target",
     "prefix": "--prefix",
     "input": "the input files",
     "model": "the model's files",
@@ -41,13 +42,17 @@ MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Call:
-    """What a user asks for. settings: of the task.    loading: of the model: revision, device, dtype, quantize.
+class Job:
+    """The arguments of a job.
 
-    out: a file of a kind that can be written; any other name is that of a folder, which receives a file for each input.
-    column: that of the texts.    beside: the columns that the task needs beside it.    prefix: begins the names of the
-    columns of results.    workers: processes that share the work; None: this process alone, or one on each node of the
-    Ray cluster at the address `ray`.
+    out: a file, or a folder that receives one file per input.
+    column: the column of the texts.
+    extra_columns: the columns for the task's additional option.
+    prefix: the prefix for the names of the result columns.
+    settings: for the task.
+    loading: for the model: revision, device, dtype, quantize.
+    workers: the number of processes; None means this process, or one process per node of the Ray cluster.
+    ray: the address of a Ray cluster.
     """
 
     task: str
@@ -55,7 +60,7 @@ class Call:
     files: Sequence[str]
     out: Path
     column: str = "text"
-    beside: Sequence[str] = ()
+    extra_columns: Sequence[str] = ()
     prefix: str = ""
     settings: Mapping[str, Any] | None = None
     loading: Mapping[str, Any] | None = None
@@ -65,304 +70,311 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What was done. missing: rows without a result.    notes: what the work has warned of."""
+class Summary:
+    """A completed job. missing: the number of rows without a result.    notes: the task's warnings."""
 
     rows: int
     missing: int
     notes: list[str]
 
 
-def run(call: Call, progress: Callable[[int, int], object], kept: Callable[[int, int, Path], object]) -> Outcome | None:
-    """Do a job, or what is left of it. None: an earlier process was ended after its last row; nothing was left.
+def run(
+    job: Job, progress: Callable[[int, int], object], on_interrupt: Callable[[int, int, Path], object]
+) -> Summary | None:
+    """Run or resume a job.
 
-    progress(done, total) hears of rows.    kept(done, total, folder) is told when the job ends early.
-    click.UsageError: the output exists, or is one of the inputs.    ValueError: input that cannot be read, or that has
-    changed since the job began; another job has begun to write the same output.    OSError: no room, no permission.
+    Args:
+        job: The job's arguments.
+        progress: Called with the number of completed rows and the total.
+        on_interrupt: Called with the number of completed rows, the total and the folder of the parts if the job ends
+            early with completed chunks.
+
+    Returns:
+        A summary, or None if all chunks were complete and only the output was moved to its final name.
+
+    Raises:
+        click.UsageError: The output exists, or is one of the inputs.
+        ValueError: The input is corrupt or has changed since the job started, or an unfinished job with another record
+            has the same output.
+        OSError: The disk is full, or permissions are missing.
     """
-    paths = sources.expand(call.files)
-    outputs = outputs_of(call, paths)
-    check_packages(call, [*paths, *outputs])
-    parts = Parts(call.out)
+    paths = sources.expand_paths(job.files)
+    outputs = output_paths(job, paths)
+    check_packages(job, [*paths, *outputs])
+    parts = Parts(job.out)
     if not parts.folder.exists():
-        check_free(call, outputs)
-    task = TASKS[call.task]
-    found = [sources.scan(path, call.column, task.beside, call.beside) for path in paths]
-    results = result_columns(call, found)
-    total = sum(source.rows for source in found)
-    sizes = sources.chunk_sizes(found, call.beside if task.beside == "by" else (), task.chunk)
+        check_outputs(job, outputs)
+    task = TASKS[job.task]
+    inputs = [sources.scan(path, job.column, task.extra, job.extra_columns) for path in paths]
+    columns = result_columns(job, inputs)
+    total = sum(source.rows for source in inputs)
+    sizes = sources.chunk_sizes(inputs, job.extra_columns if task.extra == "by" else (), task.chunk)
     if not parts.folder.parent.is_dir():
-        raise FileNotFoundError(f"{call.out} cannot be written: there is no folder {parts.folder.parent}")
-    begun = False
+        raise FileNotFoundError(f"{job.out} cannot be written: create the folder {parts.folder.parent} first")
+    started = False
 
-    def rows_of(numbers: Iterable[int]) -> int:
-        return sum(sizes[number] for number in numbers)
+    def count_rows(chunks: Iterable[int]) -> int:
+        return sum(sizes[number] for number in chunks)
 
-    with parts.locked():
+    with parts.lock():
         try:
-            work, record = describe(call, found)
-            if (before := parts.recover()) is not None and difference(before, record) is None:
+            worker, record = prepare(job, inputs)
+            if (recovered := parts.recover()) is not None and changed_entry(recovered, record) is None:
                 return None
-            check_free(call, outputs)
-            record = begin(call, parts, record)
-            done, begun = parts.numbers(), True
-            rows = rows_of(done)
+            check_outputs(job, outputs)
+            record = start(job, parts, record)
+            completed, started = parts.completed(), True
+            rows = count_rows(completed)
             progress(rows, total)
             if rows < total:
-                work = replace(work, settings=record["settings"])
-                for number, content in compute(call, work, chunks(call, found, sizes, done)):
-                    parts.put(number, content)
-                    rows += rows_of([number])
+                worker = replace(worker, settings=record["settings"])
+                for number, content in execute(job, worker, read_chunks(job, inputs, sizes, completed)):
+                    parts.write(number, content)
+                    rows += sizes[number]
                     progress(rows, total)
-            outcome = join(call, parts, found, results, len(sizes))
+            summary = join(job, parts, inputs, columns, len(sizes))
             parts.finish(record)
         except BaseException:
-            if begun and (done := parts.numbers()):
-                kept(rows_of(done), total, parts.folder)
-            elif parts.are_none():
-                parts.forget()
+            if started and (completed := parts.completed()):
+                on_interrupt(count_rows(completed), total, parts.folder)
+            elif parts.is_empty():
+                parts.remove()
             raise
-    return outcome
+    return summary
 
 
-def outputs_of(call: Call, paths: Sequence[Path]) -> list[Path]:
-    """The files that are written: one for all inputs, or one for each. click.UsageError: they cannot be."""
-    if kind_of(call.out):
-        if call.out.is_dir():
-            raise click.UsageError(f"--out {call.out} is a folder whose name ends like a file's: name another.")
-        outputs = [call.out]
-    elif call.out.is_file() or (call.out.suffix and not call.out.is_dir()):
-        raise click.UsageError(f"--out {call.out} is of no kind that can be written: its name must end in {ENDINGS}.")
+def output_paths(job: Job, paths: Sequence[Path]) -> list[Path]:
+    """The output files: one for all inputs, or one per input. click.UsageError: a path is not possible."""
+    if format_of(job.out):
+        if job.out.is_dir():
+            raise click.UsageError(f"--out {job.out} is a folder with the extension of a file. Use another name.")
+        outputs = [job.out]
+    elif job.out.is_file() or (job.out.suffix and not job.out.is_dir()):
+        raise click.UsageError(f"--out {job.out} has an unsupported file type. Its name must end in {EXTENSIONS}.")
     else:
-        outputs = [call.out / path.name for path in paths]
-        if twice := [path.name for path in outputs if outputs.count(path) > 1]:
-            raise click.UsageError(f"two of the files are called {twice[0]}: let --out be one file for all.")
+        outputs = [job.out / path.name for path in paths]
+        if duplicates := [path.name for path in outputs if outputs.count(path) > 1]:
+            raise click.UsageError(f"Two input files are named {duplicates[0]}. Set --out to a file instead.")
     for path in paths:
         if any(output.exists() and output.samefile(path) for output in outputs):
-            raise click.UsageError(f"--out {path} is one of the files to read: name another.")
+            raise click.UsageError(f"--out {path} is one of the input files. Use another name.")
     return outputs
 
 
-def check_packages(call: Call, paths: Sequence[Path]) -> None:
-    """click.ClickException: a package is missing that a file or --ray needs. Checked before any work."""
-    if any(kind_of(path) == "parquet" for path in paths):
-        arrow()
-    if call.ray is not None:
-        from minhub_py.jobs.ray_executor import package
+def check_packages(job: Job, paths: Sequence[Path]) -> None:
+    """click.ClickException: a package is missing that a .parquet file or --ray requires."""
+    if any(format_of(path) == "parquet" for path in paths):
+        import_pyarrow()
+    if job.ray is not None:
+        from minhub_py.jobs.ray_executor import import_ray
 
-        package()
-
-
-def check_free(call: Call, outputs: Sequence[Path]) -> None:
-    """click.UsageError: a file would be replaced."""
-    if not call.overwrite and (there := next((path for path in outputs if path.exists()), None)):
-        raise click.UsageError(f"{there} exists already: name another --out, or give --overwrite.")
+        import_ray()
 
 
-def result_columns(call: Call, found: Sequence[Source]) -> list[Column]:
-    """The columns of results. ValueError: a file has one of the same name."""
-    columns = [replace(column, name=call.prefix + column.name) for column in TASKS[call.task].columns]
-    if is_merged(call, found):
+def check_outputs(job: Job, outputs: Sequence[Path]) -> None:
+    """click.UsageError: an output file exists, without --overwrite."""
+    if not job.overwrite and (existing := next((path for path in outputs if path.exists()), None)):
+        raise click.UsageError(f"{existing} already exists. Use another --out, or --overwrite.")
+
+
+def result_columns(job: Job, inputs: Sequence[Source]) -> list[Column]:
+    """The columns of the results. ValueError: an input column has the same name."""
+    columns = [replace(column, name=job.prefix + column.name) for column in TASKS[job.task].columns]
+    if is_merged(job, inputs):
         columns.insert(0, Column("file", "string"))
-    for source in found:
-        if both := [column.name for column in columns if column.name in source.columns]:
+    for source in inputs:
+        if duplicates := [column.name for column in columns if column.name in source.columns]:
             advice = (
-                "let --out be a folder"
-                if both == ["file"]
-                else f"give a --prefix, such as --prefix {call.task.split('_')[0]}_"
+                "set --out to a folder"
+                if duplicates == ["file"]
+                else f"set a --prefix, for example --prefix {job.task.split('_')[0]}_"
             )
-            raise ValueError(f"{source.path} has a column {both[0]} already, as the results would: {advice}")
+            raise ValueError(f"{source.path} already has a column {duplicates[0]}, as do the results: {advice}")
     return columns
 
 
-def is_merged(call: Call, found: Sequence[Source]) -> bool:
-    """Whether several files become one, with a column that says which."""
-    return len(found) > 1 and kind_of(call.out) is not None
+def is_merged(job: Job, inputs: Sequence[Source]) -> bool:
+    """Whether several files are merged into one, with an additional column `file`."""
+    return len(inputs) > 1 and format_of(job.out) is not None
 
 
-def describe(call: Call, found: Sequence[Source]) -> tuple[Work, dict[str, Any]]:
-    """The work, with a model of this machine that is downloaded where it was not; and the record of the job."""
+def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]:
+    """Download and validate the model. Returns the worker and the job's record."""
     from minhub_py.checkpoints.local import commit_of
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-    from minhub_py.pretrained import describe as describe_checkpoint
-    from minhub_py.pretrained import open_checkpoint
+    from minhub_py.pretrained import describe, open_checkpoint
 
     def check(files: "Checkpoint") -> None:
         read_tokenizer(files.path)
-        family, _ = describe_checkpoint(files)
-        if not family.Model.encoder_decoder:
-            check_joints(call, found)
+        architecture, _ = describe(files)
+        if not architecture.Model.encoder_decoder:
+            check_separators(job, inputs)
 
-    loading = dict(call.loading or {})
-    path = open_checkpoint(call.model, loading.pop("revision", "main"), check=check).path
+    loading = dict(job.loading or {})
+    path = open_checkpoint(job.model, loading.pop("revision", "main"), check=check).path
     commit = commit_of(path)
-    if call.ray is not None and commit:  # other machines download it for themselves
-        work = Work(call.task, {}, call.model, {**loading, "revision": commit})
+    if job.ray is not None and commit:  # each node downloads the model
+        worker = Worker(job.task, {}, job.model, {**loading, "revision": commit})
     else:
-        work = Work(call.task, {}, str(path.absolute()), loading)
+        worker = Worker(job.task, {}, str(path.absolute()), loading)
     record = {
-        "minhub": __version__, "task": call.task, "settings": dict(call.settings or {}), "column": call.column,
-        "beside": list(call.beside), "prefix": call.prefix, "model": fingerprint(path), "loading": loading,
-        "input": [[source.path.name, source.rows, source.digest] for source in found],
+        "minhub": __version__, "task": job.task, "settings": dict(job.settings or {}), "column": job.column,
+        "extra_columns": list(job.extra_columns), "prefix": job.prefix, "model": fingerprint(path), "loading": loading,
+        "input": [[source.path.name, source.rows, source.digest] for source in inputs],
     }  # fmt: skip
-    return work, record if TASKS[call.task].exact else {**record, "threads": threads_of(call)}
+    return worker, record if TASKS[job.task].exact else {**record, "threads": threads_per_process(job)}
 
 
-def check_joints(call: Call, found: Sequence[Source]) -> None:
-    """Check the texts that --sep joins before any of them is computed. ValueError: as `check_joint`, with the row."""
+def check_separators(job: Job, inputs: Sequence[Source]) -> None:
+    """Check that no text has white space next to a --sep of white space. ValueError: a row does."""
     from minhub_py.analysis.surprisal import check_joint
 
-    if (sep := (call.settings or {}).get("sep")) is None:
+    if (sep := (job.settings or {}).get("sep")) is None:
         return
-    words = TASKS[call.task].beside == "by"
-    for source in found:
-        previous = text_key = None
-        for row, (text, beside) in enumerate(values_of(call, source.path), 1):
-            if not text or not beside:
+    rows_are_words = TASKS[job.task].extra == "by"
+    for source in inputs:
+        previous = previous_key = None
+        for row, (text, extra) in enumerate(read_values(job, source.path), 1):
+            if not text or not extra:
                 continue
-            where = f"{source.path}, row {row}: "
-            if not words:
-                check_joint(text, beside, sep, where)
-            elif previous is not None and text_key == beside:
-                check_joint(previous, text, sep, where)
-            previous, text_key = text, beside
+            location = f"{source.path}, row {row}: "
+            if not rows_are_words:
+                check_joint(text, extra, sep, location)
+            elif previous is not None and previous_key == extra:
+                check_joint(previous, text, sep, location)
+            previous, previous_key = text, extra
 
 
-def begin(call: Call, parts: Parts, record: dict[str, Any]) -> dict[str, Any]:
-    """Begin a job, or go on with the one that has begun. Returns its record, with the seed that was drawn for it.
+def start(job: Job, parts: Parts, record: dict[str, Any]) -> dict[str, Any]:
+    """Start or resume the job. Returns its record with the seed, which is drawn if the user sets none.
 
-    ValueError: the parts are another job's.
+    ValueError: the parts belong to another job.
     """
-    before = parts.record()
-    if before is not None:
-        what = difference(before, record)
-        if what is None:
-            return before
-        if not call.overwrite:
-            change = f"{MEANINGS.get(what, what)} changed"
-            if what not in ("input", "model"):
-                change += f" from {brief(before.get(what))} to {brief(record[what])}"
+    previous = parts.read_record()
+    if previous is not None:
+        name = changed_entry(previous, record)
+        if name is None:
+            return previous
+        if not job.overwrite:
+            change = f"{RECORD_LABELS.get(name, name)} changed"
+            if name not in ("input", "model"):
+                change += f" from {brief(previous.get(name))} to {brief(record[name])}"
             raise ValueError(
-                f"{parts.folder} holds the beginning of another job: {change}. Run that one to its end, give another "
-                "--out, or --overwrite to start again"
+                f"{parts.folder} contains an unfinished job with other settings: {change}. Complete that job, set "
+                "another --out, or use --overwrite to start again"
             )
     if "seed" in record["settings"] and record["settings"]["seed"] is None:
         record = {**record, "settings": {**record["settings"], "seed": secrets.randbelow(2**63)}}
-    parts.begin(record)
+    parts.start(record)
     return record
 
 
-def difference(before: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    """The first entry of two records that differs; None: they are of the same job. A seed that is drawn fits any."""
-    for name, value in record.items():
-        now, then = listed(value), before.get(name)
-        if name == "settings" and isinstance(then, dict) and now.get("seed", 0) is None:
-            now["seed"] = then.get("seed")
-        if now != then:
+def changed_entry(previous: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
+    """The name of the first entry that differs from a previous record, or None. A seed of None matches any seed."""
+    for name, current in json.loads(json.dumps(record)).items():
+        stored = previous.get(name)
+        if name == "settings" and isinstance(stored, dict) and current.get("seed", 0) is None:
+            current["seed"] = stored.get("seed")
+        if current != stored:
             return name
     return None
 
 
-def listed(value: Any) -> Any:
-    """The value as JSON gives it back: lists for tuples."""
-    if isinstance(value, Mapping):
-        return {name: listed(each) for name, each in value.items()}
-    return [listed(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def chunks(call: Call, found: Sequence[Source], sizes: Sequence[int], done: set[int]) -> Iterator[Chunk]:
-    """The chunks that are still to be done, of so many rows each."""
-    rows = chain.from_iterable(values_of(call, source.path) for source in found)
-    first = 0
+def read_chunks(job: Job, inputs: Sequence[Source], sizes: Sequence[int], completed: set[int]) -> Iterator[Chunk]:
+    """Read the chunks that are not complete."""
+    rows = chain.from_iterable(read_values(job, source.path) for source in inputs)
+    first_row = 0
     for number, size in enumerate(sizes):
-        some = list(islice(rows, size))
-        if number not in done:
-            yield Chunk(number, first, [text for text, _ in some], [beside for _, beside in some])
-        first += size
+        values = list(islice(rows, size))
+        if number not in completed:
+            yield Chunk(number, first_row, [text for text, _ in values], [extra for _, extra in values])
+        first_row += size
 
 
-def values_of(call: Call, path: Path) -> Iterator[tuple[str | None, str | None]]:
-    """The text of each row, and what the task needs beside it."""
-    texts = sources.texts(path, call.column)
-    option = TASKS[call.task].beside
-    beside: Iterator[str | None] = repeat(None)
-    if option:
-        beside = sources.keys(path, call.beside) if option == "by" else sources.texts(path, call.beside[0], option)
-    return zip(texts, beside, strict=False)  # `join` tells of a file that has changed meanwhile
+def read_values(job: Job, path: Path) -> Iterator[tuple[str | None, str | None]]:
+    """Read the text and the value of the task's additional column for each row."""
+    texts = sources.read_texts(path, job.column)
+    option = TASKS[job.task].extra
+    extras: Iterator[str | None] = repeat(None)
+    if option == "by":
+        extras = sources.read_group_keys(path, job.extra_columns)
+    elif option:
+        extras = sources.read_texts(path, job.extra_columns[0], option)
+    return zip(texts, extras, strict=False)  # `join` detects a file that changes while it is read
 
 
-def compute(call: Call, work: Work, waiting: Iterator[Chunk]) -> Iterator[tuple[int, bytes]]:
-    """Compute chunks where the user wants it."""
-    if call.ray is not None:
-        from minhub_py.jobs.ray_executor import cluster
+def execute(job: Job, worker: Worker, chunks: Iterator[Chunk]) -> Iterator[tuple[int, bytes]]:
+    """Compute chunks with the executor that the job selects."""
+    if job.ray is not None:
+        from minhub_py.jobs.ray_executor import run_on_ray
 
-        return cluster(work, waiting, call.ray, call.workers)
-    if call.workers in (None, 1):
-        return here(work, waiting)
-    return processes(replace(work, threads=threads_of(call)), waiting, call.workers)
+        return run_on_ray(worker, chunks, job.ray, job.workers)
+    if job.workers in (None, 1):
+        return run_in_process(worker, chunks)
+    return run_in_processes(replace(worker, threads=threads_per_process(job)), chunks, job.workers)
 
 
-def threads_of(call: Call) -> int:
-    """Threads of each process of this machine, so that all of them together use its cores once."""
+def threads_per_process(job: Job) -> int:
+    """The number of PyTorch threads per process, so that all processes together use each core once."""
     import torch
 
-    return max(1, torch.get_num_threads() // (call.workers or 1))
+    return max(1, torch.get_num_threads() // (job.workers or 1))
 
 
-def join(call: Call, parts: Parts, found: Sequence[Source], results: Sequence[Column], count: int) -> Outcome:
-    """Write the output from the input and all parts. ValueError: the input has changed meanwhile."""
-    notes: dict[str, None] = {}  # a set in order
+def join(job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Column], count: int) -> Summary:
+    """Merge the input rows and all parts into the output files. ValueError: the input has changed."""
+    notes: dict[str, None] = {}  # an ordered set
     missing = 0
 
-    def rows() -> Iterator[list[dict[str, Any]]]:
+    def read_results() -> Iterator[list[dict[str, Any]]]:
         for number in range(count):
-            part = parts.get(number)
+            part = parts.read(number)
             notes.update(dict.fromkeys(part["notes"]))
             yield from part["rows"]
 
-    merged, made = is_merged(call, found), rows()
-    results = [replace(column, width=width_of(column, call, parts, count)) for column in results]
-    for group, file in files_of(call, parts, found, results):
+    merged, results = is_merged(job, inputs), read_results()
+    columns = [replace(column, width=vector_width(column, job, parts, count)) for column in columns]
+    for group, writer in open_writers(job, parts, inputs, columns):
         for source in group:
-            for batch in batches(source.path):
-                places, beside = [], []
-                for place in range(len(batch)):
-                    for result in next(made, ()):  # none, if the input has grown meanwhile
+            for batch in read_batches(source.path):
+                indices, rows = [], []
+                for index in range(len(batch)):
+                    for result in next(results, ()):  # empty if the input has grown
                         missing += all(value is None for value in result.values())
-                        named = {call.prefix + name: value for name, value in result.items()}
-                        beside.append({"file": str(source.path), **named} if merged else named)
-                        places.append(place)
-                with parts.writing():
-                    file.write(batch, places, beside)
+                        row = {job.prefix + name: value for name, value in result.items()}
+                        rows.append({"file": str(source.path), **row} if merged else row)
+                        indices.append(index)
+                with parts.os_errors():
+                    writer.write(batch, indices, rows)
             if sha256(source.path) != source.digest:
-                raise ValueError(f"{source.path} has changed since the job began: restore it, or start again")
-        with parts.writing():
-            file.close()
-    return Outcome(sum(source.rows for source in found), missing, list(notes))
+                raise ValueError(f"{source.path} has changed since the job started: restore it, or start again")
+        with parts.os_errors():
+            writer.close()
+    return Summary(sum(source.rows for source in inputs), missing, list(notes))
 
 
-def width_of(column: Column, call: Call, parts: Parts, count: int) -> int:
-    """The length of a vector, which the first part that has one tells; 0 for other columns."""
+def vector_width(column: Column, job: Job, parts: Parts, count: int) -> int:
+    """The number of components of a vector column, from the first part that contains one; 0 for other columns."""
     if column.type == "vector":
         for number in range(count):
-            for [row] in parts.get(number)["rows"]:
-                if (vector := row[column.name.removeprefix(call.prefix)]) is not None:
+            for [row] in parts.read(number)["rows"]:
+                if (vector := row[column.name.removeprefix(job.prefix)]) is not None:
                     return len(vector)
     return 0
 
 
-def files_of(
-    call: Call, parts: Parts, found: Sequence[Source], results: Sequence[Column]
-) -> Iterator[tuple[Sequence[Source], Writer]]:
-    """The inputs of each file of the output, and that file, empty."""
-    for old in (parts.joined, parts.joined_files):
-        if old.exists():
-            remove(old)
-    with parts.writing():
-        if kind := kind_of(call.out):
-            yield found, writer(parts.joined, kind, sources.together(found), results)
+def open_writers(
+    job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Column]
+) -> Iterator[tuple[Sequence[Source], Any]]:
+    """The inputs of each output file, with its writer."""
+    for path in (parts.joined, parts.joined_files):
+        if path.exists():
+            remove(path)
+    with parts.os_errors():
+        if file_format := format_of(job.out):
+            yield inputs, open_writer(parts.joined, file_format, sources.merge_columns(inputs), columns)
             return
         parts.joined_files.mkdir()
-        for source in found:
-            kind = str(kind_of(source.path))
-            yield [source], writer(parts.joined_files / source.path.name, kind, source.columns, results)
+        for source in inputs:
+            output = parts.joined_files / source.path.name
+            yield [source], open_writer(output, str(format_of(output)), source.columns, columns)

@@ -1,7 +1,8 @@
-"""Chunks on an existing Ray cluster, by Ray Data. The nodes need this package, and a local model at the same path.
+"""Computation of chunks on an existing Ray cluster with Ray Data.
 
-The cluster only computes: parts are written by the process that was called. A chunk whose node is lost is computed
-again on another, with the same results.
+The nodes need this package and access to the model: a local model must have the same path on each node. The cluster
+only computes; the calling process writes the parts. If a node fails, its chunks are computed again on another node,
+with the same results.
 """
 
 import logging
@@ -11,70 +12,71 @@ from typing import Any
 
 import click
 
-from minhub_py.jobs.executors import Chunk, Work
-from minhub_py.jobs.formats import arrow
+from minhub_py.jobs.executors import Chunk, Worker
+from minhub_py.jobs.formats import import_pyarrow
 
 
-class Worker:
-    """An actor of Ray: holds the model, and computes a chunk a call."""
+class Actor:
+    """A Ray actor that holds the model."""
 
-    def __init__(self, work: Work) -> None:
-        self.compute = work.start()
+    def __init__(self, worker: Worker) -> None:
+        self.compute = worker.load()
 
     def __call__(self, table: Any) -> Any:
-        """One row of a pyarrow.Table -> one row: number, part."""
+        """Convert a pyarrow.Table with one chunk per row to a table with the columns number and part."""
         chunks = [Chunk(**row) for row in table.to_pylist()]
         parts = [self.compute(chunk) for chunk in chunks]
-        pa = arrow()
+        pa = import_pyarrow()
         return pa.table({"number": [chunk.number for chunk in chunks], "part": pa.array(parts, pa.large_binary())})
 
 
-def cluster(work: Work, chunks: Iterable[Chunk], address: str, count: int | None) -> Iterator[tuple[int, bytes]]:
-    """Compute chunks on the cluster at an address, by `count` actors; one a node without it.
+def run_on_ray(worker: Worker, chunks: Iterable[Chunk], address: str, count: int | None) -> Iterator[tuple[int, bytes]]:
+    """Compute chunks on the cluster at an address with `count` actors, by default one per node.
 
-    All texts are put into the cluster's object store, which spills them to disk.    ConnectionError: no cluster there.
+    All texts are put into the cluster's object store, which spills to disk.
+
+    ConnectionError: there is no cluster at this address.
     """
     ray = connect(address)
     try:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         cores = int(sum(node.get("CPU", 0) for node in nodes))
         count = count or len(nodes)
-        work = replace(work, threads=max(1, cores // count))
-        pa = arrow()
-        text = pa.schema({
-            "number": pa.int64(), "first": pa.int64(), "texts": pa.list_(pa.string()), "beside": pa.list_(pa.string()),
-        })  # fmt: skip
-        blocks = [ray.put(pa.Table.from_pylist([vars(chunk)], text)) for chunk in chunks]
-        # An actor takes one core of Ray's account whatever it uses: so those of a node that is lost find another place.
-        done = ray.data.from_arrow_refs(blocks).map_batches(
-            Worker, fn_constructor_args=(work,), batch_size=1, batch_format="pyarrow", num_cpus=1,
-            num_gpus=1 if str(work.loading.get("device")).startswith("cuda") else None, concurrency=(1, count),
+        worker = replace(worker, threads=max(1, cores // count))
+        pa = import_pyarrow()
+        strings = pa.list_(pa.string())
+        schema = pa.schema({"number": pa.int64(), "first_row": pa.int64(), "texts": strings, "extras": strings})
+        blocks = [ray.put(pa.Table.from_pylist([vars(chunk)], schema)) for chunk in chunks]
+        # num_cpus=1 regardless of the threads, so that the actors of a failed node fit on the remaining nodes.
+        results = ray.data.from_arrow_refs(blocks).map_batches(
+            Actor, fn_constructor_args=(worker,), batch_size=1, batch_format="pyarrow", num_cpus=1,
+            num_gpus=1 if str(worker.loading.get("device")).startswith("cuda") else None, concurrency=(1, count),
         )  # fmt: skip
-        for row in done.iter_rows():
+        for row in results.iter_rows():
             yield row["number"], row["part"]
     finally:
         ray.shutdown()
 
 
-def package() -> Any:
-    """The module ray. click.ClickException: it is not installed."""
+def import_ray() -> Any:
+    """Import ray. click.ClickException: it is not installed."""
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]
         import ray.data  # type: ignore[import-not-found,unused-ignore]
     except ModuleNotFoundError as error:
-        raise click.ClickException("--ray needs Ray: pip install 'minhub_py[ray]'") from error
+        raise click.ClickException("--ray requires Ray: pip install 'minhub_py[ray]'") from error
     return ray
 
 
 def connect(address: str) -> Any:
-    """The module ray, connected and quiet."""
-    ray = package()
+    """Connect to a cluster without Ray's log output and progress bars. Returns the ray module."""
+    ray = import_ray()
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConnectionError(
-            f"there is no Ray cluster at {address}: `ray status` tells where one is; auto finds that of this machine"
+            f"no Ray cluster at {address}: check the address with `ray status`, or use --ray auto for a cluster on "
+            "this machine"
         ) from error
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    ray.data.DataContext.get_current().enable_progress_bars = False
     return ray

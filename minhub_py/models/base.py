@@ -60,6 +60,10 @@ class EncoderConfig(ModelConfig, Protocol):
     """The additional attributes of an encoder."""
 
     @property
+    def architectures(self) -> list[str] | None:
+        """The classes of the transformers model."""
+
+    @property
     def head(self) -> str | None:
         """The head of the checkpoint: "masked_lm", "sequence", "tokens" or None."""
 
@@ -86,6 +90,8 @@ class LanguageModel(nn.Module):
     encoder_decoder = False
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the sampling settings.
     generation_config: Mapping[str, Any] = MappingProxyType({})
+    # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py); None: the default.
+    embedding_settings: Any = None
 
     @property
     def decoder_start(self) -> int | None:
@@ -112,11 +118,18 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def forward(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits (B, T, V) of the next token at each position of `idx` (B, T), int64.
+        """Compute the logits of the next token at each position.
 
-        With a cache the new positions follow the cached positions, and the cache is updated in place.
-        TypeError: `idx` is not an integer tensor.
-        ValueError: a token ID is outside the vocabulary, or there are more positions than the model or the cache has.
+        Args:
+            idx: Token IDs (B, T), int64 or int32.
+            cache: Cached positions that the new positions follow, from `new_cache`; updated in place.
+
+        Returns:
+            Logits (B, T, V) in the dtype of the model.
+
+        Raises:
+            TypeError: `idx` is not an integer tensor.
+            ValueError: A token ID is outside the vocabulary, or the positions do not fit the model or the cache.
         """
         return self.logits(self.hidden(idx, cache))
 
@@ -137,9 +150,12 @@ class LanguageModel(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def new_cache(self, batch_size: int, max_length: int, lookahead: int = 0) -> Cache:
-        """A cache for `batch_size` rows of at most `max_length` positions, with the model's dtype and device.
+        """Allocate a cache with the model's dtype and device.
 
-        lookahead: additional positions that layers with a window cache, for runners that reject draft tokens.
+        Args:
+            batch_size: Number of rows.
+            max_length: Maximum number of positions per row.
+            lookahead: Additional positions of layers with a window, for runners that reject draft tokens.
         """
         return Cache(self.cache_layout(), batch_size, max_length, lookahead, like=next(self.parameters()))
 
@@ -148,9 +164,9 @@ class LanguageModel(nn.Module):
         title, limit = self.config.TITLE, self.config.context_length
         if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
             kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
-            raise TypeError(f"{title}: idx must be a LongTensor (B, T), as torch.tensor([ids]) gives it, not {kind}")
+            raise TypeError(f"{title}: idx must be a LongTensor (B, T), such as torch.tensor([token_ids]), not {kind}")
         if idx.dim() != 2 or not idx.numel():
-            raise ValueError(f"{title}: idx must be (B, T) with at least one id, not {tuple(idx.shape)}")
+            raise ValueError(f"{title}: idx must be (B, T) with at least one token ID, not {tuple(idx.shape)}")
         longest = idx.size(1) + (0 if cache is None else max(cache.lengths))
         if limit is not None and longest > limit:
             name = next(name for name in ("n_positions", "max_position_embeddings") if hasattr(self.config, name))
@@ -164,7 +180,7 @@ class LanguageModel(nn.Module):
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = torch.aminmax(idx)
             if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(f"{title}: ids must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
+                raise ValueError(f"{title}: token IDs must be 0 to {self.config.vocab_size - 1}, not {low} to {high}")
 
 
 class Encoder(LanguageModel):
@@ -205,6 +221,10 @@ class Encoder(LanguageModel):
                 raise ValueError(f"{self.config.TITLE}: {name} must be {tuple(idx.shape)}, not {tuple(tensor.shape)}")
         past = Past(idx, attended_tokens=None if attention_mask is None else attention_mask.bool())
         return self.body(idx, past, token_type_ids)
+
+    def hidden(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
+        """`hidden_states` without padding and token types."""
+        return self.hidden_states(idx)
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
         """The hidden states (B, T, C) of token IDs and token types (B, T)."""
@@ -253,12 +273,20 @@ class EncoderDecoder(LanguageModel):
         raise NotImplementedError
 
     def forward(self, idx: Tensor | None, decoder_idx: Tensor, cache: Cache | None = None) -> Tensor:  # type: ignore[override]
-        """Logits (B, T, V) of the next token at each position of `decoder_idx` (B, T), given the prompts `idx` (B, E).
+        """Compute the logits of the next token at each decoder position.
 
-        A decoder sequence begins with the decoder_start_token_id of the config, which `decoder_inputs` inserts. With a
-        cache the new positions of `decoder_idx` follow the cached positions, and the cache is updated in place. The
-        cache includes the result of the encoder: omit `idx` (None) after the first call.
-        TypeError, ValueError: as for other models, or the prompts are missing.
+        Args:
+            idx: Token IDs (B, E) of the encoder, without padding; None to use the encoder output in the cache.
+            decoder_idx: Token IDs (B, T) of the decoder. A sequence begins with the config's decoder_start_token_id,
+                which `decoder_inputs` inserts.
+            cache: Cached positions that the new decoder positions follow, and the encoder output; updated in place.
+
+        Returns:
+            Logits (B, T, V) in the dtype of the model.
+
+        Raises:
+            TypeError: As for `LanguageModel.forward`.
+            ValueError: As for `LanguageModel.forward`, or `idx` is missing in the first call.
         """
         encoder = None
         if idx is not None:
@@ -267,7 +295,7 @@ class EncoderDecoder(LanguageModel):
             if cache is not None:
                 cache.set_encoder(encoder)
         elif cache is None:
-            raise ValueError(f"{self.config.TITLE}: without a cache, give the ids of the source too")
+            raise ValueError(f"{self.config.TITLE}: without a cache, pass idx, the token IDs of the encoder")
         return self.logits(self.hidden(decoder_idx, cache, encoder))
 
     def hidden(self, idx: Tensor, cache: Cache | None = None, encoder: EncoderCache | None = None) -> Tensor:
@@ -279,6 +307,6 @@ class EncoderDecoder(LanguageModel):
         return x
 
     def decoder_inputs(self, targets: Tensor) -> Tensor:
-        """The decoder's token IDs (B, T) whose logits predict `targets` (B, T): the targets, shifted by one."""
+        """Shift `targets` (B, T) by one: the decoder's token IDs (B, T) whose logits predict the targets."""
         starts = torch.full_like(targets[:, :1], self.decoder_start)
         return torch.cat((starts, targets[:, :-1]), dim=1)

@@ -221,7 +221,7 @@ class Cache:
     def begin_encoder(self, length: int) -> None:
         """Set the number of encoder positions in all rows. ValueError: the cache is too small for them."""
         if length > self.max_length:
-            raise ValueError(f"a source of {length} ids does not fit a cache of {self.max_length}")
+            raise ValueError(f"{length} encoder positions do not fit a cache of {self.max_length}")
         self.encoder_lengths = [length] * len(self.lengths)
 
     def set_encoder(self, encoder: EncoderCache) -> None:
@@ -238,7 +238,7 @@ class Cache:
         ValueError: the encoder has not run for a row.
         """
         if 0 in self.encoder_lengths:
-            raise ValueError("a row of the cache has no source: the encoder reads it before the decoder's first id")
+            raise ValueError("a row of the cache has no encoder output: pass idx in the first call")
         rows, E = len(self.encoder_lengths), max(self.encoder_lengths)
         k, v = (tensor[:rows, :, :E] for tensor in self.layers[layer])
         if min(self.encoder_lengths) == E:
@@ -362,9 +362,10 @@ class Past:
         """
         S, T = attended.size(1), self.length
         if window not in self._masks:
-            near = window is None or self.start + T <= window or (T == 1 and window >= S)  # no position is too old
+            # Whether the window contains all attended positions.
+            in_window = window is None or self.start + T <= window or (T == 1 and window >= S)
             self._masks[window] = None
-            if self.ragged or not near or (self.start > 0 and T > 1):
+            if self.ragged or not in_window or (self.start > 0 and T > 1):
                 self._masks[window] = self.allowed(attended, window)
         return self._masks[window]
 

@@ -34,7 +34,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import unavailable
+from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -215,11 +215,7 @@ class GemmaConfig:
     pad_token_id: int | None = 0
 
     def __post_init__(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"Gemma: num_attention_heads ({self.num_attention_heads}) must be a multiple of "
-                f"num_key_value_heads ({self.num_key_value_heads})"
-            )
+        check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim % 2:
             raise ValueError(f"Gemma: head_dim ({self.head_dim}) must be even: positions rotate pairs")
         if SLIDING in self.kinds and self.sliding_window is None:
@@ -249,8 +245,7 @@ class GemmaConfig:
         """The type of each layer."""
         count = self.num_hidden_layers
         if self.layer_types is not None:
-            if len(self.layer_types) != count or not set(self.layer_types) <= {FULL, SLIDING}:
-                raise ValueError(f"Gemma: layer_types must hold {FULL} or {SLIDING} for each of {count} layers")
+            check_layer_types("Gemma", self.layer_types, (FULL, SLIDING), count)
             return list(self.layer_types)
         period = {"gemma": 1, "gemma2": 2}.get(self.model_type, self.sliding_window_pattern or 6)
         return [SLIDING if (layer + 1) % period else FULL for layer in range(count)]
@@ -263,20 +258,20 @@ class GemmaConfig:
     @property
     def ropes(self) -> dict[str, dict[str, Any]]:
         """rope_parameters of each layer type, with defaults. Older files scale the global layers only."""
-        given, context = self.rope_parameters or {}, self.max_position_embeddings
+        parameters, context = self.rope_parameters or {}, self.max_position_embeddings
         if self.model_type != "gemma3_text":
-            return dict.fromkeys((FULL, SLIDING), rotary.completed(given, context))
-        if not any(isinstance(value, dict) for value in given.values()):
-            given = {FULL: given}
-        if not all(name in (FULL, SLIDING) and isinstance(value, dict | None) for name, value in given.items()):
+            return dict.fromkeys((FULL, SLIDING), rotary.completed(parameters, context))
+        if not any(isinstance(value, dict) for value in parameters.values()):
+            parameters = {FULL: parameters}
+        if not all(name in (FULL, SLIDING) and isinstance(value, dict | None) for name, value in parameters.items()):
             raise ValueError(f"Gemma: rope_parameters must hold settings for {FULL} and {SLIDING}, or for the first")
-        full, local = given.get(FULL) or {}, given.get(SLIDING) or {}
-        apart, theta = self.rope_local_base_freq, local.get("rope_theta")
-        if None not in (apart, theta) and apart != theta:
-            raise ValueError(f"Gemma: config.json names two values of rope_local_base_freq: {apart} and {theta}")
+        full, local = parameters.get(FULL) or {}, parameters.get(SLIDING) or {}
+        base, theta = self.rope_local_base_freq, local.get("rope_theta")
+        if None not in (base, theta) and base != theta:
+            raise ValueError(f"Gemma: config.json names two values of rope_local_base_freq: {base} and {theta}")
         return {
             FULL: rotary.completed({"rope_theta": 1e6, **full}, context),
-            SLIDING: rotary.completed({"rope_theta": apart or 10000.0, **local}, context),
+            SLIDING: rotary.completed({"rope_theta": base or 10000.0, **local}, context),
         }
 
     def to_hub(self) -> dict[str, Any]:

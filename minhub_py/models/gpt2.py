@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import merge_heads, split_qkv
+from minhub_py.models.settings import SUMMARY, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
 
 MODEL_TYPE = "gpt2"
@@ -132,13 +133,7 @@ class GPT2Config:
     """The settings of config.json that change the result. Defaults: GPT-2 124M."""
 
     TITLE: ClassVar = "GPT-2"
-    # n_ctx is an old copy of n_positions; the others belong to heads for other tasks.
-    NO_EFFECT: ClassVar = frozenset(
-        """
-        summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
-        n_ctx n_special predict_special_tokens
-        """.split()
-    )
+    NO_EFFECT: ClassVar = SUMMARY | {"n_ctx", "n_special", "predict_special_tokens"}  # n_ctx: a copy of n_positions
 
     vocab_size: int = 50257
     n_positions: int = 1024
@@ -161,8 +156,7 @@ class GPT2Config:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.n_embd % self.n_head:
-            raise ValueError(f"GPT-2: n_embd ({self.n_embd}) must be a multiple of n_head ({self.n_head})")
+        check_multiple(self, "n_embd", "n_head")
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import merge_heads, split_qkv
+from minhub_py.models.settings import SUMMARY, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
 
 
@@ -130,14 +131,11 @@ class GPTBigCodeConfig:
     """The settings of config.json that change the result. Defaults: transformers."""
 
     TITLE: ClassVar = "GPT-BigCode"
-    # How softmax is rounded in 16 bits, which is float32 here; an old inference server; heads of other tasks.
-    NO_EFFECT: ClassVar = frozenset(
-        """
-        attention_softmax_in_fp32 scale_attention_softmax_in_fp32
-        inference_runner max_batch_size max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input
-        summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
-        """.split()
-    )
+    # The softmax is float32 here; the other settings belong to an old inference server.
+    NO_EFFECT: ClassVar = SUMMARY | {
+        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "max_batch_size",
+        "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input",
+    }  # fmt: skip
     DERIVED: ClassVar = ("num_key_value_heads",)
 
     vocab_size: int = 50257
@@ -160,8 +158,7 @@ class GPTBigCodeConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.n_embd % self.n_head:
-            raise ValueError(f"GPT-BigCode: n_embd ({self.n_embd}) must be a multiple of n_head ({self.n_head})")
+        check_multiple(self, "n_embd", "n_head")
 
     @property
     def kv_heads(self) -> int:

@@ -26,6 +26,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import SUMMARY, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step
 
 
@@ -130,12 +131,7 @@ class GPTJConfig:
 
     TITLE: ClassVar = "GPT-J"
     ONLY_VALUE: ClassVar = {"rotary": True, "scale_attn_weights": True}
-    # n_ctx is an old copy of n_positions; the others belong to heads for other tasks.
-    NO_EFFECT: ClassVar = frozenset(
-        """
-        summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx
-        """.split()
-    )
+    NO_EFFECT: ClassVar = SUMMARY | {"n_ctx"}  # an old copy of n_positions
 
     vocab_size: int = 50400
     n_positions: int = 2048
@@ -156,8 +152,7 @@ class GPTJConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.n_embd % self.n_head:
-            raise ValueError(f"GPT-J: n_embd ({self.n_embd}) must be a multiple of n_head ({self.n_head})")
+        check_multiple(self, "n_embd", "n_head")
         size = self.n_embd // self.n_head
         if self.rotary_dim % 2 or self.rotary_dim > size:
             raise ValueError(f"GPT-J: rotary_dim ({self.rotary_dim}) must be even, and at most a head's {size} numbers")

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import merge_heads, split_heads
+from minhub_py.models.settings import SUMMARY, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
 
 MODEL_TYPE = "gpt_neo"
@@ -141,11 +142,7 @@ class GPTNeoConfig:
     """The settings of config.json that change the result. Defaults: GPT-Neo 1.3B."""
 
     TITLE: ClassVar = "GPT-Neo"
-    NO_EFFECT: ClassVar = frozenset(
-        """
-        summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout classifier_dropout
-        """.split()
-    )
+    NO_EFFECT: ClassVar = SUMMARY | {"classifier_dropout"}
     DERIVED: ClassVar = ("attention_layers",)  # properties that config.json may repeat
 
     vocab_size: int = 50257
@@ -168,11 +165,8 @@ class GPTNeoConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"GPT-Neo: hidden_size ({self.hidden_size}) must be a multiple of num_heads ({self.num_heads})"
-            )
-        self.attention_layers  # noqa: B018  # refuses a pattern that does not fit
+        check_multiple(self, "hidden_size", "num_heads")
+        self.attention_layers  # noqa: B018  # checks the pattern
 
     @property
     def attention_layers(self) -> list[str]:
@@ -180,18 +174,15 @@ class GPTNeoConfig:
         if self.attention_types is None:
             return [("global", "local")[layer % 2] for layer in range(self.num_layers)]
         try:
-            # Counts below 1 and empty lists are invalid: their expansion could be endless or of another length.
-            sound = all(
+            valid = all(
                 isinstance(kinds, list | tuple) and kinds and type(count) is int and count > 0
                 for kinds, count in self.attention_types
             )
         except (TypeError, ValueError):
-            sound = False
-        if not sound:
-            raise ValueError(
-                'GPT-Neo: attention_types must look like [[["global", "local"], 12]], not '
-                f"{brief(self.attention_types)}"
-            )
+            valid = False
+        if not valid:
+            form = '[[["global", "local"], 12]]'
+            raise ValueError(f"GPT-Neo: attention_types must look like {form}, not {brief(self.attention_types)}")
         total = sum(len(kinds) * count for kinds, count in self.attention_types)
         if total != self.num_layers:  # before the expansion: a count can be any number
             raise ValueError(
@@ -199,7 +190,7 @@ class GPTNeoConfig:
             )
         for kind in (kind for kinds, _ in self.attention_types for kind in kinds):
             if kind not in ("global", "local"):
-                raise ValueError(f"GPT-Neo: attention_types knows global and local, not {brief(kind)}")
+                raise ValueError(f"GPT-Neo: attention_types must contain global and local, not {brief(kind)}")
         return [kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds]
 
     def to_hub(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import merge_heads, split_qkv
 from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import check_multiple, check_rotated
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step
 
 
@@ -149,17 +150,9 @@ class GPTNeoXConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"GPT-NeoX: hidden_size ({self.hidden_size}) must be a multiple of "
-                f"num_attention_heads ({self.num_attention_heads})"
-            )
+        check_multiple(self, "hidden_size", "num_attention_heads")
         rotary.check("GPT-NeoX", self.rope, partial=True)
-        if self.rotated < 2 or self.rotated % 2:
-            raise ValueError(
-                f"GPT-NeoX: partial_rotary_factor rotates {self.rotated} of a head's {self.head_size} numbers: "
-                "it must be an even number of at least 2"
-            )
+        check_rotated("GPT-NeoX", self.rotated, self.head_size)
 
     @property
     def head_size(self) -> int:
@@ -178,12 +171,8 @@ class GPTNeoXConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        return {
-            "architectures": ["GPTNeoXForCausalLM"],
-            "model_type": "gpt_neox",
-            **asdict(self),
-            "rope_parameters": self.rope,
-        }
+        settings = {**asdict(self), "rope_parameters": self.rope}
+        return {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", **settings}
 
     @property
     def context_length(self) -> int:

@@ -31,6 +31,7 @@ from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.experts import BLOCK, Packed, gated_mlp, route, weight_of
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import check_layer_types, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
 
 
@@ -207,11 +208,7 @@ class GPTOSSConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_attention_heads % self.kv_heads:
-            raise ValueError(
-                f"GPT-OSS: num_attention_heads ({self.num_attention_heads}) must be a multiple of "
-                f"num_key_value_heads ({self.kv_heads})"
-            )
+        check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.num_experts_per_tok > self.num_local_experts:
             raise ValueError(
                 f"GPT-OSS: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than "
@@ -228,25 +225,22 @@ class GPTOSSConfig:
         method = settings.get("quant_method")
         if method != "mxfp4":
             raise ValueError(
-                f"GPT-OSS: quantization_config's quant_method is {brief(method)}, which this package does not read; "
-                "take the repository of the same model in mxfp4 or in BF16"
+                f"GPT-OSS: quantization_config's quant_method {brief(method)} is not supported; use the repository "
+                "of the same model in mxfp4 or in BF16"
             )
         # dequantize is a setting of transformers' loader without effect on the result.
-        known: dict[str, Any] = {"quant_method": [method], "dequantize": [True, False]}
+        choices: dict[str, Any] = {"quant_method": [method], "dequantize": [True, False]}
         for name, value in settings.items():
-            floats = value if name == "modules_to_not_convert" and isinstance(value, list) else None
-            if floats is not None or (name == "modules_to_not_convert" and value is None):
-                if strange := [each for each in floats or () if each not in FLOATS]:
-                    raise ValueError(f"GPT-OSS: quantization_config leaves {brief(strange[0])} unpacked; in a file in "
-                                     "mxfp4 all experts are packed, and nothing else")  # fmt: skip
-            elif value not in known.get(name, ()):
+            if name == "modules_to_not_convert" and isinstance(value, list | None):
+                if unsupported := [module for module in value or () if module not in FLOATS]:
+                    raise ValueError(f"GPT-OSS: quantization_config leaves {brief(unsupported[0])} unpacked; in a file "
+                                     "in mxfp4 all experts are packed, and nothing else")  # fmt: skip
+            elif value not in choices.get(name, ()):
                 raise ValueError(f"GPT-OSS: quantization_config sets {brief(name)} to {brief(value)}, which this "
-                                 "package does not know")  # fmt: skip
+                                 "package does not support")  # fmt: skip
         for name in ("hidden_size", "intermediate_size"):
             if getattr(self, name) % BLOCK:
-                raise ValueError(
-                    f"GPT-OSS: in mxfp4 {name} must be a multiple of {BLOCK}, which {getattr(self, name)} is not"
-                )
+                raise ValueError(f"GPT-OSS: in mxfp4 {name} must be a multiple of {BLOCK}, not {getattr(self, name)}")
 
     @property
     def kv_heads(self) -> int:
@@ -270,11 +264,7 @@ class GPTOSSConfig:
         kinds = {"sliding_attention": self.sliding_window, "full_attention": None}
         if self.layer_types is None:
             return [list(kinds.values())[layer % 2] for layer in range(self.num_hidden_layers)]
-        if len(self.layer_types) != self.num_hidden_layers or not set(self.layer_types) <= set(kinds):
-            raise ValueError(
-                "GPT-OSS: layer_types must hold sliding_attention or full_attention for each of "
-                f"{self.num_hidden_layers} layers"
-            )
+        check_layer_types("GPT-OSS", self.layer_types, kinds, self.num_hidden_layers)
         return [kinds[name] for name in self.layer_types]
 
     @property

@@ -197,27 +197,29 @@ def local_attention(
     return y.view(B, N, H, block, D).transpose(1, 2).reshape(B, H, N * block, D)[:, :, :T]
 
 
-def distance_buckets(distances: Tensor, count: int, far: int, bidirectional: bool) -> Tensor:
+def distance_buckets(distances: Tensor, count: int, max_distance: int, bidirectional: bool) -> Tensor:
     """The bucket, below `count`, of each distance: key position minus query position. Raffel et al. (2020), "T5".
 
-    Near distances have a bucket each. Larger distances share buckets on a logarithmic scale; the last bucket contains
-    all distances from `far`. bidirectional: half of the buckets are for keys before the query, half for keys after it.
+    Small distances have a bucket each. Larger distances share buckets on a logarithmic scale; the last bucket contains
+    all distances from `max_distance`. bidirectional: half of the buckets are for keys before the query, half for keys
+    after it.
     """
     half = count // 2 if bidirectional else count
     back = distances.abs() if bidirectional else (-distances).clamp(min=0)
-    near = half // 2
-    beyond = (back.float() / near).log() / math.log(far / near) * (half - near)
-    buckets = torch.where(back < near, back, (near + beyond.clamp(min=0).long()).clamp(max=half - 1))
+    exact = half // 2
+    beyond = (back.float() / exact).log() / math.log(max_distance / exact) * (half - exact)
+    buckets = torch.where(back < exact, back, (exact + beyond.clamp(min=0).long()).clamp(max=half - 1))
     return buckets + half * (distances > 0) if bidirectional else buckets
 
 
-def relative_bias(weight: Tensor, queries: Tensor, keys: Tensor, far: int, bidirectional: bool) -> Tensor:
+def relative_bias(weight: Tensor, queries: Tensor, keys: Tensor, max_distance: int, bidirectional: bool) -> Tensor:
     """The bias (B or 1, H, T, S) of scores for queries and keys at these positions, (B or 1, T) and (B or 1, S).
 
     weight: (buckets, H); see `distance_buckets`.
     """
     distances = keys.unsqueeze(1) - queries.unsqueeze(2)
-    return F.embedding(distance_buckets(distances, weight.size(0), far, bidirectional), weight).permute(0, 3, 1, 2)
+    buckets = distance_buckets(distances, weight.size(0), max_distance, bidirectional)
+    return F.embedding(buckets, weight).permute(0, 3, 1, 2)
 
 
 def counted_positions(idx: Tensor, pad: int) -> Tensor:
@@ -232,10 +234,10 @@ def counted_positions(idx: Tensor, pad: int) -> Tensor:
 class RelativeBias(nn.Embedding):
     """`relative_bias` as a module: a number per bucket of distances and head, (buckets, H)."""
 
-    def __init__(self, buckets: int, heads: int, far: int, bidirectional: bool) -> None:
+    def __init__(self, buckets: int, heads: int, max_distance: int, bidirectional: bool) -> None:
         super().__init__(buckets, heads)
-        self.far, self.bidirectional = far, bidirectional
+        self.max_distance, self.bidirectional = max_distance, bidirectional
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:  # type: ignore[override]
         """(B or 1, H, T, S) for queries and keys at these positions, (B or 1, T) and (B or 1, S)."""
-        return relative_bias(self.weight, queries, keys, self.far, self.bidirectional)
+        return relative_bias(self.weight, queries, keys, self.max_distance, self.bidirectional)

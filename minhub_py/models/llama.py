@@ -32,7 +32,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import unavailable
+from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
 
 ARCHITECTURES = {
@@ -196,11 +196,7 @@ class LlamaConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_attention_heads % self.kv_heads:
-            raise ValueError(
-                f"Llama: num_attention_heads ({self.num_attention_heads}) must be a multiple of "
-                f"num_key_value_heads ({self.kv_heads})"
-            )
+        check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"Llama: without head_dim, hidden_size ({self.hidden_size}) must be a multiple of "
@@ -237,10 +233,7 @@ class LlamaConfig:
         if self.layer_types is None:
             return natural
         kinds = {"full_attention": None, "sliding_attention": window}
-        if len(self.layer_types) != count or not set(self.layer_types) <= set(kinds):
-            raise ValueError(
-                f"Llama: layer_types must hold full_attention or sliding_attention for each of {count} layers"
-            )
+        check_layer_types("Llama", self.layer_types, kinds, count)
         windows = [kinds[name] for name in self.layer_types]
         # Only Ministral and Qwen read layer_types; for the others it must equal their pattern.
         if windows != natural and kind in ("llama", "mistral", "ministral3"):

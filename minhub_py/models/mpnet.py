@@ -28,7 +28,7 @@ from minhub_py.models.layers import RelativeBias, counted_positions, merge_heads
 from minhub_py.models.steps import Add, AddPositions, Attend, Embed, HiddenStates, Linear, Norm, Step
 
 PAD = 1  # ID of the padding token. transformers has the same constant, whatever pad_token_id is.
-BUCKETS, FAR = 32, 128  # of the relative positions
+BUCKETS, MAX_DISTANCE = 32, 128  # of the relative positions
 
 
 class Attention(nn.Module):
@@ -72,7 +72,7 @@ class MPNet(Encoder):
         self.embed_tokens = nn.Embedding(config.vocab_size, C)
         self.embed_positions = nn.Embedding(config.max_position_embeddings, C)
         self.norm = nn.LayerNorm(C, eps=config.layer_norm_eps)
-        self.relative_bias = RelativeBias(BUCKETS, config.num_attention_heads, FAR, bidirectional=True)
+        self.relative_bias = RelativeBias(BUCKETS, config.num_attention_heads, MAX_DISTANCE, bidirectional=True)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.drop = nn.Dropout(config.hidden_dropout_prob)
         self.head = head_of(config)

@@ -28,6 +28,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, LoadResidual, Logits, Norm, Rotate, Step
 
 
@@ -153,10 +154,8 @@ class Olmo2Config:
     pad_token_id: int | None = 1
 
     def __post_init__(self) -> None:
-        for name, count in (("hidden_size", self.num_attention_heads), ("num_attention_heads", self.kv_heads)):
-            if getattr(self, name) % count:
-                other = "num_attention_heads" if name == "hidden_size" else "num_key_value_heads"
-                raise ValueError(f"OLMo 2: {name} ({getattr(self, name)}) must be a multiple of {other} ({count})")
+        check_multiple(self, "hidden_size", "num_attention_heads")
+        check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim % 2:
             raise ValueError(f"OLMo 2: the head size ({self.head_dim}) must be even: positions rotate pairs")
         rotary.check("OLMo 2", self.rope)
@@ -178,12 +177,8 @@ class Olmo2Config:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        return {
-            "architectures": ["Olmo2ForCausalLM"],
-            "model_type": "olmo2",
-            **asdict(self),
-            "rope_parameters": self.rope,
-        }
+        settings = {**asdict(self), "rope_parameters": self.rope}
+        return {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", **settings}
 
     @property
     def context_length(self) -> int:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import merge_heads, split_heads
+from minhub_py.models.settings import check_multiple
 from minhub_py.models.steps import Add, AddPositions, Attend, Embed, Linear, LoadResidual, Logits, Norm, Step
 
 FIRST = 2  # row of the position 0
@@ -144,12 +145,8 @@ class OPTConfig:
     """The settings of config.json that change the result. Defaults: OPT 125M."""
 
     TITLE: ClassVar = "OPT"
-    ONLY_VALUE: ClassVar = {
-        "layerdrop": 0.0,
-        "activation_dropout": 0.0,
-        "learned_embeddings": True,
-        "scale_embeddings": False,
-    }
+    ONLY_VALUE: ClassVar = {"layerdrop": 0.0, "activation_dropout": 0.0,
+                            "learned_embeddings": True, "scale_embeddings": False}  # fmt: skip
 
     vocab_size: int = 50272
     hidden_size: int = 768
@@ -172,11 +169,7 @@ class OPTConfig:
     pad_token_id: int | None = 1
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"OPT: hidden_size ({self.hidden_size}) must be a multiple of "
-                f"num_attention_heads ({self.num_attention_heads})"
-            )
+        check_multiple(self, "hidden_size", "num_attention_heads")
 
     @property
     def embedding_size(self) -> int:

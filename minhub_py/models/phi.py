@@ -26,6 +26,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.layers import merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import check_multiple, check_rotated
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step
 
 
@@ -151,22 +152,10 @@ class PhiConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"Phi: hidden_size ({self.hidden_size}) must be a multiple of "
-                f"num_attention_heads ({self.num_attention_heads})"
-            )
-        if self.num_attention_heads % self.kv_heads:
-            raise ValueError(
-                f"Phi: num_attention_heads ({self.num_attention_heads}) must be a multiple of "
-                f"num_key_value_heads ({self.kv_heads})"
-            )
+        check_multiple(self, "hidden_size", "num_attention_heads")
+        check_multiple(self, "num_attention_heads", "num_key_value_heads")
         rotary.check("Phi", self.rope, partial=True)
-        if self.rotated < 2 or self.rotated % 2:
-            raise ValueError(
-                f"Phi: partial_rotary_factor rotates {self.rotated} of a head's {self.head_size} numbers: "
-                "it must be an even number of at least 2"
-            )
+        check_rotated("Phi", self.rotated, self.head_size)
 
     @property
     def kv_heads(self) -> int:
@@ -190,12 +179,8 @@ class PhiConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        return {
-            "architectures": ["PhiForCausalLM"],
-            "model_type": "phi",
-            **asdict(self),
-            "rope_parameters": self.rope,
-        }
+        settings = {**asdict(self), "rope_parameters": self.rope}
+        return {"architectures": ["PhiForCausalLM"], "model_type": "phi", **settings}
 
     @property
     def context_length(self) -> int:

@@ -56,8 +56,8 @@ PHI: Sizes = {
 }  # fmt: skip
 
 
-def _opt(C: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
-    return {"hidden_size": C, "ffn_dim": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads, **more}
+def _opt(C: int, layers: int, heads: int, **settings: Any) -> dict[str, Any]:
+    return {"hidden_size": C, "ffn_dim": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads, **settings}
 
 
 OPT: Sizes = {
@@ -72,13 +72,13 @@ OPT: Sizes = {
 }
 
 
-def _llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+def _llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any) -> dict[str, Any]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, **more}  # fmt: skip
+            "num_key_value_heads": kv_heads, **settings}  # fmt: skip
 
 
-def _rope(theta: float, **more: Any) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": theta, **more}
+def _rope(theta: float, **settings: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta, **settings}
 
 
 _SMOL = {"vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
@@ -163,8 +163,8 @@ QWEN35: Sizes = {
 }
 
 
-def _t5(C: int, inner: int, layers: int, heads: int, D: int = 64, **more: Any) -> dict[str, Any]:
-    return {"d_model": C, "d_ff": inner, "num_layers": layers, "num_heads": heads, "d_kv": D, **more}
+def _t5(C: int, inner: int, layers: int, heads: int, D: int = 64, **settings: Any) -> dict[str, Any]:
+    return {"d_model": C, "d_ff": inner, "num_layers": layers, "num_heads": heads, "d_kv": D, **settings}
 
 
 def _t5_1_1(C: int, inner: int, layers: int, heads: int) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from minhub_py.models.cache import KeyValues, Layout, Past, State
 from minhub_py.models.delta import gated_delta, gated_rms_norm
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import check_layer_types, check_multiple, check_rotated
 from minhub_py.models.steps import Add, Attend, DeltaRule, Embed, Gate, Linear, Logits, Norm, Rotate, Step
 
 
@@ -236,28 +237,13 @@ class Qwen35Config:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name, part in (
-            ("num_attention_heads", "num_key_value_heads"),
-            ("linear_num_value_heads", "linear_num_key_heads"),
-        ):
-            if getattr(self, name) % getattr(self, part):
-                raise ValueError(
-                    f"Qwen 3.5: {name} ({getattr(self, name)}) must be a multiple of {part} ({getattr(self, part)})"
-                )
-        if self.layer_types is not None and (
-            len(self.layer_types) != self.num_hidden_layers
-            or not set(self.layer_types) <= {"full_attention", "linear_attention"}
-        ):
-            raise ValueError(
-                f"Qwen 3.5: layer_types must hold full_attention or linear_attention for each of "
-                f"{self.num_hidden_layers} layers"
-            )
+        check_multiple(self, "num_attention_heads", "num_key_value_heads")
+        check_multiple(self, "linear_num_value_heads", "linear_num_key_heads")
+        if self.layer_types is not None:
+            choices = "full_attention", "linear_attention"
+            check_layer_types("Qwen 3.5", self.layer_types, choices, self.num_hidden_layers)
         rotary.check("Qwen 3.5", self.rope, partial=True)
-        if self.rotated < 2 or self.rotated % 2:
-            raise ValueError(
-                f"Qwen 3.5: partial_rotary_factor rotates {self.rotated} of a head's {self.head_dim} numbers: "
-                "it must be an even number of at least 2"
-            )
+        check_rotated("Qwen 3.5", self.rotated, self.head_dim)
 
     @property
     def rotated(self) -> int:
@@ -290,13 +276,8 @@ class Qwen35Config:
         """The config.json of this model for transformers."""
         settings = asdict(self)
         del settings["full_attention_interval"]
-        return {
-            "architectures": ["Qwen3_5ForCausalLM"],
-            "model_type": "qwen3_5_text",
-            **settings,
-            "layer_types": self.kinds,
-            "rope_parameters": {**(self.rope_parameters or {}), **self.rope},
-        }
+        settings |= {"layer_types": self.kinds, "rope_parameters": {**(self.rope_parameters or {}), **self.rope}}
+        return {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", **settings}
 
     @property
     def context_length(self) -> int:

@@ -87,16 +87,16 @@ def check(title: str, rope: Mapping[str, Any], *, partial: bool = False, grows: 
     kind = rope["rope_type"]
     if kind not in list(ROPE_TYPES):  # a value from a file may be unhashable
         raise ValueError(f"{title}: rope_parameters' rope_type {brief(kind)} is not one of {', '.join(ROPE_TYPES)}")
-    needed, optional = ROPE_TYPES[kind]
-    if missing := sorted(needed - set(rope)):
-        raise ValueError(f"{title}: rope_parameters of rope_type {kind} lacks {', '.join(missing)}")
-    known = needed | optional | {"rope_type", "rope_theta"} | ({"partial_rotary_factor"} if partial else set())
-    known -= set() if grows else {"llama_4_scaling_beta"}
+    required, optional = ROPE_TYPES[kind]
+    if absent := sorted(required - set(rope)):
+        raise ValueError(f"{title}: rope_parameters of rope_type {kind} lacks {', '.join(absent)}")
+    names = required | optional | {"rope_type", "rope_theta"} | ({"partial_rotary_factor"} if partial else set())
+    names -= set() if grows else {"llama_4_scaling_beta"}
     for name, value in rope.items():
         if name == "partial_rotary_factor" and value == 1:
             continue
-        if name not in known:
-            raise ValueError(f"{title}: rope_parameters has {brief(name)}, which rope_type {kind} does not know")
+        if name not in names:
+            raise ValueError(f"{title}: rope_parameters has {brief(name)}, which rope_type {kind} does not have")
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
         if name != "rope_type" and not (isinstance(value, bool) if name == "truncate" else number):
             raise ValueError(f"{title}: rope_parameters' {name} cannot be {brief(value)}")

@@ -1,13 +1,41 @@
-"""Settings of a config that exist for some model types only, declared as field metadata "model_types"."""
+"""Checks and field metadata that the configs of several architectures share."""
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from typing import Any
+
+# Settings of classification heads in the configs of GPT-2 and its relatives. A language model does not use them.
+SUMMARY = frozenset(
+    ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout")
+)
 
 
 def unavailable(config: Any, model_type: str) -> dict[str, Any]:
-    """The settings of a config, or its class, that do not exist for a model type, and their defaults."""
+    """Defaults of the settings of a config, or its class, that a model type does not have (metadata "model_types")."""
     return {
         field.name: field.default
         for field in dataclasses.fields(config)
         if model_type not in field.metadata.get("model_types", (model_type,))
     }
+
+
+def check_multiple(config: Any, name: str, divisor_name: str) -> None:
+    """ValueError: a setting is not a multiple of another, which may be None."""
+    size, divisor = getattr(config, name), getattr(config, divisor_name)
+    if divisor is not None and size % divisor:
+        raise ValueError(f"{config.TITLE}: {name} ({size}) must be a multiple of {divisor_name} ({divisor})")
+
+
+def check_rotated(title: str, rotated: int, head_size: int) -> None:
+    """ValueError: partial_rotary_factor rotates an odd number of channels of a head, or none."""
+    if rotated < 2 or rotated % 2:
+        raise ValueError(
+            f"{title}: partial_rotary_factor rotates {rotated} of a head's {head_size} numbers: "
+            "it must be an even number of at least 2"
+        )
+
+
+def check_layer_types(title: str, types: Sequence[str], choices: Collection[str], layers: int) -> None:
+    """ValueError: layer_types is not a list with one of the choices for each layer."""
+    if len(types) != layers or not set(types) <= set(choices):
+        raise ValueError(f"{title}: layer_types must hold {' or '.join(choices)} for each of {layers} layers")

@@ -103,8 +103,8 @@ class Block(nn.Module):
 class Stack(nn.Module):
     def __init__(self, config: "T5Config", layers: int, is_decoder: bool) -> None:
         super().__init__()
-        buckets, far = config.relative_attention_num_buckets, config.relative_attention_max_distance
-        self.relative_bias = RelativeBias(buckets, config.num_heads, far, bidirectional=not is_decoder)
+        buckets, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
+        self.relative_bias = RelativeBias(buckets, config.num_heads, distance, bidirectional=not is_decoder)
         self.block = nn.ModuleList(Block(config, number, is_decoder) for number in range(layers))
         self.norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 

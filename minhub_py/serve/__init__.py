@@ -1,11 +1,14 @@
-"""The server: one engine a model, OpenAI's and Ollama's faces, and a web page.
+"""HTTP server with the OpenAI API, the Ollama API and a web page.
 
-engine.py     requests join and leave a model's batch
-models.py     the models by name; replies on their way from the engine
-fields.py     what clients send, checked
-answers.py    whole answers and streams
-openai.py ollama.py     the faces
-page/         the web page: files that browsers load as they are
-app.py        who may call, limits, paths
-run.py        sockets and signals
+engine.py       continuous batching of requests in one thread per model
+models.py       served models; generation for HTTP requests
+validation.py   validation of JSON bodies
+workers.py      thread pools for tokenization and schemas
+streaming.py    complete and streamed responses
+openai.py       OpenAI API
+ollama.py       Ollama API
+page/           web page
+server.py       settings, access control, error formats
+app.py          ASGI application: middleware and routes
+run.py          socket, uvicorn, signals
 """

@@ -1,14 +1,15 @@
-"""One thread that runs one model's batch: requests join and leave it between steps, and are told what they get.
+"""Continuous batching for one model: requests join and leave its batch between steps, in one thread.
 
-Each reply has the bits that it has alone (inference/batch.py says where). What two prompts begin with in common is read
-once, also when the first of them has ended. If a step raises, the requests go on one by one in a new batch until it is
-clear whose fault it is: only that one fails, and the others lose nothing but time.
+The output of a request is bitwise identical to its single run (see Determinism in inference/batch.py). Prompts share
+cached prefixes. If a step raises, the engine runs the requests one by one in a new batch to find the cause: only that
+request fails.
 """
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,21 +21,21 @@ from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.grammar import Grammar, GrammarError
-from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.system.console import note
 
-# Ids of prompts that one step reads at most: so long do the other rows wait. Fewer would read the weights more often.
-PIECE = MOST_TOKENS
+# Maximum number of prompt tokens per step, which delays the other requests. Smaller chunks load the weights more often.
+PREFILL_CHUNK = MAX_TOKENS
 
 
 class BusyError(Exception):
-    """The queue is full, or the engine does not take requests any more."""
+    """The queue is full, or the engine does not accept requests."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """A new id as text. logprob: in nats, before temperature; top: (id, text, logprob) of the likeliest."""
+    """A generated token. logprob: in nats, before temperature.    top: (ID, text, logprob) of most likely tokens."""
 
     id: int
     text: str
@@ -43,8 +44,8 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Text that has become certain, and the ids that are new since the last piece. end: why the reply ends with it."""
+class Delta:
+    """New text of a request and its tokens. `end` is the finish reason, in the last delta only."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -53,7 +54,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Failure:
-    """A reply that ends without its text. kind: the model's fault, the schema's, the time's, or the server's end."""
+    """The end of a request by an error. kind: its cause ("time" is the request's deadline)."""
 
     kind: Literal["model", "schema", "time", "shutdown"]
     message: str
@@ -61,105 +62,112 @@ class Failure:
 
 @dataclass(eq=False)
 class Request:
-    """A text to make, or with `given` to score.
+    """A sequence to generate, or to score if it has `targets`.
 
-    send: called in the engine's thread, with pieces of which the last has an `end`, or else with a Failure.
-    grammar: of the new text.    deadline: of time.monotonic().
-    cancelled: set from any thread; the row is free after the step that is under way.
-    cached, made: ids of the prompt that were not read again, and new ids; they rise as the text comes.
+    send: receives deltas in the engine's thread, the last with an `end`, or a Failure.
+    targets: token IDs of a continuation to score.
+    grammar: constrains the new tokens.
+    deadline: on the clock time.monotonic().
+    cancelled: can be set from any thread; the request leaves after the current step.
+    cached_tokens: number of prompt tokens copied from the prefix cache.
+    first_token_at: time of the first token.
+    new_ids: generated token IDs.
+    repeat: number of tokens to generate again after a failed step, without sending them (encoder-decoders only).
     """
 
     ids: Sequence[int]
     max_new_tokens: int
-    send: Callable[[Piece | Failure], object]
+    send: Callable[[Delta | Failure], object]
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     stop_ids: frozenset[int] = frozenset()
     stops: tuple[str, ...] = ()
-    given: Sequence[int] = ()
+    targets: Sequence[int] = ()
     logprobs: bool = False
     top: int = 0
     grammar: Grammar | None = None
     deadline: float = float("inf")
     cancelled: bool = False
-    cached: int = 0
-    made: int = 0
-    first: float | None = None
-    new: list[int] = field(default_factory=list)
-    text: "Text | None" = None
-    heard: int = 0  # new ids that are made once more, as an encoder-decoder's can only be made from the first
+    cached_tokens: int = 0
+    first_token_at: float | None = None
+    new_ids: list[int] = field(default_factory=list)
+    detokenizer: "Detokenizer | None" = None
+    repeat: int = 0
 
 
-class Text:
-    """New ids -> pieces of text, up to the first of the `stops`; what could be the beginning of one is held back."""
+class Detokenizer:
+    """Incremental decoding up to a stop string. A suffix that may begin a stop string is held back."""
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
         self.tokenizer, self.stops = tokenizer, StopStrings(stops)
-        self.stream = DecodeStream(ids=list(before), skip_special_tokens=True)
+        self.stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
         self.tokens: list[Token] = []
 
-    def add(self, token: Token, end: Literal["stop", "length"] | None) -> Piece | None:
-        """What is certain after one more id; None: nothing yet."""
+    def add(self, token: Token, end: Literal["stop", "length"] | None) -> Delta | None:
+        """The new text after a token; None if there is no new text yet."""
         with working(self.tokenizer):
             text = self.stops.add(self.stream.step(self.tokenizer, token.id) or "")
         self.tokens.append(token)
-        if self.stops.found:
+        if self.stops.stopped:
             end = "stop"
         elif end is not None:
-            text += self.stops.rest()
+            text += self.stops.flush()
         if not text and end is None:
             return None
         tokens, self.tokens = tuple(self.tokens), []
-        return Piece(text, tokens, end)
+        return Delta(text, tokens, end)
 
 
 class Engine:
-    """A model's batch and its queue.
+    """A thread that runs a model's batch, with a queue of requests.
 
-    rows: texts at a time.    max_length: ids of each, the prompt's included.    waiting: requests that may wait for a
-    row.    keep: bytes for the keys of texts that have ended.
+    batch_size: maximum number of sequences that run at the same time.
+    max_length: maximum number of tokens of a sequence, including the prompt.
+    queue_size: maximum number of waiting requests.
+    prefix_bytes: size of the prefix cache.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Tokenizer, *, rows: int = 8, max_length: int = 2048, waiting: int = 128,
-        keep: int = 2**28,
+        self, model: Any, tokenizer: Tokenizer, *, batch_size: int = 8, max_length: int = 2048, queue_size: int = 128,
+        prefix_bytes: int = 2**28,
     ) -> None:  # fmt: skip
         self.model, self.tokenizer = model, tokenizer
-        self.rows, self.max_length, self.waiting, self.keep = rows, max_length, waiting, keep
+        self.batch_size, self.max_length, self.queue_size = batch_size, max_length, queue_size
+        self.prefix_bytes = prefix_bytes
         self.inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self.line: list[Request] = []  # waiting for a row, the first in front
-        self.running: dict[int, Request] = {}  # by their row's number
-        self.accepts, self.ends = True, False
+        self.waiting: list[Request] = []
+        self.running: dict[int, Request] = {}  # by row of the batch
+        self.accepting, self.stopping = True, False
         self.counts = {"prompt": 0, "cached": 0, "generated": 0, "finished": 0, "failed": 0, "cancelled": 0}
-        self.admission = threading.Lock()
-        self.open = 0  # requests that have not ended
+        self.lock = threading.Lock()
+        self.unfinished = 0  # number of requests
         self.thread = threading.Thread(target=self._run, name="minhub engine", daemon=True)
         self.thread.start()
 
     # For any thread
 
     def submit(self, *requests: Request) -> None:
-        """Take in requests, all or none. BusyError: too many wait already, or the engine ends."""
-        with self.admission:
-            if not self.accepts:
+        """Queue requests, all or none. BusyError: the queue is full, or the engine stops."""
+        with self.lock:
+            if not self.accepting:
                 raise BusyError("the server is shutting down")
-            if self.open + len(requests) > self.rows + self.waiting:
+            if self.unfinished + len(requests) > self.batch_size + self.queue_size:
                 raise BusyError("the queue is full")
-            self.open += len(requests)
+            self.unfinished += len(requests)
         for request in requests:
             self.inbox.put(request)
 
-    def refuse(self) -> None:
-        """Take no more requests; those that there are go on."""
-        with self.admission:
-            self.accepts = False
+    def stop_accepting(self) -> None:
+        """Reject new requests. Existing ones continue."""
+        with self.lock:
+            self.accepting = False
 
-    def close(self, wait: float = 10.0) -> None:
-        """End the thread. Replies that have not ended are told so."""
-        self.refuse()
-        self.ends = True
+    def close(self, timeout: float = 10.0) -> None:
+        """Stop the thread. Unfinished requests receive a Failure."""
+        self.stop_accepting()
+        self.stopping = True
         self.inbox.put(None)
-        self.thread.join(wait)
+        self.thread.join(timeout)
 
     # In the engine's thread
 
@@ -167,180 +175,170 @@ class Engine:
         with torch.inference_mode():
             batch = self._new_batch()
             try:
-                while not self.ends:
-                    self._take_in(wait=not self.running and not self.line)
+                while not self.stopping:
+                    self._receive(wait=not self.running and not self.waiting)
                     batch = self._step(batch)
             finally:
-                self.refuse()
-                self._take_in(wait=False)
-                for request in [*self.running.values(), *self.line]:
+                self.stop_accepting()
+                self._receive(wait=False)
+                for request in [*self.running.values(), *self.waiting]:
                     self._fail(request, Failure("shutdown", "the server is shutting down"))
 
     def _new_batch(self) -> Batch:
-        return Batch(self.model, self.rows, self.max_length, prefix_bytes=self.keep, chunk=PIECE)
+        return Batch(self.model, self.batch_size, self.max_length, prefix_bytes=self.prefix_bytes, chunk=PREFILL_CHUNK)
 
-    def _take_in(self, wait: bool) -> None:
-        """Move what has come into the line."""
-        while True:
-            try:
+    def _receive(self, wait: bool) -> None:
+        """Move submitted requests to the waiting list."""
+        with suppress(queue.Empty):
+            while True:
                 request = self.inbox.get(block=wait)
-            except queue.Empty:
-                return
-            wait = False
-            if request is not None:
-                self.line.append(request)
+                wait = False
+                if request is not None:
+                    self.waiting.append(request)
 
     def _step(self, batch: Batch) -> Batch:
-        """One step, or the recovery from an exception in it; the batch to go on with."""
+        """Run one step. Returns the batch, or a new one after an exception."""
         try:
             self._advance(batch)
         except Exception as error:
-            many = len(self.running)
-            note(f"Note: {type(error).__name__} in a step of the model: its {many} requests go on one by one")
+            count = len(self.running)
+            note(f"Note: {type(error).__name__} in a step of the model: its {count} requests continue one by one")
             return self._recover()
         return batch
 
     def _advance(self, batch: Batch) -> None:
-        """Let requests leave and join, and make one step."""
+        """Remove and admit requests, and run one step."""
         now = time.monotonic()
         for row, request in list(self.running.items()):
-            if self._is_over(request, now):
+            if self._has_ended(request, now):
                 del self.running[row]
                 batch.retire(row)
-        self.line = [request for request in self.line if not self._is_over(request, now)]
-        while self.line and len(batch) < batch.capacity:
-            request = self.line.pop(0)
+        self.waiting = [request for request in self.waiting if not self._has_ended(request, now)]
+        while self.waiting and len(batch) < batch.capacity:
+            request = self.waiting.pop(0)
             try:
                 self.running[self._admit(batch, request)] = request
-            except Exception as error:  # whatever it is, it concerns this request alone
+            except Exception as error:  # concerns this request only
                 self._fail(request, failure_of(error))
         if self.running:
             for event in batch.advance():
-                self._hear(batch, event)
+                self._process(batch, event)
 
-    def _is_over(self, request: Request, now: float) -> bool:
-        """Whether a request is cancelled or late; it is then told."""
+    def _has_ended(self, request: Request, now: float) -> bool:
+        """Whether a request is cancelled or past its deadline."""
         if request.cancelled:
-            self.counts["cancelled"] += 1
-            self._leave()
-            return True
-        if now > request.deadline:
-            self._fail(request, Failure("time", "the reply took longer than the server allows"))
-            return True
-        return False
+            self._count_end("cancelled")
+        elif now > request.deadline:
+            self._fail(request, Failure("time", "the reply exceeded the server's time limit: shorten it or try again"))
+        else:
+            return False
+        return True
 
     def _admit(self, batch: Batch, request: Request) -> int:
-        """Let a request join a batch, with the ids that it has already made."""
-        known, request.heard = (0, request.made) if self.model.encoder_decoder else (request.made, 0)
+        """Add a request to a batch with the tokens generated so far. Returns its row."""
+        count = len(request.new_ids)
+        prefix, request.repeat = ([], count) if self.model.encoder_decoder else (request.new_ids[:], 0)
         generator = torch.Generator().manual_seed(request.seed)
-        for _ in range(known):  # each id is drawn with a number of its own
+        for _ in prefix:  # each token consumes one random number
             torch.rand(1, dtype=torch.float64, generator=generator)
-        if request.text is None:
-            before = [] if self.model.encoder_decoder else request.ids
-            request.text = Text(self.tokenizer, before, request.stops)
+        if request.detokenizer is None:
+            prompt = [] if self.model.encoder_decoder else request.ids
+            request.detokenizer = Detokenizer(self.tokenizer, prompt, request.stops)
         return batch.admit(
-            [*request.ids, *request.new[:known]],
-            request.max_new_tokens - known,
+            [*request.ids, *prefix],
+            request.max_new_tokens - len(prefix),
             sampling=request.sampling,
             generator=generator,
             stop=StopCriteria(request.stop_ids, (), None),
-            targets=request.given[known:],
+            targets=request.targets[len(prefix) :],
             logprobs=request.logprobs,
             top=request.top,
-            matcher=None if request.grammar is None else request.grammar.matcher(request.new[:known]),
+            matcher=None if request.grammar is None else request.grammar.matcher(prefix),
         )
 
-    def _hear(self, batch: Batch, event: Event) -> None:
-        """Tell a request of one more id."""
+    def _process(self, batch: Batch, event: Event) -> None:
+        """Send the text of a new token, or its error, to the request."""
         request = self.running.get(event.row)
-        if request is None:  # its text has ended within this step
+        if request is None:  # a stop string ended it within this step
             return
-        if event.error is not None:
-            del self.running[event.row]
-            self._fail(request, failure_of(event.error))
+        if request.repeat and event.error is None:
+            request.repeat -= 1
             return
-        if request.heard:
-            request.heard -= 1
-            return
-        if request.first is None:
-            request.first = time.monotonic()
-            request.cached = batch.cached_tokens.get(event.row, 0)
-            self.counts["prompt"] += len(request.ids)
-            self.counts["cached"] += request.cached
-        request.new.append(event.id)
-        request.made += 1
-        self.counts["generated"] += 1
-        assert request.text is not None
         try:
-            piece = request.text.add(self._token(request, event), event.end)
-        except Exception as error:  # a damaged tokenizer
+            delta = self._delta(request, batch, event)
+        except Exception as error:  # of this sequence, or of a corrupt tokenizer
             del self.running[event.row]
             batch.retire(event.row)
             self._fail(request, failure_of(error))
             return
-        if piece is None:
+        if delta is None:
             return
-        if piece.end is not None:
+        if delta.end is not None:
             del self.running[event.row]
-            self.counts["finished"] += 1
-            self._leave()
-        request.send(piece)
-        if piece.end is not None and event.end is None:
-            batch.retire(event.row)  # a stop string
+            batch.retire(event.row)  # active if a stop string ended it
+            self._count_end("finished")
+        request.send(delta)
 
-    def _token(self, request: Request, event: Event) -> Token:
-        if not (request.logprobs or request.top):
-            return Token(event.id, "", None, ())
-        top = tuple((id, token_text(self.tokenizer, id), logprob) for id, logprob in event.top)
-        return Token(event.id, token_text(self.tokenizer, event.id), event.logprob, top)
+    def _delta(self, request: Request, batch: Batch, event: Event) -> Delta | None:
+        """The new text after an event. Raises the event's error."""
+        if event.error is not None:
+            raise event.error
+        if request.first_token_at is None:
+            request.first_token_at = time.monotonic()
+            request.cached_tokens = batch.cached_tokens.get(event.row, 0)
+            self.counts["prompt"] += len(request.ids)
+            self.counts["cached"] += request.cached_tokens
+        request.new_ids.append(event.id)
+        self.counts["generated"] += 1
+        token = Token(event.id, "", None, ())
+        if request.logprobs or request.top:
+            top = tuple((id, token_text(self.tokenizer, id), logprob) for id, logprob in event.top)
+            token = Token(event.id, token_text(self.tokenizer, event.id), event.logprob, top)
+        assert request.detokenizer is not None
+        return request.detokenizer.add(token, event.end)
 
     def _recover(self) -> Batch:
-        """Find the request whose ids the model cannot read: each makes an id by itself. Nobody else is harmed."""
+        """Find the requests that raise: run each alone for one token. Returns a new batch; the others wait for it."""
         requests, self.running = list(self.running.values()), {}
-        batch, sound = self._new_batch(), []
+        batch, intact = self._new_batch(), []
         for request in requests:
-            made = request.made
+            count = len(request.new_ids)
             try:
                 row = self._admit(batch, request)
                 self.running = {row: request}
-                while self.running and request.made == made:  # an id more, or its end
+                while self.running and len(request.new_ids) == count:
                     for event in batch.advance():
-                        self._hear(batch, event)
+                        self._process(batch, event)
                 if self.running:
                     batch.retire(row)
-                    sound.append(request)
+                    intact.append(request)
             except Exception as error:
                 self._fail(request, failure_of(error))
                 batch = self._new_batch()
-        self.running, self.line = {}, sound + self.line
+        self.running, self.waiting = {}, intact + self.waiting
         return batch
 
     def _fail(self, request: Request, failure: Failure) -> None:
-        self.counts["failed"] += 1
-        self._leave()
+        self._count_end("failed")
         request.send(failure)
 
-    def _leave(self) -> None:
-        with self.admission:
-            self.open -= 1
+    def _count_end(self, kind: str) -> None:
+        self.counts[kind] += 1
+        with self.lock:
+            self.unfinished -= 1
 
 
 def failure_of(error: Exception) -> Failure:
-    """What a client is told of an exception: the message of those that this package raises on purpose."""
+    """The failure that a client receives. Only messages of this package's own errors are shown."""
     if isinstance(error, GrammarError):
         return Failure("schema", str(error))
-    known = isinstance(error, ValueError) and str(error)
-    return Failure("model", str(error) if known else f"the model failed ({type(error).__name__})")
+    message = str(error) if isinstance(error, ValueError) else ""
+    return Failure("model", message or f"the model failed ({type(error).__name__})")
 
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:
-    """An id as it stands within a text: with the space before a word, which some decoders drop at the beginning."""
+    """The text of a token within a text. At the beginning, some decoders remove the space before a word."""
     with working(tokenizer):
         once: str = tokenizer.decode([id], skip_special_tokens=False)
         twice: str = tokenizer.decode([id, id], skip_special_tokens=False)
     return twice[len(once) :]
-
-
-def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
-    """`token_text` of each id."""
-    return (token_text(tokenizer, id) for id in ids)

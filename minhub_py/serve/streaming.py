@@ -1,112 +1,104 @@
-"""Answers that come whole or as a stream, and end when their client goes away."""
+"""Complete and streamed responses, which end when their client disconnects."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from starlette.requests import Request as Call
+from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from minhub_py.serve.models import Replies
-from minhub_py.serve.validation import RefusedError
-
-if TYPE_CHECKING:
-    from minhub_py.serve.app import Server
+from minhub_py.serve.models import Generation
+from minhub_py.serve.server import format_error, server_of
+from minhub_py.serve.validation import RequestError
 
 T = TypeVar("T")
-PATIENCE = 10.0  # seconds until a stream begins without its first piece: until then an error has a status of its own
-PING = 15.0  # seconds of silence after which a stream says that it is alive
+FIRST_DELTA_TIMEOUT = 10.0  # seconds until a stream starts without a delta; earlier errors have an HTTP status
+PING_INTERVAL = 15.0  # seconds
 
 
-class GoneError(Exception):
+class DisconnectedError(Exception):
     """The client has closed its connection."""
 
 
-def server_of(call: Call) -> "Server":
-    """The server that a call has come to."""
-    found: Server = call.scope["app"].server
-    return found
-
-
-def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
+def sse(data: Mapping[str, Any], name: str | None = None) -> bytes:
     """A server-sent event."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
-    return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
+    return (f"event: {name}\ndata: " if name else "data: ").encode() + json_line(data) + b"\n"
 
 
-def line(data: Mapping[str, Any]) -> bytes:
+def json_line(data: Mapping[str, Any]) -> bytes:
     """A line of newline-delimited JSON."""
     return f"{json.dumps(data, ensure_ascii=False, allow_nan=False)}\n".encode()
 
 
-async def answer(
-    call: Call,
-    replies: Replies,
-    whole: Callable[[], Awaitable[Mapping[str, Any]]],
+async def respond(
+    request: HTTPRequest,
+    generation: Generation,
+    complete: Callable[[], Awaitable[Mapping[str, Any]]],
     stream: Callable[[], AsyncIterator[bytes]] | None,
     media_type: str = "text/event-stream",
 ) -> Response:
-    """Start the replies, and answer with all of them or, with `stream`, as they come.
+    """Start a generation, and respond with `complete` if `stream` is None.
 
-    RefusedError: the server is busy, or a reply fails before it is under way.
+    RequestError: the server is busy, or the generation fails before the response starts.
     """
-    server = server_of(call)
-    if not replies.requests:
-        return JSONResponse(await whole())
-    replies.start()
+    if not generation.requests:
+        return JSONResponse(await complete())
+    generation.start()
     try:
         if stream is None:
-            return JSONResponse(await unless_gone(call, whole()))
+            return JSONResponse(await until_disconnect(request, complete()))
         with suppress(TimeoutError, asyncio.TimeoutError):
-            replies.first = await unless_gone(call, asyncio.wait_for(replies.next(), PATIENCE))
-    except GoneError:
-        replies.cancel()
-        return Response(status_code=499)  # nobody hears it
+            first = asyncio.wait_for(generation.next_delta(), FIRST_DELTA_TIMEOUT)
+            generation.first = await until_disconnect(request, first)
+    except DisconnectedError:
+        generation.cancel()
+        return Response(status_code=499)  # for the log: the client does not receive it
     except BaseException:
-        replies.cancel()
+        generation.cancel()
         raise
+    events = media_type == "text/event-stream"
 
     async def body() -> AsyncIterator[bytes]:
         try:
-            async for data in kept_alive(stream(), b": ping\n\n" if media_type == "text/event-stream" else b""):
+            async for data in with_pings(stream(), b": ping\n\n" if events else b""):
                 yield data
-        except RefusedError as refused:
-            server.count(call, refused.status)
-            found = server.error_of(call, refused)
-            yield event(found) + b"data: [DONE]\n\n" if media_type == "text/event-stream" else line(found)
+        except RequestError as error:
+            server_of(request).count(request, error.status)
+            content = format_error(request.url.path, error)
+            yield sse(content) + b"data: [DONE]\n\n" if events else json_line(content)
 
-    return Stream(replies, body(), media_type)
+    return GenerationResponse(generation, body(), media_type)
 
 
-class Stream(StreamingResponse):
-    """Replies as they come. At its end, whatever it is, also before it has begun, their rows are free."""
+class GenerationResponse(StreamingResponse):
+    """A streamed response that cancels its generation at the end, even if the client disconnects before the start."""
 
-    def __init__(self, replies: Replies, body: AsyncIterator[bytes], media_type: str) -> None:
+    def __init__(self, generation: Generation, body: AsyncIterator[bytes], media_type: str) -> None:
         super().__init__(body, media_type=media_type, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        self.replies = replies
+        self.generation = generation
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer the call."""
+        """Send the response."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.replies.cancel()
+            self.generation.cancel()
 
 
-async def unless_gone(call: Call, work: Awaitable[T]) -> T:
-    """The result of `work`. GoneError: the client goes away before."""
+async def until_disconnect(request: HTTPRequest, work: Awaitable[T]) -> T:
+    """The result of `work`. DisconnectedError: the client disconnects first."""
 
-    async def gone() -> None:
-        while (await call.receive())["type"] != "http.disconnect":
+    async def disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise GoneError
+            raise DisconnectedError
         return working.result()
     finally:
         for task in (working, watching):
@@ -116,20 +108,20 @@ async def unless_gone(call: Call, work: Awaitable[T]) -> T:
                     await task
 
 
-async def kept_alive(items: AsyncIterator[bytes], ping: bytes) -> AsyncIterator[bytes]:
-    """`items`, and `ping`, unless it is empty, in each long silence between them."""
-    ahead: asyncio.Future[bytes] | None = None
+async def with_pings(items: AsyncIterator[bytes], ping: bytes) -> AsyncIterator[bytes]:
+    """`items`, with `ping` after each PING_INTERVAL without an item, unless it is empty."""
+    pending: asyncio.Future[bytes] | None = None
     try:
         while True:
-            ahead = asyncio.ensure_future(anext(items))
-            while not (await asyncio.wait((ahead,), timeout=PING))[0]:
+            pending = asyncio.ensure_future(anext(items))
+            while not (await asyncio.wait((pending,), timeout=PING_INTERVAL))[0]:
                 if ping:
                     yield ping
             try:
-                data = ahead.result()
+                data = pending.result()
             except StopAsyncIteration:
                 return
             yield data
     finally:
-        if ahead is not None and not ahead.done():
-            ahead.cancel()
+        if pending is not None and not pending.done():
+            pending.cancel()

@@ -1,153 +1,144 @@
-"""Reading the JSON that clients send: each field with its type and range, and one clear error where it has neither.
+"""Validation of JSON request bodies.
 
-Fields that no one reads are ignored, as clients send many; one that would change the result is refused by name.
+Unknown fields are ignored, because clients send many. Fields that would change the result and are not supported are
+rejected by name.
 """
 
 import gc
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import Any
 
-# Values of a body, counted before it is parsed: a million take half a second, in which no other client is served.
-MOST_ELEMENTS = 500_000
+# Number of values in a body, counted before parsing: a million take half a second, which delays all other clients.
+MAX_VALUES = 500_000
 
 
 @dataclass
-class RefusedError(Exception):
-    """A request that gets no reply. status: HTTP's.    field: the one that is to blame.    retry: seconds to wait."""
+class RequestError(Exception):
+    """An error response. status: HTTP status.    field: the invalid field.    retry_after: seconds."""
 
     status: int
     message: str
     code: str | None = None
     field: str | None = None
-    retry: int | None = None
+    retry_after: int | None = None
 
 
-def bad(message: str, field: str | None = None, code: str | None = None) -> RefusedError:
-    """A request that the client has to mend."""
-    return RefusedError(400, message, code, field)
+def invalid(message: str, field: str | None = None, code: str | None = None) -> RequestError:
+    """The error for an invalid request (400)."""
+    return RequestError(400, message, code, field)
 
 
 class Fields:
-    """A JSON object that a client has sent. `where`: its place within the body, for messages."""
+    """A JSON object of a request. `path` is its location in the body, for messages.
 
-    def __init__(self, values: Any, where: str = "") -> None:
+    Methods return None, or the default, if a field is missing or null. RequestError: a field has the wrong type.
+    """
+
+    def __init__(self, values: Any, path: str = "") -> None:
         if not isinstance(values, Mapping):
-            raise bad(f"{where or 'the body'} must be a JSON object, not {brief(values)}", where or None)
-        self.values, self.where = values, where
+            raise invalid(f"{path or 'the body'} must be a JSON object, not {brief(values)}", path or None)
+        self.values, self.path = values, path
 
     @classmethod
     def parse(cls, body: bytes) -> "Fields":
-        """A body. RefusedError: it is no JSON object in UTF-8, or has too many elements."""
-        if body.count(b",") + body.count(b":") > MOST_ELEMENTS:
-            raise RefusedError(413, f"the body has too many elements: at most {MOST_ELEMENTS:,}", "too_large")
+        """Parse a body. RequestError: it is not a JSON object in UTF-8, or has too many values."""
+        if body.count(b",") + body.count(b":") > MAX_VALUES:
+            raise RequestError(413, f"the body has too many values: at most {MAX_VALUES:,}", "too_large")
+        collecting = gc.isenabled()
+        gc.disable()  # with garbage collection, a million small lists take 1 s instead of 0.1 s
         try:
-            with without_collections():
-                return cls(json.loads(body.decode(), parse_constant=_no_number))
+            return cls(json.loads(body.decode(), parse_constant=_reject_constant))
         except UnicodeDecodeError as error:
-            raise bad(f"the body is not UTF-8 text ({error.reason} at byte {error.start})") from error
+            raise invalid(f"the body is not UTF-8 text ({error.reason} at byte {error.start})") from error
         except (ValueError, RecursionError) as error:
-            raise bad(f"the body is not JSON: {str(error)[:200] or 'nested too deeply'}") from error
+            raise invalid(f"the body is not JSON: {str(error)[:200] or 'nested too deeply'}") from error
+        finally:
+            if collecting:
+                gc.enable()
 
     def _name(self, name: str) -> str:
-        return f"{self.where}.{name}" if self.where else name
+        return f"{self.path}.{name}" if self.path else name
 
-    def _wrong(self, name: str, wanted: str, value: Any) -> RefusedError:
-        return bad(f"{self._name(name)} must be {wanted}, not {brief(value)}", self._name(name))
+    def _wrong_type(self, name: str, expected: str, value: Any) -> RequestError:
+        return invalid(f"{self._name(name)} must be {expected}, not {brief(value)}", self._name(name))
 
     def get(self, name: str) -> Any:
-        """A value as it is; None where it is missing."""
+        """The value of a field."""
         return self.values.get(name)
 
-    def whole(self, name: str, least: int, most: int, default: int | None = None) -> int | None:
-        """A whole number; 3.0 is one, too."""
+    def integer(self, name: str, minimum: int, maximum: int, default: int | None = None) -> int | None:
+        """An integer, also in the notation 3.0."""
         value = self.get(name)
         if value is None:
             return default
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self._wrong(name, f"a whole number from {least} to {most}", value)
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self._wrong_type(name, f"an integer from {minimum} to {maximum}", value)
         return value
 
     def number(self, name: str) -> float | None:
-        """A number."""
+        """A finite number."""
         value = self.get(name)
         if value is None:
             return None
-        try:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError
-            return float(value)
-        except (TypeError, OverflowError) as error:
-            raise self._wrong(name, "a number", value) from error
+        if type(value) not in (int, float) or abs(value) > sys.float_info.max:
+            raise self._wrong_type(name, "a number", value)
+        return float(value)
 
-    def flag(self, name: str, default: bool = False) -> bool:
-        """True or false."""
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """A Boolean."""
         value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false", value)
-        return value
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong_type(name, "true or false", value)
+        return default if value is None else value
 
-    def text(self, name: str, default: str | None = None) -> str | None:
+    def string(self, name: str, default: str | None = None) -> str | None:
         """A string."""
         value = self.get(name)
-        return default if value is None else checked_text(value, self._name(name))
+        return default if value is None else check_string(value, self._name(name))
 
-    def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """The non-empty ones of a string or a list of strings."""
+    def strings(self, name: str, maximum: int) -> tuple[str, ...]:
+        """The non-empty strings of a string or a list of strings."""
         value = self.get(name)
         values = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(values, list) or len(values) > most:
-            raise self._wrong(name, f"a string or a list of at most {most} strings", value)
-        return tuple(each for each in (checked_text(each, self._name(name)) for each in values) if each)
+        if not isinstance(values, list) or len(values) > maximum:
+            raise self._wrong_type(name, f"a string or a list of at most {maximum} strings", value)
+        return tuple(filter(None, [check_string(value, self._name(name)) for value in values]))
 
     def object(self, name: str) -> "Fields":
-        """An object within the object; an empty one where it is missing."""
+        """A nested object, empty if it is missing."""
         value = self.get(name)
         return Fields({} if value is None else value, self._name(name))
 
-    def refuse(self, *names: str, harmless: tuple[Any, ...] = ()) -> None:
-        """RefusedError: one of these fields asks for what no model here does. Empty values ask for nothing."""
+    def reject(self, *names: str, harmless: tuple[Any, ...] = ()) -> None:
+        """Reject unsupported fields, except if they are empty or have a harmless value."""
         for name in names:
             value = self.get(name)
             if value and value not in harmless and not (isinstance(value, list) and not any(value)):
-                raise bad(f"{self._name(name)} is not supported: leave it out", self._name(name), "unsupported")
+                raise invalid(f"{self._name(name)} is not supported: remove it", self._name(name), "unsupported")
 
 
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Pause the cyclic garbage collector: a million small lists take a second with it, and 0.1 s without."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def checked_text(value: Any, name: str) -> str:
-    """A string that can be written. RefusedError: it is none, or has half a surrogate pair."""
+def check_string(value: Any, name: str) -> str:
+    """A string. RequestError: another type, or a lone surrogate, which UTF-8 cannot encode."""
     if not isinstance(value, str):
-        raise bad(f"{name} must be a string, not {brief(value)}", name)
+        raise invalid(f"{name} must be a string, not {brief(value)}", name)
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise bad(f"{name} holds half of a surrogate pair, which is no text", name) from error
+        raise invalid(f"{name} contains a lone surrogate, which is not valid Unicode: remove it", name) from error
     return value
 
 
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+def _reject_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def finite(logprob: float | None) -> float:
-    """A log-probability as JSON can hold it."""
+    """A log-probability for JSON, which has no infinity."""
     return -9999.0 if logprob is None or not math.isfinite(logprob) else max(logprob, -9999.0)

@@ -1,32 +1,30 @@
-"""Threads for work that would block the event loop, with a bounded queue."""
+"""Thread pools with a bounded queue, for work that would block the event loop."""
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from minhub_py.serve.validation import RefusedError
+from minhub_py.serve.validation import RequestError
 
 T = TypeVar("T")
-RETRY = 2  # seconds that a refused client is asked to wait
+RETRY_AFTER = 2  # seconds
 
 
 class Workers:
-    """A few threads for one kind of work, so that one kind does not delay another.
+    """Threads for one type of job, so that it does not delay other types.
 
-    Args:
-        threads: jobs that run at the same time.
-        waiting: further jobs in the queue.
+    threads: maximum number of running jobs.    queue_size: maximum number of waiting jobs.
     """
 
-    def __init__(self, threads: int, waiting: int = 128) -> None:
+    def __init__(self, threads: int, queue_size: int = 128) -> None:
         self._pool = ThreadPoolExecutor(threads, "minhub server")
-        self._free = threads + waiting
+        self._free = threads + queue_size
 
     async def run(self, job: Callable[[], T]) -> T:
-        """The result of a job. RefusedError: the queue is full."""
+        """Run a job in a thread. RequestError: the queue is full."""
         if self._free == 0:
-            raise RefusedError(429, "the queue is full: try again", "busy", retry=RETRY)
+            raise RequestError(429, "the queue is full: try again later", "busy", retry_after=RETRY_AFTER)
         self._free -= 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, job)

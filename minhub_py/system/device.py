@@ -6,10 +6,13 @@ reason and is never an error.
 """
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
+
+from minhub_py.system.spelling import setting
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -44,20 +47,23 @@ class Devices:
 
 
 def devices() -> Devices:
-    """Probe all devices. Never fails: for a device that does not work, the report says why."""
-    found = [probe() for probe in PROBES.values()]
-    probes = [probe for kind in found for probe in kind]
-    # Of several GPUs, the one with the most free memory.
-    working = next(filter(None, ([probe for probe in kind if probe.works] for kind in found)))
+    """Probe all devices.
+
+    Returns:
+        A report with the probe of each device, the device that "auto" selects, and the reason. A device that does not
+        work is reported with its error; the function itself raises none.
+    """
+    by_type = [probe() for probe in PROBES.values()]
+    working = next(filter(None, ([probe for probe in probes if probe.works] for probes in by_type)))
     best = max(working, key=lambda probe: probe.free_memory or 0)
     reason = "the first of CUDA, XPU, MPS and CPU that works"
     if len(working) > 1:
         reason += ", with the most free memory of its kind"
-    return Devices(tuple(probes), best.name, reason)
+    return Devices(tuple(probe for probes in by_type for probe in probes), best.name, reason)
 
 
 def probe_cuda() -> list[Probe]:
-    """One probe per CUDA (or ROCm) device; if there is none, one that says why."""
+    """One probe per CUDA (or ROCm) device; without a device, a single probe with the reason."""
     if not torch.backends.cuda.is_built():
         hint = ""
         if shutil.which("nvidia-smi"):
@@ -106,8 +112,7 @@ def probe_mps() -> list[Probe]:
 
 def probe_cpu() -> list[Probe]:
     """The CPU, which always works."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    detail = f"{torch.get_num_threads()} threads, {capability}"
+    detail = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
     return [Probe("cpu", True, detail, dtypes=tuple(DTYPES))]
 
 
@@ -144,20 +149,21 @@ def choose_device(device: str | torch.device = "auto") -> Probe:
         report = devices()
         return next(probe for probe in report.probes if probe.name == report.device)
     try:
-        wanted = torch.device(device)
+        requested = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
             f'device {device!r} is unknown; give "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"'
         ) from error
-    if wanted.type not in PROBES:
+    if requested.type not in PROBES:
         raise ValueError(f'device {device!r} is not one of "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"')
-    probes = PROBES[wanted.type]()
-    matching = [probe for probe in probes if wanted.index is None or probe.name in (str(wanted), wanted.type)]
+    probes = PROBES[requested.type]()
+    matching = [probe for probe in probes if requested.index is None or probe.name in (str(requested), requested.type)]
     for probe in matching:
         if probe.works:
             return probe
     why = "; ".join(probe.detail for probe in matching) or f"there are {len(probes)} devices of this kind"
-    raise ValueError(f'device "{device}" does not work here: {why}. Use "auto" to select one that works')
+    advice = f"use {setting('device', 'auto')} to select a working device"
+    raise ValueError(f'device "{device}" does not work here: {why}; {advice}')
 
 
 def choose_dtype(dtype: str | torch.dtype, device: Probe, stored: Iterable[torch.dtype]) -> torch.dtype:
@@ -174,16 +180,9 @@ def choose_dtype(dtype: str | torch.dtype, device: Probe, stored: Iterable[torch
                 f"dtype {dtype!r} is unknown; give auto, {', '.join(DTYPES)}, or for fewer bits quantize: int8 or nf4"
             )
         return DTYPES[dtype]
-    widest = torch.float32
-    for place, found in enumerate(stored):
-        widest = torch.promote_types(widest, found) if place else found
+    widest = reduce(torch.promote_types, list(stored) or [torch.float32])
     return widest if str(widest).removeprefix("torch.") in device.dtypes else torch.float32
 
 
 # In the order of preference of "auto".
-PROBES: dict[str, Callable[[], list[Probe]]] = {
-    "cuda": probe_cuda,
-    "xpu": probe_xpu,
-    "mps": probe_mps,
-    "cpu": probe_cpu,
-}
+PROBES = {"cuda": probe_cuda, "xpu": probe_xpu, "mps": probe_mps, "cpu": probe_cpu}

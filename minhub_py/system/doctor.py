@@ -1,4 +1,4 @@
-"""`minhub doctor`: checks what is installed and whether it fits together, and says how to fix what does not."""
+"""Checks of the installation for `minhub doctor`, with instructions for missing and incompatible components."""
 
 import ctypes
 import importlib.metadata
@@ -19,29 +19,20 @@ if TYPE_CHECKING:
 
 # The minimum versions, as in pyproject.toml.
 PACKAGES = {
-    "torch": "2.4",
-    "numpy": "1.26",
-    "safetensors": "0.5",
-    "tokenizers": "0.23.3",
-    "huggingface_hub": "2.4",
-    "httpx2": "2",
-    "click": "8.4.2",
-    "rich": "13",
-    "jinja2": "3.1.6",
-    "filelock": "3.13",
-}
-# The build of PyTorch to install, by the CUDA version that the driver supports. Within a major version any driver runs
-# any build.
+    "torch": "2.4", "numpy": "1.26", "safetensors": "0.5", "tokenizers": "0.23.3", "huggingface_hub": "2.4",
+    "httpx2": "2", "click": "8.4.2", "rich": "13", "jinja2": "3.1.6", "filelock": "3.13",
+}  # fmt: skip
+# The build of PyTorch to install, by the driver's CUDA version. Within a major version any driver runs any build.
 WHEELS = {(13, 0): "13.0", (12, 0): "12.6"}
 # R's shared library, which rpy2 loads: on Linux, macOS and Windows.
 LIBR = ("lib/libR.so", "lib/libR.dylib", "bin/x64/R.dll")
-# Why the decoder in C has chosen its kernels.
+# Why the C decoder selected its kernels.
 KERNELS = {
     "amx": "the processor has AVX-512 and AMX",
-    "bf16": "the processor has AVX-512 with VNNI and BF16, and not AMX, or may not use it",
-    "vnni": "the processor has AVX-512 with VNNI, and not BF16, or the compiler did not know that",
+    "bf16": "the processor has AVX-512 with VNNI and BF16, but AMX is missing or not permitted",
+    "vnni": "the processor has AVX-512 with VNNI, but BF16 is missing or not supported by the compiler",
     "avx512": "the processor has AVX-512",
-    "avx2": "the processor has AVX2, and not all of AVX-512",
+    "avx2": "the processor has AVX2, but not all required parts of AVX-512",
     "dotprod": "a 64-bit ARM processor with dot products of 8-bit numbers",
     "neon": "a 64-bit ARM processor without dot products of 8-bit numbers",
     "plain": "the processor has neither AVX2 nor NEON",
@@ -52,7 +43,10 @@ BUILDS = "https://pytorch.org/get-started/locally"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. advice: how to fix it; for a finding that fits, how to get more, or empty."""
+    """A line of the report: component, state, whether it works, and advice.
+
+    advice: how to fix the problem; for a working component an optional improvement, or empty.
+    """
 
     what: str
     found: str
@@ -61,10 +55,10 @@ class Finding:
 
 
 def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
-    """Check the installation. Changes nothing and opens no connection.
+    """Check the installation, without changing it or opening a connection.
 
     r_facts: facts about R from a calling R session, with the keys of r_bridge.probe.ask_r; R is then started only to
-    try rpy2. None: the R on the PATH is asked.
+    test rpy2. By default, the R on the PATH is started to determine them.
     """
     sections: dict[str, Callable[[], Iterable[Finding]]] = {
         "Python": _python,
@@ -79,7 +73,7 @@ def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
         try:
             findings += section()
         except Exception as error:  # a broken installation can fail anywhere: report it
-            findings.append(Finding(what, f"{type(error).__name__}: {error}", False, "fix what this error names"))
+            findings.append(Finding(what, f"{type(error).__name__}: {error}", False, "fix the cause of this error"))
     return findings
 
 
@@ -102,17 +96,17 @@ def _version(package: str) -> str | None:
 
 
 def _packages() -> Iterator[Finding]:
-    for name, oldest in PACKAGES.items():
-        found = _version(name)
-        if found is None:
-            yield Finding(name, "missing", False, f"{pip()} '{name}>={oldest}'")
+    for name, minimum in PACKAGES.items():
+        version = _version(name)
+        if version is None:
+            yield Finding(name, "missing", False, f"{pip()} '{name}>={minimum}'")
         else:
-            fits = _numbers(found) >= _numbers(oldest)
-            yield Finding(name, found, fits, "" if fits else f"{pip()} --upgrade '{name}>={oldest}'")
+            fits = _numbers(version) >= _numbers(minimum)
+            yield Finding(name, version, fits, "" if fits else f"{pip()} --upgrade '{name}>={minimum}'")
 
 
 def _extras() -> Iterator[Finding]:
-    """Optional packages. A missing package is no fault; an outdated one is."""
+    """Optional packages. An outdated package is a problem; a missing package is not."""
     for name, extra in EXTRAS.items():
         versions = {package: _version(package) for package in extra.packages}
         minimum = {package: _numbers(version) for package, version in extra.packages.items()}
@@ -132,8 +126,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _devices() -> Iterator[Finding]:
     try:
         import torch
-    except (ImportError, OSError) as error:  # a part of PyTorch, or a library that it needs, is missing
-        yield Finding("devices", f"PyTorch does not load: {error}", False, f"{pip()} --force-reinstall torch")
+    except (ImportError, OSError) as error:  # a part of PyTorch or a shared library is missing
+        yield Finding("devices", f"PyTorch cannot be imported: {error}", False, f"{pip()} --force-reinstall torch")
         return
 
     from minhub_py.inference.native.library import opened
@@ -151,17 +145,17 @@ def _devices() -> Iterator[Finding]:
 
 
 def judge_decoder(library: object, detail: str) -> Finding:
-    """Whether the decoder in C is compiled. It is optional: without it, a CPU generates text more slowly."""
+    """Whether the C decoder is compiled. It is optional; without it, generation on a CPU is slower."""
     if library is not None:
         return Finding("decoder in C", f"{detail} kernels: {KERNELS[detail]}", True)
     compiler = "clang" if sys.platform == "win32" else "a C compiler"
-    again = f"install {compiler}, then reinstall this package"
-    return Finding("decoder in C", f"{detail}; generation on a CPU uses PyTorch, which is slower", True, again)
+    advice = f"install {compiler}, then reinstall this package"
+    return Finding("decoder in C", f"{detail}; generation on a CPU uses PyTorch, which is slower", True, advice)
 
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver: the newest CUDA version it supports, the number of GPUs, and its error if it does not start."""
+    """NVIDIA's driver: its maximum CUDA version, the number of GPUs, and its error if it does not start."""
 
     cuda: tuple[int, int]
     gpus: int
@@ -169,7 +163,7 @@ class Driver:
 
 
 def nvidia_driver() -> Driver | None:
-    """Ask the driver's own library; None without a driver. PyTorch's CPU build cannot ask, and nvidia-smi may hang."""
+    """Query the driver's library; None without a driver. PyTorch's CPU build cannot query it; nvidia-smi may hang."""
     try:
         cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -179,43 +173,43 @@ def nvidia_driver() -> Driver | None:
     status = cuda.cuInit(0)
     if status == 0:
         cuda.cuDeviceGetCount(ctypes.byref(gpus))
-    elif status != 100:  # 100: there is no GPU
+    elif status != 100:  # CUDA_ERROR_NO_DEVICE
         cuda.cuGetErrorString(status, ctypes.byref(text))
     newest = (version.value // 1000, version.value % 1000 // 10)
     return Driver(newest, gpus.value, (text.value or b"").decode())
 
 
 def judge_driver(build: str | None, driver: Driver | None, fault: str) -> Finding:
-    """Whether the build of PyTorch, the driver and the GPU fit together.
+    """Whether the build of PyTorch, the driver and the GPU are compatible.
 
-    build: the CUDA version that PyTorch was built for.    fault: why no GPU works; empty if one does.
+    build: the CUDA version of PyTorch.    fault: why no GPU works; empty if a GPU works.
     """
-    found = f"PyTorch for CUDA {build}" if build else "PyTorch without CUDA"
+    state = f"PyTorch for CUDA {build}" if build else "PyTorch without CUDA"
     if driver is None:
-        return Finding("CUDA", f"{found}, no NVIDIA driver", True)
-    found += f", driver for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}, GPUs: {driver.gpus}"
+        return Finding("CUDA", f"{state}, no NVIDIA driver", True)
+    state += f", driver for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}, GPUs: {driver.gpus}"
     update = f"update the driver ({DRIVERS})"
     if driver.fault:
         advice = f"restart the computer; if that does not help, {update}"
-        return Finding("CUDA", f"{found}; the driver does not start: {driver.fault}", False, advice)
+        return Finding("CUDA", f"{state}; the driver does not start: {driver.fault}", False, advice)
     if not fault or not driver.gpus:
-        return Finding("CUDA", found, True)
-    wheel = next((wheel for least, wheel in WHEELS.items() if driver.cuda >= least), None)
+        return Finding("CUDA", state, True)
+    wheel = next((wheel for minimum, wheel in WHEELS.items() if driver.cuda >= minimum), None)
     if wheel is None:
-        return Finding("CUDA", f"{found}; the driver is too old", False, update)
+        return Finding("CUDA", f"{state}; the driver is too old", False, update)
     if build is None:
-        return Finding("CUDA", f"{found}; the GPU is not used", False, _install_torch(wheel))
+        return Finding("CUDA", f"{state}; the GPU is not used", False, _install_torch(wheel))
     if driver.cuda < _numbers(build)[:1]:
-        return Finding("CUDA", f"{found}; the driver is too old", False, f"{_install_torch(wheel)} (or {update})")
-    advice = "look with nvidia-smi for what else uses the GPU, and run again"
-    if "kernel image" in fault:  # the GPU is older than this build knows, or newer: try the build for the other CUDA
-        least, other = next(item for item in WHEELS.items() if item[0][:1] != _numbers(build)[:1])
-        advice = ("" if driver.cuda >= least else f"{update}, then: ") + _install_torch(other)
-    return Finding("CUDA", f"{found}; {fault}", False, advice)
+        return Finding("CUDA", f"{state}; the driver is too old", False, f"{_install_torch(wheel)} (or {update})")
+    advice = "check with nvidia-smi for other processes on the GPU, then run again"
+    if "kernel image" in fault:  # the build does not support the GPU's generation: try the other major version of CUDA
+        minimum, wheel = next(item for item in WHEELS.items() if item[0][:1] != _numbers(build)[:1])
+        advice = ("" if driver.cuda >= minimum else f"{update}, then: ") + _install_torch(wheel)
+    return Finding("CUDA", f"{state}; {fault}", False, advice)
 
 
 def _install_torch(wheel: str) -> str:
-    # Without --force-reinstall pip keeps another build of the same version.
+    # Without --force-reinstall, pip does not replace another build of the same version.
     return f"{pip()} --force-reinstall torch --index-url … as {BUILDS} shows it for CUDA {wheel}"
 
 
@@ -229,24 +223,24 @@ def _hub() -> Iterator[Finding]:
     free = shutil.disk_usage(existing).free
     advice = ""
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        advice = "set HF_HOME to a folder that you can write to"
-    elif free < 1e9:  # GPT-2, a small model, takes half of that
+        advice = "set HF_HOME to a writable folder"
+    elif free < 1e9:  # twice the size of GPT-2
         advice = "free some space, or set HF_HOME to a folder on a larger disk"
     yield Finding("Hub cache", f"{cache} ({size(free)} free)", not advice, advice)
 
-    # Only where the token was found; a report never contains the token.
+    # Reports contain the source of the token, but never the token.
     variables = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name, "").strip()]
-    found = f"found, from {(*variables, constants.HF_TOKEN_PATH)[0]}"
-    yield Finding("Hub token", found if get_token() else "none (only private and gated models need one)", True)
+    source = f"found, from {(*variables, constants.HF_TOKEN_PATH)[0]}"
+    yield Finding("Hub token", source if get_token() else "none (only private and gated models need one)", True)
     yield Finding(
         "Hub address", constants.ENDPOINT + (" (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""), True
     )
 
     partial = sorted(cache.glob("models--*/blobs/*.incomplete"))
     models = sorted({path.parents[1].name.removeprefix("models--").replace("--", "/") for path in partial})
-    found = f"{size(sum(path.stat().st_size for path in partial))} of {', '.join(models)}" if partial else "none"
-    advice = f"minhub download {models[0]}, which continues where it stopped" if partial else ""
-    yield Finding("unfinished downloads", found, True, advice)
+    state = f"{size(sum(path.stat().st_size for path in partial))} of {', '.join(models)}" if partial else "none"
+    advice = f"minhub download {models[0]}, which resumes the download" if partial else ""
+    yield Finding("unfinished downloads", state, True, advice)
 
 
 def _r(facts: Mapping[str, str] | None) -> Iterator[Finding]:
@@ -260,44 +254,46 @@ def _r(facts: Mapping[str, str] | None) -> Iterator[Finding]:
             return
         facts = facts or ask_r(r.executable)
     except OSError as error:
-        yield Finding("R", str(error), False, "run R in a terminal and fix the error that it shows, or reinstall R")
+        yield Finding("R", str(error), False, "run R in a terminal and fix the error, or reinstall R")
         return
     yield Finding("R", f"{facts['version']} ({r.executable}), home {facts['home']}", True)
     yield _rpy2(r, facts["home"])
 
     package = facts.get("minhubpy")
     fits = package in (None, __version__)
-    found = package or "not in R's library (only R users need it)"
-    found += "" if fits else f", which does not match minhub_py {__version__}"
-    yield Finding("R package minhubpy", found, fits, "" if package == __version__ else "minhub r --install")
+    state = package or "not in R's library (only R users need it)"
+    state += "" if fits else f", which does not match minhub_py {__version__}"
+    yield Finding("R package minhubpy", state, fits, "" if package == __version__ else "minhub r --install")
     yield from _r_torch(facts, _version("torch"), hosted="rpy2.rinterface" in sys.modules)
 
 
 def _rpy2(r: "R", home: str) -> Finding:
-    """What Python needs to host R: R's shared library, an R_HOME that belongs to this R, and a matching rpy2."""
+    """Requirements for hosting R in Python: R's shared library, this R's R_HOME, and a compatible rpy2."""
     from r_bridge.probe import try_rpy2
 
-    found = r.rpy2_found or "none (only `minhub r` and Python programs that host R need it)"
+    state = r.rpy2_found or "none (only `minhub r` and Python programs that host R need it)"
     install = f"{pip()} 'rpy2-rinterface{r.rpy2}'"
     if not any(Path(home, name).exists() for name in LIBR):
         advice = "install R from r-base-core, conda or www.r-project.org, or build it with ./configure --enable-R-shlib"
-        return Finding("rpy2", f"{found}; this R has no shared library ({LIBR[0]})", r.rpy2_found is None, advice)
+        return Finding("rpy2", f"{state}; this R has no shared library ({LIBR[0]})", r.rpy2_found is None, advice)
     if r.rpy2_found is None:
-        return Finding("rpy2", found, True, install)
-    told = os.environ.get("R_HOME") or home
-    if Path(told).resolve() != Path(home).resolve():
-        return Finding("rpy2", f"{found}, but R_HOME names another R: {told}", False, "unset R_HOME")
+        return Finding("rpy2", state, True, install)
+    r_home = os.environ.get("R_HOME") or home
+    if Path(r_home).resolve() != Path(home).resolve():
+        return Finding("rpy2", f"{state}, but R_HOME names another R: {r_home}", False, "unset R_HOME")
     if not r.rpy2_fits:
-        return Finding("rpy2", f"{found}, which does not import on R {'.'.join(map(str, r.version))}", False, install)
+        return Finding(
+            "rpy2", f"{state}, which cannot be imported with R {'.'.join(map(str, r.version))}", False, install
+        )
     if "rpy2.rinterface" not in sys.modules and (fault := try_rpy2()):
-        # Its compiled part may have been built for another R; pip's cache would bring it back.
+        # The extension may be built for another R; pip would reinstall it from its cache.
         advice = f"{install} --force-reinstall --no-cache-dir"
-        return Finding("rpy2", f"{found}, but it does not start R: {fault}", False, advice)
-    return Finding("rpy2", found, True)
+        return Finding("rpy2", f"{state}, but it does not start R: {fault}", False, advice)
+    return Finding("rpy2", state, True)
 
 
-def _r_torch(facts: Mapping[str, str], ours: str | None, hosted: bool) -> Iterator[Finding]:
-    """R torch, and whether it works beside Python's torch: two versions of LibTorch cannot share a process.
+def _r_torch(facts: Mapping[str, str], python_torch: str | None, hosted: bool) -> Iterator[Finding]:
+    """R torch, and whether it can share a process with Python's torch, which requires the same version of LibTorch.
 
     hosted: R runs in this process.
     """
@@ -306,18 +302,18 @@ def _r_torch(facts: Mapping[str, str], ours: str | None, hosted: bool) -> Iterat
         advice = 'in R: install.packages("torch"), then torch::install_torch()'
         yield Finding("R torch", "none (only needed for R torch tensors)", True, advice)
         return
-    theirs = facts.get("libtorch", "of unknown version")
-    found = f"{version}, LibTorch {theirs}"
+    libtorch = facts.get("libtorch", "of unknown version")
+    state = f"{version}, LibTorch {libtorch}"
     works = facts.get("torch_works", "R ended or hung when it was loaded")
-    same = ours is not None and theirs.partition("+")[0] == ours.partition("+")[0]
-    apart = "use R torch in a plain R session, where Python is another process; it does not work in `minhub r`"
+    same = python_torch is not None and libtorch.partition("+")[0] == python_torch.partition("+")[0]
+    advice = "use R torch in a plain R session, where Python runs in another process; it does not work in `minhub r`"
     if works == "yes":
-        yield Finding("R torch", found, True)
+        yield Finding("R torch", state, True)
     elif hosted and not same:
-        yield Finding("R torch", f"{found}, which does not work in the same process as Python's torch", False, apart)
+        yield Finding("R torch", f"{state}, which does not work in the same process as Python's torch", False, advice)
     else:
-        yield Finding("R torch", f"{found}, but: {works}", False, "in R: torch::install_torch(reinstall = TRUE)")
-    if ours is not None:
-        both = f"LibTorch {theirs} and Python's {ours}: "
-        both += "equal, so they can share a process" if same else "different, so they need two processes"
-        yield Finding("R torch with Python's", both, True, "" if same else apart)
+        yield Finding("R torch", f"{state}, but: {works}", False, "in R: torch::install_torch(reinstall = TRUE)")
+    if python_torch is not None:
+        result = "equal, so they can share a process" if same else "different, so they need two processes"
+        state = f"LibTorch {libtorch} and Python's {python_torch}: {result}"
+        yield Finding("R torch with Python's", state, True, "" if same else advice)

@@ -1,4 +1,4 @@
-"""The extras of minhub_py: the optional packages of each, and the command that installs them."""
+"""Extras: sets of optional packages, and the command that installs them."""
 
 import shlex
 import shutil
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Extra(NamedTuple):
-    """The packages of an extra with their minimum versions, and their purpose. Their modules have the same names."""
+    """The packages of an extra with their minimum versions, and its purpose. Modules are named as their packages."""
 
     packages: Mapping[str, str]
     purpose: str
@@ -25,19 +25,15 @@ EXTRAS = {
 }
 
 
-def missing(name: str) -> list[str]:
-    """The modules of an extra that are not installed."""
-    return [module for module in EXTRAS[name].packages if find_spec(module) is None]
-
-
 def install_command(name: str, *, upgrade: bool = False) -> str:
     """The command that installs an extra."""
     return f"{pip()} {'--upgrade ' if upgrade else ''}{shlex.quote(f'minhub_py[{name}]')}"
 
 
 def require(name: str) -> None:
-    """Check for an extra before starting work. ValueError: a module is missing; the message has the command."""
-    if modules := missing(name):
+    """ValueError: a module of the extra is not installed; the message contains the command that installs it."""
+    modules = [module for module in EXTRAS[name].packages if find_spec(module) is None]
+    if modules:
         raise ValueError(
             f"{EXTRAS[name].purpose} requires the Python package{'s' * (len(modules) > 1)} {', '.join(modules)}: "
             f"install with {install_command(name)}"
@@ -45,9 +41,9 @@ def require(name: str) -> None:
 
 
 def pip() -> str:
-    """The command that installs packages into the running Python, which `pip` on the PATH may not do."""
+    """The command that installs packages into the running Python; `pip` on the PATH may belong to another Python."""
     python = shlex.quote(sys.executable)
-    # Not find_spec("pip"): setuptools hooks that and removes its distutils, which PyTorch needs to compile.
+    # Not find_spec("pip"): setuptools hooks it and removes its distutils, which PyTorch needs to compile.
     try:
         version("pip")
     except PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""A lock between processes: one writer for each table job, training run and file of results.
+"""A lock between processes: one writer for each batch job, training run and results file.
 
-The operating system releases the lock when its process ends, also after a kill.
+The operating system releases the lock when its process ends, even if it is killed.
 """
 
 import errno
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import filelock
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk, quota or limit that is exhausted
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, an exhausted quota, a file size limit
 
 
 class BusyError(ValueError):
@@ -18,7 +18,7 @@ class BusyError(ValueError):
 
 
 def acquire(path: Path, message: str, timeout: float = 0) -> filelock.BaseFileLock:
-    """Acquire the lock file `path`, which `release` releases. BusyError(message): another process holds it."""
+    """Acquire the lock file `path`, to be released by `release`. BusyError(message): another process holds it."""
     lock = filelock.FileLock(path, timeout=timeout, thread_local=False)
     try:
         lock.acquire()
@@ -28,9 +28,9 @@ def acquire(path: Path, message: str, timeout: float = 0) -> filelock.BaseFileLo
 
 
 def release(lock: filelock.BaseFileLock, *, remove: bool = False) -> None:
-    """Release a lock. remove: remove its file before, as nothing is left to protect."""
+    """Release a lock. remove: remove its file first."""
     if remove:
-        with suppress(OSError):  # Windows removes no open file; there the release does
+        with suppress(OSError):  # on Windows, an open file cannot be removed; the release removes it
             Path(lock.lock_file).unlink(missing_ok=True)
     lock.release()
 

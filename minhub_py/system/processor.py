@@ -1,22 +1,24 @@
-"""The processor of this machine, as its system describes it."""
+"""Name, vendor and number of cores of the processor."""
 
 import os
 import platform
 from functools import cache
 from pathlib import Path
 
-CPUINFO = Path("/proc/cpuinfo")  # of Linux
+CPUINFO = Path("/proc/cpuinfo")  # on Linux
 
 
 def name() -> str:
-    """The name of the processor, where the system provides it; else its architecture."""
+    """The name of the processor, or its architecture if the system does not provide a name."""
     return described("model name") or platform.processor() or platform.machine()
 
 
 @cache
 def is_amd() -> bool:
-    """Whether AMD made the processor: MKL, which PyTorch calls on x86-64, does not use AVX-512 there."""
-    return "AuthenticAMD" in (described("vendor_id") or platform.processor())  # Windows ends its description with it
+    """Whether the processor is from AMD, where MKL, which PyTorch uses on x86-64, does not use AVX-512."""
+    return "AuthenticAMD" in (
+        described("vendor_id") or platform.processor()
+    )  # on Windows, the description ends with the vendor
 
 
 def cores() -> int:
@@ -25,6 +27,6 @@ def cores() -> int:
 
 
 def described(field: str) -> str:
-    """A field of the first processor in Linux's description; "": there is none."""
+    """A field of the first processor in /proc/cpuinfo; empty if it is missing."""
     lines = CPUINFO.read_text(errors="replace").splitlines() if CPUINFO.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")

@@ -1,4 +1,4 @@
-"""`torchrun -m minhub_py.training TEXT --out RUN …` runs `minhub train` in each of torchrun's processes."""
+"""`torchrun -m minhub_py.training TEXT --out RUN …` runs `minhub train` in each process of torchrun."""
 
 import sys
 

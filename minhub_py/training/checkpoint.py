@@ -1,14 +1,14 @@
-"""The folder of a run: its files, and how they are written so that a crash loses nothing.
+"""The folder of a run. Its files are written atomically, so that a crash loses nothing.
 
     RUN/
       config.json model.safetensors tokenizer.json README.md    the best model so far, in Hub layout
       settings.json                        all settings of the run, and their history
-      losses.csv losses.png samples.txt    losses, their curves, and texts that the model wrote
-      tokens/                              the text as token ids, memory-mapped
+      losses.csv losses.png samples.txt    losses, loss curves, and generated texts
+      tokens/                              the tokenized text, memory-mapped
       checkpoints/step-00000250/           the model at the last step, optimizer.safetensors and progress.json
 
-A checkpoint is written to a temporary folder, synced to disk, renamed, and only then is the previous one removed: at
-any moment there is one to resume from. No pickle is written or read.
+A checkpoint is written to a temporary folder, synced to disk and renamed; then the previous one is removed. At least
+one complete checkpoint exists at any moment. No pickle is written or read.
 """
 
 import csv
@@ -29,25 +29,25 @@ from torch import Tensor
 from minhub_py.checkpoints.storage import open_safetensors, write_safetensors
 from minhub_py.system.lock import FULL, acquire, release
 from minhub_py.system.spelling import resume_call, setting, train_call
-from minhub_py.training.errors import DamagedError, read_object, reading
-from minhub_py.training.settings import checked
+from minhub_py.training.errors import CorruptError, read_object, reading
+from minhub_py.training.settings import check_type
 
-LOCK = ".lock"  # of a run's folder, while a process writes to it
+LOCK = ".lock"  # exists in a run's folder while a process writes to it
 
 LossColumn = Literal["step", "tokens", "train_loss", "held_out_loss", "learning_rate", "gradient_norm",
                      "tokens_per_second", "seconds"]  # fmt: skip
 
 
 class LossRow(TypedDict):
-    """A row of losses.csv: one evaluation. Unknown values are NaN.
+    """A row of losses.csv, one per evaluation. Unknown values are NaN.
 
-    train_loss and gradient_norm are means over the steps since the previous row; losses are in nats per token.
+    train_loss and gradient_norm are means over the steps since the previous row. Losses are in nats per token.
     """
 
     step: int
-    tokens: int  # seen in training so far
+    tokens: int  # trained on so far
     train_loss: float
-    held_out_loss: float
+    held_out_loss: float  # validation loss
     learning_rate: float
     gradient_norm: float
     tokens_per_second: float
@@ -59,19 +59,19 @@ COLUMNS: tuple[LossColumn, ...] = get_args(LossColumn)
 
 @dataclass
 class Progress:
-    """The progress of a run: what a checkpoint stores besides tensors."""
+    """The progress of a run, stored in a checkpoint's progress.json."""
 
     step: int = 0
-    seconds: float = 0.0  # of training, over all sessions
+    seconds: float = 0.0  # of training, over all resumes
     best_loss: float | None = None
     best_step: int = 0
     waited: int = 0  # evaluations since the lowest loss
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])  # losses and gradient norms since the last row
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])  # losses, gradient norms since the last row
     steps_in_sums: int = 0
 
 
 class RunFolder:
-    """The paths of a run, and methods that read and write its files."""
+    """The files of a run: their paths, and methods to read and write them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,65 +82,58 @@ class RunFolder:
         self.card = path / "README.md"
         self.tokens = path / "tokens"
         self.checkpoints = path / "checkpoints"
-        self.begun = self.tokens / "begun.json"  # see preparation.py
+        self.preparation = self.tokens / "begun.json"  # see preparation.py
 
     def check(self) -> None:
-        """FileNotFoundError: the folder holds no run.    DamagedError: it holds a run without settings.json."""
+        """FileNotFoundError: the folder is not a run.    CorruptError: settings.json is missing."""
         if self.settings.exists():
             return
-        if self.begun.exists():
-            raise FileNotFoundError(
-                f"{self.path} has no model yet, since the preparation of its text was interrupted: "
-                f"{resume_call(self.path)} continues it"
-            )
+        if self.preparation.exists():
+            raise FileNotFoundError(f"{self.path} has no model yet, because the preparation of its text was "
+                                    f"interrupted: continue it with {resume_call(self.path)}")  # fmt: skip
         if self.losses.exists() or self.checkpoints.exists():
-            raise DamagedError(self.settings, "is missing")
-        raise FileNotFoundError(f"{self.path} is no run of {train_call()}: it has no settings.json")
+            raise CorruptError(self.settings, "is missing")
+        raise FileNotFoundError(f"{self.path} is not a run of {train_call()}: it has no settings.json")
 
     def best_row(self) -> LossRow:
-        """The row of losses.csv with the lowest held-out loss. ValueError: there is no row yet."""
+        """The row with the lowest validation loss. ValueError: losses.csv has no rows yet."""
         rows = self.read_rows()
         if not rows:
-            raise ValueError(f"{self.path} has no losses yet: train it for a while first")
+            raise ValueError(f"{self.path} has no losses yet: continue it with {resume_call(self.path)}")
         return min(rows, key=lambda row: row["held_out_loss"])
 
     def newest(self) -> Path | None:
         """The last checkpoint, or None."""
-        found = self.all_checkpoints()
-        return found[-1] if found else None
+        checkpoints = self.all_checkpoints()
+        return checkpoints[-1] if checkpoints else None
 
     def all_checkpoints(self) -> list[Path]:
-        """All checkpoints by step: one, or two if the process was killed before it removed the older one."""
+        """All checkpoints by step: one, or two if the process was killed before it removed the older checkpoint."""
         return sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """Add advice to an OSError while `path` is written: the disk is full, or permission is denied."""
+        """Add advice to an OSError while `path` is written."""
         try:
             yield
         except OSError as error:
-            first = error.__cause__ if error.strerror is None and isinstance(error.__cause__, OSError) else error
-            full = first.errno in FULL
+            cause = error.__cause__ if error.strerror is None and isinstance(error.__cause__, OSError) else error
+            full = cause.errno in FULL
             if self.settings.exists():
-                kept = "; the last checkpoint is intact" if self.newest() else ""
-                advice = (
-                    f"{'make room' if full else 'check its permissions'}, then {resume_call(self.path)} goes on{kept}"
-                )
+                advice = f"{'free disk space' if full else 'check its permissions'}, then run {resume_call(self.path)}"
+                advice += "; the last checkpoint is intact" if self.newest() else ""
             else:
-                advice = f"{'make room, or ' if full else ''}choose another folder ({setting('out')})"
-            raise type(error)(f"{path} cannot be written ({first.strerror or error}): {advice}") from error
+                advice = f"{'free disk space or ' if full else ''}choose another folder ({setting('out')})"
+            raise type(error)(f"{path} cannot be written ({cause.strerror or error}): {advice}") from error
 
     @contextmanager
-    def locked(self, *, really: bool) -> Iterator[None]:
-        """Create the folder, and keep other processes from writing to it. BusyError: another run writes to it.
+    def locked(self) -> Iterator[None]:
+        """Create the folder and lock it; remove it at the end if it was created and is empty.
 
-        A new folder that is empty at the end is removed.    really: False for a process that writes nothing.
+        BusyError: another process is training in it.
         """
-        if not really:
-            yield
-            return
         created = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        message = f"another process is training in {self.path}: wait for its end, or choose another folder"
+        message = f"another process is training in {self.path}: wait until it ends, or choose another folder"
         try:
             with self.writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -155,34 +148,29 @@ class RunFolder:
                     path.rmdir()
 
     @contextmanager
-    def new_checkpoint(self, step: int, *, really: bool) -> Iterator[Path]:
-        """A temporary folder that becomes the checkpoint of `step` on exit; the previous checkpoint is then removed.
+    def new_checkpoint(self, step: int) -> Iterator[Path]:
+        """A temporary folder that becomes the checkpoint of `step` on exit and replaces the previous checkpoint.
 
-        really: False for a process that takes part but writes nothing.    OSError: the disk is full; the previous
-        checkpoint is kept.
+        OSError: the disk is full; the previous checkpoint is intact.
         """
-        partial, target = self.checkpoints / ".partial", self.checkpoints / f"step-{step:08}"
-        if not really:
-            yield partial
-            return
+        partial = self.checkpoints / ".partial"
         try:
             with self.writing(self.checkpoints):
-                if partial.exists():  # left by an interrupted run
+                if partial.exists():  # the process was killed
                     shutil.rmtree(partial)
                 partial.mkdir(parents=True)
                 yield partial
-                for path in partial.iterdir():
+                for path in (*partial.iterdir(), partial):
                     _sync(path)
-                _sync(partial)
-                os.rename(partial, target)
+                os.rename(partial, self.checkpoints / f"step-{step:08}")
                 _sync(self.checkpoints)
         except OSError:
-            shutil.rmtree(partial, ignore_errors=True)  # make room
+            shutil.rmtree(partial, ignore_errors=True)  # frees disk space
             raise
-        self.forget_older()
+        self.remove_older_checkpoints()
 
-    def forget_older(self) -> None:
-        """Remove all checkpoints but the newest."""
+    def remove_older_checkpoints(self) -> None:
+        """Remove all checkpoints except the newest."""
         for older in self.all_checkpoints()[:-1]:
             shutil.rmtree(older)
 
@@ -196,10 +184,7 @@ class RunFolder:
             writer.writerow({name: _number(row[name]) for name in COLUMNS})
 
     def read_rows(self) -> list[LossRow]:
-        """The rows of losses.csv, without a last line that is incomplete because the process was killed.
-
-        DamagedError: the file holds something else.
-        """
+        """The rows of losses.csv, except an incomplete last line of a killed process. CorruptError."""
         if not self.losses.exists():
             return []
         rows = []
@@ -213,27 +198,27 @@ class RunFolder:
                 rows.append(cast(LossRow, values | {name: int(values[name]) for name in ("step", "tokens")}))
         return rows
 
-    def forget_after(self, step: int) -> None:
+    def truncate_after(self, step: int) -> None:
         """Remove the rows and samples after `step`, because a resumed run repeats those steps."""
         if self.losses.exists():
-            kept = [row for row in self.read_rows() if row["step"] <= step]
-            lines = [",".join(COLUMNS), *(",".join(map(_number, row.values())) for row in kept)]  # type: ignore[arg-type]
+            rows = [row for row in self.read_rows() if row["step"] <= step]
+            lines = [",".join(COLUMNS), *(",".join(_number(row[name]) for name in COLUMNS) for row in rows)]
             self.write(self.losses, "\n".join(lines) + "\n")
         if self.samples.exists():
             text = self.samples.read_bytes()
-            heads = re.finditer(rb"^==== step (\d+)\n", text, re.MULTILINE)
-            text = text[: next((head.start() for head in heads if int(head[1]) > step), len(text))]
-            whole = text.rfind(b"\n\n") + 2 if b"\n\n" in text else 0  # without an incomplete last sample
-            self.write(self.samples, text[:whole])
+            headings = re.finditer(rb"^==== step (\d+)\n", text, re.MULTILINE)
+            text = text[: next((heading.start() for heading in headings if int(heading[1]) > step), len(text))]
+            end = text.rfind(b"\n\n") + 2 if b"\n\n" in text else 0  # the last sample may be incomplete
+            self.write(self.samples, text[:end])
 
     def write(self, path: Path, content: str | bytes) -> None:
-        """`write_whole` with advice in its OSError."""
+        """`write_atomically` with advice in its OSError."""
         with self.writing(path):
-            write_whole(path, content)
+            write_atomically(path, content)
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a small file atomically: after a crash it has either the old content or the new."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a small file atomically: after a crash it has either the old or the new content."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,7 +231,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_state(folder: Path, tensors: Mapping[str, Tensor], progress: Progress) -> None:
-    """Write optimizer.safetensors and progress.json, beside the model."""
+    """Write optimizer.safetensors and progress.json."""
     write_safetensors(folder / "optimizer.safetensors", tensors, tensors)
     (folder / "progress.json").write_text(progress_json(progress), encoding="utf-8")
 
@@ -257,24 +242,22 @@ def progress_json(progress: Progress) -> str:
 
 
 def read_state(folder: Path) -> tuple[dict[str, Tensor], Progress]:
-    """Read what `write_state` wrote. DamagedError: a file is missing or damaged."""
+    """Read the files of `write_state`. CorruptError: a file is missing or corrupt."""
     with reading(folder / "optimizer.safetensors"):
         handle = open_safetensors(folder / "optimizer.safetensors")
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  # not a mapping
     values = read_object(folder / "progress.json")
     with reading(folder / "progress.json"):
-        if set(values) != {item.name for item in fields(Progress)}:
-            raise ValueError("it has other names")
-        loss, norm = values["sums"]
-        checked("sums", loss, float), checked("sums", norm, float)
-        return tensors, Progress(**values | {
-            item.name: checked(item.name, values[item.name], item.type) for item in fields(Progress)
-            if item.name != "sums"
-        })  # fmt: skip
+        loss, norm = (check_type("sums", value, float) for value in values.pop("sums"))
+        types = {item.name: item.type for item in fields(Progress) if item.name != "sums"}
+        if set(values) != set(types):
+            raise ValueError("its names are wrong")
+        checked = {name: check_type(name, values[name], annotation) for name, annotation in types.items()}
+        return tensors, Progress(sums=[loss, norm], **checked)
 
 
 def _number(value: float) -> str:
-    """A float as text without loss of precision; whole numbers without a point, NaN as an empty cell."""
+    """A number as text without loss of precision; integers without a decimal point, NaN as an empty cell."""
     if math.isnan(value):
         return ""
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
@@ -282,9 +265,9 @@ def _number(value: float) -> str:
 
 def _sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to the disk."""
-    if path.is_dir() and sys.platform == "win32":  # which opens no folder
+    if path.is_dir() and sys.platform == "win32":  # Windows cannot open a folder
         return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows flushes what may be written only
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows can only flush writable handles
     try:
         os.fsync(handle)
     finally:

@@ -1,7 +1,7 @@
-"""Text files -> files of token ids -> the rows of each training step.
+"""Data loading: tokenize text files into files of token IDs, and read the batch of each step.
 
-The text is read in pieces and the ids are memory-mapped, so neither has to fit into memory. The rows of a step depend
-only on the seed and the step number, so resuming a run needs no saved generator state.
+Texts are read in chunks and token IDs are memory-mapped, so neither has to fit into memory. The batch of a step depends
+only on the seed and the step number, so a resumed run needs no saved generator state.
 """
 
 import json
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,35 +19,35 @@ from torch import Tensor
 
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.system.spelling import setting
-from minhub_py.training.checkpoint import write_whole
-from minhub_py.training.errors import DamagedError, read_object, reading
+from minhub_py.training.checkpoint import write_atomically
+from minhub_py.training.errors import CorruptError, read_object, reading
+from minhub_py.training.preparation import size_and_time
 
-# Number of characters that are read and encoded at a time.
-PIECE = 2**14
+CHUNK = 2**14  # characters that are read and encoded at a time
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A file of token ids: little-endian uint16 or uint32, without a header."""
+    """A file of token IDs: little-endian uint16 or uint32, without a header."""
 
     path: Path
     dtype: str
     count: int
-    below: int = 2**32  # upper bound of the ids, exclusive
+    vocab_size: int = 2**32
 
-    def rows(self, starts: Sequence[int], length: int) -> Tensor:
-        """Rows of `length` ids, one from each start: (B, length), int64. DamagedError: an id is out of range."""
-        # Mapped anew for each call, so that pages read once do not stay in memory, however large the file.
+    def sequences(self, starts: Sequence[int], length: int) -> Tensor:
+        """Sequences of `length` token IDs, (B, length), int64. CorruptError: an ID is not in the vocabulary."""
+        # A new memory map for each call lets the system free the pages of earlier calls.
         ids = np.memmap(self.path, self.dtype, "r", shape=(self.count,))
-        rows = np.stack([ids[start : start + length] for start in starts]).astype(np.int64)
-        if rows.max() >= self.below:
-            raise DamagedError(self.path, "is damaged")
-        return torch.from_numpy(rows)
+        sequences = np.stack([ids[start : start + length] for start in starts]).astype(np.int64)
+        if sequences.max() >= self.vocab_size:
+            raise CorruptError(self.path)
+        return torch.from_numpy(sequences)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The token ids of a run: the part that trains and the held-out part."""
+    """The tokenized data of a run: the training text and the held-out text."""
 
     train: Tokens
     held_out: Tokens
@@ -56,22 +57,22 @@ class Corpus:
 
     @classmethod
     def read(cls, folder: Path) -> "Corpus":
-        """Read what `prepare` wrote. DamagedError: a file is missing or damaged."""
-        about = read_object(folder / "tokens.json")
+        """Read the files that `prepare` wrote. CorruptError: a file is missing or corrupt."""
+        metadata = read_object(folder / "tokens.json")
         with reading(folder / "tokens.json"):
-            below = about.get("below", 2**32)  # missing in older runs
+            vocab_size = metadata.get("below", 2**32)  # early versions did not write it
             train, held_out = (
-                Tokens(folder / f"{name}.bin", about["dtype"], about[name], below) for name in ("train", "held_out")
+                Tokens(folder / f"{name}.bin", metadata["dtype"], metadata[name], vocab_size)
+                for name in ("train", "held_out")
             )
             size = np.dtype(train.dtype).itemsize
-            texts = [str(text) for text in about["texts"]]
-            characters = int(about["characters"])
-            start = about.get("start")
-        for part in (train, held_out):
-            with reading(part.path):
-                if part.path.stat().st_size != part.count * size:
-                    raise ValueError(f"it should have {part.count * size} bytes")
-        return cls(train, held_out, characters, texts, start)
+            texts = [str(text) for text in metadata["texts"]]
+            corpus = cls(train, held_out, int(metadata["characters"]), texts, metadata.get("start"))
+        for tokens in (train, held_out):
+            with reading(tokens.path):
+                if tokens.path.stat().st_size != tokens.count * size:
+                    raise ValueError("its size is wrong")
+        return corpus
 
 
 def prepare(text: "Text", tokenizer: Tokenizer, folder: Path, start: str | None = None) -> None:
@@ -80,39 +81,36 @@ def prepare(text: "Text", tokenizer: Tokenizer, folder: Path, start: str | None 
     start: the fingerprint of the model that the run fine-tunes.
     ValueError: the text is not UTF-8, or not in the tokenizer's vocabulary.
     """
-    # The largest token decides: a checkpoint's vocabulary may be padded with ids that never occur.
-    below = max(tokenizer.get_vocab().values()) + 1
-    dtype = "<u2" if below <= 2**16 else "<u4"
+    # The largest token ID decides, because a checkpoint's vocabulary may be padded.
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    dtype = "<u2" if vocab_size <= 2**16 else "<u4"
     folder.mkdir(parents=True, exist_ok=True)
-    # Characters without a token add nothing to a loss, so they must not count in losses per character.
-    lost = [char for char in text.alphabet if not encode(tokenizer, char, add_special_tokens=False)]
+    # Characters without a token do not contribute to the loss, so losses per character must not count them.
+    uncounted = [char for char in text.alphabet if not encode(tokenizer, char, add_special_tokens=False)]
     counts = {}
-    for name, part in (("train", text.train), ("held_out", text.held_out)):
-        counts[name], characters = _write(folder / f"{name}.bin", part("Encoding"), tokenizer, dtype, lost)
-    about = {
-        "dtype": dtype,
-        "below": below,
-        **counts,
-        "characters": characters,
-        "texts": [text.names.get(path, path.name) for path in text.paths],
-        **({} if start is None else {"start": start}),
-    }
-    write_whole(folder / "tokens.json", json.dumps(about, indent=2) + "\n")  # last: it marks the others as complete
+    for name, chunks in (("train", text.train), ("held_out", text.held_out)):
+        counts[name], characters = _write(folder / f"{name}.bin", chunks("Encoding"), tokenizer, dtype, uncounted)
+    metadata = {"dtype": dtype, "below": vocab_size, **counts, "characters": characters,
+                "texts": [text.names.get(path, path.name) for path in text.paths]}  # fmt: skip
+    metadata |= {} if start is None else {"start": start}
+    # The last file: it marks the preparation as complete.
+    write_atomically(folder / "tokens.json", json.dumps(metadata, indent=2) + "\n")
 
 
-def _write(path: Path, pieces: Iterable[str], tokenizer: Tokenizer, dtype: str, lost: Sequence[str]) -> tuple[int, int]:
-    """Encode and write the pieces. Returns the number of ids, and of the characters without those in `lost`."""
-    count = characters = 0
+def _write(
+    path: Path, chunks: Iterable[str], tokenizer: Tokenizer, dtype: str, uncounted: Sequence[str]
+) -> tuple[int, int]:
+    """Encode and write the text. Returns the numbers of tokens and of characters, without those in `uncounted`."""
+    tokens = characters = 0
     try:
         with path.open("wb") as file:
-            for piece in at_words(pieces):
-                ids = encode(tokenizer, piece, add_special_tokens=False)
-                if not ids and piece:
-                    raise ValueError(
-                        f"the tokenizer has no token for any of {piece[:20]!r} …: let the run make its own tokenizer"
-                    )
-                count += len(ids)
-                characters += len(piece) - sum(map(piece.count, lost))
+            for chunk in split_at_words(chunks):
+                ids = encode(tokenizer, chunk, add_special_tokens=False)
+                if not ids:
+                    raise ValueError(f"the tokenizer has no token for any of {chunk[:20]!r} …: use another "
+                                     f"{setting('tokenizer')}, such as characters")  # fmt: skip
+                tokens += len(ids)
+                characters += len(chunk) - sum(map(chunk.count, uncounted))
                 file.write(np.array(ids, dtype).tobytes())
             file.flush()
             os.fsync(file.fileno())
@@ -120,37 +118,37 @@ def _write(path: Path, pieces: Iterable[str], tokenizer: Tokenizer, dtype: str, 
         with suppress(OSError):
             path.unlink()
         raise
-    return count, characters
+    return tokens, characters
 
 
-def at_words(pieces: Iterable[str]) -> Iterator[str]:
-    """The same text, cut again before the white space that begins a word; pieces keep about the same length.
+def split_at_words(chunks: Iterable[str]) -> Iterator[str]:
+    """The same text in chunks of similar length that end before the white space of a word.
 
-    GPT-2's tokenizer splits there too (Radford et al. 2019: a word includes the space before it), so encoding the
-    pieces gives the ids of the whole text. Never cut before punctuation: it may begin a special token, and all white
-    space before that belongs together.
+    GPT-2's tokenizer splits there too (Radford et al. 2019: a word includes the preceding space), so encoding the
+    chunks gives the token IDs of the entire text. The text is not split before punctuation: a special token may start
+    there, and the tokenizer treats the white space before it as one unit.
     """
-    held = ""
-    for piece in pieces:
-        held += piece
-        words = (i for i in range(len(held) - 2, 0, -1) if is_white(held[i]) and held[i + 1].isalnum())
-        if cut := next(words, 0):
-            yield held[:cut]
-            held = held[cut:]
-        elif len(held) > 8 * PIECE:  # no white space at all
-            yield held
-            held = ""
-    if held:
-        yield held
+    pending = ""
+    for chunk in chunks:
+        pending += chunk
+        words = (i for i in range(len(pending) - 2, 0, -1) if is_space(pending[i]) and pending[i + 1].isalnum())
+        if end := next(words, 0):
+            yield pending[:end]
+            pending = pending[end:]
+        elif len(pending) > 8 * CHUNK:  # no white space
+            yield pending
+            pending = ""
+    if pending:
+        yield pending
 
 
-def is_white(character: str) -> bool:
-    """Whether tokenizers treat the character as white space; unlike Python, not U+001C to U+001F."""
+def is_space(character: str) -> bool:
+    """Whether tokenizers treat the character as white space. Unlike Python, they exclude U+001C to U+001F."""
     return character.isspace() and not "\x1c" <= character <= "\x1f"
 
 
 class Text:
-    """Text files read as one text, without any change, and split into a training part and a held-out part.
+    """Text files read as one unchanged text, and split into a training part and a held-out part.
 
     The files are read several times: to count characters, to train a tokenizer, and to encode.
     """
@@ -159,54 +157,51 @@ class Text:
         self, paths: Sequence[Path], held_out: float, progress: Callable[[str, int, int], object],
         names: Mapping[Path, str] | None = None,
     ) -> None:  # fmt: skip
-        """names: display names for files that the user did not name, such as a copy of standard input."""
+        """names: display names of temporary files, such as a copy of standard input."""
         self.paths, self.names = paths, names or {}
         self.progress = progress
-        for path in paths:
-            if not path.is_file():
-                raise FileNotFoundError(f"there is no text file {path}: check the name")
-        self.bytes = sum(path.stat().st_size for path in paths)
-        found: set[str] = set()
+        self.bytes = sum(size_and_time(path)[0] for path in paths)
+        alphabet: set[str] = set()
         self.length = 0
-        for piece in self.pieces("Reading"):
-            found.update(piece)
-            self.length += len(piece)
+        for chunk in self.chunks("Reading"):
+            alphabet.update(chunk)
+            self.length += len(chunk)
         if not self.length:
-            shown = ", ".join(self.names.get(path, str(path)) for path in paths)
-            raise ValueError(f"{shown}: the text is empty, there is nothing to learn from")
-        self.alphabet = sorted(found)
-        self.cut = int(self.length * (1 - held_out))
+            names_shown = ", ".join(self.names.get(path, str(path)) for path in paths)
+            raise ValueError(f"{names_shown}: the text is empty; use a text of 100 kB or more")
+        self.alphabet = sorted(alphabet)
+        self.split = int(self.length * (1 - held_out))
 
-    def pieces(self, what: str) -> Iterator[str]:
-        """Read the whole text in pieces. ValueError: a file is not UTF-8."""
-        done = 0
+    def chunks(self, what: str) -> Iterator[str]:
+        """Read the entire text in chunks. ValueError: a file is not UTF-8."""
+        size = 0
         for path in self.paths:
             try:
-                with path.open(encoding="utf-8", newline="") as file:  # keep line ends as they are
-                    while piece := file.read(PIECE):
-                        yield piece
-                        done += len(piece.encode())
-                        self.progress(what, done, self.bytes)
+                with path.open(encoding="utf-8", newline="") as file:  # preserves line endings
+                    while chunk := file.read(CHUNK):
+                        yield chunk
+                        size += len(chunk.encode())
+                        self.progress(what, size, self.bytes)
             except UnicodeDecodeError as error:
                 name = self.names.get(path, path)
                 raise ValueError(f"{name} is not UTF-8 text ({error.reason}): convert it first") from error
 
     def train(self, what: str) -> Iterator[str]:
-        """Read the training part, which comes first."""
-        left = self.cut
-        for piece in self.pieces(what):
-            if left <= 0:
+        """Read the training part, the start of the text."""
+        remaining = self.split
+        for chunk in self.chunks(what):
+            if remaining <= 0:
                 return
-            yield piece[:left]
-            left -= len(piece)
+            yield chunk[:remaining]
+            remaining -= len(chunk)
 
     def held_out(self, what: str) -> Iterator[str]:
-        """Read the held-out part, which comes last."""
-        skip = self.cut
-        for piece in self.pieces(what):
-            if skip < len(piece):
-                yield piece[max(skip, 0) :]
-            skip -= len(piece)
+        """Read the held-out part, the end of the text."""
+        skip = self.split
+        for chunk in self.chunks(what):
+            if skip < len(chunk):
+                yield chunk[max(skip, 0) :]
+            skip -= len(chunk)
 
 
 def random_integers(seed: int, step: int, high: int, count: int) -> list[int]:
@@ -215,94 +210,78 @@ def random_integers(seed: int, step: int, high: int, count: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Rows at random places of the text, drawn anew for each step, as in nanoGPT."""
+class DataLoader:
+    """Loads the batch of each step.
 
-    tokens: Tokens
-    batch: int
-    context: int
-    seed: int
-
-    def at(self, step: int, rows: slice) -> tuple[Tensor, bool]:
-        """Selected rows of a step, (B, T + 1): inputs and, shifted by one, targets. True: they continue no row."""
-        starts = random_integers(self.seed, step, self.tokens.count - self.context, self.batch)
-        return self.tokens.rows(starts[rows], self.context + 1), True
-
-
-@dataclass(frozen=True)
-class Streams:
-    """Consecutive rows: row b of a step continues row b of the previous step, so that an LSTM can carry its state.
-
-    The text is cut into one stream per row. After each pass over the text, the streams start at another offset.
+    carry: False for sequences at random positions, as in nanoGPT. True for consecutive sequences: the text is divided
+    into one stream per sequence of the batch, so that an LSTM carries its state from step to step. The streams start at
+    another offset in each epoch.
+    ValueError: the text is too short.
     """
 
     tokens: Tokens
     batch: int
     context: int
     seed: int
+    carry: bool
 
-    def at(self, step: int, rows: slice) -> tuple[Tensor, bool]:
-        """As `Windows.at`. True: the streams start again, so the state must be reset."""
-        length = (self.tokens.count - self.context) // self.batch  # of a stream, for any offset
-        epoch, place = divmod(step, (length - 1) // self.context)
-        [offset] = random_integers(self.seed, epoch, self.context, 1)
-        starts = [offset + row * length + place * self.context for row in range(self.batch)]
-        return self.tokens.rows(starts[rows], self.context + 1), place == 0
+    def __post_init__(self) -> None:
+        batch, context, count = self.batch, self.context, self.tokens.count
+        if count <= context:
+            raise ValueError(f"the context ({context}) is longer than the training text ({count} tokens): use a longer "
+                             f"text, or {setting('context', max(1, count // 8))}")  # fmt: skip
+        if self.carry and (count - context) // batch <= context:
+            raise ValueError(f"the training text ({count} tokens) is too short for {batch} streams with sequences of "
+                             f"{context}: use a longer text, a smaller {setting('batch')} or {setting('context')}, or "
+                             f"{setting('carry', False)}")  # fmt: skip
+
+    def at(self, step: int, shard: slice) -> tuple[Tensor, bool]:
+        """A shard of the batch, (B, T + 1): inputs and, shifted by one, targets; and whether the state is reset."""
+        length = self.tokens.count - self.context
+        if not self.carry:
+            starts, reset = random_integers(self.seed, step, length, self.batch), True
+        else:
+            length //= self.batch  # of a stream, for any offset
+            epoch, index = divmod(step, (length - 1) // self.context)
+            [offset] = random_integers(self.seed, epoch, self.context, 1)
+            starts = [offset + stream * length + index * self.context for stream in range(self.batch)]
+            reset = index == 0
+        return self.tokens.sequences(starts[shard], self.context + 1), reset
 
 
-def source_of(tokens: Tokens, batch: int, context: int, seed: int, *, carry: bool) -> Windows | Streams:
-    """The source of training rows: `Streams` with `carry`, else `Windows`. ValueError: the text is too short."""
-    if tokens.count <= context:
-        raise ValueError(
-            f"the context ({context}) is longer than the training text ({tokens.count} tokens): give more text, or "
-            f"{setting('context', max(1, tokens.count // 8))}"
-        )
+class EvaluationBatch(NamedTuple):
+    """Start positions and length of the sequences of a batch, and whether an LSTM's state is reset before it."""
+
+    starts: list[int]
+    length: int
+    reset: bool
+
+
+def evaluation_batches(
+    tokens: Tokens, context: int, batch: int, size: int, max_tokens: int, carry: bool
+) -> list[EvaluationBatch]:  # fmt: skip
+    """The held-out text in batches of `size` sequences, in total about `max_tokens`.
+
+    carry: False for independent sequences, evenly spaced over the text. True for the starts of `batch` streams of
+    consecutive sequences.
+    ValueError: the text has fewer than 2 tokens.
+    """
+    last = tokens.count - 1
+    if last < 1:
+        raise ValueError(f"the held-out text has {tokens.count} tokens, but evaluation requires 2: use a longer text, "
+                         f"or a larger {setting('held_out')}")  # fmt: skip
+    length = min(context, last)
+    count = last // length
     if not carry:
-        return Windows(tokens, batch, context, seed)
-    if (tokens.count - context) // batch <= context:
-        raise ValueError(
-            f"the training text ({tokens.count} tokens) is too short for {batch} streams with rows of {context}: "
-            f"give more text, a smaller {setting('batch')} or {setting('context')}, or {setting('carry', False)}"
-        )
-    return Streams(tokens, batch, context, seed)
-
-
-# How the held-out text is read, in order: the starts of rows, their length, and whether the state is reset first.
-Rows = list[tuple[list[int], int, bool]]
-
-
-def held_out_windows(tokens: Tokens, context: int, together: int, most: int) -> Rows:
-    """Independent rows of `context` tokens, `together` at a time, at most about `most` tokens, spread over the text.
-
-    ValueError: the text has fewer than 2 ids.
-    """
-    length = row_length(tokens, context)
-    count = (tokens.count - 1) // length
-    chosen = np.linspace(0, count - 1, min(count, max(most // length, 1))).round().astype(int)
-    starts: list[int] = (chosen * length).tolist()
-    return [(starts[i : i + together], length, True) for i in range(0, len(starts), together)]
-
-
-def held_out_streams(tokens: Tokens, context: int, batch: int, together: int, most: int) -> Rows:
-    """`batch` streams of consecutive rows, `together` at a time; at most about `most` tokens, from each stream's start.
-
-    ValueError: the text has fewer than 2 ids.
-    """
-    length = row_length(tokens, context)
-    streams = min(batch, (tokens.count - 1) // length)
-    each = (tokens.count - 1) // streams
-    places = range(0, min(each, max(most // streams, length)), length)
+        selected = np.linspace(0, count - 1, min(count, max(max_tokens // length, 1))).round().astype(int)
+        starts: list[int] = (selected * length).tolist()
+        return [EvaluationBatch(starts[i : i + size], length, True) for i in range(0, len(starts), size)]
+    streams = min(batch, count)
+    stream_length = last // streams
+    offsets = range(0, min(stream_length, max(max_tokens // streams, length)), length)
     return [
-        ([stream * each + place for stream in range(first, min(first + together, streams))],
-         min(length, each - place), place == 0)
-        for first in range(0, streams, together)
-        for place in places
+        EvaluationBatch([stream * stream_length + offset for stream in range(first, min(first + size, streams))],
+                        min(length, stream_length - offset), offset == 0)
+        for first in range(0, streams, size)
+        for offset in offsets
     ]  # fmt: skip
-
-
-def row_length(tokens: Tokens, context: int) -> int:
-    """`context`, or the length of a shorter text. ValueError: the text has fewer than 2 ids."""
-    if tokens.count < 2:
-        raise ValueError(f"the held-out text has {tokens.count} tokens and needs at least 2: give more text, or a "
-                         f"larger {setting('held_out')}")  # fmt: skip
-    return min(context, tokens.count - 1)

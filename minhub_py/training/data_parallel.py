@@ -1,6 +1,6 @@
-"""Training in one process or several: DDP and FSDP by torch.distributed, with torchrun.
+"""Data-parallel training with torchrun: DDP or FSDP over torch.distributed, or a single process.
 
-Sources: Li et al. (2020), "PyTorch Distributed" (DDP); Zhao et al. (2023), "PyTorch FSDP", in its second form,
+Sources: Li et al. (2020), "PyTorch Distributed" (DDP); Zhao et al. (2023), "PyTorch FSDP", in its second version,
 `fully_shard`; Rajbhandari et al. (2020), "ZeRO", for the idea.
 """
 
@@ -19,30 +19,35 @@ from minhub_py.system.spelling import setting
 
 
 @dataclass(frozen=True)
-class Processes:
-    """The processes of a run, as seen from one of them. strategy: "ddp" or "fsdp"."""
+class DataParallelGroup:
+    """The processes of a run, from the view of one rank. strategy: "ddp" or "fsdp"."""
 
     rank: int = 0
-    count: int = 1
+    world_size: int = 1
     strategy: str = "ddp"
 
     @property
-    def first(self) -> bool:
-        """Whether this is the process that writes files and reports progress."""
+    def is_main(self) -> bool:
+        """Whether this process writes files and reports progress."""
         return self.rank == 0
 
-    def share(self, rows: int) -> slice:
-        """The part of `rows` rows for this process. ValueError: they cannot be divided evenly."""
-        if rows % self.count:
-            raise ValueError(f"{rows} rows at a time cannot be shared among {self.count} processes: choose a "
-                             f"{setting('batch')} that, divided by {setting('accumulate')}, is a multiple of "
-                             f"{self.count}")  # fmt: skip
-        part = rows // self.count
-        return slice(self.rank * part, (self.rank + 1) * part)
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the parameters are sharded over several processes."""
+        return self.strategy == "fsdp" and self.world_size > 1
+
+    def shard(self, sequences: int) -> slice:
+        """The rank's shard of a batch of `sequences`. ValueError: the batch is not divisible by the world size."""
+        if sequences % self.world_size:
+            raise ValueError(f"{sequences} sequences cannot be divided among {self.world_size} processes: "
+                             f"{setting('batch')} divided by {setting('accumulate')} must be a multiple of "
+                             f"{self.world_size}")  # fmt: skip
+        size = sequences // self.world_size
+        return slice(self.rank * size, (self.rank + 1) * size)
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The module to call in training: the model itself, DDP around it, or the model with sharded parameters."""
-        if self.count == 1:
+        """The module to call in training: the model, DDP around the model, or the model with sharded parameters."""
+        if self.world_size == 1:
             return model
         if self.strategy == "ddp":
             from torch.nn.parallel import DistributedDataParallel
@@ -53,80 +58,77 @@ class Processes:
         try:
             from torch.distributed.fsdp import fully_shard
         except ImportError as error:
-            raise ValueError(
-                f"{setting('parallel', 'fsdp')} needs PyTorch 2.6 or newer: update PyTorch, or use ddp"
-            ) from error
-        mesh = init_device_mesh(device.type, (self.count,))
+            fsdp = setting("parallel", "fsdp")
+            raise ValueError(f"{fsdp} requires PyTorch 2.6 or newer: update PyTorch, or use ddp") from error
+        mesh = init_device_mesh(device.type, (self.world_size,))
         for block in (block for blocks in model.children() if isinstance(blocks, nn.ModuleList) for block in blocks):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
 
     def gradient_sync(self, model: Any, last: bool) -> AbstractContextManager[object]:
-        """Synchronize gradients between processes at the last micro-batch only; before it they accumulate locally."""
-        if self.count == 1:
-            return nullcontext()
-        if self.strategy == "ddp":
-            return nullcontext() if last else model.no_sync()
-        model.set_requires_gradient_sync(last)
-        return nullcontext()
+        """Synchronize gradients at the last micro-batch only; earlier gradients accumulate locally."""
+        if self.is_sharded:
+            model.set_requires_gradient_sync(last)
+        return nullcontext() if self.world_size == 1 or self.is_sharded or last else model.no_sync()
 
-    def sum(self, numbers: list[float], device: torch.device) -> list[float]:
-        """The sum of each number over all processes."""
-        if self.count == 1:
+    def all_reduce(self, numbers: list[float], device: torch.device) -> list[float]:
+        """The sums of the numbers over all processes."""
+        if self.world_size == 1:
             return numbers
         total = torch.tensor(numbers, dtype=torch.float64, device=device)
         dist.all_reduce(total)
         return total.tolist()
 
-    def concatenate(self, tensor: Tensor, dim: int) -> Tensor:
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         """The tensors of all processes, of equal shapes, concatenated along `dim`."""
-        if self.count == 1:
+        if self.world_size == 1:
             return tensor
-        parts = [torch.empty_like(tensor) for _ in range(self.count)]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts, dim)
+        tensors = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(tensors, tensor.contiguous())
+        return torch.cat(tensors, dim)
 
-    def told(self, word: str | None) -> str | None:
-        """What the first process says, in all of them; not the empty text."""
-        return word if self.count == 1 else environment.broadcast_text(word or "") or None
+    def broadcast(self, text: str | None) -> str | None:
+        """The main process's text, in all processes. An empty text becomes None."""
+        return text if self.world_size == 1 else environment.broadcast_text(text or "") or None
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until all processes have reached this point."""
-        if self.count > 1:
+        if self.world_size > 1:
             dist.barrier()
 
 
 @contextmanager
-def processes(strategy: str, device: str) -> Iterator[Processes]:
-    """The processes that torchrun started, connected by its environment variables; one process without torchrun."""
+def data_parallel_group(strategy: str, device: str) -> Iterator[DataParallelGroup]:
+    """Connect the processes that torchrun started; without torchrun, a group of one process."""
     if environment.world_size() == 1:
-        yield Processes()
+        yield DataParallelGroup()
         return
     environment.join_group(cuda=choose_device(device).name.startswith("cuda"))
-    yield Processes(dist.get_rank(), dist.get_world_size(), strategy)
+    yield DataParallelGroup(dist.get_rank(), dist.get_world_size(), strategy)
     environment.leave_group()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A tensor that may be sharded, as a whole. A collective call: every process must make it."""
+    """The full tensor of a tensor that may be sharded. A collective call."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def gather_on_first(tensors: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]:
-    """Whole tensors on the CPU of the first process; the other processes get meta tensors of the same names."""
-    found = {}
+def gather_on_main(tensors: Mapping[str, Tensor], group: DataParallelGroup) -> dict[str, Tensor]:
+    """Full tensors on the CPU of the main process; an empty dictionary in the others. A collective call."""
+    gathered = {}
     for name, tensor in tensors.items():
         full = full_tensor(tensor.detach())
-        found[name] = full.cpu() if processes.first else full.to("meta")
-    return found
+        if group.is_main:
+            gathered[name] = full.cpu()
+    return gathered
 
 
 def distribute_like(values: Tensor, tensor: Tensor) -> Tensor:
-    """A copy of `values` on the device of `tensor`, sharded in the same way."""
+    """A copy of `values` with the device and the sharding of `tensor`."""
     if not hasattr(tensor, "device_mesh"):
         return values.to(tensor.device, copy=True)
     from torch.distributed.tensor import distribute_tensor
 
-    sharded: Any = tensor  # a DTensor, whose module is imported only under torchrun
+    sharded: Any = tensor  # a DTensor, whose module is imported with torchrun only
     return distribute_tensor(values.to(tensor.device), sharded.device_mesh, sharded.placements)

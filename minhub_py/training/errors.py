@@ -1,4 +1,4 @@
-"""`DamagedError`: one error for every missing or damaged file of a run, with the file's name."""
+"""`CorruptError`, the error for a missing or corrupt file of a run."""
 
 import json
 from collections.abc import Iterator
@@ -9,36 +9,33 @@ from typing import Any
 from safetensors import SafetensorError
 
 
-class DamagedError(ValueError):
-    """A file of a run is missing or damaged.
+class CorruptError(ValueError):
+    """A file of a run is missing or corrupt. `problem` completes a sentence: "is missing" or "is corrupt"."""
 
-    what: "is missing", "is damaged", or why it cannot be read.    advice: what the user can do.
-    """
-
-    def __init__(self, path: Path, what: str, advice: str = "") -> None:
-        super().__init__(f"{path} {what}" + (f": {advice}" if advice else ""))
-        self.path, self.what = path, what
+    def __init__(self, path: Path, problem: str = "is corrupt", advice: str = "") -> None:
+        super().__init__(f"{path} {problem}" + (f": {advice}" if advice else ""))
+        self.path, self.problem = path, problem
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn any error while reading this file into `DamagedError`."""
+    """Convert errors while the file is read to `CorruptError`."""
     try:
         yield
-    except DamagedError:
+    except CorruptError:
         raise
     except FileNotFoundError as error:
-        raise DamagedError(path, "is damaged" if path.exists() else "is missing") from error
+        raise CorruptError(path, "is corrupt" if path.exists() else "is missing") from error
     except OSError as error:
-        raise DamagedError(path, f"cannot be read ({error.strerror})" if error.strerror else "is damaged") from error
+        raise CorruptError(path, f"cannot be read ({error.strerror})" if error.strerror else "is corrupt") from error
     except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
-        raise DamagedError(path, "is damaged") from error
+        raise CorruptError(path) from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object. DamagedError: the file is missing or holds something else."""
+    """Read a JSON object. CorruptError: the file is missing or contains something else."""
     with reading(path):
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise TypeError(f"{path} does not hold an object")
+            raise TypeError(f"{path} is not a JSON object")
         return content

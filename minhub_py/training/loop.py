@@ -1,10 +1,10 @@
-"""The training loop: batches, loss, gradients, AdamW steps, evaluation on held-out text, and checkpoints.
+"""The training loop: batches, loss, gradients, AdamW steps, validation, and checkpoints.
 
-Sources: Williams & Zipser (1989) for teacher forcing; Williams & Peng (1990) for truncated
-backpropagation through time: an LSTM's state is carried to the next step, its gradient is not.
+Sources: Williams & Zipser (1989) for teacher forcing; Williams & Peng (1990) for truncated backpropagation through
+time: an LSTM carries its state to the next step, but not its gradient.
 
-Everything random in a step (rows and dropout) follows from the seed, the step number and the process's rank. So a run
-can be resumed without any generator state, and repeats the same steps bit for bit.
+All random numbers of a step (batch and dropout) depend on the seed, the step number and the rank. A resumed run
+therefore needs no generator state, and its steps are bitwise identical.
 """
 
 import copy
@@ -29,83 +29,76 @@ from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import Architecture
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import LossRow, Progress, RunFolder, progress_json, read_state, write_state
-from minhub_py.training.data import Corpus, held_out_streams, held_out_windows, source_of
-from minhub_py.training.data_parallel import Processes, distribute_like, full_tensor, gather_on_first
+from minhub_py.training.cpu_kernels import CPUKernels
+from minhub_py.training.data import Corpus, DataLoader, evaluation_batches
+from minhub_py.training.data_parallel import DataParallelGroup, distribute_like, full_tensor, gather_on_main
 from minhub_py.training.errors import reading
-from minhub_py.training.faster import Faster
 from minhub_py.training.listener import Listener, StoppedError
-from minhub_py.training.optimizer import is_fused, learning_rate, optimizer_of, random_seed
+from minhub_py.training.optimizer import create_optimizer, is_fused, learning_rate, random_seed
 from minhub_py.training.settings import CONTEXT, Settings
 
-# Seconds between two progress reports: each reads the loss, which waits for the GPU.
-REPORT_INTERVAL = 0.5
-# A training step takes about three times as long as the forward pass alone.
-STEP_PER_FORWARD = 3
-# A first batch that takes this many seconds or more is representative, although it includes set-up.
-SETTLED = 2.0
-# AdamW's state for each parameter.
-MOMENTS = ("exp_avg", "exp_avg_sq")
-STATES = ("h", "c")  # of an LSTM, for each layer
+REPORT_INTERVAL = 0.5  # seconds between progress reports, which read the loss and therefore wait for the GPU
+STEP_PER_FORWARD = 3  # duration of a training step, in forward passes
+WARMUP_SECONDS = 2.0  # a first batch of this duration is representative, although it includes initialization
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state of each parameter
+STATES = ("h", "c")  # an LSTM's state of each layer
 
 
 class Trainer:
-    """A model in training, with its optimizer, its data and its progress.
+    """A model in training, with its optimizer, data and progress.
 
-    ValueError: the batch cannot be shared among the processes, or the text is too short for it.
+    ValueError: the batch is not divisible by the world size, or the text is too short.
     """
 
     def __init__(
         self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Tokenizer, family: Architecture,
-        model: LanguageModel, processes: Processes, device: torch.device, listener: Listener,
+        model: LanguageModel, group: DataParallelGroup, device: torch.device, listener: Listener,
     ) -> None:  # fmt: skip
         self.settings, self.folder, self.corpus, self.tokenizer = settings, folder, corpus, tokenizer
-        self.family, self.processes, self.device, self.listener = family, processes, device, listener
+        self.family, self.group, self.device, self.listener = family, group, device, listener
         self.progress = Progress()
-        self.saved = -1  # the step of the last checkpoint
-        self.estimated = False
+        self.saved_step = -1  # step of the last checkpoint
+        self.has_estimate = False
         self.interrupted: Callable[[], bool] = lambda: False
         self.context = settings.context or CONTEXT
         self.carry = settings.carry and family.training.carries_state
-        together = settings.batch // settings.accumulate  # rows in one micro-batch of all processes
-        self.micro_batch = len(range(together)[processes.share(together)])
-        self.share = processes.share(settings.batch)
-        self.source = source_of(corpus.train, settings.batch, self.context, settings.seed, carry=self.carry)
-        if self.carry:
-            self.held_out = held_out_streams(
-                corpus.held_out, self.context, settings.batch, together, settings.evaluate_tokens
-            )
-        else:
-            self.held_out = held_out_windows(corpus.held_out, self.context, together, settings.evaluate_tokens)
+        global_micro_batch = settings.batch // settings.accumulate  # over all processes
+        self.micro_batch = len(range(global_micro_batch)[group.shard(global_micro_batch)])
+        self.shard = group.shard(settings.batch)
+        self.loader = DataLoader(corpus.train, settings.batch, self.context, settings.seed, self.carry)
+        self.evaluation_batches = evaluation_batches(
+            corpus.held_out, self.context, settings.batch, global_micro_batch, settings.evaluate_tokens, self.carry
+        )
 
         self.model = model.to(device).train()
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.initial_state = self.model.new_cache(self.micro_batch, self.context) if self.carry else None
-        self.states = [self.fresh_state(self.micro_batch) for _ in range(settings.accumulate)]
-        self.wrapped = processes.wrap(self.model, device)
+        self.states = [self.new_state(self.micro_batch) for _ in range(settings.accumulate)]
+        self.wrapped = group.wrap(self.model, device)
         self.compiled = torch.compile(self.wrapped) if settings.compile else self.wrapped
         # torch.compile generates its own kernels.
-        self.faster = Faster if device.type == "cpu" and not settings.compile else nullcontext
-        self.optimizer = optimizer_of(self.model, settings)
-        exact = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
-        self.sums = torch.zeros(2, dtype=exact, device=device)  # losses and gradient norms since the last row
+        self.kernels = CPUKernels if device.type == "cpu" and not settings.compile else nullcontext
+        self.optimizer = create_optimizer(self.model, settings)
+        dtype = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
+        self.sums = torch.zeros(2, dtype=dtype, device=device)  # losses and gradient norms since the last row
 
-    def fresh_state(self, rows: int) -> Any:
-        """An LSTM's state before the first token; None for a model that carries no state."""
+    def new_state(self, batch_size: int) -> Any:
+        """An LSTM's initial state; None for a model that carries no state."""
         if self.initial_state is None:
             return None
         state = copy.deepcopy(self.initial_state)
-        state.select(list(range(rows)))
+        state.select(list(range(batch_size)))
         return state
 
     def run(self, interrupted: Callable[[], bool]) -> bool:
-        """Train until the last step. Returns False if it was stopped earlier, after a checkpoint.
+        """Train until the last step. Returns False if the run stopped earlier, after a checkpoint.
 
-        Without a first evaluation there is no checkpoint: the run then resumes from its beginning.
+        There is no checkpoint before the first evaluation: the run then resumes from its start.
         """
         progress = self.progress
         self.interrupted = interrupted
         self.started = time.perf_counter() - progress.seconds
-        self.row_step, self.row_began = progress.step, self.started
+        self.row_step, self.row_started = progress.step, self.started
         try:
             self.run_steps()
         except StoppedError:
@@ -115,13 +108,13 @@ class Trainer:
         return True
 
     def run_steps(self) -> None:
-        """All remaining steps. StoppedError: before the last one."""
+        """Run all remaining steps. StoppedError: the run stopped before the last step."""
         settings, progress = self.settings, self.progress
         if progress.best_loss is None:
             self.evaluate()
-        elif self.evaluation_due:  # stopped in this evaluation
-            if self.processes.first:
-                self.folder.forget_after(progress.step - 1)
+        elif self.evaluation_due:  # the run stopped during this evaluation
+            if self.group.is_main:
+                self.folder.truncate_after(progress.step - 1)
             self.evaluate()
             self.save_progress()
         self.reset_timer()
@@ -138,169 +131,177 @@ class Trainer:
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether the last step requires an evaluation, which has not been made."""
+        """Whether the last step requires an evaluation that has not run yet."""
         step, settings = self.progress.step, self.settings
         return self.progress.steps_in_sums > 0 and (step == settings.steps or step % settings.evaluate_every == 0)
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done, or the loss has not improved for `patience` evaluations."""
+        """Whether all steps are complete, or the validation loss has not improved for `patience` evaluations."""
         patience = self.settings.patience
         return self.progress.step >= self.settings.steps or (patience is not None and self.progress.waited >= patience)
 
-    def check_stop(self, asked: bool) -> None:
-        """StoppedError, in all processes: one of them was interrupted, or its listener has asked."""
-        asked = asked or self.interrupted()
-        if self.processes.sum([float(asked)], self.device) != [0.0]:
+    def check_stop(self, requested: bool) -> None:
+        """StoppedError, in all processes: a signal or the listener of any process requests a stop."""
+        stop = requested or self.interrupted()
+        if self.group.all_reduce([float(stop)], self.device) != [0.0]:
             raise StoppedError
 
     def begin_batch(self, task: str, number: int, count: int) -> None:
-        """Report a batch before it is computed. StoppedError: as `check_stop`."""
+        """Report a batch before its computation. StoppedError: as `check_stop`."""
         self.check_stop(self.listener.cancelled())
-        if self.processes.first:
+        self.report_batch(task, number, count)
+
+    def report_batch(self, task: str, number: int, count: int) -> None:
+        """Report a batch before its computation."""
+        if self.group.is_main:
             self.listener.working(self.progress.step, task, number, count)
 
     def step(self) -> None:
         """One optimizer step, over all micro-batches.
 
-        StoppedError: between two of them; the step has changed nothing. An LSTM's state has changed by then, so a run
-        that carries it stops only after the step.
+        StoppedError: the run stopped between micro-batches, without changes. A run that carries an LSTM's state does
+        not stop there, because the state has changed already.
         """
         settings, step = self.settings, self.progress.step
-        torch.manual_seed(random_seed(settings.seed, step, self.processes.rank))
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(settings, step)
-        rows, fresh = self.source.at(step, self.share)
+        torch.manual_seed(random_seed(settings.seed, step, self.group.rank))
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = learning_rate(settings, step)
+        batch, reset = self.loader.at(step, self.shard)
         loss = torch.zeros((), device=self.device)
-        micro_batches = rows.to(self.device).split(self.micro_batch)
-        for number, micro_batch in enumerate(micro_batches):
-            if number and not self.carry:
-                try:
-                    self.begin_batch("step", number + 1, len(micro_batches))
-                except StoppedError:
-                    self.optimizer.zero_grad()
-                    raise
-            elif self.processes.first:
-                self.listener.working(step, "step", number + 1, len(micro_batches))
-            if fresh:
-                self.states[number] = self.fresh_state(self.micro_batch)
-            with self.processes.gradient_sync(self.wrapped, number == len(micro_batches) - 1):
-                part = self.loss(self.compiled, micro_batch, self.states[number]) / len(micro_batches)
-                part.backward()
-            loss += part.detach()
+        micro_batches = batch.to(self.device).split(self.micro_batch)
+        for index, micro_batch in enumerate(micro_batches):
+            try:
+                report = self.begin_batch if index and not self.carry else self.report_batch
+                report("step", index + 1, len(micro_batches))
+            except StoppedError:
+                self.optimizer.zero_grad()
+                raise
+            if reset:
+                self.states[index] = self.new_state(self.micro_batch)
+            with self.group.gradient_sync(self.wrapped, index == len(micro_batches) - 1):
+                micro_loss = self.loss(self.compiled, micro_batch, self.states[index]) / len(micro_batches)
+                micro_loss.backward()
+            loss += micro_loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.sums += torch.stack((loss, full_tensor(norm)))
         self.progress.steps_in_sums += 1
 
-    def loss(self, model: Any, rows: Tensor, state: Any) -> Tensor:
-        """Mean cross-entropy in nats per token; rows (B, T + 1) are inputs and, shifted by one, targets."""
-        with self.precision(), self.faster():
-            logits = model(rows[:, :-1]) if state is None else model(rows[:, :-1], state)  # (B, T, V)
-            return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+    def loss(self, model: Any, sequences: Tensor, state: Any) -> Tensor:
+        """Mean cross-entropy in nats per token; sequences (B, T + 1) are inputs and, shifted by one, targets."""
+        with self.autocast(), self.kernels():
+            inputs = sequences[:, :-1]
+            logits = model(inputs) if state is None else model(inputs, state)  # (B, T, V)
+            return F.cross_entropy(logits.float().flatten(0, 1), sequences[:, 1:].flatten())
 
-    def precision(self) -> AbstractContextManager[object]:
-        """Autocast to the dtype of matrix products; weights, gradients and the optimizer stay float32."""
+    def autocast(self) -> AbstractContextManager[object]:
+        """Autocast of matrix products; weights, gradients and optimizer state remain float32."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.settings.dtype == "bfloat16" else nullcontext()
 
     @torch.no_grad()
-    def held_out_loss(self) -> float:
-        """Mean loss on the held-out text, in nats per token. StoppedError: between two batches."""
-        total, count = 0.0, 0
+    def validation_loss(self) -> float:
+        """Mean loss on the held-out text, in nats per token. StoppedError: the run stopped between two batches."""
+        loss, tokens = 0.0, 0
         state = None
         self.model.eval()
         try:
-            for number, (starts, length, fresh) in enumerate(self.held_out, 1):
-                self.begin_batch("evaluation", number, len(self.held_out))
-                part = -(-len(starts) // self.processes.count)
-                mine = starts[self.processes.rank * part :][:part]
-                weight = len(mine) * length
-                mine = mine or starts[:1]  # a process without rows takes part in the others' collectives
-                if fresh:
-                    state = self.fresh_state(len(mine))
-                rows = self.corpus.held_out.rows(mine, length + 1).to(self.device)
-                began = time.perf_counter()
-                total += self.loss(self.wrapped, rows, state).item() * weight
-                self.estimate(number, time.perf_counter() - began, len(mine) * length)
-                count += weight
+            for number, (starts, length, reset) in enumerate(self.evaluation_batches, 1):
+                self.begin_batch("evaluation", number, len(self.evaluation_batches))
+                size = -(-len(starts) // self.group.world_size)
+                shard = starts[self.group.rank * size :][:size]
+                weight = len(shard) * length
+                shard = shard or starts[:1]  # an empty shard still takes part in the collective calls
+                if reset:
+                    state = self.new_state(len(shard))
+                sequences = self.corpus.held_out.sequences(shard, length + 1).to(self.device)
+                started = time.perf_counter()
+                loss += self.loss(self.wrapped, sequences, state).item() * weight
+                self.estimate(number, time.perf_counter() - started, len(shard) * length)
+                tokens += weight
         finally:
             self.model.train()
-        total, count = self.processes.sum([total, float(count)], self.device)  # type: ignore[assignment]
-        return total / count
+        total_loss, total_tokens = self.group.all_reduce([loss, float(tokens)], self.device)
+        return total_loss / total_tokens
 
     def estimate(self, number: int, seconds: float, tokens: int) -> None:
-        """Report the duration of the run once, from the time that a batch of `tokens` held-out tokens took."""
-        if self.estimated or not self.processes.first or (number == 1 and seconds < SETTLED):
+        """Report the duration of the run once, from the duration of a batch of `tokens` held-out tokens."""
+        if self.has_estimate or not self.group.is_main or (number == 1 and seconds < WARMUP_SECONDS):
             return
-        self.estimated = True
-        settings, progress = self.settings, self.progress
-        steps = settings.steps - progress.step
+        self.has_estimate = True
+        settings = self.settings
+        steps = settings.steps - self.progress.step
         evaluations = 1 + -(-steps // settings.evaluate_every)
-        held_out = sum(len(starts) * length for starts, length, _ in self.held_out) / self.processes.count
+        evaluated = evaluations * sum(len(batch.starts) * batch.length for batch in self.evaluation_batches)
         trained = steps * self.micro_batch * settings.accumulate * self.context * STEP_PER_FORWARD
-        self.listener.estimated((trained + evaluations * held_out) * seconds / tokens, steps, evaluations)
+        forward_tokens = trained + evaluated / self.group.world_size
+        self.listener.estimated(forward_tokens * seconds / tokens, steps, evaluations)
 
     def evaluate(self) -> None:
-        """Evaluate on the held-out text: adds a row to losses.csv, keeps the best model, writes a sample."""
+        """Compute the validation loss, add a row to losses.csv, save the best model, and write a sample."""
         progress, settings = self.progress, self.settings
-        train_loss, norm = self.means()  # waits for the GPU
-        seconds = time.perf_counter() - self.row_began
-        found = self.held_out_loss()
-        if not math.isfinite(found):
-            raise ValueError(self.not_finite())
-        best = progress.best_loss is None or found < progress.best_loss
+        steps = progress.steps_in_sums
+        train_loss, norm = (total / steps if steps else math.nan for total in self.mean_sums())  # waits for the GPU
+        seconds = time.perf_counter() - self.row_started
+        loss = self.validation_loss()
+        if not math.isfinite(loss):
+            raise self.divergence()
+        best = progress.best_loss is None or loss < progress.best_loss
         progress.waited = 0 if best else progress.waited + 1
         if best:
-            progress.best_loss, progress.best_step = found, progress.step
-            with self.folder.writing(self.folder.path):
-                self.write_model(self.folder.path)
+            progress.best_loss, progress.best_step = loss, progress.step
+            state = gather_on_main(self.model.state_dict(), self.group)
+            if self.group.is_main:
+                with self.folder.writing(self.folder.path):
+                    self.write_model(self.folder.path, state)
         tokens = settings.batch * self.context
         row: LossRow = {
-            "step": progress.step, "tokens": progress.step * tokens, "train_loss": train_loss, "held_out_loss": found,
+            "step": progress.step, "tokens": progress.step * tokens, "train_loss": train_loss, "held_out_loss": loss,
             "learning_rate": learning_rate(settings, progress.step), "gradient_norm": norm,
             "tokens_per_second": round((progress.step - self.row_step) * tokens / seconds, 1),
             "seconds": round(time.perf_counter() - self.started, 2),
         }  # fmt: skip
-        if self.processes.first:
+        if self.group.is_main:
             self.folder.write_row(row)
             self.listener.evaluated(row, best)
         self.sums.zero_()
         progress.steps_in_sums = 0
         if settings.sample is not None:
-            self.sample()
+            self.sample(settings.sample)
 
-    def means(self) -> tuple[float, float]:
-        """The mean loss and gradient norm of the steps since the last row. ValueError: one is infinite or NaN."""
-        steps = self.progress.steps_in_sums
-        if not steps:
-            return math.nan, math.nan
-        loss, norm = self.processes.sum(self.sums.tolist(), self.device)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise ValueError(self.not_finite())
-        return loss / steps / self.processes.count, norm / steps / self.processes.count
+    def mean_sums(self) -> list[float]:
+        """Sums of losses and gradient norms since the last row: means over the processes, for any world size.
 
-    def not_finite(self) -> str:
-        """The error message for a loss that is infinite or NaN."""
+        ValueError: a sum is infinite or NaN.
+        """
+        sums = self.group.all_reduce(self.sums.tolist(), self.device)
+        if not all(map(math.isfinite, sums)):
+            raise self.divergence()
+        return [total / self.group.world_size for total in sums]
+
+    def divergence(self) -> ValueError:
+        """The error for an infinite or NaN loss."""
         newest = self.folder.newest()
-        kept = f"the checkpoint {newest.name} is intact" if newest else "no checkpoint was made yet"
-        return (f"the loss is infinite or NaN at step {self.progress.step} or shortly before; {kept}. Start a new "
-                f"run with a lower {setting('learning_rate')} or a longer {setting('warm_up')}")  # fmt: skip
+        checkpoint = f"the checkpoint {newest.name} is intact" if newest else "there is no checkpoint yet"
+        return ValueError(f"the loss is infinite or NaN at step {self.progress.step} or shortly before; {checkpoint}. "
+                          f"Start a new run with a lower {setting('learning_rate')} or a longer {setting('warm_up')}"
+                          )  # fmt: skip
 
     def reset_timer(self) -> None:
-        """Measure speed from here, so that it excludes evaluations and earlier sessions."""
+        """Restart the measurement of speed, which excludes evaluations and earlier sessions."""
         self.row_step = self.reported_step = self.progress.step
-        self.row_began = self.reported_at = time.perf_counter()
+        self.row_started = self.reported_at = time.perf_counter()
         self.reported_sum = self.sums[0].item()
 
     def report_progress(self) -> None:
-        """Call `Listener.stepped`, at most once per REPORT_INTERVAL."""
+        """Call `Listener.stepped`, at most once per REPORT_INTERVAL. ValueError: the loss is infinite or NaN."""
         now, step = time.perf_counter(), self.progress.step
-        if now - self.reported_at < REPORT_INTERVAL or step == self.reported_step or not self.processes.first:
+        if now - self.reported_at < REPORT_INTERVAL or step == self.reported_step or not self.group.is_main:
             return
         loss = self.sums[0].item()
         if not math.isfinite(loss):
-            raise ValueError(self.not_finite())
+            raise self.divergence()
         steps = step - self.reported_step
         speed = steps / (now - self.reported_at)
         self.listener.stepped(
@@ -309,17 +310,15 @@ class Trainer:
         )  # fmt: skip
         self.reported_at, self.reported_step, self.reported_sum = now, step, loss
 
-    def sample(self) -> None:
-        """Generate text from the prompt, with the same random numbers each time."""
+    def sample(self, prompt: str) -> None:
+        """Generate text from the prompt, with the same random numbers at each evaluation."""
         model = self.model
-        if self.processes.strategy == "fsdp" and self.processes.count > 1:
-            state = gather_on_first(self.model.state_dict(), self.processes)
-            if self.processes.first:
-                model = skeleton(self.family, self.model.config)
-                model.load_state_dict(state, assign=True)
-        if not self.processes.first:
+        state = gather_on_main(model.state_dict(), self.group) if self.group.is_sharded else {}
+        if not self.group.is_main:
             return
-        prompt = self.settings.sample or ""
+        if self.group.is_sharded:
+            model = skeleton(self.family, model.config)
+            model.load_state_dict(state, assign=True)
         ids = self.tokenizer.encode(prompt).ids
         model.eval()
         [new] = generate(model, [ids], self.settings.sample_tokens, seed=self.settings.seed, temperature=0.8)
@@ -330,92 +329,86 @@ class Trainer:
             file.write(f"==== step {self.progress.step}\n{text}\n\n")
         self.listener.sampled(self.progress.step, text)
 
-    def write_model(self, folder: Path) -> None:
-        """Write the current model in Hub layout."""
-        state = gather_on_first(self.model.state_dict(), self.processes)
-        if not self.processes.first:
-            return
+    def write_model(self, folder: Path, state: dict[str, Tensor]) -> None:
+        """Write the model in Hub layout."""
         config = self.model.config
-        companions = tokenizer_files(self.tokenizer)
         tensors = weights_map.to_hub(self.family.model_type, state, config)
-        whole = sum(tensor.nbytes for tensor in state.values()) + 1  # one file, so that it can be replaced atomically
-        settings = {**config.to_hub(), "dtype": "float32"}
-        write_checkpoint(folder, tensors, settings, companions=companions, max_shard_size=whole)
+        hub_config = {**config.to_hub(), "dtype": "float32"}
+        size = sum(tensor.nbytes for tensor in state.values()) + 1  # a single file can be replaced atomically
+        write_checkpoint(folder, tensors, hub_config, companions=tokenizer_files(self.tokenizer), max_shard_size=size)
 
     def save(self) -> None:
         """Write a checkpoint of this step. OSError: the disk is full; the previous checkpoint is intact."""
-        if self.saved == self.progress.step:
+        if self.saved_step == self.progress.step:
             return
-        self.means()  # raises if the weights have diverged: such a checkpoint is useless
-        mean = [total / self.processes.count for total in self.processes.sum(self.sums.tolist(), self.device)]
-        self.progress.sums = mean  # per process, since a resumed run may have another number of them
+        self.progress.sums = self.mean_sums()  # raises before a checkpoint of diverged weights
         self.progress.seconds = time.perf_counter() - self.started
-        with self.folder.new_checkpoint(self.progress.step, really=self.processes.first) as partial:
-            self.write_model(partial)
-            tensors = gather_on_first(self.optimizer_tensors() | self.state_tensors(), self.processes)
-            if self.processes.first:
+        model = gather_on_main(self.model.state_dict(), self.group)
+        tensors = gather_on_main(self.optimizer_tensors() | self.state_tensors(), self.group)
+        if self.group.is_main:
+            with self.folder.new_checkpoint(self.progress.step) as partial:
+                self.write_model(partial, model)
                 write_state(partial, tensors, self.progress)
-        self.processes.wait()
-        self.saved = self.progress.step
+        self.group.barrier()
+        self.saved_step = self.progress.step
 
     def save_progress(self) -> None:
-        """Add an evaluation to the checkpoint that was resumed, whose tensors remain the same."""
+        """Add an evaluation to the resumed checkpoint, whose tensors remain the same."""
         newest = self.folder.newest()
-        if self.processes.first and newest is not None:
+        if self.group.is_main and newest is not None:
             self.progress.sums = [0.0, 0.0]
             self.folder.write(newest / "progress.json", progress_json(self.progress))
-        self.processes.wait()
+        self.group.barrier()
 
-    def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's two moments of each parameter, by name."""
-        return {
-            f"{moment}.{name}": self.optimizer.state[parameter][moment]
+    def moment_names(self) -> list[tuple[str, str, nn.Parameter]]:
+        """AdamW's moments: names in a checkpoint and in the optimizer, and the parameter; empty before step 1."""
+        return [
+            (f"{moment}.{name}", moment, parameter)
             for name, parameter in self.model.named_parameters()
             for moment in MOMENTS
-            if self.progress.step  # there are none before the first step
-        }
+            if self.progress.step
+        ]
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """The optimizer state, by names in the checkpoint."""
+        return {name: self.optimizer.state[parameter][moment] for name, moment, parameter in self.moment_names()}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """An LSTM's state (L, B, H) for all rows of a step, collected from micro-batches and processes."""
+        """An LSTM's state (L, B, H) for the entire batch, gathered from micro-batches and processes."""
         if not self.carry:
             return {}
-        found = {}
-        for place, name in enumerate(STATES):
-            by_layer = [[tensors[place] for tensors in state.layers] for state in self.states]
-            mine = torch.cat([torch.stack(layers).float() for layers in by_layer], dim=1)
-            found[f"state.{name}"] = self.processes.concatenate(mine, dim=1)
-        return found
+        tensors = {}
+        for index, name in enumerate(STATES):
+            micro_batches = [torch.stack([layer[index] for layer in state.layers]).float() for state in self.states]
+            tensors[f"state.{name}"] = self.group.all_gather(torch.cat(micro_batches, dim=1), dim=1)
+        return tensors
 
     def resume(self, checkpoint: Path) -> None:
-        """Load optimizer, progress and state from a checkpoint, whose weights the model already has.
+        """Load optimizer state, progress and LSTM state from a checkpoint, whose weights the model already has.
 
-        DamagedError: it is damaged, or belongs to another model.    ValueError: it has more steps than `steps`.
+        CorruptError: the checkpoint is corrupt or of another model.    ValueError: it has more steps than `steps`.
         """
         tensors, self.progress = read_state(checkpoint)
-        if self.settings.steps < self.progress.step:
-            made = self.progress.step
-            raise ValueError(f"this run has made {made} steps: {setting('steps')} must be at least {made}")
-        self.saved = self.progress.step
-        wanted = {
-            f"{moment}.{name}": parameter.shape for name, parameter in self.model.named_parameters()
-            for moment in MOMENTS if self.progress.step
-        }  # fmt: skip
+        step = self.progress.step
+        if self.settings.steps < step:
+            raise ValueError(f"this run has completed {step} steps: {setting('steps')} must be at least {step}")
+        self.saved_step = step
+        shapes = {name: parameter.shape for name, _, parameter in self.moment_names()}
         if self.carry:
             layers = self.states[0].layers
             shape = torch.Size((len(layers), self.settings.batch, layers[0][0].size(1)))
-            wanted |= {f"state.{name}": shape for name in STATES}
+            shapes |= {f"state.{name}": shape for name in STATES}
         with reading(checkpoint / "optimizer.safetensors"):
-            if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
-                raise ValueError("it does not fit the model")
-        for name, parameter in self.model.named_parameters() if self.progress.step else ():
-            place = parameter.device if is_fused(parameter.device) else "cpu"
-            step = torch.tensor(float(self.progress.step), device=place)
-            moments = {moment: distribute_like(tensors[f"{moment}.{name}"], parameter) for moment in MOMENTS}
-            self.optimizer.state[parameter] = {"step": step, **moments}
-        if self.carry:
-            for which, name in enumerate(STATES):
-                mine = tensors[f"state.{name}"][:, self.share].to(self.device)
-                for state, part in zip(self.states, mine.split(self.micro_batch, dim=1), strict=True):
-                    for kept, layer in zip(state.layers, part, strict=True):
-                        kept[which].copy_(layer)
+            if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
+                raise ValueError("it is of another model")
+        for name, moment, parameter in self.moment_names():
+            device = parameter.device if is_fused(parameter.device) else "cpu"
+            state = self.optimizer.state[parameter]
+            state["step"] = torch.tensor(float(step), device=device)
+            state[moment] = distribute_like(tensors[name], parameter)
+        for index, name in enumerate(STATES if self.carry else ()):
+            shard = tensors[f"state.{name}"][:, self.shard].to(self.device)
+            for state, micro_batch in zip(self.states, shard.split(self.micro_batch, dim=1), strict=True):
+                for layer, values in zip(state.layers, micro_batch, strict=True):
+                    layer[index].copy_(values)
         self.sums += torch.tensor(self.progress.sums, dtype=self.sums.dtype, device=self.device)

@@ -1,7 +1,6 @@
-"""The record of a run whose text is not yet encoded: an interrupted preparation continues from it.
+"""The record of a run whose text is not encoded yet, to continue an interrupted preparation.
 
-RUN/tokens/begun.json has the settings and the names of the texts. settings.json, written before the first step, takes
-its place.
+RUN/tokens/begun.json contains the settings and the text files. settings.json replaces it before the first step.
 """
 
 import json
@@ -10,58 +9,45 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minhub_py.system.spelling import train_call
-from minhub_py.training.checkpoint import RunFolder, write_whole
+from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.errors import read_object, reading
 from minhub_py.training.settings import Settings
 
 
 @dataclass(frozen=True)
-class Begun:
-    """The settings of a run, and its texts, each with its size and modification time in nanoseconds."""
+class Preparation:
+    """The settings of a run, and its text files, each with its size and modification time in nanoseconds."""
 
     settings: Settings
     texts: Sequence[tuple[Path, int, int]]
 
-    @property
-    def paths(self) -> list[Path]:
-        """The text files."""
-        return [path for path, _, _ in self.texts]
-
     @classmethod
-    def of(cls, settings: Settings, paths: Sequence[Path]) -> "Begun":
-        """The record of new runs. FileNotFoundError: a text is missing."""
-        return cls(settings, [(path.absolute(), *state(path)) for path in paths])
-
-    @classmethod
-    def read(cls, folder: RunFolder) -> "Begun | None":
-        """The record in a folder; None: the run has settings.json already, or does not exist. DamagedError."""
-        if folder.settings.exists() or not folder.begun.exists():
+    def read(cls, folder: RunFolder) -> "Preparation | None":
+        """The record in a folder; None if the folder has none, or also has settings.json. CorruptError."""
+        if folder.settings.exists() or not folder.preparation.exists():
             return None
-        content = read_object(folder.begun)
-        with reading(folder.begun):
+        content = read_object(folder.preparation)
+        with reading(folder.preparation):
             texts = [(Path(name), int(size), int(time)) for name, size, time in content["texts"]]
             return cls(Settings(**content["settings"]), texts)
 
     def write(self, folder: RunFolder) -> None:
         """Write the record."""
-        content = {
-            "settings": json.loads(self.settings.to_json()),
-            "texts": [[str(path), size, time] for path, size, time in self.texts],
-        }
-        with folder.writing(folder.begun):
-            write_whole(folder.begun, json.dumps(content, indent=2) + "\n")
+        texts = [[str(path), size, time] for path, size, time in self.texts]
+        content = {"settings": json.loads(self.settings.to_json()), "texts": texts}
+        folder.write(folder.preparation, json.dumps(content, indent=2) + "\n")
 
     def unchanged_texts(self) -> list[Path]:
-        """The text files. ValueError: one has changed.    FileNotFoundError: one is missing."""
+        """The text files. ValueError: a text has changed.    FileNotFoundError: a text is missing."""
         for path, size, time in self.texts:
-            if state(path) != (size, time):
-                raise ValueError(f"{path} has changed since the run began: start a new one with {train_call()}")
-        return self.paths
+            if size_and_time(path) != (size, time):
+                raise ValueError(f"{path} has changed since the run began: start a new run with {train_call()}")
+        return [path for path, _, _ in self.texts]
 
 
-def state(path: Path) -> tuple[int, int]:
+def size_and_time(path: Path) -> tuple[int, int]:
     """Size and modification time of a text. FileNotFoundError: it is missing."""
     if not path.is_file():
-        raise FileNotFoundError(f"there is no text file {path}: check the name")
+        raise FileNotFoundError(f"text file {path} does not exist: check its name")
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns

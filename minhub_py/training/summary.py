@@ -1,4 +1,4 @@
-"""Summary, model card and loss curves of a run, and comparison of several runs."""
+"""Summary, model card and loss curves of a run; the curves also compare several runs."""
 
 import math
 import shlex
@@ -15,18 +15,18 @@ from minhub_py.registry import ENTRIES, entry_of
 from minhub_py.system.spelling import option
 from minhub_py.training.checkpoint import COLUMNS, LossRow, RunFolder
 from minhub_py.training.data import Corpus
-from minhub_py.training.recovery import check_best, rescued
-from minhub_py.training.settings import Change, Settings, parts, read_settings
+from minhub_py.training.recovery import check_model_files, recovery_advice
+from minhub_py.training.settings import Change, Settings, read_settings, segments
 
 MARKERS = "osD^vP"
-STYLES = ("-", (0, (4, 2)), (0, (4, 2, 1, 2)))  # of held-out losses
+STYLES = ("-", (0, (4, 2)), (0, (4, 2, 1, 2)))  # of validation losses
 COLOURS = ("#1f6f8b", "#e0a030", "#b05a6a", "#5b8c5a", "#7a5c99", "#8c8c94")
 INK, GREY = "#30343b", "#70757d"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a run. Losses are those of the best model on the held-out text."""
+    """Summary of a run. The losses are the best model's validation losses."""
 
     name: str
     folder: str
@@ -42,12 +42,12 @@ class Summary:
     seconds: float
     rows: list[LossRow]
     settings: Settings
-    history: list[Change]  # changes of the settings
+    history: list[Change]
     texts: list[str]
 
     @property
     def nats_per_character(self) -> float:
-        """Loss per character, which can be compared between models with different tokenizers."""
+        """Loss per character, which is comparable between tokenizers."""
         return self.nats_per_token * self.tokens_per_character
 
     def to_json(self) -> dict[str, object]:
@@ -57,16 +57,16 @@ class Summary:
 
 
 def read(path: Path) -> Summary:
-    """Summarize a run's folder.
+    """Summarize a run.
 
-    FileNotFoundError: the folder holds no run.    ValueError: it is damaged, or has no evaluation yet.
+    FileNotFoundError: the folder is not a run.    ValueError: it is corrupt, or has no evaluation yet.
     """
     folder = RunFolder(path)
-    with rescued(folder):
+    with recovery_advice(folder):
         folder.check()
         best, rows = folder.best_row(), folder.read_rows()
         settings, history = read_settings(folder.settings)
-        check_best(folder)
+        check_model_files(path)
         corpus = Corpus.read(folder.tokens)
     checkpoint = Checkpoint(path)
     speeds = sorted(row["tokens_per_second"] for row in rows[1:]) or [0.0]
@@ -75,7 +75,7 @@ def read(path: Path) -> Summary:
         name=path.resolve().name,
         folder=str(path),
         family=entry_of(config.get("model_type")).name,
-        parameters=count(skeleton(*describe(checkpoint))),  # the file may have more: a table that is not learnt
+        parameters=count(skeleton(*describe(checkpoint))),  # the file may also contain buffers
         vocab_size=config["vocab_size"],
         tokenizer=settings.tokenizer or "",
         steps=rows[-1]["step"],
@@ -92,39 +92,42 @@ def read(path: Path) -> Summary:
 
 
 def commands(summary: Summary, out: str) -> list[str]:
-    """The shell commands that reproduce a run: the first one, and one for each change of its settings.
+    """Shell commands that reproduce a run: one for the start, and one for each change of settings.
 
-    A comment says where the run has to be stopped by hand in between.
+    A comment states where the user has to stop the run in between.
     """
     lines: list[str] = []
-    before: dict[str, object] = {
-        item.name: item.default if item.default is not MISSING else {} for item in fields(Settings)
-    }
-    for settings, end in parts(summary.settings, summary.history):
+    previous = {item.name: {} if item.default is MISSING else item.default for item in fields(Settings)}
+    for settings, end in segments(summary.settings, summary.history):
         words = ["minhub", "train", *(["--resume", out] if lines else [*summary.texts, "--out", out])]
-        now = {item.name: getattr(settings, item.name) for item in fields(settings)}
-        changed = {name: value for name, value in now.items() if value != before[name]}
-        for name, value in changed.items():
-            words += option(name, value) if value is not None else []
-        remarks = [f"without {' '.join(option(name))}" for name, value in changed.items() if value is None]
-        remarks += [f"stopped after step {end:,}"] if end is not None and end < settings.steps else []
-        lines.append(shlex.join(words) + (f"  # {', '.join(remarks)}" if remarks else ""))
-        before = now
+        comments = []
+        current = {item.name: getattr(settings, item.name) for item in fields(settings)}
+        for name, value in current.items():
+            if value == previous[name]:
+                continue
+            if value is None:
+                comments.append(f"without {' '.join(option(name))}")
+            else:
+                words += option(name, value)
+        if end is not None and end < settings.steps:
+            comments.append(f"stopped after step {end:,}")
+        lines.append(shlex.join(words) + (f"  # {', '.join(comments)}" if comments else ""))
+        previous = current
     return lines
 
 
-def card(summary: Summary) -> str:
+def model_card(summary: Summary) -> str:
     """The model card, in Markdown."""
     settings = summary.settings
-    tokenizer = {"characters": "one id per character", "bpe": "a byte-level BPE trained on the text"}.get(
+    tokenizer = {"characters": "one token per character", "bpe": "a byte-level BPE trained on the text"}.get(
         summary.tokenizer, f"the tokenizer of {summary.tokenizer}"
     )
     origin = f"Fine-tuned from {settings.start}." if settings.start else "Trained from random weights."
     per_character = f", {summary.nats_per_character:.4f} per character" if summary.tokenizer != "characters" else ""
     size = f"{summary.parameters:,} parameters, float32; {tokenizer} ({summary.vocab_size:,})"
     step = f"at step {summary.best_step:,} of {summary.steps:,}"
-    steps = "\n".join(commands(summary, summary.name))
-    rows = f"in rows of {settings.context}, {settings.batch} a step; {settings.dtype} products"
+    script = "\n".join(commands(summary, summary.name))
+    batch = f"{settings.batch} sequences of {settings.context} per step; {settings.dtype} products"
     return f"""# {summary.name}
 
 {family_title(summary.family)}, {size}. {origin}
@@ -133,11 +136,11 @@ def card(summary: Summary) -> str:
 | --- | --- |
 | held-out loss | {summary.nats_per_token:.4f} nats per token{per_character}, {step} |
 | held out | the last {100 * settings.held_out:g} % of the text, also used to choose the step |
-| trained on | {summary.rows[-1]["tokens"]:,} tokens, {rows} |
+| trained on | {summary.rows[-1]["tokens"]:,} tokens, {batch} |
 | training time | {duration(summary.seconds)} at {summary.tokens_per_second:,.0f} tokens/s |
 
 ```
-{steps}
+{script}
 ```
 
 ![losses](losses.png)
@@ -145,19 +148,19 @@ def card(summary: Summary) -> str:
 
 
 def family_title(name: str) -> str:
-    """The name of a family, or of one of its kin, as it is written in text."""
+    """The display name of an architecture, or of a model type that shares its file."""
     if name not in ENTRIES:
         return name
-    family = ENTRIES[name].architecture
-    return family.title if name == family.name else name.title()
+    architecture = ENTRIES[name].architecture
+    return architecture.title if name == architecture.name else name.title()
 
 
 def duration(seconds: float) -> str:
     """A readable duration: 2 h 05 min, 3 min 20 s, 12 s."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    return f"{minutes} min {remainder:02} s" if minutes else f"{remainder} s"
 
 
 def about(seconds: float) -> str:
@@ -167,15 +170,10 @@ def about(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{round(seconds / 3600):,} h"
 
 
-def middles(steps: Sequence[float]) -> list[float]:
-    """The middle of the steps over which each row's training loss is averaged."""
-    return [(before + step) / 2 for before, step in zip([steps[0], *steps], steps, strict=False)]
-
-
 def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) -> None:
-    """Draw the losses of runs over their steps: held-out loss as a line with markers, training loss thin and dotted.
+    """Draw the loss curves of runs: validation losses as lines with markers, training losses thin and dotted.
 
-    Equal curves stay visible: line styles differ, and the markers and dots of several runs are at different steps.
+    Equal curves remain visible: line styles differ, and runs have their markers and dots at different steps.
 
     ModuleNotFoundError: matplotlib is missing.    OSError: the file cannot be written.
     """
@@ -190,18 +188,17 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         low, high = math.inf, -math.inf
-        points = []  # (step, loss, colour) of the best models
         for number, run in enumerate(runs):
             colour = COLOURS[number % len(COLOURS)]
             scale = run.tokens_per_character if per_character else 1.0
             steps = [row["step"] for row in run.rows]
             held_out = [row["held_out_loss"] * scale for row in run.rows]
             train = [row["train_loss"] * scale for row in run.rows]
-            between = middles(steps)  # a mean over several steps is drawn in the middle of them
-            # Matplotlib would read $ as mathematics. The label's prefix matters: names with a leading "_" are hidden.
+            # A training loss is a mean over several steps, so its position is the middle of these steps.
+            middles = [(before + step) / 2 for before, step in zip([steps[0], *steps], steps, strict=False)]
+            # Matplotlib parses $ as mathematics, and hides labels with a leading "_", hence the prefix.
             name = run.name.replace("$", r"\$")
             best = run.nats_per_token * scale
-            points.append((run.best_step, best, colour))
             several = len(runs) > 1
             every = max(1, len(steps) // 12) * len(runs)
             axes.plot(steps, held_out, color=colour, linewidth=1.8, linestyle=STYLES[number % len(STYLES)],
@@ -209,17 +206,18 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
                       markevery=(number * every // len(runs) % len(steps), every),
                       label=f"held out: {name}" + (f", best {best:.3f}" if several else ""))  # fmt: skip
             dots = (2 * number, (1, 2 * min(len(runs), 4) - 1))
-            axes.plot(between, train, color=colour, linewidth=1, linestyle=dots, label=f"training: {name}")
-            # The losses of the first tenth are high and would squeeze all others.
-            seen = held_out[max(1, len(held_out) // 10) :] + train[max(1, len(train) // 10) :] or held_out
-            low, high = min(low, *seen, best), max(high, *seen, best)
-        room = max(high - low, 0.05)
-        axes.set_ylim(low - 0.1 * room, high + 0.1 * room)
-        for number, (step, best, colour) in enumerate(points):  # equal ones are rings around each other
-            axes.plot([step], [best], "o", color=colour, markersize=min(12, 3 + 2.5 * (len(points) - number)), zorder=3)
-        if len(points) == 1:
-            axes.annotate(f"{best:.3f}", (step, best), (0, 7), textcoords="offset points", color=colour, ha="center",
-                          fontsize=8)  # fmt: skip
+            axes.plot(middles, train, color=colour, linewidth=1, linestyle=dots, label=f"training: {name}")
+            # The best models; equal points are concentric.
+            axes.plot([run.best_step], [best], "o", color=colour, markersize=min(12, 3 + 2.5 * (len(runs) - number)),
+                      zorder=3)  # fmt: skip
+            if not several:
+                axes.annotate(f"{best:.3f}", (run.best_step, best), (0, 7), textcoords="offset points", color=colour,
+                              ha="center", fontsize=8)  # fmt: skip
+            # The high losses of the first tenth would compress the scale.
+            shown = held_out[max(1, len(held_out) // 10) :] + train[max(1, len(train) // 10) :] or held_out
+            low, high = min(low, *shown, best), max(high, *shown, best)
+        margin = 0.1 * max(high - low, 0.05)
+        axes.set_ylim(low - margin, high + margin)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
         axes.set_axisbelow(True)

@@ -1,1 +1,1 @@
-"""R inside a Python process, by rpy2's bindings to libR: `RSession` and `minhub r`."""
+"""R embedded in a Python process through rpy2's bindings to libR: `RSession` and `minhub r`."""

@@ -1,4 +1,4 @@
-"""`minhub r`: R's own main loop in this process, started as Rscript or R start it."""
+"""`minhub r`: R's main loop in this process, started like Rscript or R."""
 
 import platform
 import signal
@@ -15,45 +15,45 @@ from r_bridge.host.session import RSession
 
 
 def run(expressions: Sequence[str], arguments: Sequence[str]) -> NoReturn:
-    """Run expressions, or the script that is the first argument, as Rscript does; without either, R's prompt.
+    """Run expressions, or the script in the first argument, like Rscript; without either, start R's prompt.
 
-    R ends the process, with its own exit status.
+    R exits the process with its exit status.
     """
     if not expressions and not arguments and sys.stdin.isatty():
         prompt()
     if expressions:
-        code = [part for each in expressions for part in ("-e", each)]
+        code = [argument for expression in expressions for argument in ("-e", expression)]
     else:
         script, *arguments = arguments or ["-"]
         if script != "-" and not Path(script).is_file():
-            raise click.UsageError(f"there is no script {script}; R code itself goes after -e")
+            raise click.UsageError(f"Script {script} does not exist. To run R code, use -e.")
         code = [f"--file={script}"]
     trailing = ["--args", *arguments] if arguments else []
     start(["--no-echo", "--no-restore", "--no-save", *code, *trailing]).main_loop()
 
 
 def prompt() -> NoReturn:
-    """R's own prompt."""
+    """Start R's prompt."""
     session = start(["--quiet", "--no-restore", "--no-save"])
     session.run("library(minhubpy)")
     [r] = session["R.version.string"]
-    click.echo(f"{r} in Python {platform.python_version()}, with minhubpy. q() or Ctrl-D leaves.")
+    click.echo(f"{r} in Python {platform.python_version()}, with minhubpy. Use q() or Ctrl-D to exit.")
     session.main_loop()
 
 
 def start(arguments: Sequence[str]) -> RSession:
     """Start R with the arguments of its command."""
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would run only after R's main loop
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python would run its handler only after R's main loop
     try:
         return RSession(arguments, interactive=True)
-    except ImportError as error:  # its message says what to install
+    except ImportError as error:  # the message contains the command to install it
         raise click.ClickException(str(error)) from error
 
 
 def install_for_user() -> None:
-    """Install minhubpy into the user's own R library."""
+    """Install minhubpy into the user's R library."""
     r = installed_r()
     library = user_library(r)
     install(r, library)
-    click.echo(f"{library / 'minhubpy'}: library(minhubpy) finds it in every R of this version")
+    click.echo(f"Installed {library / 'minhubpy'}. library(minhubpy) works in every R of this version.")

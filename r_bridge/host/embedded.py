@@ -1,12 +1,12 @@
-"""R inside this process: libR through rpy2's bindings, and the functions that R calls here.
+"""R in this process: libR through rpy2's bindings, and the callbacks that R calls.
 
-Only bytes pass between the two (convert.py makes them), and R itself allocates every vector that they are copied into
-or out of. A function that R calls here raises nothing (rpy2 would turn an exception into NULL) and asks R for nothing
-that could fail (an error in R is a longjmp, which would break Python if it jumped over Python's frames). rpy2's own
-objects and converters are not used, so other code in the process may use them. ctrl_c.py handles SIGINT; it needs R's
-handler, which is why rpy2, whose start of R sets none, does not start R here.
+R and Python exchange only bytes (see convert.py), and R allocates all vectors. A callback must not raise an exception,
+which rpy2 would convert to NULL, and must not call an R function that can fail: an error in R is a longjmp, which would
+corrupt Python if it skipped Python frames. rpy2's objects and converters are not used, so other code in the process may
+use them. ctrl_c.py handles SIGINT. It requires R's signal handler, which rpy2 does not install when it starts R, so R
+is started here.
 
-R detects infinite recursion by the C stack's size, so it must be told the stack of each thread that calls it.
+R detects infinite recursion by the size of the C stack, so it needs the stack limits of each calling thread.
 
 Sources: "Writing R Extensions", section 8.1; rpy2's rinterface_lib/embedded.py; R's src/unix/system.c and
 src/main/main.c.
@@ -34,9 +34,9 @@ from r_bridge.host.ctrl_c import CtrlC, libc
 from r_bridge.probe import R, find_r
 from r_bridge.service import Service
 
-# R's half. `evaluate` lets Ctrl-C through only where it is caught: within the call that is asked for.
-R_HALF = r"""
-function(pointers) do.call(function(take, fill, give, send, step, leave) {
+# The R implementation. Ctrl-C is allowed only within the evaluation of the request, where it is caught.
+R_CODE = r"""
+function(pointers) do.call(function(take, fill, respond, send, step, exit) {
   receive <- function() {
     frame <- unserialize(.Call(fill, raw(.Call(step))))
     if (is.null(frame$dim)) return(frame)
@@ -51,7 +51,7 @@ function(pointers) do.call(function(take, fill, give, send, step, leave) {
   if (isNamespaceLoaded("minhubpy")) attach_host()
 
   self <- environment()
-  reg.finalizer(self, function(...) .Call(leave), onexit = TRUE)
+  reg.finalizer(self, function(...) .Call(exit), onexit = TRUE)
 
   invoke <- function(request) {
     arguments <- lapply(names(request$arguments), as.name)
@@ -60,7 +60,7 @@ function(pointers) do.call(function(take, fill, give, send, step, leave) {
     eval(as.call(c(list(str2lang(request$code)), arguments)), frame)
   }
   text <- function(call) if (is.null(call)) "" else deparse(call, nlines = 1)[1]
-  # R loads these at their first use, and an interrupt in the middle of that would break the handlers below.
+  # R loads these at their first use, and an interrupt during the loading would break the handlers below.
   nothing <- simpleError("")
   text(conditionCall(nothing))
   conditionMessage(nothing)
@@ -82,74 +82,74 @@ function(pointers) do.call(function(take, fill, give, send, step, leave) {
     }, interrupt = function(e) {
       serialize(list(kind = "interrupt", value = NULL, warnings = warnings), NULL, xdr = FALSE, version = 2)
     })
-    .Call(give, outcome)
+    .Call(respond, outcome)
   })
 }, pointers)
 """
-# R's own limit for an unlimited stack (bytes), and the part of a stack that R uses; the rest is for the error itself.
-LARGEST_STACK = 100_000_000
-USABLE_STACK = 0.9
+MAX_STACK = 100_000_000  # bytes; R's limit for an unlimited stack
+USABLE_STACK = 0.9  # the fraction for R code; the error handling needs the remainder
 # At least the size of pthread_attr_t.
 PTHREAD_ATTR_BYTES = 256
-# Numbers from which on a second vector costs less than a copy.
+# Elements; for larger arrays, a second vector is faster than a copy.
 LARGE_ARRAY = 2**16
 
 Frame = tuple[str, Any]
 
 
 class Embedded:
-    """The one R of this process. RuntimeError: rpy2 has started one already; otherwise as `open_libr`."""
+    """The only R of this process. RuntimeError: rpy2 has already started R.    OSError: see `open_libr`."""
 
     def __init__(self, r: R, arguments: Sequence[str], interactive: bool) -> None:
         os.environ.update(front_end_variables(r))
         openrlib = open_libr(r)
         self.lib, self.ffi, self.lock = openrlib.rlib, openrlib.ffi, openrlib.rlock
         if self.lib.R_NilValue != self.ffi.NULL:
-            raise RuntimeError("rpy2 has started R already: make the RSession before anything else that uses rpy2")
+            raise RuntimeError("rpy2 has already started R: create the RSession before rpy2 is used")
         self.ctrl_c = CtrlC(self.lib)
         self.request = b""
-        self.answer: bytes | None = None
-        self.outbox: list[tuple[Any, Iterable[convert.Buffer]]] = []  # where in a vector, and what
-        self.frames = no_call()
-        self.python_ends = False
-        self.measured = 0  # id of the thread whose stack R knows
+        self.response: bytes | None = None
+        # Content for R's vectors, with the function that returns the address of a vector's memory.
+        self.outbox: list[tuple[Any, Iterable[convert.Buffer]]] = []
+        self.frames = no_request()
+        self.python_exits = False
+        self.stack_thread = 0  # the thread whose stack limits are set in R
         with self.lock:
             self._start(arguments, interactive)
             self.evaluation = self._connect()
-        atexit.register(self._end)
+        atexit.register(self._stop)
 
     def _start(self, arguments: Sequence[str], interactive: bool) -> None:
         strings = [self.ffi.new("char[]", os.fsencode(text)) for text in ("R", *arguments)]
         self.lib.R_SignalHandlers = 1
-        with self.ctrl_c.storing_handler_of_r(), utf8_locale():
+        with self.ctrl_c.save_r_handler(), utf8_locale():
             self.lib.Rf_initialize_R(len(strings), strings)
-            self._measure_stack()
+            self._set_stack_limits()
             if not interactive:
                 self.lib.R_Interactive = False
             self.lib.setup_Rmainloop()
-        # Tells rpy2 of an R that it did not start, so that `import rpy2.robjects` works on this R.
+        # rpy2 reads this variable, so that `import rpy2.robjects` uses this R.
         os.environ["R_SESSION_INITIALIZED"] = f"PID={os.getpid()}:NAME=minhub"
 
     def _connect(self) -> Any:
-        """Give R the functions below. Returns the R call that evaluates a request."""
+        """Register the callbacks below in R. Returns the R call that evaluates a request."""
         lib, ffi = self.lib, self.ffi
-        # R stores their addresses for the life of the process, so they must live as long.
+        # R stores their addresses, so they must not be deleted.
         self.functions = [
             ffi.callback(f"SEXP({'SEXP' if takes_vector else 'void'})", function, error=lib.R_NilValue)
             for function, takes_vector in [
-                (self._take, False), (self._fill, True), (self._give, True), (self._send, True), (self._step, False),
-                (self._leave, False),
+                (self._take, False), (self._fill, True), (self._respond, True), (self._send, True), (self._step, False),
+                (self._exit, False),
             ]
         ]  # fmt: skip
-        tag = lib.Rf_install(b"native symbol")  # what .Call() looks for
+        tag = lib.Rf_install(b"native symbol")  # expected by .Call()
         pointers = lib.Rf_protect(lib.Rf_allocVector(lib.VECSXP, len(self.functions)))
-        for place, function in enumerate(self.functions):
+        for index, function in enumerate(self.functions):
             pointer = lib.R_MakeExternalPtr(ffi.cast("DL_FUNC", function), tag, lib.R_NilValue)
-            lib.SET_VECTOR_ELT(pointers, place, pointer)
-        text = lib.Rf_protect(lib.Rf_mkString(R_HALF.encode()))
+            lib.SET_VECTOR_ELT(pointers, index, pointer)
+        text = lib.Rf_protect(lib.Rf_mkString(R_CODE.encode()))
         parsed = lib.Rf_protect(lib.R_ParseVector(text, -1, ffi.new("ParseStatus *"), lib.R_NilValue))
-        half = lib.Rf_protect(self._try(lib.VECTOR_ELT(parsed, 0)))
-        evaluate = lib.Rf_protect(self._try(lib.Rf_protect(lib.Rf_lang2(half, pointers))))
+        function = lib.Rf_protect(self._try(lib.VECTOR_ELT(parsed, 0)))
+        evaluate = lib.Rf_protect(self._try(lib.Rf_protect(lib.Rf_lang2(function, pointers))))
         evaluation = lib.Rf_lang1(evaluate)
         lib.R_PreserveObject(evaluation)
         lib.Rf_unprotect(6)
@@ -159,113 +159,113 @@ class Embedded:
         failed = self.ffi.new("int *")
         value = self.lib.R_tryEval(expression, self.lib.R_GlobalEnv, failed)
         if failed[0]:
-            raise RuntimeError("R left the call for its top level")
+            raise RuntimeError("R returned to its top level instead of completing the call")
         return value
 
-    # Python's side
+    # Called by Python
 
     def evaluate(self, request: bytes) -> bytes:
-        """R's answer to a request, both serialized. Calls from other threads wait.
+        """Evaluate a serialized request in R. Returns the serialized response. Calls from other threads wait.
 
-        RuntimeError: R ended the call at its top level, as invokeRestart("abort") does.
+        RuntimeError: R returned to its top level, for example after invokeRestart("abort").
         """
         with self.lock:
             if sys.stdout is not None:
                 sys.stdout.flush()  # R writes past Python's buffer
-            self._measure_stack()
-            self.request, self.answer = request, None
-            with self.ctrl_c.shared_with_r():
+            self._set_stack_limits()
+            self.request, self.response = request, None
+            with self.ctrl_c.share_with_r():
                 self._try(self.evaluation)
-            answer, self.request, self.answer = self.answer, b"", None  # free both before the next call
-            assert answer is not None
-            return answer
+            response, self.request, self.response = self.response, b"", None  # free the memory before the next call
+            assert response is not None
+            return response
 
     def main_loop(self) -> NoReturn:
-        """R's own prompt, or the script of R's arguments, until R ends the process."""
-        with self.lock, self.ctrl_c.shared_with_r():
+        """Run R's prompt, or the script in R's arguments. R exits the process."""
+        with self.lock, self.ctrl_c.share_with_r():
             sys.stdout.flush()
-            self._measure_stack()
+            self._set_stack_limits()
             self.ctrl_c.to_r()
             self.lib.run_Rmainloop()
-        raise AssertionError("R's main loop ends the process")
+        raise AssertionError("R's main loop exits the process")
 
-    def _measure_stack(self) -> None:
-        if self.measured == threading.get_ident():
+    def _set_stack_limits(self) -> None:
+        if self.stack_thread == threading.get_ident():
             return
-        self.measured = threading.get_ident()
-        base, size = stack_of_this_thread()
-        self.lib.R_CStackStart, self.lib.R_CStackLimit = base, int(USABLE_STACK * min(size, LARGEST_STACK))
+        self.stack_thread = threading.get_ident()
+        base, size = stack_limits()
+        self.lib.R_CStackStart, self.lib.R_CStackLimit = base, int(USABLE_STACK * min(size, MAX_STACK))
 
-    # Called by R: nothing may be raised here
+    # Called by R: exceptions are not allowed
 
     def _take(self) -> Any:
-        """The length of the request. From here on R handles Ctrl-C."""
+        """The length of the request. Lets R handle Ctrl-C."""
         self.ctrl_c.to_r()
         return self._offer([self.request])
 
-    def _offer(self, parts: list[convert.Buffer]) -> Any:
-        self.outbox.append((self.lib.RAW, parts))
-        return self.lib.Rf_ScalarReal(sum(map(len, parts)))
+    def _offer(self, buffers: list[convert.Buffer]) -> Any:
+        self.outbox.append((self.lib.RAW, buffers))
+        return self.lib.Rf_ScalarReal(sum(map(len, buffers)))
 
     def _fill(self, vector: Any) -> Any:
-        """Copy what was offered last into R's vector, of raw or double."""
-        data, parts = self.outbox.pop()
-        place = self.ffi.cast("char *", data(vector))
-        for part in parts:
-            self.ffi.memmove(place, part, len(part))
-            place += len(part)
+        """Copy the last offered content into R's raw or double vector."""
+        data, buffers = self.outbox.pop()
+        target = self.ffi.cast("char *", data(vector))
+        for buffer in buffers:
+            self.ffi.memmove(target, buffer, len(buffer))
+            target += len(buffer)
         return vector
 
     def _bytes(self, vector: Any) -> bytes:
         return bytes(self.ffi.buffer(self.lib.RAW(vector), self.lib.Rf_xlength(vector)))
 
-    def _give(self, vector: Any) -> Any:
-        """Take the answer. From here on Python handles Ctrl-C."""
+    def _respond(self, vector: Any) -> Any:
+        """Receive the response. Lets Python handle Ctrl-C."""
         self.ctrl_c.to_python()
-        self.answer = self._bytes(vector)
+        self.response = self._bytes(vector)
         return self.lib.R_NilValue
 
     def _send(self, vector: Any) -> Any:
-        """Begin a call from minhubpy, whose work `_step` does; an empty vector ends it."""
+        """Start a request from minhubpy, which `_step` runs. An empty vector cancels the current request."""
         try:
-            self._stop_call()
-            self.outbox.clear()  # R had no memory for what is left
+            self._cancel()
+            self.outbox.clear()  # not empty if R could not allocate a vector
             request = self._bytes(vector)
             if request:
-                self.frames = self._serve(self.service, request)
-        except BaseException as error:  # R is told, whatever it is
-            self.frames = failed_call(error)
+                self.frames = self._stream(self.service, request)
+        except BaseException as error:  # R waits for a response, so every error is sent
+            self.frames = failed_request(error)
         return self.lib.R_NilValue
 
     @staticmethod
-    def _serve(service: Service, request: bytes) -> Generator[Frame, None, None]:
-        yield from service.frames(convert.loads(request))
+    def _stream(service: Service, request: bytes) -> Generator[Frame, None, None]:
+        yield from service.stream(convert.loads(request))
 
     @cached_property
     def service(self) -> Service:
-        """Runs the calls of minhubpy. Its thread is started here, where Ctrl-C cannot interrupt that."""
+        """The service. Its thread is started here, where Ctrl-C cannot interrupt the start."""
         service = Service()
         service.thread.submit(int).result()
         return service
 
     def _step(self) -> Any:
-        """The length of the call's next frame, which is ("interrupted", None) after Ctrl-C.
+        """The length of the request's next frame, which is ("interrupted", None) after Ctrl-C.
 
-        Of a large array the frame has only the shape: R makes a vector for the numbers alone, and fills it.
+        For a large array, the frame contains only the shape, and R allocates a second vector for the numbers.
         """
         self.ctrl_c.to_python()
         kind, value = self._next_frame()
-        parts: list[convert.Buffer]
+        buffers: list[convert.Buffer]
         try:
             array = convert.float_array(value)
             if array is not None and array.size >= LARGE_ARRAY:
                 self.outbox.append((self.lib.REAL, convert.column_order(array, np.float64)))
-                parts = [convert.dumps({"kind": kind, "dim": np.array(array.shape, np.int32)})]
+                buffers = [convert.dumps({"kind": kind, "dim": np.array(array.shape, np.int32)})]
             else:
-                parts = list(convert.parts({"kind": kind, "value": value}))
-        except Exception as error:  # R is told, whatever it is
-            parts = [convert.dumps({"kind": "failed", "value": failure(error)})]
-        length = self._offer(parts)
+                buffers = list(convert.buffers({"kind": kind, "value": value}))
+        except Exception as error:  # R waits for a response, so every error is sent
+            buffers = [convert.dumps({"kind": "failed", "value": failure(error)})]
+        length = self._offer(buffers)
         self.ctrl_c.to_r()
         return length
 
@@ -274,117 +274,118 @@ class Embedded:
             return self.ctrl_c.interruptible(lambda: next(self.frames))
         except KeyboardInterrupt:
             return "interrupted", None
-        except BaseException as error:  # SystemExit too: R is told, whatever it is
+        except BaseException as error:  # also SystemExit, as R waits for a response
             return "failed", failure(error)
 
-    def _stop_call(self) -> None:
-        frames, self.frames = self.frames, no_call()
+    def _cancel(self) -> None:
+        frames, self.frames = self.frames, no_request()
         frames.close()
 
-    def _leave(self) -> Any:
-        """Run Python's exit functions before R ends the process, as q() does."""
-        if not self.python_ends:
-            self.python_ends = True
+    def _exit(self) -> Any:
+        """Run Python's exit handlers before R exits the process, for example in q()."""
+        if not self.python_exits:
+            self.python_exits = True
             atexit._run_exitfuncs()
             for stream in (sys.stdout, sys.stderr):
                 with suppress(AttributeError, OSError, ValueError):  # None, broken or closed
                     stream.flush()
         return self.lib.R_NilValue
 
-    def _end(self) -> None:
-        """Close R before Python ends: finalizers, graphics devices, temporary folder."""
-        if self.python_ends:
+    def _stop(self) -> None:
+        """Shut R down before Python exits: finalizers, graphics devices, temporary folder."""
+        if self.python_exits:
             return
-        self.python_ends = True
-        if self.lock.acquire(blocking=False):  # otherwise a daemon thread is in R
-            self._measure_stack()
+        self.python_exits = True
+        if self.lock.acquire(blocking=False):  # otherwise a daemon thread runs R code
+            self._set_stack_limits()
             self.lib.R_RunExitFinalizers()
             self.lib.Rf_KillAllDevices()
             self.lib.R_CleanTempDir()
 
 
-def no_call() -> Generator[Frame, None, None]:
-    """The frames where no call was sent."""
-    yield "failed", {"class": "RuntimeError", "message": "no call is running: send one first"}
-
-
-def failed_call(error: BaseException) -> Generator[Frame, None, None]:
-    """The frames of a call that could not begin."""
+def failed_request(error: BaseException) -> Generator[Frame, None, None]:
+    """The frames of a request that could not start."""
     yield "failed", failure(error)
 
 
+def no_request() -> Generator[Frame, None, None]:
+    """The frames without a request."""
+    return failed_request(RuntimeError("no request is running: send a request first"))
+
+
 def failure(error: BaseException) -> dict[str, str]:
-    """An error in the form that minhubpy reads."""
+    """An error in minhubpy's format."""
     return {"class": type(error).__name__, "message": f"unexpected {type(error).__name__} in Python: {error}"}
 
 
 def installed_r() -> R:
-    """The R on the PATH. OSError: there is none."""
+    """The R on the PATH. OSError: R is not installed."""
     r = find_r()
     if r is None:
-        raise OSError("R is missing: apt-get install r-base-core, or see https://www.r-project.org")
+        raise OSError("R is not installed: apt-get install r-base-core, or see https://www.r-project.org")
     return r
 
 
-def usable_r() -> R:
-    """The R on the PATH, if an rpy2 that fits is installed. ImportError: none is; it says what to install."""
+def compatible_r() -> R:
+    """The R on the PATH. ImportError: no compatible rpy2 is installed; the message contains the command."""
     if os.name != "posix":
-        raise OSError("R inside Python needs Linux or macOS; library(minhubpy) in R itself runs here too")
+        raise OSError("R in Python requires Linux or macOS: on this system, use library(minhubpy) in R")
     r = installed_r()
     if not r.rpy2_fits:
         from minhub_py.system.extras import pip
 
-        found = f"rpy2-rinterface {r.rpy2_found} does not fit" if r.rpy2_found else "rpy2-rinterface is missing for"
-        raise ImportError(f"{found} R {'.'.join(map(str, r.version))}: {pip()} 'rpy2-rinterface{r.rpy2}'")
+        installed = r.rpy2_found
+        problem = f"rpy2-rinterface {installed} does not support" if installed else "rpy2-rinterface is missing for"
+        raise ImportError(f"{problem} R {'.'.join(map(str, r.version))}: {pip()} 'rpy2-rinterface{r.rpy2}'")
     return r
 
 
 def front_end_variables(r: R) -> Mapping[str, str]:
-    """The variables that the shell script `R` sets before it starts R; without them R finds no help pages."""
-    shown = subprocess.run([r.executable, "CMD", "env"], capture_output=True, text=True, check=True, timeout=60).stdout
-    return dict(re.findall(r"^(R_HOME|R_SHARE_DIR|R_INCLUDE_DIR|R_DOC_DIR)=(.*)$", shown, re.MULTILINE))
+    """The environment variables that the shell script `R` sets. Without them R has no help pages."""
+    output = subprocess.run([r.executable, "CMD", "env"], capture_output=True, text=True, check=True, timeout=60).stdout
+    return dict(re.findall(r"^(R_HOME|R_SHARE_DIR|R_INCLUDE_DIR|R_DOC_DIR)=(.*)$", output, re.MULTILINE))
 
 
 def open_libr(r: R) -> Any:
-    """rpy2's bindings to libR. OSError: this R was built without the library."""
-    # At each start rpy2 logs that its compiled half is missing. It is optional, and not needed here.
+    """rpy2's bindings to libR. OSError: R was built without the shared library."""
+    # rpy2 logs that its optional compiled module is missing.
     logging.getLogger("rpy2.rinterface_lib.openrlib").setLevel(logging.ERROR)
     try:
         return importlib.import_module("rpy2.rinterface_lib.openrlib")
     except OSError as error:
         raise OSError(
             f"{r.executable} was built without its shared library ({error}): "
-            "install your system's own R, or build R with --enable-R-shlib"
+            "install the R of your distribution, or build R with --enable-R-shlib"
         ) from error
 
 
 @contextmanager
 def utf8_locale() -> Iterator[None]:
-    """A UTF-8 locale in the environment, from which R takes its encoding at its start."""
+    """Set a UTF-8 locale in the environment while R starts, which determines R's encoding."""
     if locale.nl_langinfo(locale.CODESET).upper() == "UTF-8":
         yield
         return
-    before = os.environ.get("LC_ALL")
+    previous = os.environ.get("LC_ALL")
     os.environ["LC_ALL"] = find_utf8_locale()
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ["LC_ALL"]
         else:
-            os.environ["LC_ALL"] = before
+            os.environ["LC_ALL"] = previous
 
 
 def find_utf8_locale() -> str:
-    """The name of a UTF-8 locale. OSError: this machine has none."""
+    """The name of an installed UTF-8 locale. OSError: no UTF-8 locale is installed."""
     for name in ("C.UTF-8", "en_US.UTF-8"):
         with suppress(locale.Error):
             return locale.setlocale(locale.LC_CTYPE, name)
-    raise OSError("R needs a UTF-8 locale, and this machine has none: set LANG to one of `locale -a`, or install one")
+    raise OSError("R requires a UTF-8 locale: set LANG to a UTF-8 locale in `locale -a`, or install one")
 
 
-def stack_of_this_thread() -> tuple[int, int]:
-    """The address where this thread's C stack begins (it grows downwards), and its size in bytes."""
+def stack_limits() -> tuple[int, int]:
+    """The start address of the current thread's C stack, which grows downwards, and its size in bytes."""
     libc.pthread_self.restype = ctypes.c_void_p
     thread = ctypes.c_void_p(libc.pthread_self())
     low, size = ctypes.c_void_p(), ctypes.c_size_t()

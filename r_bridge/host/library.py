@@ -1,4 +1,4 @@
-"""Installs the R package minhubpy of this Python package into a library where R finds it."""
+"""Installation of the included R package minhubpy into an R library."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "minhubpy"
 
 
 def private_library(r: R) -> Path:
-    """The library with this version of minhubpy for the R that Python hosts; installed at first use."""
+    """The library with this version of minhubpy for embedded R. It is installed at the first use."""
     cache = os.environ.get("R_USER_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     library = Path(cache).expanduser() / "R" / "minhubpy" / f"R-{r.version[0]}.{r.version[1]}-{fingerprint()}"
     if not library.exists():
@@ -22,7 +22,7 @@ def private_library(r: R) -> Path:
             library.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix="draft-", dir=library.parent))
         except OSError as error:
-            advice = "set R_USER_CACHE_DIR to a folder that you may write"
+            advice = "set R_USER_CACHE_DIR to a writable folder"
             raise OSError(f"minhubpy cannot be installed into {library.parent} ({error.strerror}): {advice}") from error
         try:
             install(r, draft)
@@ -36,7 +36,7 @@ def private_library(r: R) -> Path:
 
 
 def fingerprint() -> str:
-    """Hash of all files of the R package."""
+    """A hash of the R package's files."""
     digest = hashlib.sha256()
     for path in sorted(path for path in PACKAGE.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes())
@@ -44,7 +44,7 @@ def fingerprint() -> str:
 
 
 def user_library(r: R) -> Path:
-    """R's library for this user's own packages, made if it is missing: install.packages() would ask first."""
+    """R's library for the user's packages. It is created if necessary, as install.packages() would ask for."""
     code = 'cat(path.expand(strsplit(Sys.getenv("R_LIBS_USER"), .Platform$path.sep)[[1]][1]))'
     command = [str(Path(r.executable).with_name("Rscript")), "--vanilla", "-e", code]
     library = Path(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
@@ -53,11 +53,12 @@ def user_library(r: R) -> Path:
 
 
 def install(r: R, library: Path) -> None:
-    """Install minhubpy into a library. OSError: R could not, with R's message."""
+    """Install minhubpy into a library. OSError: the installation failed; the message contains R's error."""
     command = [r.executable, "CMD", "INSTALL", "--no-test-load", f"--library={library}", str(PACKAGE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise OSError(f"R could not install minhubpy into {library}: {' '.join(said)[:500]}")
-    # A plain R session then finds this Python: R/python.R.
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if process.returncode:
+        lines = process.stderr.splitlines()
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        raise OSError(f"minhubpy cannot be installed into {library}: {' '.join(errors)[:500]}")
+    # The Python that plain R sessions start: R/python.R.
     (library / "minhubpy" / "python").write_text(sys.executable + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""R inside this Python process: `RSession`. Its R runs the package minhubpy without a worker process.
+"""R embedded in this Python process: `RSession`. Its R runs the package minhubpy without a worker process.
 
     from r_bridge import RSession
 
@@ -6,7 +6,7 @@
     r.run('library(minhubpy); model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")')
     [text] = r.eval('generate(model, "ROMEO:")')
 
-embedded.py says how the two share a process, convert.py how values are converted.
+embedded.py explains how R and Python share a process, convert.py how values are converted.
 """
 
 import threading
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from r_bridge import convert
-from r_bridge.host.embedded import Embedded, usable_r
+from r_bridge.host.embedded import Embedded, compatible_r
 from r_bridge.host.library import private_library
 
-# As Rscript: R restores, saves and asks nothing.
+# The arguments of Rscript: R does not restore, save or ask.
 ARGUMENTS = ("--no-echo", "--no-restore", "--no-save", "--no-readline")
 
 
 class RError(RuntimeError):
-    """An error in R. `message` and `call` are R's, `classes` those of its condition ("minhubpy_error", "error", …)."""
+    """An error in R, with the message, the call and the classes of its condition ("minhubpy_error", "error", …)."""
 
     def __init__(self, message: str, call: str = "", classes: Sequence[str] = ("error",)) -> None:
-        super().__init__(described(message, call))
+        super().__init__(format_condition(message, call))
         self.message, self.call, self.classes = message, call, tuple(classes)
 
 
@@ -35,89 +35,90 @@ class RWarning(UserWarning):
     """A warning in R."""
 
 
-def described(message: str, call: str) -> str:
-    """The message of a condition as R shows it."""
+def format_condition(message: str, call: str) -> str:
+    """The message of a condition, with its call."""
     return f"{message} (in {call})" if call else message
 
 
 class RSession:
-    """R in this process. Every RSession() is the same R, since a process can start R only once.
+    """R in this process. All sessions share one R, since a process can start R only once.
 
-    R is not interactive(). Its output goes to the process's standard output, its messages to standard
-    error; its warnings become Python's (`RWarning`), and its errors `RError`. Any thread may call it, and R computes
-    one call at a time. Ctrl-C in the main thread stops R and raises KeyboardInterrupt, and the session goes on. q()
-    ends the process.
+    R is not interactive(). Its output is written to the process's standard output, and its messages to standard error.
+    Warnings in R are raised as `RWarning`, and errors as `RError`. Sessions are thread-safe; R runs one call at a time.
+    Ctrl-C in the main thread interrupts R and raises KeyboardInterrupt; the session remains usable. q() exits the
+    process.
 
-    OSError: R is missing, or was built without its library. ImportError: no rpy2 that fits. Both say what to install.
-    RuntimeError: rpy2 started R before this did.
+    Args:
+        arguments: The command-line arguments of R. They are ignored if R is already running.
+        interactive: Allow R to be interactive if standard input is a terminal and there is no script.
+
+    Raises:
+        OSError: R is not installed, or was built without its shared library.
+        ImportError: rpy2-rinterface is not installed, or is not compatible with this R.
+        RuntimeError: rpy2 has already started R.
     """
 
-    _only: Embedded | None = None
-    _starting = threading.Lock()
+    _shared: Embedded | None = None
+    _lock = threading.Lock()
 
     def __init__(self, arguments: Sequence[str] = ARGUMENTS, *, interactive: bool = False) -> None:
-        """Start R with the arguments of its command; those of a later RSession are ignored.
-
-        interactive: whether R may be interactive, which it is if standard input is a terminal and there is no script.
-        """
-        with self._starting:
-            if RSession._only is not None:
-                self._r = RSession._only
+        with self._lock:
+            if RSession._shared is not None:
+                self._r = RSession._shared
                 return
-            r = usable_r()
+            r = compatible_r()
             library = private_library(r)
-            self._r = RSession._only = Embedded(r, arguments, interactive)
+            self._r = RSession._shared = Embedded(r, arguments, interactive)
             self.call("function(library) .libPaths(c(library, .libPaths()))", str(library))
 
     def __enter__(self) -> "RSession":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Does nothing: R lives as long as the process."""
+        """Do nothing: R runs as long as the process."""
 
     def eval(self, code: str) -> Any:
-        """The value of R code in R's global environment, as a Python value."""
+        """Evaluate R code in R's global environment. Returns the value, converted to Python."""
         return self._call("function(code) eval(parse(text = code, keep.source = FALSE), globalenv())", code)
 
     def run(self, code: str) -> None:
-        """Run R code, and print what R's prompt would print."""
+        """Run R code, and print visible values like R's prompt."""
         self._call("function(code) { source(exprs = parse(text = code), print.eval = TRUE); NULL }", code)
 
     def source(self, path: str | Path) -> None:
-        """Run an R script (UTF-8), and print what Rscript would print."""
-        code = 'function(path) { source(path, print.eval = TRUE, encoding = "UTF-8"); NULL }'
-        self._call(code, str(path))
+        """Run an R script in UTF-8, and print visible values like Rscript."""
+        self._call('function(path) { source(path, print.eval = TRUE, encoding = "UTF-8"); NULL }', str(path))
 
     def __getitem__(self, name: str) -> Any:
-        """The value of an R variable. KeyError: there is none of this name."""
-        found = self._call("function(name) if (exists(name, globalenv())) list(get(name, globalenv()))", name)
-        if found is None:
+        """The value of an R variable. KeyError: the variable does not exist."""
+        result = self._call("function(name) if (exists(name, globalenv())) list(get(name, globalenv()))", name)
+        if result is None:
             raise KeyError(name)
-        return found[0]
+        return result[0]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Set a variable in R's global environment."""
+        """Assign a variable in R's global environment."""
         self._call("function(name, value) { assign(name, value, globalenv()); NULL }", name, value)
 
     def call(self, function: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an R function, given by its name ("paste", "stats::sd") or as R code."""
+        """Call an R function by its name, such as "paste" or "stats::sd", or by its code."""
         return self._call(function, *args, **kwargs)
 
     def _call(self, function: str, /, *args: Any, **kwargs: Any) -> Any:
         arguments = {f"argument{number}": value for number, value in enumerate(args, start=1)} | kwargs
         request = {"code": function, "unnamed": len(args), "arguments": arguments}
-        answer = convert.loads(self._r.evaluate(convert.dumps(request)))
-        for message, where in zip(answer["warnings"][::2], answer["warnings"][1::2], strict=True):
-            warnings.warn(described(message, where), RWarning, stacklevel=3)
-        match answer["kind"], answer["value"]:
+        response = convert.loads(self._r.evaluate(convert.dumps(request)))
+        for message, call in zip(response["warnings"][::2], response["warnings"][1::2], strict=True):
+            warnings.warn(format_condition(message, call), RWarning, stacklevel=3)
+        match response["kind"], response["value"]:
             case ["value"], value:
                 return value
             case ["error"], error:
-                [message], [where] = error["message"], error["call"]
-                raise RError(message, where, error["classes"])
+                [message], [call] = error["message"], error["call"]
+                raise RError(message, call, error["classes"])
             case _:
                 raise KeyboardInterrupt
 
     def main_loop(self) -> NoReturn:
-        """Run the script of R's arguments, or R's prompt. R ends the process."""
+        """Run the script in R's arguments, or R's prompt. R exits the process."""
         self._r.main_loop()

@@ -1,7 +1,8 @@
-"""What R may ask for: this fixed list of methods, over plain values.
+"""The methods that R can call: a fixed list.
 
-A method takes the `Caller`, which holds R's objects, and then what R sends, by name. Its annotations say what it takes
-(`Service.read`); convert.py says what other values become. The first method that needs PyTorch imports it.
+The first parameter of a method is the `Session` with R's objects. The others are R's named arguments, converted
+according to their annotations (`Service.convert_arguments`) or by convert.py. PyTorch is imported lazily, by the first
+method that needs it.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The worker itself, and what this machine can do."""
+"""The worker and the machine: versions, devices, diagnosis."""
 
 import importlib.metadata
 import platform
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from minhub_py.system import extras
-from r_bridge.convert import Frame, character, one
-from r_bridge.objects import Caller
+from r_bridge.convert import Frame, character, scalar
+from r_bridge.objects import Session
 
 
-def hello(caller: Caller) -> dict[str, Any]:
-    """Versions and path of this Python."""
+def hello(session: Session) -> dict[str, Any]:
+    """The versions and the path of this Python."""
     return {
         "minhub_py": importlib.metadata.version("minhub_py"),
         "python": platform.python_version(),
@@ -22,41 +22,41 @@ def hello(caller: Caller) -> dict[str, Any]:
     }
 
 
-def nothing(caller: Caller) -> None:
-    """An empty call, to measure what a call costs."""
+def nothing(session: Session) -> None:
+    """Do nothing, to measure the overhead of a request."""
 
 
-def warm_up(caller: Caller) -> str:
-    """Import PyTorch now. Returns its version."""
+def warm_up(session: Session) -> str:
+    """Import PyTorch. Returns its version."""
     import torch
 
     return torch.__version__
 
 
-def devices(caller: Caller) -> Frame:
-    """The devices that were probed: columns device, works, dtypes, detail, picked."""
-    from minhub_py.system.device import devices as probe
+def devices(session: Session) -> Frame:
+    """The probed devices: columns device, works, dtypes, detail, picked."""
+    from minhub_py.system.device import devices as probe_devices
 
-    report = probe()
+    report = probe_devices()
     return Frame({
-        "device": character(found.name for found in report.probes),
-        "works": np.array([found.works for found in report.probes]),
-        "dtypes": character(", ".join(found.dtypes) if found.works else "" for found in report.probes),
-        "detail": character(found.detail for found in report.probes),
-        "picked": np.array([found.name == report.device for found in report.probes]),
+        "device": character(probe.name for probe in report.probes),
+        "works": np.array([probe.works for probe in report.probes]),
+        "dtypes": character(", ".join(probe.dtypes) if probe.works else "" for probe in report.probes),
+        "detail": character(probe.detail for probe in report.probes),
+        "picked": np.array([probe.name == report.device for probe in report.probes]),
     })  # fmt: skip
 
 
-def require_extra(caller: Caller, name: str) -> None:
-    """Check for an extra. ValueError: it is missing; the message has the command that installs it."""
+def require_extra(session: Session, name: str) -> None:
+    """ValueError: an extra is not installed; the message contains the command that installs it."""
     extras.require(name)
 
 
-def doctor(caller: Caller, facts: Any) -> Frame:
-    """The doctor's findings: columns what, found, fits, advice. `facts` are R's facts about itself (probe.FACTS)."""
+def doctor(session: Session, facts: Any) -> Frame:
+    """The findings of minhub doctor: columns what, found, fits, advice. facts: about R, from probe.FACTS."""
     from minhub_py.system.doctor import examine
 
-    findings = examine({name: one(value, str) for name, value in facts.items()})
+    findings = examine({name: scalar(value, str) for name, value in facts.items()})
     return Frame({
         "what": character(f.what for f in findings),
         "found": character(f.found for f in findings),

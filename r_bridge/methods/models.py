@@ -1,4 +1,4 @@
-"""Models: load, make, look into, move, save, and compute logits."""
+"""Models: load, create, inspect, move, save, and compute logits."""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +7,14 @@ import numpy as np
 
 from minhub_py.system.extras import require
 from r_bridge.convert import character, id_rows, setting
-from r_bridge.objects import Caller, Model, Tokenizer
+from r_bridge.objects import Model, Session, Tokenizer
 
 
 def from_pretrained(
-    caller: Caller, identifier: str, revision: str, family: str | None, device: str, dtype: str,
+    session: Session, identifier: str, revision: str, family: str | None, device: str, dtype: str,
     quantize: str | None, token: str | None, local_files_only: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Load a pretrained model. ValueError: it is not of the family, if one is given."""
+    """Load a pretrained model. ValueError: it does not belong to the requested family."""
     from minhub_py.checkpoints.fingerprint import signature
     from minhub_py.pretrained import load, open_checkpoint
     from minhub_py.registry import ENTRIES
@@ -23,70 +23,64 @@ def from_pretrained(
         require("gguf")  # before a download
     entry = ENTRIES[family] if family else None
     checkpoint = open_checkpoint(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
-    before = signature(checkpoint.path)  # a later change of the files does not go unnoticed
+    files = signature(checkpoint.path)  # before loading, to detect later changes of the files
     module = load(checkpoint, device=device, dtype=dtype, quantize=quantize)
-    model = Model(module, checkpoint.path, signature=before)
-    return about(model, caller.keep(model)) | {"commit": _commit(identifier, checkpoint.path)}
+    model = Model(module, checkpoint.path, signature=files)
+    return about(model, session.add(model)) | {"commit": _commit(identifier, checkpoint.path)}
 
 
 def from_config(
-    caller: Caller,
-    identifier: str,
-    revision: str,
-    family: str,
-    token: str | None,
-    local_files_only: bool,
-    seed: int,
+    session: Session, identifier: str, revision: str, family: str, token: str | None, local_files_only: bool, seed: int
 ) -> dict[str, Any]:
-    """Make a model with random weights, sized by a config.json."""
+    """Create a model with random weights from a config.json."""
     from minhub_py.checkpoints.fingerprint import signature
     from minhub_py.pretrained import read_config
     from minhub_py.registry import ENTRIES
 
-    kind, config, folder = read_config(
+    architecture, config, folder = read_config(
         identifier, revision, entry=ENTRIES[family], token=token, local_files_only=local_files_only
     )
-    model = Model(_fresh(kind, config, seed), folder, identifier, signature=folder and signature(folder))
-    return about(model, caller.keep(model)) | {"commit": folder and _commit(identifier, folder)}
+    model = Model(_fresh(architecture, config, seed), folder, identifier, signature=folder and signature(folder))
+    return about(model, session.add(model)) | {"commit": folder and _commit(identifier, folder)}
 
 
-def fresh(caller: Caller, family: str, config: Any, seed: int) -> dict[str, Any]:
-    """Make a model with random weights from settings."""
+def fresh(session: Session, family: str, config: Any, seed: int) -> dict[str, Any]:
+    """Create a model with random weights from settings."""
     from minhub_py.registry import ENTRIES
 
     settings = {name: setting(value) for name, value in dict(config or {}).items()}
     model = Model(_fresh(ENTRIES[family].architecture, ENTRIES[family].config(settings), seed))
-    return about(model, caller.keep(model)) | {"commit": None}
+    return about(model, session.add(model)) | {"commit": None}
 
 
-def _fresh(family: Any, config: Any, seed: int) -> Any:
+def _fresh(architecture: Any, config: Any, seed: int) -> Any:
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return family.Model(config)
+        return architecture.Model(config)
 
 
 def _commit(identifier: str, folder: Path) -> str | None:
-    """The commit of a repository's snapshot, by which the same model can be loaded again."""
+    """The commit of a repository's snapshot; None for other folders."""
     from minhub_py.checkpoints import local
 
     return local.commit_of(folder) if local.locate(identifier) is None else None
 
 
 def about(model: Model, number: int) -> dict[str, Any]:
-    """Facts about a model that R keeps and shows."""
+    """A description of a model, which R stores."""
     from minhub_py.inference.quantize import count, kind_of
     from minhub_py.registry import architecture_of
 
     module = model.module
     weight = next(module.parameters())
     config = module.config.to_hub()
-    family = architecture_of(config["model_type"])
+    architecture = architecture_of(config["model_type"])
     return {
         "number": number,
-        "family": family.name,
-        "class": family.classes[1],
+        "family": architecture.name,
+        "class": architecture.classes[1],
         "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()},
         "context": module.config.context_length,
         "vocab_size": module.config.vocab_size,
@@ -99,12 +93,12 @@ def about(model: Model, number: int) -> dict[str, Any]:
     }
 
 
-def train(caller: Caller, model: Model, mode: bool) -> None:
-    """Switch dropout on or off."""
+def train(session: Session, model: Model, mode: bool) -> None:
+    """Switch between training mode and eval mode."""
     model.module.train(mode)
 
 
-def to(caller: Caller, model: Model, device: str | None, dtype: str | None) -> dict[str, Any]:
+def to(session: Session, model: Model, device: str | None, dtype: str | None) -> dict[str, Any]:
     """Move a model to a device, a dtype or both."""
     from minhub_py.system.device import choose_device, choose_dtype
 
@@ -114,8 +108,8 @@ def to(caller: Caller, model: Model, device: str | None, dtype: str | None) -> d
     return about(model, 0)
 
 
-def parameters(caller: Caller, model: Model) -> dict[str, Any]:
-    """Name, shape and dtype of every weight. ValueError: it is quantized."""
+def parameters(session: Session, model: Model) -> dict[str, Any]:
+    """The name, shape and dtype of each weight. ValueError: the model is quantized."""
     from minhub_py.inference.quantize import refuse_quantized
 
     refuse_quantized(model.module, "taken apart into its weights")
@@ -127,54 +121,54 @@ def parameters(caller: Caller, model: Model) -> dict[str, Any]:
     }
 
 
-def parameter(caller: Caller, model: Model, name: str) -> Any:
-    """One weight as an array."""
+def parameter(session: Session, model: Model, name: str) -> Any:
+    """A weight as an array."""
     named = dict(model.module.named_parameters())
     if name not in named:
-        raise LookupError(f"there is no weight {name!r}; names(model$parameters) has them all")
+        raise LookupError(f"the model has no weight {name!r}; see names(model$parameters)")
     return named[name]
 
 
-def save_pretrained(caller: Caller, model: Model, folder: str, tokenizer: Tokenizer | None) -> None:
-    """Write a model in Hub layout, with the tokenizer that is given or that lies beside it."""
+def save_pretrained(session: Session, model: Model, folder: str, tokenizer: Tokenizer | None) -> None:
+    """Save a model in Hub layout, with a tokenizer or its own tokenizer."""
     from minhub_py.pretrained import save_pretrained as save
 
-    save(model.module, folder, tokenizer.tokenizer if tokenizer else model.find_tokenizer())
+    save(model.module, folder, tokenizer.tokenizer if tokenizer else model.optional_tokenizer())
 
 
-def save_torchscript(caller: Caller, model: Model, path: str) -> None:
-    """Write a model as the TorchScript file that R torch loads."""
+def save_torchscript(session: Session, model: Model, path: str) -> None:
+    """Save a model as a TorchScript file for R torch."""
     from minhub_py.export.torchscript import save_torchscript as save
 
     save(model.module, Path(path))
 
 
-def forward(caller: Caller, model: Model, ids: Any, first: int, as_torch: bool) -> Any:
-    """Logits (B, T, V), as an R array or as the parts of an R torch tensor."""
+def forward(session: Session, model: Model, ids: Any, first: int, as_torch: bool) -> Any:
+    """Logits (B, T, V), as an R array or as the components of an R torch tensor."""
     import torch
 
     if model.module.encoder_decoder:
         raise ValueError(
-            "this model has an encoder and a decoder, and logits for a prompt and its answer: use generate(), "
-            "next_tokens(), or token_logprobs() with targets"
+            "an encoder-decoder model computes logits for a prompt and its answer: use generate(), next_tokens(), or "
+            "token_logprobs() with targets"
         )
     rows = id_rows(ids, model.module.config.vocab_size, first)
     lengths = {len(row) for row in rows}
     if not rows or 0 in lengths:
-        raise ValueError("there are no ids: pass at least one")
+        raise ValueError("ids are empty: pass at least one id per row")
     if len(lengths) > 1:
         raise ValueError(
-            f"the rows have {min(lengths)} to {max(lengths)} ids, but an array has rows of one length: "
-            "call the model with one row at a time (generate() and token_logprobs() take rows of any lengths)"
+            f"all rows must have the same length, not {min(lengths)} to {max(lengths)} ids: call the model with one "
+            "row at a time (generate() and token_logprobs() accept rows of different lengths)"
         )
     with torch.inference_mode():
         logits = model.module(torch.tensor(rows, device=next(model.module.parameters()).device))
-    caller.check()
+    session.check_cancelled()
     return raw_tensor(logits) if as_torch else logits
 
 
 def raw_tensor(tensor: Any) -> dict[str, Any]:
-    """Shape, R torch's name of the dtype, and the elements in row order."""
+    """The shape, R torch's name of the dtype, and the elements in row order."""
     import torch
 
     names = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16", torch.float64: "double"}

@@ -1,4 +1,4 @@
-"""Files of stored results, for `resume` in R: locked, and written so that a kill or a full disk leaves them valid."""
+"""Files of stored results, for `resume` in R. They are locked, and remain valid after a kill or with a full disk."""
 
 import os
 from collections.abc import Iterator
@@ -6,62 +6,61 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from r_bridge.objects import Caller, Model, ResultFile, Tokenizer
+from r_bridge.objects import Model, ResultFile, Session, Tokenizer
 
-# Seconds to wait for a lock: the worker of a session that was killed ends within a second.
-WAIT = 3.0
+LOCK_TIMEOUT = 3.0  # seconds; the worker of a killed session exits within a second
 
 
-def open_results(caller: Caller, file: str) -> int:
-    """Lock a file, which need not exist. Returns its number. BusyError: another session uses it."""
+def open_results(session: Session, file: str) -> int:
+    """Lock a file, which may not exist yet. Returns its number. BusyError: another session uses it."""
     from minhub_py.system.lock import acquire
 
     path = Path(file)
-    message = f"resume: another session is using {path}: wait for its end, or name another file"
-    with writing(path):
-        lock = acquire(path.with_name(f"{path.name}.lock"), message, WAIT)
-    return caller.keep(ResultFile(path, lock))
+    message = f"resume: another session is using {path}: wait until it ends, or use another file"
+    with os_errors(path):
+        lock = acquire(path.with_name(f"{path.name}.lock"), message, LOCK_TIMEOUT)
+    return session.add(ResultFile(path, lock))
 
 
-def append_results(caller: Caller, file: ResultFile, size: float, data: Any) -> None:
-    """Append bytes to a file of `size` bytes. OSError: it cannot be written, and is unchanged.
+def append_results(session: Session, file: ResultFile, size: float, data: Any) -> None:
+    """Append bytes to a file of `size` bytes. OSError: the file cannot be written; it is unchanged.
 
-    ValueError: another program has changed it.
+    ValueError: another program has changed the file.
     """
     with opened(file.path) as handle:
         actual = os.fstat(handle).st_size
         if actual != size:
             raise ValueError(
                 f"resume: another program has changed {file.path}, which has {actual:,} bytes instead of {size:,.0f}: "
-                "remove it, or name another file"
+                "remove it, or use another file"
             )
         try:
             os.lseek(handle, 0, os.SEEK_END)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(handle, rest) :]
+            remaining = memoryview(data)
+            while remaining:
+                remaining = remaining[os.write(handle, remaining) :]
             os.fsync(handle)
         except OSError:
             os.ftruncate(handle, actual)
             raise
 
 
-def truncate_results(caller: Caller, file: ResultFile, size: float) -> None:
-    """Remove what follows the first `size` bytes of a file: a part that was not completely written."""
+def truncate_results(session: Session, file: ResultFile, size: float) -> None:
+    """Truncate a file to `size` bytes, which removes an incomplete record."""
     with opened(file.path) as handle:
         os.ftruncate(handle, int(size))
         os.fsync(handle)
 
 
-def close_results(caller: Caller, file: ResultFile, finished: bool) -> None:
-    """Unlock a file. finished: it needs no lock any more."""
+def close_results(session: Session, file: ResultFile, finished: bool) -> None:
+    """Unlock a file. finished: remove the lock file."""
     from minhub_py.system.lock import release
 
     release(file.lock, remove=finished)
 
 
-def model_fingerprint(caller: Caller, model: Model) -> str:
-    """The fingerprint of a model's files; "" for a model of settings and a seed.
+def model_fingerprint(session: Session, model: Model) -> str:
+    """The fingerprint of a model's files; "" for a model with random weights.
 
     ValueError: the files have changed since the model was loaded.
     """
@@ -71,13 +70,13 @@ def model_fingerprint(caller: Caller, model: Model) -> str:
         return ""
     if signature(model.folder) != model.signature:
         raise ValueError(
-            f"resume: the files in {model.folder} have changed since the model was loaded: load it again, since "
-            "stored results belong to the files of one model"
+            f"resume: the files in {model.folder} have changed since the model was loaded: load the model again, "
+            "so that the stored results belong to its files"
         )
     return fingerprint(model.folder)
 
 
-def tokenizer_fingerprint(caller: Caller, tokenizer: Tokenizer) -> str:
+def tokenizer_fingerprint(session: Session, tokenizer: Tokenizer) -> str:
     """The hash of a tokenizer."""
     import hashlib
 
@@ -86,8 +85,8 @@ def tokenizer_fingerprint(caller: Caller, tokenizer: Tokenizer) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """The descriptor of a file that is created if it is missing. OSError: with advice."""
-    with writing(path):
+    """Open or create a file. Yields its descriptor."""
+    with os_errors(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
             yield handle
@@ -96,13 +95,13 @@ def opened(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Add advice to an OSError: the disk is full, or permission is denied."""
+def os_errors(path: Path) -> Iterator[None]:
+    """Add the path and a solution to an OSError, such as a full disk or missing permissions."""
     from minhub_py.system.lock import FULL
 
     try:
         yield
     except OSError as error:
-        full = "make room, and run the same call again; the results so far are intact"
-        advice = full if error.errno in FULL else "check its permissions, or name another file"
+        full = "free disk space, and run the same call again; the stored results are unchanged"
+        advice = full if error.errno in FULL else "check its permissions, or use another file"
         raise type(error)(f"resume: {path} cannot be written ({error.strerror or error}): {advice}") from error

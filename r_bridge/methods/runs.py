@@ -1,39 +1,39 @@
-"""Training runs: start one, resume one, read one. training.py converts for R."""
+"""Training runs: start, resume, read. training.py converts settings and results."""
 
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from r_bridge.objects import Caller
+from r_bridge.objects import Session
 
 
-def train_model(caller: Caller, texts: Any, out: str, settings: Any, copy: bool = False) -> dict[str, Any]:
-    """Train a model on text files in the folder `out`. Returns the results. Cancelled: `resume_training` continues it.
+def train_model(session: Session, texts: Any, out: str, settings: Any, copy: bool = False) -> dict[str, Any]:
+    """Train a model on text files, and store it in the folder `out`. Returns the results.
 
-    copy: the files are temporary, so that the run needs a copy until they are encoded.
+    If the request is cancelled, `resume_training` resumes the run.    copy: copy the files, which are temporary.
     """
     from minhub_py.training import train
     from r_bridge import training
 
     with ExitStack() as stack:
         files = [stack.enter_context(Path(text).open("rb")) if copy else text for text in texts]
-        train(files, out, listener=training.RListener(caller), **training.settings_of(settings))
-    caller.check()
+        train(files, out, listener=training.RListener(session), **training.settings_of(settings))
+    session.check_cancelled()
     return training.describe_run(Path(out))
 
 
-def resume_training(caller: Caller, out: str, settings: Any) -> dict[str, Any]:
-    """Resume a run, with some settings changed; otherwise as `train_model`."""
+def resume_training(session: Session, out: str, settings: Any) -> dict[str, Any]:
+    """Resume a run, with changes to its settings. Returns the results."""
     from minhub_py.training import resume
     from r_bridge import training
 
-    resume(out, listener=training.RListener(caller), **training.settings_of(settings))
-    caller.check()
+    resume(out, listener=training.RListener(session), **training.settings_of(settings))
+    session.check_cancelled()
     return training.describe_run(Path(out))
 
 
-def read_run(caller: Caller, out: str) -> dict[str, Any]:
-    """The results of a run so far."""
+def read_run(session: Session, out: str) -> dict[str, Any]:
+    """The current results of a run."""
     from r_bridge import training
 
     return training.describe_run(Path(out))

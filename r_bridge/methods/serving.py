@@ -1,43 +1,43 @@
-"""Serving a model that R holds, in a thread of this process: it ends when R's session does."""
+"""Serve an R session's model in a thread of this process. The server stops when the session ends."""
 
 from typing import Any
 
 from minhub_py.system.extras import require
-from r_bridge.convert import one
+from r_bridge.convert import scalar
 from r_bridge.methods.text import find_tokenizer
-from r_bridge.objects import Caller, Model, Tokenizer
+from r_bridge.objects import Model, Session, Tokenizer
 
 
 def serve(
-    caller: Caller, model: Model, tokenizer: Tokenizer | None, name: str, port: int, rows: int, context: int | None,
+    session: Session, model: Model, tokenizer: Tokenizer | None, name: str, port: int, rows: int, context: int | None,
     key: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Start a server on this machine alone: its address, and its number for `stop_serving`."""
+    """Start a server on localhost. Returns its address, and its number for `stop_serving`."""
     require("serve")
     from minhub_py.chat.templates import chat_template_of
     from minhub_py.cli.serving import length_of
-    from minhub_py.serve.app import Server
     from minhub_py.serve.engine import Engine
-    from minhub_py.serve.models import Models, Served
-    from minhub_py.serve.run import Background
+    from minhub_py.serve.models import Models, ServedModel
+    from minhub_py.serve.run import BackgroundServer
+    from minhub_py.serve.server import Server
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     template = chat_template_of(None if tokenizer else model.folder, tok)
-    background = Background(Server(Models([]), key=key), port=port)
-    engine = Engine(model.module, tok, rows=rows, max_length=length_of(model.module, context, name))
+    background = BackgroundServer(Server(Models([]), key=key), port=port)
+    engine = Engine(model.module, tok, batch_size=rows, max_length=length_of(model.module, context, name))
     try:
-        served = Served(name, model.module, tok, template, engine, 600)
+        served = ServedModel(name, model.module, tok, template, engine, 600)
     except ValueError:
         engine.close()
         raise
-    background.running.server.models.all.append(served)
+    background.uvicorn.server.models.all.append(served)
     address = background.__enter__()
-    return {"address": address, "number": caller.keep(background), "note": template.note}
+    return {"address": address, "number": session.add(background), "note": template.note}
 
 
-def stop_serving(caller: Caller, server: Any) -> None:
-    """End a server; replies under way are told so."""
-    from minhub_py.serve.run import Background
+def stop_serving(session: Session, server: Any) -> None:
+    """Stop a server. Responses in progress end with an error message."""
+    from minhub_py.serve.run import BackgroundServer
 
-    caller.find("server", server, Background).__exit__()
-    caller.release([one(server, int)])
+    session.get("server", server, BackgroundServer).__exit__()
+    session.release([scalar(server, int)])

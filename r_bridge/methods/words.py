@@ -1,64 +1,64 @@
-"""Predictability of words, and the whole matrix of log-probabilities."""
+"""Log-probabilities of words and targets, and the matrix of log-probabilities."""
 
 from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, one
-from r_bridge.methods.text import _prompt_rows, find_tokenizer, is_text, token_texts
-from r_bridge.objects import Caller, Model, Tokenizer
+from r_bridge.convert import Frame, as_array, scalar
+from r_bridge.methods.text import find_tokenizer, is_text, prompt_ids, token_texts
+from r_bridge.objects import Model, Session, Tokenizer
 
 
 def word_logprobs(
-    caller: Caller, model: Model, words: Any, by: Any, word_n: Any, context: Any, sep: str, ignored: Any, bos: Any,
+    session: Session, model: Model, words: Any, by: Any, word_n: Any, context: Any, sep: str, ignored: Any, bos: Any,
     tokenizer: Tokenizer | None,
 ) -> Frame:  # fmt: skip
-    """The columns of minhub_py.word_logprobs. by: numbers of texts, or NULL.    ignored: ids that add nothing."""
+    """The columns of minhub_py.word_logprobs. by: text numbers, or NULL.    ignored: token IDs that are not counted."""
     from minhub_py.analysis import surprisal as analysis
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     analysis.refuse_encoder_decoder(model.module)
-    given = _texts(words)
+    words = _texts(words)
     texts = analysis.texts_of_words(
-        given, None if by is None else by.tolist(), None if word_n is None else word_n.tolist(),
+        words, None if by is None else by.tolist(), None if word_n is None else word_n.tolist(),
         None if context is None else _texts(context),
     )  # fmt: skip
-    found = analysis.segment_logprobs(
-        model.module, tok, texts, len(given), sep=sep, ignored=_ids(ignored), bos=one(bos, bool),
-        progress=caller.progress,
+    columns = analysis.segment_logprobs(
+        model.module, tok, texts, len(words), sep=sep, ignored=_ids(ignored), bos=scalar(bos, bool),
+        progress=session.progress,
     )  # fmt: skip
-    return _frame(found)
+    return _frame(columns)
 
 
 def target_logprobs(
-    caller: Caller, model: Model, contexts: Any, targets: Any, sep: str, ignored: Any, bos: Any,
+    session: Session, model: Model, contexts: Any, targets: Any, sep: str, ignored: Any, bos: Any,
     tokenizer: Tokenizer | None,
 ) -> Frame:  # fmt: skip
-    """The columns of minhub_py.target_logprobs. ignored: ids that add nothing."""
+    """The columns of minhub_py.target_logprobs. ignored: token IDs that are not counted."""
     from minhub_py.analysis import surprisal as analysis
 
     tok = find_tokenizer(model, tokenizer, needed=True)
-    return _frame(
-        analysis.pair_logprobs(
-            model.module, tok, _texts(contexts), _texts(targets), sep=sep, ignored=_ids(ignored), bos=one(bos, bool),
-            progress=caller.progress,
-        )
+    columns = analysis.pair_logprobs(
+        model.module, tok, _texts(contexts), _texts(targets), sep=sep, ignored=_ids(ignored), bos=scalar(bos, bool),
+        progress=session.progress,
     )  # fmt: skip
+    return _frame(columns)
 
 
-def vocabulary(caller: Caller, model: Model, tokenizer: Tokenizer | None) -> Frame:
-    """The text of every token, for R's own regular expressions."""
+def vocabulary(session: Session, model: Model, tokenizer: Tokenizer | None) -> Frame:
+    """The text of each token, for R's regular expressions."""
     tok = find_tokenizer(model, tokenizer, needed=True)
     ids = sorted(tok.get_vocab().values())
     return Frame({"id": np.array(ids, np.int32), "text": token_texts(tok, ids)})
 
 
-def logprob_matrix(caller: Caller, model: Model, texts: Any, tokenizer: Tokenizer | None, out: str | None) -> Any:
-    """The matrix of minhub_py.logprob_matrix, and a frame that says what its rows are; the latter alone with `out`."""
-    from minhub_py.analysis.matrix import logprob_matrix as evaluate
+def logprob_matrix(session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, out: str | None) -> Any:
+    """The matrix of minhub_py.logprob_matrix, and a frame that describes its rows; with `out`, the frame only."""
+    from minhub_py.analysis.matrix import logprob_matrix as compute_matrix
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts))
-    columns, matrix = evaluate(model.module, tok, _prompt_rows(model, tok, texts), out=out, progress=caller.progress)
+    ids = prompt_ids(model, tok, texts)
+    columns, matrix = compute_matrix(model.module, tok, ids, out=out, progress=session.progress)
     rows = Frame({
         "text": (columns["text"] + 1).astype(np.int32),
         "position": (columns["position"] + 1).astype(np.int32),
@@ -67,12 +67,11 @@ def logprob_matrix(caller: Caller, model: Model, texts: Any, tokenizer: Tokenize
     })  # fmt: skip
     if out is not None:
         return {"rows": rows}
-    missing = np.isnan(matrix)
-    return {"rows": rows, "matrix": np.ma.MaskedArray(matrix, missing)}
+    return {"rows": rows, "matrix": np.ma.MaskedArray(matrix, np.isnan(matrix))}
 
 
 def _texts(value: Any) -> list[str | None]:
-    """A character vector, of which all may be NA, or none be there."""
+    """A character vector as a list; empty for any other value."""
     return list(value) if isinstance(value, list) else []
 
 
@@ -81,7 +80,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def _frame(columns: dict[str, Any]) -> Frame:
-    """NaN as R's NA."""
+    """A frame with NA for NaN."""
     return Frame({
         name: values.astype(np.int32) if name == "tokens" else np.ma.MaskedArray(values, np.isnan(values))
         for name, values in columns.items()

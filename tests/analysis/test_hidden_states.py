@@ -1,6 +1,6 @@
-"""Attention weights and predictions of each layer against transformers', for every family that it has.
+"""Attention weights and the logit lens, compared with transformers for every architecture that it has.
 
-The attention of every case is in test_architectures.py, which has the models.
+test_architectures.py compares the attention weights of every case.
 """
 
 import json
@@ -17,7 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import minhub_py
 from minhub_py import attention_weights, logit_lens
-from minhub_py.analysis import inside
+from minhub_py.analysis import lens
+from minhub_py.analysis.attention import AttentionWeights
+from minhub_py.analysis.lens import LayerPredictions
 from minhub_py.inference.quantize import quantize
 
 FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
@@ -27,104 +29,102 @@ LENGTH = 40  # beyond any window of the cases
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """load(name): the reference, with eager attention, and our model of the file that it saves."""
-    made: dict[str, Any] = {}
+    """load(name): transformers' model with eager attention, and ours loaded from the file that it saves."""
+    models: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Any, Any]:
-        if name not in made:
+        if name not in models:
             folder = tmp_path_factory.mktemp(name)
             if name == "t5":
-                settings, kind = {"model_type": "t5", **T5}, AutoModelForSeq2SeqLM
+                settings, auto_class = {"model_type": "t5", **T5}, AutoModelForSeq2SeqLM
             else:
-                settings, kind = CASES[name].settings(name), AutoModelForCausalLM
+                settings, auto_class = CASES[name].settings(name), AutoModelForCausalLM
             config = AutoConfig.for_model(**deepcopy(settings))
-            reference = kind.from_config(config, attn_implementation="eager").eval()
+            reference = auto_class.from_config(config, attn_implementation="eager").eval()
             draw(reference)
             reference.save_pretrained(folder)
             (folder / "generation_config.json").unlink(missing_ok=True)
             (folder / "config.json").write_text(json.dumps(settings))
-            made[name] = reference, minhub_py.from_pretrained(folder, device="cpu")
-        return made[name]
+            models[name] = reference, minhub_py.from_pretrained(folder, device="cpu")
+        return models[name]
 
     return get
 
 
 @torch.no_grad()
-def test_attention_of_t5(load) -> None:
+def test_t5_returns_the_attention_weights_of_its_encoder(load) -> None:
     reference, model = load("t5")
     [ids] = texts_of(LENGTH)
-    wanted = reference.encoder(torch.tensor([ids]), output_attentions=True).attentions
-    torch.testing.assert_close(attention_weights(model, None, ids).weights, torch.cat(wanted), rtol=0, atol=2e-5)
+    expected = reference.encoder(torch.tensor([ids]), output_attentions=True).attentions
+    torch.testing.assert_close(attention_weights(model, None, ids).weights, torch.cat(expected), rtol=0, atol=2e-5)
 
 
-def test_layers_that_do_not_attend(load) -> None:
-    """Qwen 3.5 has few that do."""
+def test_layers_without_attention_are_omitted(load) -> None:
     _, model = load("qwen3_5_text")
-    found = attention_weights(model, None, texts_of(9)[0])
-    assert found.layers == [i for i, kind in enumerate(model.config.kinds, 1) if kind == "full_attention"]
-    assert len(found.weights) == len(found.layers) < model.config.num_hidden_layers
+    attention = attention_weights(model, None, texts_of(9)[0])
+    assert attention.layers == [i for i, kind in enumerate(model.config.kinds, 1) if kind == "full_attention"]
+    assert len(attention.weights) == len(attention.layers) < model.config.num_hidden_layers
 
 
-def test_sinusoidal_attention() -> None:
-    """It is not in transformers: what its attention makes of the values by these weights."""
+def test_sinusoidal_attention_weights_reproduce_the_output_of_the_layer() -> None:
+    """The architecture is not in transformers: the weights are applied to the values."""
     model = minhub_py.sinusoidal(**SINUSOIDAL).eval()
     [ids] = texts_of(12)
-    found = attention_weights(model, None, ids).weights
-    heard: list[Any] = []
-    model.layers[0].self_attn.register_forward_hook(lambda _, given, y: heard.append((given[0], y)))
+    weights = attention_weights(model, None, ids).weights
+    calls: list[Any] = []
+    model.layers[0].self_attn.register_forward_hook(lambda _, inputs, y: calls.append((inputs[0], y)))
     model(torch.tensor([ids]))
-    x, y = heard[0]
+    x, y = calls[0]
     attn = model.layers[0].self_attn
     v = attn.in_proj(x).chunk(3, dim=2)[2].unflatten(2, (4, -1)).transpose(1, 2)
-    torch.testing.assert_close(attn.out_proj((found[:1] @ v).transpose(1, 2).flatten(2)), y)
+    torch.testing.assert_close(attn.out_proj((weights[:1] @ v).transpose(1, 2).flatten(2)), y)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*FEW, "opt-no-last-norm", "gemma2-final-cap", "phi-tied", "gptj-tied"])
-def test_predictions_of_layers(load, name: str) -> None:
-    """The last as the model predicts; the others as a model would predict that has these layers only."""
+def test_logit_lens_matches_the_model_and_truncated_models(load, name: str) -> None:
+    """The last layer predicts as the model; layer 1 as the model without the layers after it."""
     reference, model = load(name)
     [ids] = texts_of(LENGTH)
-    found = logit_lens(model, None, ids, n=3)
-    states = reference(torch.tensor([ids]), output_hidden_states=True)
-    wanted = states.logits[0].softmax(dim=1).topk(3, dim=1)
-    torch.testing.assert_close(found.probs[-1], wanted.values, rtol=2e-3, atol=1e-5)
-    assert (found.predicted[-1, :, 0] == wanted.indices[:, 0]).float().mean() > 0.95  # but for ties
-    assert found.layers == list(range(len(states.hidden_states)))
-    assert found.predicted.shape == found.probs.shape == (len(found.layers), LENGTH, 3)
+    predictions = logit_lens(model, None, ids, n=3)
+    output = reference(torch.tensor([ids]), output_hidden_states=True)
+    expected = output.logits[0].softmax(dim=1).topk(3, dim=1)
+    torch.testing.assert_close(predictions.probs[-1], expected.values, rtol=2e-3, atol=1e-5)
+    assert (predictions.predicted[-1, :, 0] == expected.indices[:, 0]).float().mean() > 0.95  # except ties
+    assert predictions.layers == list(range(len(output.hidden_states)))
+    assert predictions.predicted.shape == predictions.probs.shape == (len(predictions.layers), LENGTH, 3)
     if hasattr(model, "layers") and name.split("-", maxsplit=1)[0] in ("llama", "gemma2", "opt", "phi", "olmo2"):
-        cut = deepcopy(model)
-        del cut.layers[1:]
-        if hasattr(cut.config, "kinds"):  # Gemma's body goes by them
+        truncated = deepcopy(model)
+        del truncated.layers[1:]
+        if hasattr(truncated.config, "kinds"):  # Gemma iterates over the kinds of its layers
             return
-        best = cut(torch.tensor([ids]))[0].softmax(dim=1).topk(3, dim=1)
-        torch.testing.assert_close(found.probs[1], best.values)
+        best = truncated(torch.tensor([ids]))[0].softmax(dim=1).topk(3, dim=1)
+        torch.testing.assert_close(predictions.probs[1], best.values)
 
 
-def test_predictions_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits of a long text are never in memory all at once."""
+def test_logit_lens_in_chunks_matches_a_single_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
     [ids] = texts_of(37)
-    whole = logit_lens(model, None, ids)
-    monkeypatch.setattr(inside, "POSITIONS", 16)
-    found = logit_lens(model, None, ids)
-    assert found.predicted.equal(whole.predicted)
-    torch.testing.assert_close(found.probs, whole.probs)
+    single = logit_lens(model, None, ids)
+    monkeypatch.setattr(lens, "POSITIONS", 16)
+    chunked = logit_lens(model, None, ids)
+    assert chunked.predicted.equal(single.predicted)
+    torch.testing.assert_close(chunked.probs, single.probs)
 
 
-def test_predictions_of_an_lstm() -> None:
+def test_logit_lens_of_an_lstm() -> None:
     model = minhub_py.lstm(**LSTM).eval()
     [ids] = texts_of(9)
-    found = logit_lens(model, None, ids, n=1)
-    assert found.layers == [1, 2, 3]  # the embeddings are narrower than what the head takes
-    torch.testing.assert_close(found.probs[-1], model(torch.tensor([ids]))[0].softmax(1).amax(1, keepdim=True).detach())
+    predictions = logit_lens(model, None, ids, n=1)
+    assert predictions.layers == [1, 2, 3]  # the embeddings are narrower than the head's input
+    expected = model(torch.tensor([ids]))[0].softmax(1).amax(1, keepdim=True).detach()
+    torch.testing.assert_close(predictions.probs[-1], expected)
     tied = minhub_py.lstm(**{**LSTM, "embedding_size": 24, "tie_word_embeddings": True}).eval()
     assert logit_lens(tied, None, ids).layers == [0, 1, 2, 3]
 
 
 @torch.no_grad()
-def test_attention_of_a_modified_model() -> None:
-    """`forward` records the weights, so they include a replaced module and a hook."""
+def test_attention_weights_include_replaced_modules_and_hooks() -> None:
     model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
     [ids] = texts_of(9)
     before = attention_weights(model, None, ids).weights
@@ -150,43 +150,42 @@ class Shift(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_quantized(kind: str) -> None:
+def test_quantized_models(kind: str) -> None:
     model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=32, n_layer=2, n_head=4).eval()
     quantize(model, kind)
     [ids] = texts_of(9)
     assert attention_weights(model, None, ids).weights.shape == (2, 4, 9, 9)
     with torch.no_grad():
-        wanted = model(torch.tensor([ids]))[0].softmax(dim=1).amax(dim=1)
-    torch.testing.assert_close(logit_lens(model, None, ids).probs[-1, :, 0], wanted)
+        expected = model(torch.tensor([ids]))[0].softmax(dim=1).amax(dim=1)
+    torch.testing.assert_close(logit_lens(model, None, ids).probs[-1, :, 0], expected)
 
 
-def test_texts(tmp_path: Path) -> None:
-    """Tokens of text, their names, and plots."""
+def test_tokens_of_a_string_and_plots(tmp_path: Path) -> None:
     model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=40, n_embd=24, n_layer=2, n_head=4).eval()
     tok = tokenizer()
     text = "the cat sat on the mat."
-    found = attention_weights(model, tok, text)
-    assert found.tokens == ["the", "cat", "sat", "on", "the", "mat", "."]
-    assert found.ids == tok.encode(text).ids
-    assert found.layers == [1, 2]
+    attention = attention_weights(model, tok, text)
+    assert attention.tokens == ["the", "cat", "sat", "on", "the", "mat", "."]
+    assert attention.ids == tok.encode(text).ids
+    assert attention.layers == [1, 2]
     predictions = logit_lens(model, tok, text)
-    assert predictions.tokens == found.tokens
+    assert predictions.tokens == attention.tokens
     assert set(predictions.names) == set(predictions.predicted.flatten().tolist())
     assert predictions.names.get(tok.token_to_id("cat"), "cat") == "cat"
-    plots = [(found, {}), (found, {"layer": 2}), (found, {"layer": 1, "head": 4}), (found, {"head": 1}),
+    plots = [(attention, {}), (attention, {"layer": 2}), (attention, {"layer": 1, "head": 4}), (attention, {"head": 1}),
              (predictions, {}), (predictions, {"start": 3, "most": 2})]  # fmt: skip
-    for number, (each, settings) in enumerate(plots):
+    for number, (result, settings) in enumerate(plots):
         path = tmp_path / f"{number}.png"
-        assert each.plot(path, **settings).axes
+        assert result.plot(path, **settings).axes
         assert path.read_bytes().startswith(b"\x89PNG")
     figure = attention_weights(model, None, [1, 2]).plot(layer=1, head=1)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["#1", "#2"]
 
 
-def random_attention(layer_count: int, heads: int, tokens: int) -> inside.AttentionWeights:
+def random_attention(layer_count: int, heads: int, tokens: int) -> AttentionWeights:
     weights = torch.rand(layer_count, heads, tokens, tokens)
     names: list[str | None] = [f"t{number}" for number in range(tokens)]
-    return inside.AttentionWeights(names, list(range(tokens)), list(range(1, layer_count + 1)), weights)
+    return AttentionWeights(names, list(range(tokens)), list(range(1, layer_count + 1)), weights)
 
 
 def panels_of(figure: Any) -> list[Any]:
@@ -198,25 +197,25 @@ def ticks(labels: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("settings", "names"), [({"layer": 2}, "head"), ({"head": 3}, "layer")])
-def test_panels_of_a_layer_or_head_have_their_tokens_at_the_edges(settings: dict[str, int], names: str) -> None:
-    found = random_attention(5, 4, 9)
-    figure = found.plot(**settings)
+def test_panels_of_a_layer_or_head_are_labelled_at_the_edges(settings: dict[str, int], names: str) -> None:
+    attention = random_attention(5, 4, 9)
+    figure = attention.plot(**settings)
     panels = panels_of(figure)
     assert [axes.get_title() for axes in panels] == [f"{names} {i + 1}" for i in range(5 if names == "layer" else 4)]
     left = [axes for axes in panels if axes.get_ylabel()]
-    lowest = [axes for axes in panels if axes.get_xlabel()]
-    assert {axes.get_ylabel() for axes in left} | {axes.get_xlabel() for axes in lowest} == {"query", "key"}
-    assert all(ticks(axes.get_yticklabels()) == found.tokens for axes in left)
-    assert all(ticks(axes.get_xticklabels()) == found.tokens for axes in lowest)
-    assert (len(left), len(lowest)) == ((2, 2) if names == "head" else (2, 3))
+    bottom = [axes for axes in panels if axes.get_xlabel()]
+    assert {axes.get_ylabel() for axes in left} | {axes.get_xlabel() for axes in bottom} == {"query", "key"}
+    assert all(ticks(axes.get_yticklabels()) == attention.tokens for axes in left)
+    assert all(ticks(axes.get_xticklabels()) == attention.tokens for axes in bottom)
+    assert (len(left), len(bottom)) == ((2, 2) if names == "head" else (2, 3))
 
 
 def test_more_heads_than_fit_are_shown_as_the_mean_of_each_layer() -> None:
-    found = random_attention(30, 9, 6)
-    figure = found.plot()
+    attention = random_attention(30, 9, 6)
+    figure = attention.plot()
     panels = panels_of(figure)
     assert [axes.get_title() for axes in panels] == [f"layer {number}" for number in range(1, 31)]
-    torch.testing.assert_close(torch.as_tensor(panels[7].images[0].get_array()), found.weights[7].mean(0))
+    torch.testing.assert_close(torch.as_tensor(panels[7].images[0].get_array()), attention.weights[7].mean(0))
     assert "mean of 9 heads" in figure.get_suptitle()
     width, height = figure.get_size_inches()
     assert 0.7 < width / height < 1.8
@@ -225,23 +224,23 @@ def test_more_heads_than_fit_are_shown_as_the_mean_of_each_layer() -> None:
     assert smallest > 1.5  # inches
 
 
-def test_the_lens_mentions_frames_only_if_there_are_any() -> None:
+def test_the_lens_mentions_frames_only_if_it_draws_some() -> None:
     for following, expected in ((2, True), (3, False)):
-        found = inside.LayerPredictions(
+        predictions = LayerPredictions(
             ["a", "b"], [1, following], [0], torch.tensor([[[2], [9]]]), torch.ones(1, 2, 1), {2: "b", 9: "x"}
         )
-        figure = found.plot()
+        figure = predictions.plot()
         assert ("framed" in figure.axes[0].get_xlabel()) == expected == bool(figure.axes[0].patches)
 
 
-def test_mistakes(load) -> None:
+def test_invalid_arguments_raise_value_errors(load) -> None:
     model = minhub_py.gpt2(vocab_size=VOCABULARY, n_positions=10, n_embd=24, n_layer=2, n_head=4).eval()
     for function in (attention_weights, logit_lens):
         for text, message in (
             ("", "the text has no tokens"),
             (None, "the text has no tokens"),
-            ([1] * 11, "has 11 tokens, and this model sees 10 at once"),
-            ([99], "ids from 0 to 60"),
+            ([1] * 11, "has 11 tokens, but the model's context length is 10"),
+            ([99], "must be whole numbers between 0 and 60, but prompt 0 has 99"),
         ):
             with pytest.raises(ValueError, match=message):
                 function(model, tokenizer(), text)
@@ -249,9 +248,9 @@ def test_mistakes(load) -> None:
         attention_weights(minhub_py.lstm(**LSTM), None, [1, 2])
     with pytest.raises(ValueError, match="the layers of an encoder predict no next token"):
         logit_lens(load("t5")[1], None, [1, 2])
-    found = attention_weights(model, None, [1, 2])
+    attention = attention_weights(model, None, [1, 2])
     for settings, message in (({"layer": 3}, "layer must be 1 or 2"), ({"layer": 1, "head": 0}, "head must be 1 to 4")):
         with pytest.raises(ValueError, match=message):
-            found.plot(**settings)
+            attention.plot(**settings)
     with pytest.raises(ValueError, match="the text has 2 tokens"):
         logit_lens(model, None, [1, 2]).plot(start=2)

@@ -49,7 +49,7 @@ def predictions(model: LanguageModel, parts: list[list[int]], forward: bool = Fa
     if forward:
         return [model(torch.tensor([ids]))[0].float().log_softmax(-1) for ids in parts]
     runner = NativeRunner(model)
-    runner.long = None  # the decoder's products, whatever PyTorch has
+    runner.long_prompt = None  # the decoder's products, whatever PyTorch has
     return [runner.forward({0: ids}, runner.new_cache(1, len(ids)), every=True).log_softmax(-1) for ids in parts]
 
 

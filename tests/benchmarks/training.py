@@ -5,7 +5,7 @@
 
 Both sides have the same sizes, batch, dtype and threads. A step includes everything from reading rows to updating the
 weights. For nanoGPT this is its model and its AdamW, in a loop like that of its train.py. nanoGPT uses the exact GELU,
-so our model does too. Without its model.py, only the LSTM and the gain of `faster.py` are measured.
+so our model does too. Without its model.py, only the LSTM and the gain of `cpu_kernels.py` are measured.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from minhub_py.registry import ARCHITECTURES, ENTRIES
 from minhub_py.system.device import has_onednn_bfloat16
 from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.data import Corpus, Tokens
-from minhub_py.training.data_parallel import Processes
+from minhub_py.training.data_parallel import DataParallelGroup
 from minhub_py.training.listener import Listener
 from minhub_py.training.loop import Trainer
 from minhub_py.training.settings import Settings
@@ -72,7 +72,7 @@ def main() -> None:
                     sizes = SIZES["the built-in's size"]
                     quick = ours(path, family, sizes | {"dropout": dropout}, DTYPES[-1])
                     slow = ours(path, family, sizes | {"dropout": dropout}, DTYPES[-1], faster=False)
-                    name = f"faster.py: {family}, {DTYPES[-1]}, dropout {dropout}"
+                    name = f"cpu_kernels.py: {family}, {DTYPES[-1]}, dropout {dropout}"
                     compare(name, threads, quick, slow, sizes, args.rounds)
 
 
@@ -104,10 +104,10 @@ def ours(path: Path, family: str, sizes: dict[str, Any], dtype: str, *, faster: 
     model = ARCHITECTURES[family].Model(settings.fresh_config(ENTRIES[family], VOCABULARY))
     trainer = Trainer(
         settings, RunFolder(path.parent), Corpus(tokens, tokens, TOKENS, []), None, ARCHITECTURES[family], model,
-        Processes(), torch.device("cpu"), Listener(),
+        DataParallelGroup(), torch.device("cpu"), Listener(),
     )  # fmt: skip
     if not faster:
-        trainer.faster = nullcontext
+        trainer.kernels = nullcontext
 
     def step() -> None:
         trainer.step()

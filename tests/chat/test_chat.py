@@ -1,4 +1,4 @@
-"""Conversations: turns, what is kept of them between replies, and `minhub chat` in a pipe and in a terminal."""
+"""Conversations: turns, the prefix cache between replies, and `minhub chat` in a pipe and in a terminal."""
 
 import contextlib
 import json
@@ -22,8 +22,8 @@ from paths import TEXT
 from tokenizers import AddedToken, Tokenizer
 
 from minhub_py import Chat, from_pretrained, gpt2, llama, save_pretrained, tokenizer_from_pretrained
-from minhub_py.chat.templates import ChatTemplate, TemplateRefusedError, chat_template_of
-from minhub_py.chat.terminal import Commands, LeaveError
+from minhub_py.chat.templates import ChatTemplate, TemplateRejectionError, chat_template_of
+from minhub_py.chat.terminal import Commands, QuitError
 from minhub_py.chat.wrap import WordWrap, width
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, train_byte_level_bpe
 from minhub_py.cli.main import main
@@ -41,17 +41,17 @@ SYSTEM = "Be brief."
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     text = TEXT.read_text(encoding="utf-8")
-    made = train_byte_level_bpe([text], 400)
-    made.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
-    return made
+    tokenizer = train_byte_level_bpe([text], 400)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
+    return tokenizer
 
 
-def a_model(context: int = 256, **more: Any) -> Any:
-    """A random model with logits far apart, so that a wrong key shows in the ids."""
+def a_model(context: int = 256) -> Any:
+    """A random model with large logits, so that a wrong key changes the tokens."""
     torch.manual_seed(0)
     model = llama(
         vocab_size=402, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=context, eos_token_id=None, bos_token_id=None, **more,
+        num_key_value_heads=2, max_position_embeddings=context, eos_token_id=None, bos_token_id=None,
     ).eval()  # fmt: skip
     with torch.no_grad():
         for weight in model.parameters():
@@ -64,13 +64,14 @@ def model() -> Any:
     return a_model()
 
 
-def a_chat(model: Any, tokenizer: Tokenizer, text: str = TEMPLATE, **more: Any) -> Chat:
+def a_chat(model: Any, tokenizer: Tokenizer, text: str = TEMPLATE, **settings: Any) -> Chat:
     template = ChatTemplate("template", tokenizer, {}, {"default": text}, "the template")
-    return Chat(model, tokenizer, more.pop("system", SYSTEM), template=template, **{"max_new_tokens": 12, **more})
+    system = settings.pop("system", SYSTEM)
+    return Chat(model, tokenizer, system, template=template, **{"max_new_tokens": 12, **settings})
 
 
-def test_the_same_bits_from_kept_and_from_computed_turns(model: Any, tokenizer: Tokenizer) -> None:
-    """The same seed gives the same reply, whether turns were computed or kept, alone or among other conversations."""
+def test_replies_are_bitwise_identical_with_cached_and_recomputed_turns(model: Any, tokenizer: Tokenizer) -> None:
+    """Also with another conversation of the same model in between."""
     chat = a_chat(model, tokenizer, seed=5, top=3)
     other = a_chat(model, tokenizer, system="Another.", seed=6)
     replies = []
@@ -83,7 +84,7 @@ def test_the_same_bits_from_kept_and_from_computed_turns(model: Any, tokenizer: 
     fresh = a_chat(model, tokenizer)
     fresh.from_json(chat.to_json())
     assert fresh.undo() == "And now?"
-    fresh.made -= 1
+    fresh.reply_count -= 1
     again = fresh.say("And now?")
     assert again.kept == 0
     for name in ("text", "ids", "logprobs", "top", "end", "seed"):
@@ -94,12 +95,12 @@ def test_the_same_bits_from_kept_and_from_computed_turns(model: Any, tokenizer: 
         assert [p for _, p in top] == sorted((p for _, p in top), reverse=True)
 
 
-def test_a_seed_and_other_tries(model: Any, tokenizer: Tokenizer) -> None:
+def test_a_seed_determines_the_replies_and_their_regenerations(model: Any, tokenizer: Tokenizer) -> None:
     chats = [a_chat(model, tokenizer, seed=1) for _ in range(2)]
     first, second = (chat.say("Hi") for chat in chats)
     assert first.ids == second.ids
     other = chats[0].regenerate()
-    assert (other.ids != first.ids, other.kept > 0, chats[0].made) == (True, True, 2)
+    assert (other.ids != first.ids, other.kept > 0, chats[0].reply_count) == (True, True, 2)
     assert chats[1].regenerate().ids == other.ids
     torch.manual_seed(3)
     free = a_chat(model, tokenizer).say("Hi")
@@ -108,8 +109,7 @@ def test_a_seed_and_other_tries(model: Any, tokenizer: Tokenizer) -> None:
     assert a_chat(model, tokenizer, seed=free.seed).say("Hi").ids == free.ids
 
 
-def test_turns(model: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """undo, fork, save and load."""
+def test_undo_fork_save_and_load(model: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
     chat = a_chat(model, tokenizer, seed=2, temperature=0.5, stop=["zzz"])
     for text in ("one", "two", "three"):
         chat.say(text)
@@ -127,26 +127,25 @@ def test_turns(model: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert [message["role"] for message in loaded.messages] == ["system", *["user", "assistant"] * 3]
     chat.clear()
     assert (chat.messages, chat.last) == ([{"role": "system", "content": SYSTEM}], None)
-    with pytest.raises(ValueError, match="nothing to take back"):
+    with pytest.raises(ValueError, match="no message to undo"):
         chat.undo()
-    with pytest.raises(ValueError, match="no reply yet"):
+    with pytest.raises(ValueError, match="no reply to regenerate"):
         chat.regenerate()
-    with pytest.raises(ValueError, match="has 3 texts with replies, not 4"):
+    with pytest.raises(ValueError, match="exchanges must be at most 3"):
         loaded.fork(4)
     saved = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))
-    for damage in ([], {}, saved | {"turns": saved["turns"][1:]}, saved | {"made": -1}, saved | {"turns": [1]},
+    for corrupt in ([], {}, saved | {"turns": saved["turns"][1:]}, saved | {"made": -1}, saved | {"turns": [1]},
                    saved | {"settings": {"x": 1}}, saved | {"minhub_chat": 2}):  # fmt: skip
-        (tmp_path / "damaged.json").write_text(json.dumps(damage), encoding="utf-8")
-        with pytest.raises(ValueError, match=r"damaged.json: this is no saved chat"):
-            loaded.load(tmp_path / "damaged.json")
-    (tmp_path / "damaged.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match="no JSON"):
-        loaded.load(tmp_path / "damaged.json")
+        (tmp_path / "corrupt.json").write_text(json.dumps(corrupt), encoding="utf-8")
+        with pytest.raises(ValueError, match=r"corrupt.json: not a saved chat"):
+            loaded.load(tmp_path / "corrupt.json")
+    (tmp_path / "corrupt.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match="invalid JSON"):
+        loaded.load(tmp_path / "corrupt.json")
     assert len(loaded.turns) == 6
 
 
-def test_how_a_reply_ends(model: Any, tokenizer: Tokenizer) -> None:
-    """Cut at the limit; by a stop string, even at once; by the template's end of a turn."""
+def test_a_reply_ends_at_the_limit_a_stop_string_or_the_templates_end_token(model: Any, tokenizer: Tokenizer) -> None:
     cut = a_chat(model, tokenizer, temperature=0).say("Hi")
     assert (cut.end, len(cut.ids), cut.seconds > 0) == ("length", 12, True)
     first = tokenizer.decode(cut.ids[:1])
@@ -163,26 +162,28 @@ def test_how_a_reply_ends(model: Any, tokenizer: Tokenizer) -> None:
     assert (reply.end, reply.ids) == ("stop", cut.ids[: cut.ids.index(cut.ids[2]) + 1])
 
 
-def test_a_reply_that_is_stopped_keeps_its_beginning(model: Any, tokenizer: Tokenizer) -> None:
+def test_an_interrupted_reply_keeps_the_generated_text(model: Any, tokenizer: Tokenizer) -> None:
     chat = a_chat(model, tokenizer, seed=1)
-    pieces = chat.stream("Hi")
-    assert chat.turns == []  # nothing has begun
-    some = [next(pieces), next(pieces)]
-    pieces.close()
+    deltas = chat.stream("Hi")
+    assert chat.turns == []  # generation starts with the first delta
+    received = [next(deltas), next(deltas)]
+    deltas.close()
     assert chat.last is not None
-    assert (chat.last.end, chat.last.text) == ("interrupted", "".join(some))
+    assert (chat.last.end, chat.last.text) == ("interrupted", "".join(received))
     assert 0 < len(chat.last.ids) < 12
     following = chat.say("Go on")
     assert following.kept > 0
     computed = a_chat(model, tokenizer)
     computed.from_json(chat.to_json())
     computed.undo()
-    computed.made -= 1
+    computed.reply_count -= 1
     assert computed.say("Go on").logprobs == following.logprobs
 
 
-def test_ctrl_c_within_a_step(model: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the step has half done is forgotten; the conversation goes on with the bits that it would have had."""
+def test_ctrl_c_within_a_step_clears_the_prefix_cache(
+    model: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later replies are bitwise identical to those without a cache."""
     from minhub_py.inference.batch import Batch
 
     chat = a_chat(model, tokenizer, seed=1)
@@ -207,25 +208,25 @@ def test_ctrl_c_within_a_step(model: Any, tokenizer: Tokenizer, monkeypatch: pyt
     computed = a_chat(model, tokenizer)
     computed.from_json(chat.to_json())
     computed.undo()
-    computed.made -= 1
+    computed.reply_count -= 1
     assert computed.say("Go on").logprobs == reply.logprobs
 
 
-def test_a_template_that_refuses(model: Any, tokenizer: Tokenizer) -> None:
+def test_a_conversation_does_not_change_if_the_template_rejects_it(model: Any, tokenizer: Tokenizer) -> None:
     chat = a_chat(model, tokenizer, ALTERNATING)
-    with pytest.raises(TemplateRefusedError, match="no system prompt"):
+    with pytest.raises(TemplateRejectionError, match="no system prompt"):
         chat.say("Hi")
-    assert (chat.turns, chat.made) == ([], 0)
+    assert (chat.turns, chat.reply_count) == ([], 0)
     chat.system = None
     first = chat.say("Hi")
     chat.system = SYSTEM
-    with pytest.raises(TemplateRefusedError):
+    with pytest.raises(TemplateRejectionError):
         chat.regenerate()
     assert chat.last is first
 
 
-def test_beyond_the_context(tokenizer: Tokenizer) -> None:
-    """The oldest turns go, two messages at a time; the system prompt stays; a text that does not fit is refused."""
+def test_turns_beyond_the_context_are_dropped_in_pairs(tokenizer: Tokenizer) -> None:
+    """The system prompt remains; a message that exceeds the context is an error."""
     chat = a_chat(a_model(context=96), tokenizer, seed=1)
     dropped = []
     for number in range(6):
@@ -237,15 +238,15 @@ def test_beyond_the_context(tokenizer: Tokenizer) -> None:
     ids, _ = chat._prompt(chat.turns[0], 12)
     assert tokenizer.decode(ids, skip_special_tokens=False).startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>")
     before = list(chat.turns)
-    with pytest.raises(ValueError, match=r"is \d+ tokens long, and there is room for 95: say it shorter"):
+    with pytest.raises(ValueError, match=r"has \d+ tokens, but the context has room for 95: shorten it"):
         chat.say("long " * 60)
     assert chat.turns == before
-    # A reply may take what is left; more than there is room for is cut.
-    long = a_chat(a_model(context=96), tokenizer, max_new_tokens=500).say("Hi")
-    assert (long.end, long.read + len(long.ids)) == ("length", 96)
+    # The remaining context limits the reply.
+    cut = a_chat(a_model(context=96), tokenizer, max_new_tokens=500).say("Hi")
+    assert (cut.end, cut.read + len(cut.ids)) == ("length", 96)
 
 
-def test_a_changed_model_has_read_nothing(tokenizer: Tokenizer) -> None:
+def test_changed_weights_invalidate_the_prefix_cache(tokenizer: Tokenizer) -> None:
     model = a_model()
     chat = a_chat(model, tokenizer, seed=1)
     chat.say("Hi")
@@ -255,7 +256,7 @@ def test_a_changed_model_has_read_nothing(tokenizer: Tokenizer) -> None:
     assert chat.say("And again").kept > 0
 
 
-def test_sampling_defaults_are_those_of_the_model(tmp_path: Path) -> None:
+def test_sampling_defaults_come_from_the_model(tmp_path: Path) -> None:
     """generation_config.json, else temperature 0.7 and top_p 0.95; "auto" restores them."""
     name = "minhub/shakespeare-gpt2"
     plain = Chat(from_pretrained(name), tokenizer_from_pretrained(name))
@@ -277,7 +278,7 @@ def test_sampling_defaults_are_those_of_the_model(tmp_path: Path) -> None:
         chat.set(seed="auto")
 
 
-def test_chats_and_replies_are_shown_on_one_line(model: Any, tokenizer: Tokenizer) -> None:
+def test_chats_and_replies_have_a_repr_of_one_line(model: Any, tokenizer: Tokenizer) -> None:
     chat = a_chat(model, tokenizer, system="Be brief. " * 20, temperature=0.5)
     reply = chat.say("Hi", top=3, max_new_tokens=4)
     assert re.fullmatch(r"<Reply '.*': 4 tokens in \d+\.\d\d s, end='length'>", repr(reply))
@@ -288,19 +289,20 @@ def test_chats_and_replies_are_shown_on_one_line(model: Any, tokenizer: Tokenize
     assert len(repr(chat.turns)) < 300
 
 
-def test_what_is_wrong(model: Any, tokenizer: Tokenizer) -> None:
+def test_invalid_arguments_are_rejected(model: Any, tokenizer: Tokenizer) -> None:
     chat = a_chat(model, tokenizer)
     for text in ("", "  ", 7, None):
-        with pytest.raises(ValueError, match="say a text"):
+        with pytest.raises(ValueError, match="must be a string that is not blank"):
             chat.say(text)  # type: ignore[arg-type]
-    for settings, words in (
+    for settings, message in (
         ({"temperature": -1}, "temperature"), ({"top_p": 2}, "top_p"), ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"heat": 1}, "no setting heat; it has max_new_tokens, temperature"), ({"seed": "x"}, "seed"),
-        ({"seed": [1]}, "one seed"), ({"top": -1}, "top"), ({"stop": [""]}, "empty"), ({"stop": 7}, "stop"),
+        ({"heat": 1}, "unknown setting heat; the settings of a chat are max_new_tokens, temperature"),
+        ({"seed": "x"}, "seed"), ({"seed": [1]}, "seed must be a whole number or None"), ({"top": -1}, "top"),
+        ({"stop": [""]}, "empty"), ({"stop": 7}, "stop"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             chat.say("Hi", **settings)
-    with pytest.raises(ValueError, match="system must be a text"):
+    with pytest.raises(ValueError, match="system must be a string"):
         a_chat(model, tokenizer, system=7)
     with pytest.raises(ValueError, match="takes a model"):
         Chat("gpt2", tokenizer)
@@ -311,8 +313,8 @@ def test_what_is_wrong(model: Any, tokenizer: Tokenizer) -> None:
     assert chat.turns == []
 
 
-def test_a_reply_in_json(model: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of random weights writes what the schema wants, and the conversation goes on."""
+def test_a_schema_constrains_the_reply(model: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even with random weights; the following replies are free text."""
     schema = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}}, "required": ["mood"],
               "additionalProperties": False}  # fmt: skip
     chat = a_chat(model, tokenizer, seed=3, max_new_tokens=60)
@@ -322,8 +324,8 @@ def test_a_reply_in_json(model: Any, tokenizer: Tokenizer, monkeypatch: pytest.M
     assert json.loads(chat.regenerate(schema=schema).text)
     assert not chat.say("And now?").text.startswith("{")
     assert json.loads("".join(chat.fork().stream("Well?", schema=schema)))
-    for wrong, told in (({"type": "hiccup"}, "hiccup"), ({"const": object()}, "invalid JSON"), (3, "invalid JSON")):
-        with pytest.raises(ValueError, match=told):
+    for wrong, message in (({"type": "hiccup"}, "hiccup"), ({"const": object()}, "invalid JSON"), (3, "invalid JSON")):
+        with pytest.raises(ValueError, match=message):
             chat.say("How?", schema=wrong)
     assert len(chat.turns) == 4
     monkeypatch.setitem(sys.modules, "llguidance", None)
@@ -331,8 +333,8 @@ def test_a_reply_in_json(model: Any, tokenizer: Tokenizer, monkeypatch: pytest.M
         a_chat(model, tokenizer).say("How?", schema=schema)
 
 
-def test_an_lstm_talks_too() -> None:
-    """A state cannot go back to where a turn ended; what was read is then computed again."""
+def test_an_lstm_recomputes_its_state_for_each_reply() -> None:
+    """A recurrent state cannot return to an earlier position."""
     name = "minhub/shakespeare-lstm"
     from minhub_py import tokenizer_from_pretrained
 
@@ -343,7 +345,7 @@ def test_an_lstm_talks_too() -> None:
     fresh = Chat(chat.model, chat.tokenizer)
     fresh.from_json(chat.to_json())
     fresh.undo()
-    fresh.made -= 1
+    fresh.reply_count -= 1
     assert fresh.say("JULIET").logprobs == second.logprobs
 
 
@@ -361,8 +363,8 @@ def bot(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
     return folder
 
 
-def test_dialogpt(bot: Path) -> None:
-    """prompt EOS reply EOS, whatever has ended the reply."""
+def test_dialogpt_separates_turns_by_the_end_of_text_token(bot: Path) -> None:
+    """Also after a reply that did not generate the token."""
     tokenizer = read_tokenizer(bot)
     template = chat_template_of(bot, tokenizer)
     chat = Chat(from_pretrained(str(bot)), tokenizer, seed=1, max_new_tokens=5, temperature=0.7, top_p=0.95)
@@ -380,8 +382,8 @@ def minhub(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "minhub_py", *map(str, arguments)]
 
 
-def test_a_pipe(bot: Path) -> None:
-    """A turn for each line; the replies, and nothing else, on standard output."""
+def test_each_line_of_a_pipe_is_a_message(bot: Path) -> None:
+    """Standard output contains the replies only."""
     command = minhub("chat", bot, "--seed", 1, "-n", 8, "--device", "cpu")
     lines = "Good morning!\n\nHow are you?\n/undo\n/home/me is a path\n"
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=120)
@@ -391,24 +393,25 @@ def test_a_pipe(bot: Path) -> None:
     expected.append(chat.say("/home/me is a path").text)
     assert done.stdout == "".join(f"{text}\n" for text in expected)
     assert "Note: no chat template" in done.stderr
-    assert "Taken back: How are you?" in done.stderr
+    assert "Removed: How are you?" in done.stderr
     assert "Traceback" not in done.stderr
     failed = CliRunner().invoke(main, command[3:], input="/nonsense\n")
     assert (failed.exit_code, failed.stdout) == (1, "")
-    assert "there is no command /nonsense; /help lists them" in failed.stderr
-    commands = Commands(chat, lambda pieces: None)
-    for line, words in (
-        ("/set heat 3", "no setting heat"), ("/set top_p", "give a value, too"), ("/set seed x", "seed"),
-        ("/save", "name a file"), ("/load", "name a file"), ("/quit please", "/quit takes no argument, not 'please'"),
+    assert "unknown command /nonsense: /help lists the commands" in failed.stderr
+    commands = Commands(chat, lambda deltas: None)
+    for line, message in (
+        ("/set heat 3", "unknown setting heat"), ("/set top_p", "the value is missing"), ("/set seed x", "seed"),
+        ("/save", "file name is missing"), ("/load", "file name is missing"),
+        ("/quit please", "/quit takes no argument: remove 'please'"),
         ("/UNDO 2", "/undo takes no argument"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            commands.obey(line)
-    commands.obey("/system Be brief.")
-    with pytest.raises(TemplateRefusedError, match="knows no system messages"):
-        commands.obey("Hi")
-    with pytest.raises(LeaveError):
-        commands.obey("/QUIT")
+        with pytest.raises(ValueError, match=message):
+            commands.execute(line)
+    commands.execute("/system Be brief.")
+    with pytest.raises(TemplateRejectionError, match="does not support system messages"):
+        commands.execute("Hi")
+    with pytest.raises(QuitError):
+        commands.execute("/QUIT")
 
 
 class Talk:
@@ -417,35 +420,33 @@ class Talk:
     def __init__(self, *arguments: object) -> None:
         self.process, self.terminal = pty.fork()
         if self.process == 0:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore it
             environment = os.environ | {"TERM": "xterm", "PYTHONUNBUFFERED": "1"}
             os.execve(sys.executable, minhub("chat", *arguments), environment)
-        self.all = ""
 
     def send(self, text: str) -> None:
         os.write(self.terminal, text.encode())
 
-    def until(self, *wanted: str, seconds: float = 100) -> str:
-        """What is written until one of these texts has been."""
-        seen, end = b"", time.monotonic() + seconds
+    def until(self, *texts: str, seconds: float = 100) -> str:
+        """The output up to one of the texts."""
+        output, end = b"", time.monotonic() + seconds
         while time.monotonic() < end:
-            shown = plain(seen.decode("utf-8", "replace"))
-            if any(text in shown for text in wanted):
-                self.all += shown
+            shown = plain(output.decode("utf-8", "replace"))
+            if any(text in shown for text in texts):
                 return shown
             if select.select([self.terminal], [], [], 1)[0]:
                 try:
-                    seen += os.read(self.terminal, 1000)
-                except OSError as error:  # Linux: the child has closed it
-                    raise AssertionError(f"it has ended: {plain(seen.decode())}") from error
-        raise AssertionError(f"no {wanted} in {plain(seen.decode())!r}")
+                    output += os.read(self.terminal, 1000)
+                except OSError as error:  # Linux: the child has exited
+                    raise AssertionError(f"the process has ended: {plain(output.decode())}") from error
+        raise AssertionError(f"no {texts} in {plain(output.decode())!r}")
 
     def say(self, text: str) -> str:
         self.send(text + "\r")
         return self.until("\n> ")
 
     def interrupt(self) -> str:
-        """What is written after Ctrl-C at a prompt. Python sees one that comes between two reads of readline late."""
+        """The output after Ctrl-C at a prompt. Python handles one between two reads of readline late."""
         for _ in range(10):
             self.send("\x03")
             with contextlib.suppress(AssertionError):
@@ -462,22 +463,22 @@ class Talk:
 
 
 def plain(text: str) -> str:
-    """Without escape sequences and carriage returns."""
+    """The text without escape sequences and carriage returns."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "")
 
 
 @pytest.fixture
 def talks() -> Iterator[list[Talk]]:
-    open_ones: list[Talk] = []
-    yield open_ones
-    for talk in open_ones:
+    started: list[Talk] = []
+    yield started
+    for talk in started:
         if talk.process:
             os.kill(talk.process, signal.SIGKILL)
             talk.end()
 
 
 def test_text_wraps_between_words() -> None:
-    """Pieces of any size, words as wide as the terminal, East Asian text, and a terminal that is resized."""
+    """With deltas of any size, words as wide as the terminal, East Asian text, and a resized terminal."""
     text = "The quick brown fox\n  jumps over the lazy dog's extraordinarily longword 日本語の文章 é"
     text += "e\u0301" * 3
     for size in (1, 3, 1000):
@@ -495,32 +496,32 @@ def test_text_wraps_between_words() -> None:
     columns = iter([20, 20, 20, 8, 8])
     parts = []
     wrap = WordWrap(parts.append, lambda: next(columns, 8))
-    wrap.feed("ab cd ")  # each character asks for the width once, and so does each word
+    wrap.feed("ab cd ")  # each character and each word queries the width once
     wrap.feed("ef gh")
     wrap.close()
     assert "".join(parts) == "ab cd ef\ngh"
 
 
-def test_a_terminal_shows_no_keys_that_are_typed_during_a_reply(talks: list[Talk]) -> None:
-    """They are the next prompt's; and the terminal echoes again after the chat."""
+def test_keys_typed_during_a_reply_are_not_echoed(talks: list[Talk]) -> None:
+    """The next prompt receives them, and the terminal echoes again after the chat."""
     talk = Talk("minhub/shakespeare-gpt2", "--seed", 1, "-n", 200)
     talks.append(talk)
     echo = termios.tcgetattr(talk.terminal)[3] & termios.ECHO
     talk.until("\n> ")
     talk.send("hello\r")
-    before = talk.until("\nHe may live")  # the reply has begun
+    before = talk.until("\nHe may live")  # the reply has started
     talk.send("/system ")
     reply = before + talk.until("\n> ")
     assert "/system" not in reply[: reply.rindex("\n> ")]
     talk.send("\r")
     talk.until("There is no system prompt.\n> ")
     talk.send("\x04")
-    with pytest.raises(AssertionError, match="it has ended"):
+    with pytest.raises(AssertionError, match="the process has ended"):
         talk.until("no such text")
     assert echo
 
 
-def test_a_terminal(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
+def test_an_interactive_chat(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
     talk = Talk(bot, "--seed", 1, "-n", 6)
     talks.append(talk)
     first = talk.until("\n> ")
@@ -542,19 +543,19 @@ def test_a_terminal(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
         "two lines\nare one message",
         "first\nsecond",
     ]
-    assert "no command /nonsense" in talk.say("/nonsense")
-    assert "no setting heat" in talk.say("/set heat 1")
+    assert "unknown command /nonsense" in talk.say("/nonsense")
+    assert "unknown setting heat" in talk.say("/set heat 1")
     talk.say("/set temperature 0.1")
     assert re.search(r"temperature +0\.1\n", talk.say("/set"))
     assert "There is no system prompt." in talk.say("/system")
-    assert "Taken back: first" in talk.say("/undo")
+    assert "Removed: first" in talk.say("/undo")
     talk.say("/regen")
-    talk.send("\x1b[A")  # the line before, of the history
+    talk.send("\x1b[A")  # the previous line of the history
     talk.until("/regen")
     assert "Ctrl-D ends the chat" in talk.interrupt()
     talk.say("/clear")
     loaded = talk.say(f"/load {tmp_path / 'chat.json'}")
-    talk.send("/system\r")  # the loaded messages look like prompts: this is the last one
+    talk.send("/system\r")  # loaded messages look like prompts: wait for the last one
     loaded = " ".join((loaded + talk.until("There is no system prompt.\n> ")).split())
     assert "Good morning!" in loaded
     assert "chat.json: 3 messages with replies, with its system prompt and settings." in loaded
@@ -564,7 +565,7 @@ def test_a_terminal(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
     ):
         assert f"{path.name}: {problem}" in " ".join(talk.say(f"/load {path}").split())
     talk.send("\x04")
-    with pytest.raises(AssertionError, match="it has ended"):
+    with pytest.raises(AssertionError, match="the process has ended"):
         talk.until("no such text")
     _, status = os.waitpid(talk.process, 0)
     talk.process = 0
@@ -576,23 +577,21 @@ def first_line(text: str) -> str:
     return displayed(text).split("\n", maxsplit=1)[0].strip()[:20]
 
 
-def test_ctrl_c_stops_a_reply(talks: list[Talk], tmp_path: Path) -> None:
-    """And keeps its beginning: the next turn has it in its prompt."""
+def test_ctrl_c_stops_a_reply_and_keeps_its_text(talks: list[Talk], tmp_path: Path) -> None:
     talk = Talk("minhub/shakespeare-gpt2", "--seed", 1, "-n", 100000)
     talks.append(talk)
     talk.until("\n> ")
     talk.send("Good morrow!\r")
     talk.until("e")
     talk.send("\x03")
-    assert "Stopped. The model remembers" in talk.until("\n> ")
+    assert "Stopped. The reply so far" in talk.until("\n> ")
     talk.say(f"/save {tmp_path / 'chat.json'}")
     [_, reply] = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["turns"]
     assert reply["reply"]["end"] == "interrupted"
     assert reply["text"]
 
 
-def test_new_weights_at_the_address_of_old_ones(bot: Path) -> None:
-    """Freed memory may be used again: the prefix cache must not take the new weights for the old."""
+def test_new_weights_at_the_address_of_freed_ones_invalidate_the_prefix_cache(bot: Path) -> None:
     model = from_pretrained(str(bot))
     weight = next(model.parameters())
     memory = weight.detach().numpy().copy()
@@ -604,7 +603,7 @@ def test_new_weights_at_the_address_of_old_ones(bot: Path) -> None:
     memory[:] = memory[:, ::-1].copy()
     weight.data = torch.from_numpy(memory)
     other = chat.fork()
-    other._kept = []
+    other._prefixes = []
     reply, expected = chat.say("ab"), other.say("ab")
     assert reply.kept == 0
     assert (reply.ids, reply.logprobs) == (expected.ids, expected.logprobs)

@@ -15,24 +15,24 @@ SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-USUAL = {"temperature": 0.7, "top_k": None, "top_p": 0.95, "repetition_penalty": 1.0}
+DEFAULTS = {"temperature": 0.7, "top_k": None, "top_p": 0.95, "repetition_penalty": 1.0}
 
 
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        (None, USUAL),
-        ({"eos_token_id": 3, "transformers_version": "4.50.0"}, USUAL),
+        (None, DEFAULTS),
+        ({"eos_token_id": 3, "transformers_version": "4.50.0"}, DEFAULTS),
         ({"temperature": 0.6, "top_p": 0.9, "do_sample": True},
          {"temperature": 0.6, "top_k": None, "top_p": 0.9, "repetition_penalty": 1.0}),
         ({"top_k": 64}, {"temperature": 1.0, "top_k": 64, "top_p": None, "repetition_penalty": 1.0}),
         ({"do_sample": True}, {"temperature": 1.0, "top_k": None, "top_p": None, "repetition_penalty": 1.0}),
         ({"do_sample": False}, {"temperature": 0.0, "top_k": None, "top_p": None, "repetition_penalty": 1.0}),
-        ({"repetition_penalty": 1.05, "top_k": None, "min_p": 0.1}, {**USUAL, "repetition_penalty": 1.05}),
+        ({"repetition_penalty": 1.05, "top_k": None, "min_p": 0.1}, {**DEFAULTS, "repetition_penalty": 1.05}),
         ({"top_k": 0, "top_p": 1.0}, {"temperature": 1.0, "top_k": None, "top_p": 1.0, "repetition_penalty": 1.0}),
     ],
 )  # fmt: skip
-def test_default_sampling_of_a_folder_and_of_its_model(
+def test_a_folder_and_its_model_have_the_same_default_sampling(
     file: dict[str, Any] | None, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     minhub_py.save_pretrained(minhub_py.llama(**SIZES), tmp_path)
@@ -42,11 +42,11 @@ def test_default_sampling_of_a_folder_and_of_its_model(
     assert default_sampling(minhub_py.from_pretrained(tmp_path)) == expected
 
 
-def test_a_new_model_has_the_usual_settings() -> None:
-    assert default_sampling(minhub_py.llama(**SIZES)) == USUAL
+def test_a_new_model_has_the_default_settings() -> None:
+    assert default_sampling(minhub_py.llama(**SIZES)) == DEFAULTS
 
 
-def test_sampling_settings_of_a_gguf_file(tmp_path: Path) -> None:
+def test_a_gguf_file_has_default_sampling(tmp_path: Path) -> None:
     model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True))
 
     def recommend(writer: Any) -> None:
@@ -63,7 +63,7 @@ def test_sampling_settings_of_a_gguf_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("temperature", -1), ("temperature", "hot"), ("top_p", 1.5), ("top_k", 2.5), ("top_p", [0.9])]
 )
-def test_a_value_outside_its_range_names_the_entry(name: str, value: object, tmp_path: Path) -> None:
+def test_an_error_names_the_value_out_of_range(name: str, value: object, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
     with pytest.raises(ValueError, match=rf"generation_config\.json of the model: {name} must be"):
         default_sampling(tmp_path)

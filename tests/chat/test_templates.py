@@ -1,4 +1,4 @@
-"""Chat templates: found where repositories have them, rendered as transformers renders them, and kept within bounds."""
+"""Chat templates: sources in a repository, parity with transformers, and limits of untrusted templates."""
 
 import json
 import os
@@ -14,8 +14,8 @@ import transformers
 from paths import ROOT
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from minhub_py.chat.sandbox import SANDBOX, SECONDS, Sandbox
-from minhub_py.chat.templates import ChatTemplate, TemplateRefusedError, chat_template_of
+from minhub_py.chat.sandbox import SANDBOX, TIMEOUT, Sandbox
+from minhub_py.chat.templates import ChatTemplate, TemplateRejectionError, chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 
 # A folder of *.jinja to compare with transformers, such as models/templates in llama.cpp's repository.
@@ -28,8 +28,8 @@ CHATML = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
-# Written for these tests, so that between them they use what templates of the Hub use.
-OURS = {
+# Together, these templates use the features of published templates.
+TEMPLATES = {
     "chatml": CHATML,
     "alternating": """\
 {{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}
@@ -95,20 +95,20 @@ OURS = {
 }  # fmt: skip
 
 
-def says(role: str, content: str, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **more}
+def message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **fields}
 
 
-SYSTEM, HI = says("system", "Be brief."), says("user", "Hi")
+SYSTEM, HI = message("system", "Be brief."), message("user", "Hi")
 CONVERSATIONS = {
     "one": [HI],
     "system": [SYSTEM, HI],
-    "turns": [HI, says("assistant", "Hello"), says("user", " How?\n\n  x <b>&amp; 'q' \"ü\" 🙂\r\n")],
-    "empty reply": [SYSTEM, HI, says("assistant", ""), says("user", "and?")],
-    "users": [SYSTEM, HI, says("user", "are you there?")],
-    "thoughts": [HI, says("assistant", "<think>\nhm\n</think>\n\nyes"), says("user", "so")],
-    "reasoning": [HI, says("assistant", "yes", reasoning_content="hm"), says("user", "so")],
-    "a reply at the end": [HI, says("assistant", "Hello")],
+    "turns": [HI, message("assistant", "Hello"), message("user", " How?\n\n  x <b>&amp; 'q' \"ü\" 🙂\r\n")],
+    "empty reply": [SYSTEM, HI, message("assistant", ""), message("user", "and?")],
+    "users": [SYSTEM, HI, message("user", "are you there?")],
+    "thoughts": [HI, message("assistant", "<think>\nhm\n</think>\n\nyes"), message("user", "so")],
+    "reasoning": [HI, message("assistant", "yes", reasoning_content="hm"), message("user", "so")],
+    "a reply at the end": [HI, message("assistant", "Hello")],
     "system alone": [SYSTEM],
 }
 
@@ -122,7 +122,7 @@ def reference() -> Any:
 def rendered_by_transformers(
     reference: Any, text: str, messages: Any, prompt: bool, variables: Any
 ) -> tuple[str | None, str]:
-    """The text, or None and the words of the error."""
+    """The text, or None and the error message."""
     try:
         return reference.apply_chat_template(
             messages, chat_template=text, tokenize=False, add_generation_prompt=prompt, **variables
@@ -132,64 +132,64 @@ def rendered_by_transformers(
 
 
 def check_equal(reference: Any, text: str, **variables: Any) -> tuple[int, int]:
-    """Compare all conversations; (texts that are equal, refusals with equal words)."""
+    """Compare all conversations. Returns the numbers of equal texts and of equal errors."""
     template = ChatTemplate("template", None, TOKENS, {"default": text}, "the chat template")
-    equal = refused = 0
+    equal = rejected = 0
     for name, messages in CONVERSATIONS.items():
         for prompt in (True, False):
-            wanted, words = rendered_by_transformers(reference, text, messages, prompt, variables)
-            if wanted is not None:
-                assert template.render(messages, add_generation_prompt=prompt, **variables) == wanted, name
+            expected, error = rendered_by_transformers(reference, text, messages, prompt, variables)
+            if expected is not None:
+                assert template.render(messages, add_generation_prompt=prompt, **variables) == expected, name
                 equal += 1
                 continue
-            with pytest.raises(ValueError) as raised:  # noqa: PT011  # the words are compared
+            with pytest.raises(ValueError) as raised:  # noqa: PT011  # the message is compared below
                 template.render(messages, add_generation_prompt=prompt, **variables)
-            assert " ".join(words.split())[:60] in " ".join(str(raised.value).split()), name
-            refused += 1
-    return equal, refused
+            assert " ".join(error.split())[:60] in " ".join(str(raised.value).split()), name
+            rejected += 1
+    return equal, rejected
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_as_transformers(reference: Any, name: str) -> None:
-    assert sum(check_equal(reference, OURS[name])) == 18
-    check_equal(reference, OURS[name], enable_thinking=False, custom={"a": [1, 2]})
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_render_as_in_transformers(reference: Any, name: str) -> None:
+    assert sum(check_equal(reference, TEMPLATES[name])) == 18
+    check_equal(reference, TEMPLATES[name], enable_thinking=False, custom={"a": [1, 2]})
 
 
-def test_templates_of_the_hub(reference: Any) -> None:
-    """The templates that llama.cpp ships, where they are."""
+def test_published_templates_render_as_in_transformers(reference: Any) -> None:
+    """With llama.cpp's collection of templates, if available."""
     if FOLDER not in os.environ:
         pytest.skip(f"{FOLDER} does not name a folder of *.jinja, such as llama.cpp's models/templates")
     files = sorted(Path(os.environ[FOLDER]).glob("*.jinja"))
     assert files
     counts = [check_equal(reference, file.read_text(encoding="utf-8")) for file in files]
     print(f"{len(files)} templates: {sum(equal for equal, _ in counts)} texts are equal, "
-          f"{sum(refused for _, refused in counts)} refused by both")  # fmt: skip
+          f"{sum(rejected for _, rejected in counts)} rejected by both")  # fmt: skip
 
 
-def test_reduced_to_plain_json(reference: Any) -> None:
-    """Content in parts is one text; null is absent; objects and callables are refused."""
+def test_messages_are_reduced_to_plain_json() -> None:
+    """Text parts are joined, null fields are removed, and objects and callables are errors."""
     template = ChatTemplate("template", None, TOKENS, {"default": "{{ messages | tojson }}"}, "it")
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    shown = json.loads(template.render([says("user", parts, name=None, tool_calls=[])]))  # type: ignore[arg-type]
+    shown = json.loads(template.render([message("user", parts, name=None, tool_calls=[])]))
     assert shown == [{"role": "user", "content": "a\nb", "tool_calls": []}]
-    for wrong, words in (
-        ([says("user", [{"type": "image_url", "image_url": {}}])], "a part of type 'image_url'"),  # type: ignore[arg-type]
-        ([says("user", 7)], "must be a text, not 7"),  # type: ignore[arg-type]
-        ([says("user", "a", more=object())], "plain JSON"),
+    for wrong, error in (
+        ([message("user", [{"type": "image_url", "image_url": {}}])], "a part of type 'image_url'"),
+        ([message("user", 7)], "must be a string or a list of parts, not 7"),
+        ([message("user", "a", other=object())], "plain JSON"),
         ([], "messages must be a list"),
         ("Hi", "messages must be a list"),
-        (["Hi"], "a message is"),
-        ([{"content": "Hi"}], "a message is"),
+        (["Hi"], "a message must be"),
+        ([{"content": "Hi"}], "a message must be"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=error):
             template.render(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="plain JSON"):
         template.render([HI], tool=print)
 
 
-def test_a_refusal_has_the_templates_words() -> None:
-    template = ChatTemplate("template", None, TOKENS, {"default": OURS["no system"]}, "it")
-    with pytest.raises(TemplateRefusedError, match="does not take this: A system prompt is not known here"):
+def test_a_rejection_has_the_message_of_the_template() -> None:
+    template = ChatTemplate("template", None, TOKENS, {"default": TEMPLATES["no system"]}, "it")
+    with pytest.raises(TemplateRejectionError, match="rejects the messages: A system prompt is not known here"):
         template.render([SYSTEM, HI])
 
 
@@ -217,29 +217,29 @@ HOSTILE = {
 @pytest.fixture
 def hasty() -> Any:
     sandbox = Sandbox()
-    sandbox.render("", [], {})  # its process has started
-    sandbox.seconds = 1
+    sandbox.render("", [], {})  # starts the process
+    sandbox.timeout = 1
     yield sandbox
     sandbox.end()
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template(hasty: Sandbox, name: str) -> None:
-    """It ends with one line that says why, and the next template is rendered as if nothing had been."""
+def test_a_hostile_template_is_an_error_of_one_line(hasty: Sandbox, name: str) -> None:
+    """The next template renders normally."""
     before = time.monotonic()
     answer = hasty.render(HOSTILE[name], [HI], {})
-    hasty.seconds = SECONDS  # for another process that starts while the machine is busy
-    assert time.monotonic() - before < 60  # it would take for ever
+    hasty.timeout = TIMEOUT  # for the start of another process on a busy machine
+    assert time.monotonic() - before < 60  # without a limit, it does not end
     assert list(answer) == ["error"], answer
     assert "open files" not in answer["error"]
     assert hasty.render(CHATML, [HI], {})["text"] == "<|im_start|>user\nHi<|im_end|>\n"
 
 
-def test_what_breaks_out_of_the_sandbox_can_open_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process itself may open no file, and start no other process."""
+def test_code_that_escapes_from_the_sandbox_cannot_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor start processes or open sockets."""
     source = (ROOT / "minhub_py" / "chat" / "render.py").read_text(encoding="utf-8")
-    place = "    return environment\n"
-    opened = source.replace(place, f"    environment.filters['run'] = eval\n{place}")
+    anchor = "    return environment\n"
+    opened = source.replace(anchor, f"    environment.filters['run'] = eval\n{anchor}")
     assert opened != source
     (tmp_path / "render.py").write_text(opened, encoding="utf-8")
     monkeypatch.setattr("minhub_py.chat.sandbox.PROGRAM", tmp_path / "render.py")
@@ -253,20 +253,21 @@ def test_what_breaks_out_of_the_sandbox_can_open_nothing(tmp_path: Path, monkeyp
         ):
             assert "Too many open files" in sandbox.render(f"{{{{ {code!r} | run }}}}", [], {})["error"]
         assert "too much" in sandbox.render("{{ 'bytearray(10 ** 10)' | run }}", [], {})["error"]
-        assert sandbox.render("{{ '__import__(\"os\")._exit(3)' | run }}", [], {}) == {"error": "it ended its process"}
+        assert sandbox.render("{{ '__import__(\"os\")._exit(3)' | run }}", [], {}) == {
+            "error": "the template ended its process"
+        }
         assert sandbox.render("{{ '6 * 7' | run }}", [], {}) == {"text": "42"}
     finally:
         sandbox.end()
 
 
-def test_many_threads(hasty: Sandbox) -> None:
-    """Each gets its own answer."""
-    hasty.seconds = SECONDS
+def test_threads_receive_their_own_results(hasty: Sandbox) -> None:
+    hasty.timeout = TIMEOUT
     answers: dict[int, str] = {}
 
     def ask(number: int) -> None:
         for _ in range(10):
-            answers[number] = hasty.render("{{ messages[0].content }}", [says("user", str(number))], {})["text"]
+            answers[number] = hasty.render("{{ messages[0].content }}", [message("user", str(number))], {})["text"]
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -276,14 +277,14 @@ def test_many_threads(hasty: Sandbox) -> None:
     assert answers == {number: str(number) for number in range(8)}
 
 
-# Where templates are found
+# Sources of templates
 
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
 
 
 def write_folder(folder: Path, **settings: Any) -> Path:
-    """A repository's folder with a tokenizer of bytes and special tokens, and this tokenizer_config.json."""
+    """A model folder with a byte tokenizer, special tokens, and `settings` as tokenizer_config.json."""
     folder.mkdir()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: id for id, char in enumerate(alphabet)}, []))
@@ -295,35 +296,35 @@ def write_folder(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def found(folder: Path) -> ChatTemplate:
+def load(folder: Path) -> ChatTemplate:
     return chat_template_of(folder, read_tokenizer(folder))
 
 
-def test_where_it_is_found(tmp_path: Path) -> None:
-    """chat_template.jinja, then tokenizer_config.json; a text, or several with names."""
+def test_sources_of_templates_and_their_precedence(tmp_path: Path) -> None:
+    """chat_template.jinja, then tokenizer_config.json with one template or several."""
     folder = write_folder(tmp_path / "m", chat_template="config", eos_token={"content": "</s>"})
-    assert found(folder).render([HI]) == "config"
+    assert load(folder).render([HI]) == "config"
     assert chat_template_of(None, read_tokenizer(folder)).render([HI]) == "config"
     (folder / "chat_template.jinja").write_text("file {{ eos_token }}", encoding="utf-8")
-    assert found(folder).render([HI]) == "file </s>"
-    more = folder / "additional_chat_templates"
-    more.mkdir()
-    (more / "tool_use.jinja").write_text("tools {{ tools | length }}", encoding="utf-8")
-    assert found(folder).render([HI], tools=[]) == "file </s>"
-    assert found(folder).render([HI], tools=[{"name": "f"}]) == "tools 1"
+    assert load(folder).render([HI]) == "file </s>"
+    additional = folder / "additional_chat_templates"
+    additional.mkdir()
+    (additional / "tool_use.jinja").write_text("tools {{ tools | length }}", encoding="utf-8")
+    assert load(folder).render([HI], tools=[]) == "file </s>"
+    assert load(folder).render([HI], tools=[{"name": "f"}]) == "tools 1"
     (folder / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"chat_template.jinja is not UTF-8"):
-        found(folder)
+        load(folder)
 
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     folder = write_folder(tmp_path / "named", chat_template=named)
-    assert found(folder).render([HI]) == "d"
+    assert load(folder).render([HI]) == "d"
     folder = write_folder(tmp_path / "wrong", chat_template=[1])
     with pytest.raises(ValueError, match=r"tokenizer_config.json: chat_template cannot be \[1\]"):
-        found(folder)
+        load(folder)
 
 
-def test_of_a_gguf_file(tmp_path: Path, bpe_folder: Path) -> None:
+def test_a_gguf_file_has_a_template(tmp_path: Path, bpe_folder: Path) -> None:
     config = transformers.GPT2Config(vocab_size=600, n_positions=32, n_embd=16, n_layer=1, n_head=2)
     vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
 
@@ -342,12 +343,12 @@ def test_of_a_gguf_file(tmp_path: Path, bpe_folder: Path) -> None:
         template = chat_template_of(source, tokenizer)
         assert (template.kind, template.render([HI])) == ("template", "Hi<|endoftext|>")
         assert template.encode([HI])[-1] == 599
-    assert chat_template_of(path, tokenizer).end_ids == frozenset()  # it writes no reply
+    assert chat_template_of(path, tokenizer).end_ids == frozenset()  # the template does not write replies
 
 
-def test_one_token_begins_a_text(tmp_path: Path) -> None:
-    """Whether the template writes it, the tokenizer would put it there, or both; none where neither does."""
-    for number, (template, add, wanted) in enumerate((
+def test_a_prompt_has_exactly_one_bos_token(tmp_path: Path) -> None:
+    """If the template, the tokenizer or both add it; no BOS token if neither does."""
+    for number, (template, add, expected) in enumerate((
         ("{{ bos_token }}{{ messages[0].content }}", True, 1),
         ("{{ messages[0].content }}", True, 1),
         ("{{ bos_token }}{{ bos_token }}{{ messages[0].content }}", True, 1),
@@ -363,38 +364,37 @@ def test_one_token_begins_a_text(tmp_path: Path) -> None:
                 "special_tokens": {"<s>": {"id": "<s>", "ids": [258], "tokens": ["<s>"]}},
             }  # fmt: skip
             (folder / "tokenizer.json").write_text(json.dumps(settings), encoding="utf-8")
-        ids = found(folder).encode([HI])
-        assert (ids[:wanted], ids.count(258), len(ids)) == ([258] * wanted, wanted, 2 + wanted)
+        ids = load(folder).encode([HI])
+        assert (ids[:expected], ids.count(258), len(ids)) == ([258] * expected, expected, 2 + expected)
 
 
-def test_end_of_a_turn(tmp_path: Path) -> None:
-    """The first special token after a reply; the strings of a plain dialogue."""
-    template = found(write_folder(tmp_path / "a", chat_template=CHATML))
+def test_end_ids_are_the_first_special_token_after_a_reply(tmp_path: Path) -> None:
+    template = load(write_folder(tmp_path / "a", chat_template=CHATML))
     assert template.end_ids == {257}
     assert (template.stops, template.note) == ((), None)
-    refusing = found(write_folder(tmp_path / "b", chat_template="{{ raise_exception('no') }}"))
-    assert refusing.end_ids == frozenset()
+    rejecting = load(write_folder(tmp_path / "b", chat_template="{{ raise_exception('no') }}"))
+    assert rejecting.end_ids == frozenset()
 
 
 def test_continue_final_message_appends_the_reply_to_its_prompt(tmp_path: Path) -> None:
-    reply = says("assistant", "<think>\nhm\n</think>\n\nYes, it is ")
-    folder = write_folder(tmp_path / "m", chat_template=OURS["thinking"])
-    for template in (found(folder), found(write_folder(tmp_path / "plain"))):
-        for before in ([HI], [HI, says("assistant", "Hello"), says("user", "How?")]):
-            text = template.render([*before, reply], continue_final_message=True)
-            assert text == template.render(before) + reply["content"]
+    reply = message("assistant", "<think>\nhm\n</think>\n\nYes, it is ")
+    folder = write_folder(tmp_path / "m", chat_template=TEMPLATES["thinking"])
+    for template in (load(folder), load(write_folder(tmp_path / "plain"))):
+        for previous in ([HI], [HI, message("assistant", "Hello"), message("user", "How?")]):
+            text = template.render([*previous, reply], continue_final_message=True)
+            assert text == template.render(previous) + reply["content"]
         ids = template.encode([HI, reply], continue_final_message=True)
-        assert ids == template.ids_of(template.render([HI]) + reply["content"])
+        assert ids == template.tokenize(template.render([HI]) + reply["content"])
         for messages in ([HI], [reply], [HI, {**reply, "reasoning_content": "hm"}]):
             with pytest.raises(ValueError, match="continue_final_message requires an assistant message"):
                 template.render(messages, continue_final_message=True)
 
 
-def test_without_a_template(tmp_path: Path) -> None:
-    """A plain dialogue; or DialoGPT's way, where config.json says that the model is one."""
+def test_models_without_a_template_continue_a_plain_dialogue(tmp_path: Path) -> None:
+    """Or DialoGPT's format, if config.json identifies the model."""
     folder = write_folder(tmp_path / "m", eos_token="</s>")
-    conversation = [SYSTEM, HI, says("assistant", "Hello"), says("user", "How?")]
-    plain = found(folder)
+    conversation = [SYSTEM, HI, message("assistant", "Hello"), message("user", "How?")]
+    plain = load(folder)
     assert plain.render(conversation) == "Be brief.\nUser: Hi\nAssistant: Hello\nUser: How?\nAssistant:"
     assert plain.render([HI], add_generation_prompt=False) == "User: Hi"
     assert (plain.stops, plain.end_ids) == (("\nUser:",), {259})
@@ -403,16 +403,16 @@ def test_without_a_template(tmp_path: Path) -> None:
     settings = {"task_specific_params": {"conversational": {"max_length": 1000}}, "eos_token_id": 259}
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "tokenizer_config.json").unlink()
-    bot = found(folder)
+    bot = load(folder)
     assert (bot.kind, bot.end_ids, bot.stops) == ("dialogue", {259}, ())
     assert bot.render(conversation[1:]) == "Hi</s>Hello</s>How?</s>"
     assert bot.encode(conversation[1:])[-1] == 259
     assert "DialoGPT" in str(bot.note)
-    with pytest.raises(TemplateRefusedError, match="knows no system messages"):
+    with pytest.raises(TemplateRejectionError, match="does not support system messages"):
         bot.render(conversation)
 
 
-def test_the_process_of_the_package_ends_with_it() -> None:
+def test_end_stops_the_rendering_process() -> None:
     SANDBOX.start()
     process = SANDBOX._process
     assert process is not None

@@ -1,4 +1,4 @@
-"""GGUF files, written as llama.cpp writes them, against the checkpoints in Hub layout that they were made from."""
+"""GGUF files in llama.cpp's form, compared with the checkpoints that they were converted from."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ import weights_map
 from minhub_py import from_pretrained, generate, llama_from_pretrained, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints import gguf as reading
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
-from minhub_py.checkpoints.gguf_header import IN_BLOCKS, MAX_PAIRS, MAX_STRINGS, MAX_TENSORS, PLAIN, read_header
+from minhub_py.checkpoints.gguf_header import BLOCK_TYPES, FLOAT_TYPES, MAX_PAIRS, MAX_STRINGS, MAX_TENSORS, read_header
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
 from minhub_py.inference.native_runner import NativeRunner, runner_of
@@ -74,14 +74,14 @@ IDS = torch.arange(40).unsqueeze(0) * 7 % 64
 
 
 def reference(name: str) -> Any:
-    """A model of transformers with large random weights."""
+    """A transformers model with large random weights."""
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CASES[name])).eval()
     draw(model)
     return model
 
 
 def rope_factors(model: Any) -> dict[str, torch.Tensor]:
-    """What llama.cpp's converter writes of a Llama 3's rope_parameters: how many times as long each wave is."""
+    """Llama 3's frequency factors, as llama.cpp's converter writes them."""
     if CASES["llama3"]["rope_parameters"] != getattr(model.config, "rope_parameters", None):
         return {}
     factors = []
@@ -94,7 +94,7 @@ def rope_factors(model: Any) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_float32_is_the_checkpoint_bit_by_bit(name: str, tmp_path: Path) -> None:
+def test_float32_file_is_bitwise_identical_to_the_checkpoint(name: str, tmp_path: Path) -> None:
     model = reference(name)
     model.save_pretrained(tmp_path / "hub")
     file = write(tmp_path / "model.gguf", model, extra=rope_factors(model))
@@ -107,7 +107,7 @@ def test_float32_is_the_checkpoint_bit_by_bit(name: str, tmp_path: Path) -> None
     assert name.startswith("gemma") or torch.equal(ours(IDS), theirs(IDS))
     wanted = model(IDS).logits
     assert (ours(IDS) - wanted).abs().max() <= 5e-5 * wanted.abs().max()
-    # All that a config says, but for ids, and windows that Qwen's has and does not use.
+    # Configs are equal except for token IDs and Qwen's unused windows.
     if name.startswith("gemma"):
         return
     apart = {"bos_token_id", "eos_token_id", "pad_token_id", "sliding_window", "layer_types"}
@@ -121,7 +121,7 @@ def test_float32_is_the_checkpoint_bit_by_bit(name: str, tmp_path: Path) -> None
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_quantized_file_is_what_the_package_makes_of_it(name: str, kind: str, tmp_path: Path) -> None:
+def test_quantized_file_matches_the_gguf_package(name: str, kind: str, tmp_path: Path) -> None:
     model = reference(name)
     file = write(tmp_path / "model.gguf", model, kind)
     for key, parameter in model.named_parameters():
@@ -140,12 +140,12 @@ def test_a_quantized_file_is_what_the_package_makes_of_it(name: str, kind: str, 
     assert torch.equal(half.state_dict()[key], tensor.bfloat16())
 
 
-@pytest.mark.parametrize("kind", [*PLAIN, *IN_BLOCKS])
-def test_each_type_of_tensor(kind: str, tmp_path: Path) -> None:
-    """More blocks than are made float32 at once."""
+@pytest.mark.parametrize("kind", [*FLOAT_TYPES, *BLOCK_TYPES])
+def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_path: Path) -> None:
+    """Uses more blocks than one chunk."""
     block, _ = gguf.GGML_QUANT_SIZES[Type[kind]]
-    count = 2 * reading.AT_ONCE // block + 3
-    data = blocks(kind, count) if block > 1 else torch.randn(count).to(PLAIN[kind]).view(torch.uint8).numpy()
+    count = 2 * reading.CHUNK // block + 3
+    data = blocks(kind, count) if block > 1 else torch.randn(count).to(FLOAT_TYPES[kind]).view(torch.uint8).numpy()
     writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
     writer.add_tensor("pad", torch.zeros(3).numpy())
     writer.add_tensor("it", data.reshape(1, -1), raw_dtype=Type[kind])
@@ -155,7 +155,7 @@ def test_each_type_of_tensor(kind: str, tmp_path: Path) -> None:
     writer.close()
     [_, theirs] = gguf.GGUFReader(tmp_path / "one.gguf").tensors
     found = reading.Tensors(tmp_path / "one.gguf", read_header(tmp_path / "one.gguf").tensors)["it"]
-    wanted = torch.from_numpy(data).view(PLAIN[kind]) if kind in PLAIN else None
+    wanted = torch.from_numpy(data).view(FLOAT_TYPES[kind]) if kind in FLOAT_TYPES else None
     if wanted is None:
         wanted = torch.from_numpy(gguf.quants.dequantize(theirs.data, Type[kind]))
     assert found.shape == (1, count * block)
@@ -166,8 +166,8 @@ def test_each_type_of_tensor(kind: str, tmp_path: Path) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "gpt2", "qwen3", "gemma2", "gpt_neox", "phi"])
-def test_quantize_auto_keeps_the_blocks_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
-    """No weight is rounded once more, in whatever order its rows are; in C it is as in `forward`."""
+def test_quantize_auto_uses_the_blocks_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
+    """Weights are not quantized again, also if their rows are permuted; the C decoder matches `forward`."""
     file = write(tmp_path / "model.gguf", reference(name), kind)
     ours, floats = (from_pretrained(file, device="cpu", quantize=how) for how in ("auto", "none"))
     kept = {path: module for path, module in ours.named_modules() if isinstance(module, Quantized)}
@@ -188,7 +188,7 @@ def test_quantize_auto_keeps_the_blocks_of_the_file(name: str, kind: str, tmp_pa
     assert all(torch.equal(module.codes, kept[path].codes) for path, module in half.named_modules() if path in kept)
 
 
-def test_the_default_of_a_gguf_file_is_its_blocks(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_gguf_files_use_their_blocks_by_default(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     model = reference("llama")
     file = write(tmp_path / "model.gguf", model, "Q4_1")
     model.save_pretrained(tmp_path / "hub")
@@ -208,7 +208,7 @@ def test_the_default_of_a_gguf_file_is_its_blocks(tmp_path: Path, recwarn: pytes
             assert kind_of(from_pretrained(path, device="cpu", quantize="auto")) is None
 
 
-def test_the_shell_notes_the_default_of_a_gguf_file(file: Path) -> None:
+def test_command_reports_the_default_quantization_of_a_gguf_file(file: Path) -> None:
     def notes(model: str, *options: str) -> str:
         result = CliRunner().invoke(main, ["generate", model, "Hello", "-n", "1", "--device", "cpu", *options])
         assert result.exit_code == 0
@@ -222,8 +222,8 @@ def test_the_shell_notes_the_default_of_a_gguf_file(file: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("kind", "wanted"), [("F16", None), ("IQ4_NL", "int8")])
-def test_quantize_auto_of_other_types(kind: str, wanted: str | None, tmp_path: Path) -> None:
-    """Floats stay floats; types that cannot be computed as they lie are kept in int8."""
+def test_quantize_auto_converts_unsupported_types_to_int8(kind: str, wanted: str | None, tmp_path: Path) -> None:
+    """Floats stay floats; block types without kernels become int8."""
     model = reference("llama")
     if kind == "F16":
         file = write(tmp_path / "model.gguf", model, kind)
@@ -238,7 +238,7 @@ def test_quantize_auto_of_other_types(kind: str, wanted: str | None, tmp_path: P
 
 
 def replace(writer: gguf.GGUFWriter, rows: Any, kind: str) -> None:
-    """Another v for the first layer."""
+    """Replace the first layer's output projection."""
     info = writer.tensors[0]["blk.0.attn_output.weight"]
     writer.tensors[0]["blk.0.attn_output.weight"] = dataclasses.replace(
         info, tensor=rows, dtype=Type[kind], nbytes=rows.nbytes
@@ -253,8 +253,8 @@ tell()
 """
 
 
-def test_blocks_are_read_from_the_mapped_file(tmp_path: Path) -> None:
-    """Only what is not in blocks, and the rows of q and k, which are in another order, need memory of their own."""
+def test_blocks_share_the_memory_of_the_mapped_file(tmp_path: Path) -> None:
+    """Only unquantized tensors, and q and k, whose rows are permuted, are copied."""
     CASES["wide"] = {**CASES["llama"], "hidden_size": 1024, "intermediate_size": 6144, "num_hidden_layers": 3,
                      "num_attention_heads": 8, "num_key_value_heads": 1}  # fmt: skip
     file = write(tmp_path / "model.gguf", reference("wide"), "Q8_0")
@@ -265,14 +265,14 @@ def test_blocks_are_read_from_the_mapped_file(tmp_path: Path) -> None:
     assert grown["VmRSS"] > 0.9 * size  # or else nothing was measured
 
 
-def test_tensors_that_are_there_whole_and_in_parts(tmp_path: Path) -> None:
-    """Older files of Phi 2 have q, k and v in one tensor, others in three; none has both."""
+def test_tensors_stored_both_fused_and_split_are_rejected(tmp_path: Path) -> None:
+    """Files of Phi 2 have q, k and v either in one tensor or in three."""
     model = reference("phi-all")
     parts = [getattr(model.model.layers[0].self_attn, f"{name}_proj") for name in "qkv"]
     whole = {"blk.0.attn_qkv.weight": torch.cat([part.weight.detach() for part in parts]),
              "blk.0.attn_qkv.bias": torch.cat([part.bias.detach() for part in parts])}  # fmt: skip
     file = write(tmp_path / "both.gguf", model, extra=whole)
-    with pytest.raises(ValueError, match=r"twice: model.layers.0.self_attn.k_proj.bias, from blk.0.attn_qkv.bias"):
+    with pytest.raises(ValueError, match=r"duplicate: model.layers.0.self_attn.k_proj.bias from blk.0.attn_qkv.bias"):
         from_pretrained(file)
 
     def only_whole(writer: gguf.GGUFWriter) -> None:
@@ -289,8 +289,8 @@ def test_tensors_that_are_there_whole_and_in_parts(tmp_path: Path) -> None:
         assert torch.equal(found.bias, wanted.bias)
 
 
-def test_an_old_gpt2_has_its_embedding_twice(tmp_path: Path) -> None:
-    """The head is tied if it holds the same bytes, and a weight of its own if it does not."""
+def test_head_that_copies_the_embedding_is_tied(tmp_path: Path) -> None:
+    """A head with the embedding's bytes is tied; another head is a separate weight."""
     model = reference("gpt2")
     head = model.transformer.wte.weight.detach()
     same = from_pretrained(write(tmp_path / "same.gguf", model, extra={"output.weight": head}))
@@ -299,18 +299,18 @@ def test_an_old_gpt2_has_its_embedding_twice(tmp_path: Path) -> None:
     assert torch.equal(other.lm_head.weight, head + 1)
 
 
-def test_the_tables_name_every_tensor_of_a_family() -> None:
-    """Each form leads to canonical names of its family's table, and leaves out no tensor that every model has."""
+def test_gguf_tables_cover_the_weight_tables() -> None:
+    """Each GGUF architecture maps to canonical Hub names and covers all required tensors."""
     from minhub_py.registry import architecture_of
 
-    for form in weights_map.gguf_forms.values():
-        table = weights_map.tables[architecture_of(form.model_type).model_type]
+    for architecture in weights_map.gguf_architectures.values():
+        table = weights_map.tables[architecture_of(architecture.model_type).model_type]
         known = {row.hub: row.optional for row in table.rows if row.operation.name != "drop"}
-        named = [name for row in form.rows for name in row.templates("native")]
-        assert {name for name, optional in known.items() if not optional} <= set(named) <= set(known), form.architecture
+        named = [name for row in architecture.rows for name in row.templates("native")]
+        assert {name for name, optional in known.items() if not optional} <= set(named) <= set(known), architecture.name
         # Twice only where a file has the one or the other: a whole tensor, or its parts.
         twice = {name for name in named if named.count(name) > 1}
-        assert not any(twice & set(row.templates("native")) for row in form.rows if not row.optional)
+        assert not any(twice & set(row.templates("native")) for row in architecture.rows if not row.optional)
 
 
 # --- Tokenizers
@@ -340,7 +340,7 @@ WORDS: dict[str, tuple[Any, Any, bool]] = {
 
 
 def trained(pre: str) -> Tokenizer:
-    """A byte-level BPE with special tokens, which a text is not cut across, and one that is not special."""
+    """A byte-level BPE with special tokens, and an added token that is not special."""
     words, normalizer, whole = WORDS[pre]
     tokenizer = Tokenizer(models.BPE(ignore_merges=whole))
     tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
@@ -368,7 +368,7 @@ def add_bpe(writer: gguf.GGUFWriter, tokenizer: Tokenizer, pre: str | None) -> N
 
 
 @pytest.mark.parametrize("pre", WORDS)
-def test_byte_level_bpe(pre: str, tmp_path: Path) -> None:
+def test_byte_level_bpe_matches_the_original(pre: str, tmp_path: Path) -> None:
     theirs = trained(pre)
     file = write(tmp_path / "model.gguf", reference("llama"), tokenizer=lambda writer: add_bpe(writer, theirs, pre))
     ours = tokenizer_from_pretrained(str(file))
@@ -383,8 +383,8 @@ def test_byte_level_bpe(pre: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
-    """Llama 2's, with a space before a text, and Gemma's, without one, with tokens of its own and no kind "unknown"."""
+def test_sentencepiece_matches_the_original(prefix: bool, tmp_path: Path) -> None:
+    """Llama 2's form with a prefix space; Gemma's without it, with user-defined tokens, without an "unknown" type."""
     own = {} if prefix else {"add_dummy_prefix": False, "user_defined_symbols": OWN}
     (tmp_path / "tokenizer.model").write_bytes(train(**LLAMA, **own))
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
@@ -428,12 +428,12 @@ def chatty(writer: gguf.GGUFWriter) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A small Llama with a vocabulary of its own, in Q8_0."""
+    """A small Llama with its vocabulary, in Q8_0."""
     CASES["chatty"] = {**CASES["llama"], "vocab_size": 768}
     return write(tmp_path / "chatty.gguf", reference("chatty"), "Q8_0", tokenizer=chatty)
 
 
-def test_the_command(file: Path, tmp_path: Path) -> None:
+def test_commands_accept_gguf_files(file: Path, tmp_path: Path) -> None:
     report = json.loads(done("inspect", str(file), "--json"))
     assert (report["family"], report["config"]["hidden_size"], report["parameters"]["total"]) == ("llama", 64, 160_064)
     q = next(tensor for tensor in report["tensors"] if tensor["native"] == "layers.0.self_attn.q_proj.weight")
@@ -451,7 +451,7 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
     done("convert", str(file), str(tmp_path / "hub"))
     again = json.loads(done("score", str(tmp_path / "hub"), str(tmp_path / "text.txt"), "--json"))
     assert again["scores"] == scored["scores"]
-    # transformers reads what is written, with the tokenizer, the template and the ids that end a text.
+    # transformers loads the result, with tokenizer, chat template and end tokens.
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
         wanted = theirs(IDS).logits
@@ -465,7 +465,7 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
         assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "hub" / name).read_bytes()
 
 
-def test_a_file_of_a_repository(hub: HubServer, file: Path) -> None:
+def test_gguf_file_of_a_repository_is_downloaded_alone(hub: HubServer, file: Path) -> None:
     other = b"another"
     hub.add("owner/name", {"README.md": b"x", "it.gguf": other, "sub/model-Q8_0.gguf": file.read_bytes()})
     identifier = "owner/name:sub/model-Q8_0.gguf"
@@ -486,7 +486,7 @@ def test_a_file_of_a_repository(hub: HubServer, file: Path) -> None:
     assert "does not begin with GGUF" in failed("generate", "owner/name:it.gguf", "x")
 
 
-def test_a_folder_with_a_gguf_file_alone(file: Path, hub: HubServer) -> None:
+def test_folder_with_only_a_gguf_file_names_the_file(file: Path, hub: HubServer) -> None:
     """The message has the path to pass."""
     for load in (from_pretrained, tokenizer_from_pretrained):
         with pytest.raises(FileNotFoundError, match=f"To open a GGUF file, name it: {re.escape(str(file))}$"):
@@ -499,7 +499,7 @@ def test_a_folder_with_a_gguf_file_alone(file: Path, hub: HubServer) -> None:
         from_pretrained("owner/name")
 
 
-# --- What is refused
+# --- Rejected files
 
 
 def change(key: str, value: Any, kind: str = "uint32") -> Callable[[gguf.GGUFWriter], None]:
@@ -511,8 +511,8 @@ def change(key: str, value: Any, kind: str = "uint32") -> Callable[[gguf.GGUFWri
 
 
 REFUSED: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
-    (change("general.architecture", "mamba", "string"), "architecture 'mamba'; this package reads gemma"),
-    (change("llama.expert_count", 8), "llama.expert_count is 8, for which"),
+    (change("general.architecture", "mamba", "string"), "architecture 'mamba' is not supported; supported are gemma"),
+    (change("llama.expert_count", 8), "llama.expert_count is 8, which is not supported"),
     (change("llama.attention.sliding_window", 8), "llama.attention.sliding_window is 8"),
     (change("llama.rope.dimension_count", 8), "llama.rope.dimension_count is 8"),
     (change("llama.attention.value_length", 8), "llama.attention.value_length is 8"),
@@ -522,7 +522,7 @@ REFUSED: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
     (change("llama.rope.freq_base", "x", "string"), "rope_theta cannot be 'x'"),
     (change("llama.block_count", 3), "missing: layers.2"),
     (change("llama.embedding_length", 32), "wrong shape"),
-    (change("llama.\x1b[2J", 8), r"llama\.\\x1b\[2J is 8, for which"),
+    (change("llama.\x1b[2J", 8), r"llama\.\\x1b\[2J is 8, which is not supported"),
     (change("llama.block_count", ["a", "b"], "array"), r"num_hidden_layers cannot be an array of 2 strings"),
     (change("split.count", 2, "uint16"), "one of 2 parts: join them with llama-gguf-split"),
     (change("tokenizer.ggml.eos_token_id", "x", "string"), "special tokens cannot be"),
@@ -531,7 +531,9 @@ REFUSED: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
 
 
 @pytest.mark.parametrize(("apply", "message"), REFUSED)
-def test_refused_by_name(apply: Callable[[gguf.GGUFWriter], None], message: str, tmp_path: Path) -> None:
+def test_unsupported_settings_are_rejected_by_name(
+    apply: Callable[[gguf.GGUFWriter], None], message: str, tmp_path: Path
+) -> None:
     file = write(tmp_path / "model.gguf", reference("llama"), change=apply)
     with pytest.raises(ValueError, match=message):
         from_pretrained(file)
@@ -540,42 +542,44 @@ def test_refused_by_name(apply: Callable[[gguf.GGUFWriter], None], message: str,
 @pytest.mark.parametrize(
     ("apply", "message"),
     [
-        (change("tokenizer.ggml.pre", "poro-chat", "string"), "pre 'poro-chat' is not known here; known are gpt-2"),
-        (change("tokenizer.ggml.model", "t5", "string"), "model is 't5'; this package reads gpt2 and llama"),
+        (change("tokenizer.ggml.pre", "poro-chat", "string"), "pre 'poro-chat' is not supported; supported are gpt-2"),
+        (change("tokenizer.ggml.model", "t5", "string"), "model is 't5'; supported are gpt2 and llama"),
         (change("tokenizer.ggml.bos_token_id", 9999), "bos_token_id cannot be 9999"),
-        (change("tokenizer.ggml.merges", ["a"], "array"), "is no tokenizer"),
-        (change("tokenizer.ggml.merges", ["a zzz"], "array"), "a merge makes no token"),
+        (change("tokenizer.ggml.merges", ["a"], "array"), "is not a valid tokenizer"),
+        (change("tokenizer.ggml.merges", ["a zzz"], "array"), "the result of a merge is not a token"),
         (change("tokenizer.ggml.tokens", ["a" * 200_000, "b"], "array"), "token of 200,000 characters"),
-        (change("tokenizer.ggml.tokens", [1], "array"), "tokens is no list of strings"),
-        (change("tokenizer.ggml.token_type", [1], "array"), "does not fit the tokens"),
+        (change("tokenizer.ggml.tokens", [1], "array"), "tokens is not a list of strings"),
+        (change("tokenizer.ggml.token_type", [1], "array"), "does not have one number per token"),
     ],
 )
-def test_tokenizers_refused_by_name(apply: Callable[[gguf.GGUFWriter], None], message: str, tmp_path: Path) -> None:
+def test_unsupported_tokenizers_are_rejected_by_name(
+    apply: Callable[[gguf.GGUFWriter], None], message: str, tmp_path: Path
+) -> None:
     file = write(tmp_path / "model.gguf", reference("llama"), tokenizer=chatty, change=apply)
     with pytest.raises(ValueError, match=message):
         tokenizer_from_pretrained(str(file))
 
 
-def test_words_without_a_name(tmp_path: Path) -> None:
-    """Older files have none: GPT-2's are known, and a Llama's are not."""
+def test_missing_pre_tokenizer_is_accepted_for_gpt2_only(tmp_path: Path) -> None:
+    """Old files lack tokenizer.ggml.pre: GPT-2's words are the default, Llama's are unknown."""
     theirs = trained("gpt-2")
     for name in ("gpt2", "llama"):
         write(tmp_path / f"{name}.gguf", reference(name), tokenizer=lambda writer: add_bpe(writer, theirs, None))
     ours = tokenizer_from_pretrained(str(tmp_path / "gpt2.gguf"))
     assert ours.encode("it's").ids == theirs.encode("it's").ids
-    with pytest.raises(ValueError, match=r"pre None is not known"):
+    with pytest.raises(ValueError, match=r"pre None is not supported"):
         tokenizer_from_pretrained(str(tmp_path / "llama.gguf"))
     with pytest.raises(FileNotFoundError, match="has no tokenizer"):
         read_tokenizer(write(tmp_path / "none.gguf", reference("llama")))
 
 
-def test_other_factors_than_llama_3s(tmp_path: Path) -> None:
+def test_rope_factors_other_than_llama3_are_rejected(tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", reference("llama3"), extra={"rope_freqs.weight": torch.arange(1.0, 17.0)})
-    with pytest.raises(ValueError, match=r"rope_freqs\.weight stretches"):
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight has other factors"):
         from_pretrained(file)
 
 
-def test_without_the_package(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gguf_package_is_explained(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     assert "pip install 'minhub_py[gguf]'" in failed("generate", str(file), "x")
 
@@ -605,21 +609,21 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "key beyond the end": (header(1, 0, struct.pack("<Q", 1000) + bytes(99)), "ends within its header"),
     "key that is no text": (header(1, 0, struct.pack("<Q", 2) + b"\xff\xff" + bytes(99)), "cannot be read"),
     "type": (header(1, 0, string("a") + struct.pack("<I", 77) + bytes(9)), "unknown type 77"),
-    "strings": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 8, HUGE) + bytes(99)), "strings, for which"),
-    "numbers": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(99)), "numbers, for which"),
+    "strings": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 8, HUGE) + bytes(99)), "too short for"),
+    "numbers": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(99)), "too short for"),
     "lists in lists": (header(1, 0, string("a") + struct.pack("<IIQ", 9, 9, 1) + bytes(99)), "unknown type 9"),
     "key twice": (header(2, 0, (string("a") + struct.pack("<IB", 0, 1)) * 2), "'a' twice"),
     "long key": (header(1, 0, string("a" * 65_536) + bytes(99)), "string of 65,536 bytes"),
-    "many pairs": (header(MAX_PAIRS + 1, 0, bytes(13 * MAX_PAIRS + 99)), "10,001 pairs; this package reads 10,000"),
-    "many tensors": (header(0, MAX_TENSORS + 1, bytes(24 * MAX_TENSORS + 99)), "20,001 tensors; this package reads"),
+    "many pairs": (header(MAX_PAIRS + 1, 0, bytes(13 * MAX_PAIRS + 99)), "10,001 pairs; the maximum is 10,000"),
+    "many tensors": (header(0, MAX_TENSORS + 1, bytes(24 * MAX_TENSORS + 99)), "20,001 tensors; the maximum is"),
     "many strings": (
         header(1, 0, string("a") + struct.pack("<IIQ", 9, 8, MAX_STRINGS + 1) + bytes(8 * MAX_STRINGS + 99)),
-        "2,097,153 strings; this package reads 2,097,152",
+        "2,097,153 strings; the maximum is 2,097,152",
     ),
     "many strings in two arrays": (
         header(2, 0, *(string(name) + struct.pack("<IIQ", 9, 8, MAX_STRINGS // 2 + 1) + bytes(4 * MAX_STRINGS + 8)
                        for name in "ab")),
-        "1,048,577 strings; this package reads 1,048,575",
+        "1,048,577 strings; the maximum is 1,048,575",
     ),
     "alignment": (header(1, 0, string("general.alignment") + struct.pack("<II", 4, 24)), "alignment cannot be 24"),
     "dimensions": (header(0, 1, info("x", (1,) * 5), bytes(99)), "x has 5 dimensions"),
@@ -628,19 +632,19 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "sizes": (header(0, 1, info("x", (2**62, 2**62, 2**62)), bytes(99)), "ends within x"),
     "nothing": (header(0, 1, info("x", (0, 4)), bytes(99)), "x has the shape"),
     "tensor type": (header(0, 1, info("x", kind=999), bytes(99)), "x has the unknown type 999"),
-    "tensor without code": (header(0, 1, info("x", kind=26), bytes(99)), "x is stored as I32; this package reads"),
+    "tensor without code": (header(0, 1, info("x", kind=26), bytes(99)), "x is stored as I32; supported types are"),
     "block": (header(0, 1, info("x", (31,), kind=8), bytes(99)), "x has the shape"),
     "offset": (header(0, 1, info("x", offset=HUGE), bytes(99)), "ends within x"),
     "askew": (header(0, 1, info("x", offset=4), bytes(99)), "x is not aligned"),
     "overlap": (header(0, 2, info("x", (64,)), info("y", offset=32), bytes(999)), "y begins within x"),
     "name twice": (header(0, 2, info("x"), info("x", offset=32), bytes(999)), "x twice"),
-    "name": (header(0, 1, info("\x1b[2J"), bytes(99)), r"names a tensor '\x1b"),
+    "name": (header(0, 1, info("\x1b[2J"), bytes(99)), r"contains a tensor named '\x1b"),
     "no architecture": (header(), "architecture None"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_damage(name: str, tmp_path: Path) -> None:
+def test_corrupt_headers_are_rejected_with_the_reason(name: str, tmp_path: Path) -> None:
     data, message = DAMAGED[name]
     path = tmp_path / "damaged.gguf"
     path.write_bytes(data)
@@ -650,7 +654,7 @@ def test_damage(name: str, tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_large_arrays_need_no_memory(tmp_path: Path) -> None:
+def test_unused_arrays_need_no_memory(tmp_path: Path) -> None:
     count = 100_000_000
     path = tmp_path / "large.gguf"
     path.write_bytes(header(1, 0, string("general.numbers") + struct.pack("<IIQ", 9, 0, count)))
@@ -662,7 +666,7 @@ def test_large_arrays_need_no_memory(tmp_path: Path) -> None:
     assert peak() - before < 50 * 2**20
 
 
-def test_a_header_is_read_once(tmp_path: Path) -> None:
+def test_header_is_read_once_per_file(tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", reference("llama"), tokenizer=chatty)
     first = read_header(file)
     assert read_header(file) is first
@@ -675,15 +679,15 @@ def cuts(data: bytes) -> Iterator[bytes]:
 
 
 def flips(data: bytes) -> Iterator[bytes]:
-    """Each byte of the header set to another value: lengths, counts, types, offsets and names."""
+    """Changes each byte of the header: lengths, counts, types, offsets and names."""
     for place in range(4, 2500, 3):
         yield data[:place] + bytes([data[place] ^ (0x80 if place % 2 else 0xFF)]) + data[place + 1 :]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("mutants", [cuts, flips])
-def test_mutants_are_refused_or_load(mutants: Callable[[bytes], Iterator[bytes]], tmp_path: Path) -> None:
-    """No mutant needs much memory, and what one raises is an error in one line that names the file or a tensor."""
+def test_mutated_files_are_rejected_or_loaded(mutants: Callable[[bytes], Iterator[bytes]], tmp_path: Path) -> None:
+    """Mutated files need little memory and raise one-line errors that name the file or a tensor."""
     data = write(tmp_path / "sound.gguf", reference("llama"), "Q8_0").read_bytes()
     reset_peak()
     before, loaded, count, longest = peak(), 0, 0, 0
@@ -702,8 +706,8 @@ def test_mutants_are_refused_or_load(mutants: Callable[[bytes], Iterator[bytes]]
     assert peak() - before < 200 * 2**20
 
 
-def test_a_sound_file_is_opened_lazily(tmp_path: Path) -> None:
-    """Only the tensor that is asked for is made float32."""
+def test_opening_a_file_reads_the_header_only(tmp_path: Path) -> None:
+    """Only accessed tensors are dequantized."""
     checkpoint = GGUFCheckpoint(write(tmp_path / "model.gguf", reference("llama-tied"), "Q8_0"))
     assert len(checkpoint) == len(checkpoint.meta) == 20
     assert checkpoint._tensors._data is None

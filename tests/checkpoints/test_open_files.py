@@ -1,4 +1,4 @@
-"""A model is opened once, of one commit, with all that belongs to it; and a head of its own counts."""
+"""A model is loaded once, from one commit, with its companions; a head that differs from the embedding is used."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ def fresh(family: str, seed: int, **settings: Any) -> Any:
 
 
 class MovingBranch(list[Request]):
-    """What a server was asked, where the branch moves on after each question of what it is."""
+    """The requests to a server whose branch changes after each revision request."""
 
     def __init__(self, hub: HubServer, commits: list[str]) -> None:
         self.hub, self.later = hub, commits[1:]
@@ -104,7 +104,7 @@ def trained(tmp_path: Path) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("way", [opened_by_python, opened_by_the_command, converted, trained])
-def test_a_branch_that_moves_on_gives_no_mixture(
+def test_branch_update_during_loading_does_not_mix_commits(
     moving: tuple[MovingBranch, list[Path]], tmp_path: Path, way: Callable[[Path], tuple[Any, Any]]
 ) -> None:
     requests, folders = moving
@@ -116,7 +116,7 @@ def test_a_branch_that_moves_on_gives_no_mixture(
     assert tokenizer is None or tokenizer.to_str() == read_tokenizer(folders[0]).to_str()
 
 
-def test_a_run_that_has_no_checkpoint_yet_begins_again_from_the_same_commit(
+def test_run_without_a_checkpoint_restarts_from_the_same_commit(
     moving: tuple[MovingBranch, list[Path]], tmp_path: Path
 ) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
@@ -128,7 +128,7 @@ def test_a_run_that_has_no_checkpoint_yet_begins_again_from_the_same_commit(
     assert same_model(minhub_py.resume(tmp_path / "run", listener=Notes()).model, moving[1][0])
 
 
-def test_the_files_of_a_checkpoint_are_read_once(tmp_path: Path) -> None:
+def test_checkpoint_files_are_read_once(tmp_path: Path) -> None:
     save_pretrained(fresh("gpt2", 0), tmp_path, characters("abc"))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 3}')
     checkpoint = open_checkpoint(tmp_path)
@@ -137,24 +137,24 @@ def test_the_files_of_a_checkpoint_are_read_once(tmp_path: Path) -> None:
     assert minhub_py.pretrained.load(checkpoint).config.eos_token_id == 3
 
 
-def test_a_revision_is_of_a_model_to_start_from(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="revision is of start: give both"):
+def test_revision_requires_a_start_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="revision requires start: set both"):
         train(tmp_path / "text.txt", tmp_path / "run", revision="v1")
 
 
-# --- What belongs to it
+# --- Companions
 
 
-def test_the_chat_template_comes_along(hub: HubServer, tmp_path: Path) -> None:
-    """From the Hub, and to wherever the model, or its tokenizer, is written."""
+def test_chat_template_is_saved_with_the_tokenizer(hub: HubServer, tmp_path: Path) -> None:
+    """From the Hub, to each folder that the model or its tokenizer is written to."""
     source = tmp_path / "source"
     tokenizer = characters("".join(sorted(set(TEXT))))
     save_pretrained(fresh("gpt2", 0), source, tokenizer)
     assert set(files_of(source)) == {"config.json", "model.safetensors", "tokenizer.json"}
-    beside = {
+    companions = {
         "chat_template.jinja": TEMPLATE.encode(), "tokenizer_config.json": b"{}", "special_tokens_map.json": b"{}"
     }  # fmt: skip
-    for name, content in beside.items():
+    for name, content in companions.items():
         (source / name).write_bytes(content)
     hub.add(REPO, {**files_of(source), "tokenizer.model": "not needed", "tekken.json": "{}"})
     fetched = open_checkpoint(REPO)
@@ -168,20 +168,20 @@ def test_the_chat_template_comes_along(hub: HubServer, tmp_path: Path) -> None:
                 evaluate_tokens=64)  # fmt: skip
     [last] = run.files.all_checkpoints()
     for folder in (tmp_path / "converted", tmp_path / "saved", run.folder, last):
-        assert files_of(folder).items() >= beside.items(), folder
+        assert files_of(folder).items() >= companions.items(), folder
     save_pretrained(from_pretrained(REPO), tmp_path / "saved", Tokenizer.from_str(read.to_str()))
     assert "chat_template.jinja" not in files_of(tmp_path / "saved")  # it was of the tokenizer before
 
 
-def test_other_forms_of_a_tokenizer_are_fetched_where_they_are_needed(hub: HubServer, tmp_path: Path) -> None:
+def test_other_tokenizer_formats_are_downloaded_only_if_needed(hub: HubServer, tmp_path: Path) -> None:
     save_pretrained(fresh("gpt2", 0), tmp_path)
     hub.add(REPO, {**files_of(tmp_path), "tekken.json": "{}", "tokenizer.model.v3": "no such form"})
-    with pytest.raises(ValueError, match=r"tekken\.json is no tekken tokenizer"):
+    with pytest.raises(ValueError, match=r"tekken\.json is not a tekken tokenizer"):
         tokenizer_from_pretrained(REPO)
     assert sorted(hub.fetched()) == ["config.json", "tekken.json"]
 
 
-# --- A head of its own
+# --- Separate heads
 
 
 def set_config(folder: Path, **settings: Any) -> None:
@@ -190,7 +190,7 @@ def set_config(folder: Path, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("family", SIZES)
-def test_a_head_with_other_values_counts_though_config_json_ties_it(family: str, tmp_path: Path) -> None:
+def test_head_that_differs_from_a_tied_embedding_is_used(family: str, tmp_path: Path) -> None:
     """As in transformers, which is compared where it has the model."""
     model = fresh(family, 0, tie_word_embeddings=False)
     save_pretrained(model, tmp_path / "untied")
@@ -220,7 +220,7 @@ def test_a_head_with_other_values_counts_though_config_json_ties_it(family: str,
 
 
 @pytest.mark.parametrize("family", SIZES)
-def test_a_head_that_is_the_embedding_once_more_stays_tied(family: str, tmp_path: Path) -> None:
+def test_head_that_copies_the_embedding_stays_tied(family: str, tmp_path: Path) -> None:
     model = fresh(family, 0, tie_word_embeddings=True)
     head = "head.weight" if family == "lstm" else "lm_head.weight"
     embedding = next(tensor for name, tensor in model.state_dict().items() if name.startswith(("wte", "embed")))
@@ -234,7 +234,7 @@ def test_a_head_that_is_the_embedding_once_more_stays_tied(family: str, tmp_path
     assert torch.equal(found(IDS), model(IDS))
 
 
-def test_a_head_of_another_shape_is_an_error(tmp_path: Path) -> None:
+def test_head_of_another_shape_is_rejected(tmp_path: Path) -> None:
     save_pretrained(fresh("gpt2", 0, tie_word_embeddings=False), tmp_path)
     tensors = {name: tensor.clone() for name, tensor in Checkpoint(tmp_path).items()}
     tensors["lm_head.weight"] = tensors["lm_head.weight"][:-1].clone()

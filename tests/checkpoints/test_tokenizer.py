@@ -30,7 +30,7 @@ def bpe(bpe_folder: Path) -> Tokenizer:
     return tokenizer_from_pretrained(str(bpe_folder))
 
 
-def test_the_published_ids_of_gpt2() -> None:
+def test_gpt2_encodes_to_the_published_ids() -> None:
     gpt2 = tokenizer_from_pretrained(str(real_data("gpt2-tokenizer")))
     assert gpt2.encode("Hello world ").ids == [15496, 995, 220]
     text = (
@@ -47,19 +47,19 @@ def test_the_published_ids_of_gpt2() -> None:
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_the_same_ids_while_other_threads_run(bpe: Tokenizer, special: bool) -> None:
+def test_encoding_without_the_gil_gives_the_same_ids(bpe: Tokenizer, special: bool) -> None:
     for text in ("", "a", "Hello, w\u00f6rld \U0001f600 ", "<|endoftext|>x", "\n\n  tab\t" * 100):
         plain = encode(bpe, text, add_special_tokens=special)
         assert encode(bpe, text, add_special_tokens=special, release_gil=True) == plain
 
 
-def test_the_end_of_a_text_is_no_text(bpe: Tokenizer) -> None:
+def test_special_tokens_are_not_decoded(bpe: Tokenizer) -> None:
     [a, end, b] = bpe.encode("a<|endoftext|>b").ids
     assert end == SIZE - 1
     assert bpe.decode([a, end, b]) == "ab"
 
 
-def test_bpe_equals_transformers(bpe: Tokenizer, bpe_folder: Path) -> None:
+def test_byte_level_bpe_matches_transformers(bpe: Tokenizer, bpe_folder: Path) -> None:
     from transformers import GPT2TokenizerFast
 
     theirs = GPT2TokenizerFast(vocab=str(bpe_folder / "vocab.json"), merges=str(bpe_folder / "merges.txt"))
@@ -67,31 +67,31 @@ def test_bpe_equals_transformers(bpe: Tokenizer, bpe_folder: Path) -> None:
     assert bpe.encode(text).ids == theirs(text)["input_ids"]
 
 
-def test_pieces_join_to_the_text_and_none_is_half_a_character(bpe: Tokenizer) -> None:
+def test_decode_stream_yields_complete_characters(bpe: Tokenizer) -> None:
     for text in ("Hello wörld 🎉 naïve — 漢字 👩‍👩‍👧", " leading", "a\n\nb", "🎉" * 20):
         ids = bpe.encode(text).ids
         pieces = list(decode_stream(bpe, ids))
         assert "".join(pieces) == text
         assert not any("\ufffd" in piece for piece in pieces)
     ids = bpe.encode("one two three four").ids
-    assert len(list(decode_stream(bpe, ids))) == len(ids) >= 4  # each as soon as it is known
+    assert len(list(decode_stream(bpe, ids))) == len(ids) >= 4  # without delay
 
 
-def test_ids_that_are_no_text_do_not_stop_a_stream(bpe: Tokenizer) -> None:
+def test_decode_stream_continues_after_invalid_utf8(bpe: Tokenizer) -> None:
     rng = random.Random(0)
     for _ in range(300):
         ids = [rng.randrange(SIZE - 1) for _ in range(rng.randrange(1, 40))]
-        streamed, whole = "".join(decode_stream(bpe, ids)), bpe.decode(ids)
-        assert whole.startswith(streamed)
-        rest = whole[len(streamed) :]  # what is held back is the last id's: a character not yet whole
-        assert "\ufffd" in rest or not rest
+        streamed, text = "".join(decode_stream(bpe, ids)), bpe.decode(ids)
+        assert text.startswith(streamed)
+        pending = text[len(streamed) :]  # the delayed text is an incomplete character of the last ID
+        assert "\ufffd" in pending or not pending
 
 
-def test_characters() -> None:
+def test_character_tokenizer_has_one_id_per_character() -> None:
     tokenizer = characters("abc \n")
     assert tokenizer.encode("cab\n a").ids == [2, 0, 1, 4, 3, 0]
     assert tokenizer.decode([2, 0, 1, 4, 3, 0]) == "cab\n a"
-    assert tokenizer.encode("axb").ids == [0, 1]  # no id for what is not in it
+    assert tokenizer.encode("axb").ids == [0, 1]  # unknown characters are dropped
     known = characters({"<unk>": 0, "a": 1, "b": 2})
     assert known.encode("axyb").ids == [1, 0, 0, 2]
     again = Tokenizer.from_str(tokenizer.to_str())
@@ -99,20 +99,20 @@ def test_characters() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [["<unk>", "a", "b"], {"<unk>": 0, "a": 1, "b": 2}], ids=["list", "mapping"])
-def test_a_vocabulary_without_merges_is_of_characters(tmp_path: Path, vocabulary) -> None:
+def test_vocabulary_without_merges_is_a_character_tokenizer(tmp_path: Path, vocabulary) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     assert tokenizer.encode("abba?").ids == [1, 2, 2, 1, 0]
     assert tokenizer.decode([1, 2]) == "ab"
 
 
-def test_tokenizer_json_comes_first(tmp_path: Path) -> None:
+def test_tokenizer_json_takes_precedence_over_vocab_json(tmp_path: Path) -> None:
     characters("xyz").save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "vocab.json").write_text('["a"]')
     assert tokenizer_from_pretrained(str(tmp_path)).encode("zx").ids == [2, 0]
 
 
-def test_special_tokens_are_those_that_the_files_name(tmp_path: Path) -> None:
+def test_special_tokens_follow_the_settings_files(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "<end>": 2}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     (tmp_path / "special_tokens_map.json").write_text(
@@ -124,7 +124,7 @@ def test_special_tokens_are_those_that_the_files_name(tmp_path: Path) -> None:
     assert tokenizer.get_vocab_size() == 3  # <no> has no embedding, so it gets no id
 
 
-def test_added_tokens_and_settings_are_those_of_transformers(bpe: Tokenizer, bpe_folder: Path, tmp_path: Path) -> None:
+def test_added_tokens_and_settings_match_transformers(bpe: Tokenizer, bpe_folder: Path, tmp_path: Path) -> None:
     from transformers import GPT2Tokenizer
 
     for name in ("vocab.json", "merges.txt"):
@@ -140,7 +140,7 @@ def test_added_tokens_and_settings_are_those_of_transformers(bpe: Tokenizer, bpe
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": "<|endoftext|>"}))
     assert tokenizer_from_pretrained(str(tmp_path)).encode("the").ids == [SIZE - 1, *bpe.encode("the").ids]
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|user|>": 60000}))
-    with pytest.raises(ValueError, match=r"the added token '<\|user\|>' the id 60000, which is not the next one"):
+    with pytest.raises(ValueError, match=r"the added token '<\|user\|>' the ID 60000, which is not the next ID"):
         tokenizer_from_pretrained(str(tmp_path))
 
 
@@ -148,18 +148,18 @@ def test_added_tokens_and_settings_are_those_of_transformers(bpe: Tokenizer, bpe
     ("files", "error", "message"),
     [
         ({}, FileNotFoundError, "has no tokenizer, neither tokenizer.json nor vocab.json"),
-        ({"tokenizer.json": "{"}, ValueError, "tokenizer.json is no tokenizer"),
-        ({"vocab.json": "[1, 2]"}, ValueError, "should map tokens to ids, or list characters"),
+        ({"tokenizer.json": "{"}, ValueError, "tokenizer.json is not a valid tokenizer"),
+        ({"vocab.json": "[1, 2]"}, ValueError, "should map tokens to IDs, or list characters"),
         ({"vocab.json": "{"}, ValueError, "vocab.json is not valid JSON"),
         (
             {"vocab.json": '{"a": 0, "b": 1, "ab": 2}', "merges.txt": "a b c"},
             ValueError,
-            "each line should be two symbols",
+            "each line should have two symbols",
         ),
-        ({"vocab.json": '{"a": 0}', "merges.txt": "a b"}, ValueError, "do not fit each other"),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "a b"}, ValueError, "are inconsistent"),
     ],
 )
-def test_damaged_files(tmp_path: Path, files, error, message: str) -> None:
+def test_corrupt_files_are_rejected(tmp_path: Path, files, error, message: str) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(error, match=message):
@@ -176,14 +176,14 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_damage_that_only_a_text_shows(tmp_path: Path, kind: str) -> None:
-    """The token for what is unknown is missing: each text of known tokens is right, another is one clear error."""
+def test_tokenizer_that_fails_in_use_names_its_file(tmp_path: Path, kind: str) -> None:
+    """A missing unknown token: known text is encoded, unknown text raises one clear error."""
     content = json.loads(characters("a").to_str()) | {"model": {"type": kind, **UNKNOWN[kind]}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     assert encode(tokenizer, "a") == [0]
     with pytest.raises(
-        ValueError, match=r"tokenizer\.json cannot take this text \(.*\): it is damaged, fetch it again"
+        ValueError, match=r"tokenizer\.json fails for this text \(.*\): it is corrupt, download it again"
     ):
         encode(tokenizer, "é")
 
@@ -191,11 +191,13 @@ def test_damage_that_only_a_text_shows(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "single", [{"SpecialToken": {"id": "X", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]
 )
-def test_a_tokenizer_that_panics_is_refused(tmp_path: Path, single) -> None:
+def test_tokenizer_that_panics_is_rejected(tmp_path: Path, single) -> None:
     content = json.loads(characters("a").to_str())
     content["post_processor"] = {"type": "TemplateProcessing", "single": [single], "pair": [], "special_tokens": {}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer \(.*damaged or cut: fetch it again"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.json is not a valid tokenizer \(.*corrupt or truncated, download it again"
+    ):
         tokenizer_from_pretrained(str(tmp_path))
 
 
@@ -210,7 +212,7 @@ def test_a_tokenizer_that_panics_is_refused(tmp_path: Path, single) -> None:
         (["one\n\ntwo"], ["\n\n", "e"], "on"),
     ],
 )
-def test_text_up_to_a_stop_string(pieces, stops, expected: str) -> None:
+def test_until_ends_at_the_first_stop_string(pieces, stops, expected: str) -> None:
     assert "".join(until(pieces, stops)) == expected
 
 
@@ -232,12 +234,12 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_split() -> None:
         certain = StopStrings(stops)
         shown = "".join(certain.add(char) for char in text[: ends[0] - 1 if ends else 40])
         assert expected.startswith(shown)  # no part of a stop string is shown
-        assert len(certain.held) < max(map(len, stops), default=1)
+        assert len(certain.pending) < max(map(len, stops), default=1)
     assert 100 < ended < 450
 
 
-def test_the_work_for_stop_strings_is_linear() -> None:
-    """Counted in compared characters, of the stop strings and of the text, not in seconds."""
+def test_stop_string_search_takes_linear_time() -> None:
+    """Counts compared characters of the stop strings and of the text."""
 
     class Counting(str):
         compared = 0
@@ -259,11 +261,11 @@ def test_the_work_for_stop_strings_is_linear() -> None:
         assert Counting.compared < 10 * length
 
 
-def test_unknown_characters_are_found_and_nothing_else_is() -> None:
+def test_unknown_characters_are_listed() -> None:
     letters = characters("abc <>|endoftx")
     assert unknown_characters(letters, "a\u00e9b a\u00e9c\U0001f600") == ["\u00e9", "\U0001f600"]
     assert unknown_characters(letters, "a cab") == unknown_characters(letters, "") == []
-    assert unknown_characters(letters, "ab", [0]) == []  # they are the caller's, and b has a token all the same
+    assert unknown_characters(letters, "ab", [0]) == []  # the IDs are the caller's; b has a token
     told = describe_unknown(letters, [chr(number) for number in range(0x4E00, 0x4E0C)])
     assert told.startswith("not in the tokenizer's vocabulary, and left out: '\u4e00' '\u4e01' ")
     assert told.endswith("'\u4e09' \u2026")
@@ -274,7 +276,7 @@ def test_unknown_characters_are_found_and_nothing_else_is() -> None:
     assert unknown_characters(byte_level_bpe(every_byte, []), "\u00e9\x00\U0001f600") == []
 
 
-def test_what_is_normalized_or_part_of_a_word_is_no_unknown_character() -> None:
+def test_normalized_characters_and_parts_of_words_are_not_unknown() -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "to": 1, "be": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.decoder = decoders.WordPiece()

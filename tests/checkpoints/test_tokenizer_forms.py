@@ -37,10 +37,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "T5": ("spiece.model", T5),
     "unigram with bytes": ("tokenizer.model", {**LLAMA, "model_type": "unigram", "user_defined_symbols": OWN[3:]}),
 }  # fmt: skip
-WORDS = [word for word in " ".join(CORPUS).split() if not set(word) & set("<[")]  # none has a special token in it
+WORDS = [word for word in " ".join(CORPUS).split() if not set(word) & set("<[")]  # without special tokens
 ALPHABETS = [
     "ab 1\n\t",
-    "  \u2581a",  # what sentencepiece writes for a space may stand in a text, too
+    "  \u2581a",  # SentencePiece's character for a space may occur in a text
     "=-.0 a",
     "漢字かな交じり文。中文 한국어",
     "äößéñçİıł ΑΩβЖщ",
@@ -103,7 +103,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def test_sentencepiece(kind: tuple[Path, Any]) -> None:
+def test_sentencepiece_models_match_the_library(kind: tuple[Path, Any]) -> None:
     folder, theirs = kind
     ours = tokenizer_from_pretrained(str(folder))
     again = Tokenizer.from_str(ours.to_str())
@@ -114,11 +114,11 @@ def test_sentencepiece(kind: tuple[Path, Any]) -> None:
         found, expected = ids_of(ours, text), theirs.encode(text)
         assert ids_of(again, text) == found
         if has_table and ours.normalizer.normalize_str(text) != theirs.normalize(text):
-            # The one known difference: the library's table of characters sees graphemes.
+            # The only known difference: the library applies the character map to graphemes.
             assert any(part in text for part in JOINED) or not text.isascii()
             continue
         if found != expected:
-            # The best way to cut a text may be there twice: sentencepiece's sums are of 32 bits, the library's of 64.
+            # Ties between splits: SentencePiece adds scores in 32 bits, the library in 64.
             assert model == "Unigram", text
             scores = (sum(map(theirs.get_score, ids)) for ids in (found, expected))
             assert next(scores) == pytest.approx(next(scores), abs=1e-3), text
@@ -129,8 +129,8 @@ def test_sentencepiece(kind: tuple[Path, Any]) -> None:
     assert ties < 150
 
 
-def test_what_is_put_around_a_text(tmp_path: Path) -> None:
-    """The files say it, or the model's reference implementation does: <s> before for Llama, </s> after for T5."""
+def test_bos_and_eos_follow_settings_and_conventions(tmp_path: Path) -> None:
+    """By default, as in the reference implementations: <s> before for Llama, </s> after for T5."""
     (tmp_path / "spiece.model").write_bytes(train(**T5))
     t5 = tokenizer_from_pretrained(str(tmp_path))
     assert t5.encode("self").ids == [*ids_of(t5, "self"), 1]
@@ -166,11 +166,11 @@ def test_what_is_put_around_a_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model_type": "char"}, "has word or character pieces, which this package does not read"),
+        ({"model_type": "char"}, "has word or character pieces, which is not supported"),
         ({"treat_whitespace_as_suffix": True}, "has spaces after words, which"),
     ],
 )
-def test_what_is_not_read_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_unsupported_sentencepiece_settings_are_rejected(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     (tmp_path / "tokenizer.model").write_bytes(train(hard_vocab_limit=False, **options))
     with pytest.raises(ValueError, match=rf"tokenizer\.model {message}.*use a tokenizer\.json"):
         tokenizer_from_pretrained(str(tmp_path))
@@ -187,7 +187,7 @@ TEKKEN_WORDS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|
 
 @pytest.fixture(scope="module")
 def ranks(bpe_folder: Path) -> list[bytes]:
-    """The tokens of a byte-level BPE, as bytes, in the order in which they were learnt."""
+    """The tokens of a byte-level BPE, as bytes, in the order of training."""
     vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
     byte_of = {letter: byte for byte, letter in alphabet().items()}
     learnt = [bytes(byte_of[letter] for letter in token) for token in vocabulary if token != "<|endoftext|>"]
@@ -219,11 +219,13 @@ def equals_tiktoken(ours: Tokenizer, ranks: list[bytes], pattern: str, shift: in
         assert ours.decode(expected) == composed
 
 
-def test_llama_3(tmp_path: Path, ranks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama3_tokenizer_model_matches_tiktoken(
+    tmp_path: Path, ranks: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_ranks(tmp_path / "tokenizer.model", ranks)
-    with pytest.raises(ValueError, match=r"has 600 ranks, and Llama 3's 128,000: .* use a tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"has 600 tokens instead of Llama 3's 128,000. .* use a tokenizer\.json"):
         tokenizer_from_pretrained(str(tmp_path))
-    monkeypatch.setattr(tiktoken_files, "LLAMA3_TOKENS", 600)  # as many as Llama 3 has take half a minute
+    monkeypatch.setattr(tiktoken_files, "LLAMA3_TOKENS", 600)  # Llama 3's number takes half a minute
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     equals_tiktoken(tokenizer, ranks, LLAMA3_WORDS)
     n = len(ranks)
@@ -241,7 +243,7 @@ def test_llama_3(tmp_path: Path, ranks: list[bytes], monkeypatch: pytest.MonkeyP
     assert (own.get_vocab_size(), own.encode("<|mine_2|>").ids) == (n + 3, [n + 2])
 
 
-def test_qwen(tmp_path: Path, ranks: list[bytes]) -> None:
+def test_qwen_tiktoken_matches_tiktoken(tmp_path: Path, ranks: list[bytes]) -> None:
     write_ranks(tmp_path / "qwen.tiktoken", ranks)
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     equals_tiktoken(tokenizer, ranks, QWEN_WORDS)
@@ -250,10 +252,10 @@ def test_qwen(tmp_path: Path, ranks: list[bytes]) -> None:
     assert ids_of(tokenizer, "e\u0301") == ids_of(tokenizer, "é")
 
 
-def test_tekken(tmp_path: Path, ranks: list[bytes]) -> None:
+def test_tekken_matches_tiktoken(tmp_path: Path, ranks: list[bytes]) -> None:
     write_tekken(tmp_path / "tekken.json", ranks)
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
-    equals_tiktoken(tokenizer, ranks[:-9], TEKKEN_WORDS, 30)  # the file holds more than the model knows
+    equals_tiktoken(tokenizer, ranks[:-9], TEKKEN_WORDS, 30)  # the file lists more tokens than the model has
     assert tokenizer.encode("<unk></s>[INST]<SPECIAL_29>").ids == [1, 0, 2, 3, 29]  # Mistral begins each text
     write_tekken(tmp_path / "tekken.json", ranks, ["<pad>", "<begin>"])
     named = tokenizer_from_pretrained(str(tmp_path))
@@ -262,7 +264,9 @@ def test_tekken(tmp_path: Path, ranks: list[bytes]) -> None:
     assert tokenizer_from_pretrained(str(tmp_path)).encode("<pad>").ids == [1, 0]
 
 
-def test_tokenizer_json_comes_before_all_of_them(tmp_path: Path, ranks: list[bytes], bpe_folder: Path) -> None:
+def test_tokenizer_json_takes_precedence_over_other_formats(
+    tmp_path: Path, ranks: list[bytes], bpe_folder: Path
+) -> None:
     write_tekken(tmp_path / "tekken.json", ranks)
     write_ranks(tmp_path / "qwen.tiktoken", ranks)
     assert tokenizer_from_pretrained(str(tmp_path)).token_to_id("<|im_end|>") == len(ranks) + 2

@@ -1,4 +1,4 @@
-"""Training in several processes, connected by gloo, gives the result of one process.
+"""Data-parallel training over gloo gives the result of one process.
 
 One test starts torchrun. The others fork their processes from a server that has imported PyTorch, with torchrun's
 environment variables, because torchrun takes half a minute to import PyTorch in each process on a busy machine.
@@ -37,17 +37,17 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def torchrun(processes: int, *arguments: object) -> tuple[int, str]:
-    """The exit status of torchrun, and what its processes print on standard error."""
+    """The exit status of torchrun, and its processes' standard error."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command += ["-m", "minhub_py.training", *map(str, arguments)]
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
-    return done.returncode, done.stderr
+    return result.returncode, result.stderr
 
 
 def forked(processes: int, *arguments: object) -> tuple[int, str]:
-    """The same without torchrun: forked processes, with its environment variables and its store."""
+    """As `torchrun`, with forked processes that have its environment variables and its store."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -62,13 +62,13 @@ def forked(processes: int, *arguments: object) -> tuple[int, str]:
             children.append(child)
         for child in children:
             child.join(200)
-            child.kill()  # one that waits for another that has failed
+            child.kill()  # it may be waiting for a failed process
             child.join()
         return max(abs(child.exitcode or 0) for child in children), errors.read()
 
 
 def minhub_train(environment: dict[str, str], arguments: list[str], errors: str) -> None:
-    """`minhub train`, in a child."""
+    """Run `minhub train` in a child process."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     with open(errors, "a", encoding="utf-8", buffering=1) as sys.stderr:
@@ -89,26 +89,28 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return dict(Checkpoint(folder))
 
 
-@pytest.mark.parametrize(("family", "way"), [("gpt2", "ddp"), ("gptneo", "fsdp"), ("lstm", "ddp"), ("lstm", "fsdp")])
-def test_two_processes_reach_the_losses_of_one(text: Path, tmp_path: Path, family: str, way: str) -> None:
-    alone = train(text, tmp_path / "one", family=family, **SETTINGS)
+@pytest.mark.parametrize(
+    ("family", "strategy"), [("gpt2", "ddp"), ("gptneo", "fsdp"), ("lstm", "ddp"), ("lstm", "fsdp")]
+)
+def test_two_processes_match_one_process(text: Path, tmp_path: Path, family: str, strategy: str) -> None:
+    run = train(text, tmp_path / "one", family=family, **SETTINGS)
     start = torchrun if family == "gpt2" else forked
-    options = ["--out", tmp_path / "two", "--family", family, "--parallel", way, *as_options(SETTINGS)]
+    options = ["--out", tmp_path / "two", "--family", family, "--parallel", strategy, *as_options(SETTINGS)]
     status, errors = start(2, text, *options)
     assert status == 0, errors
-    assert f"2 processes ({way})" in errors
-    assert errors.count("STEP  TRAINING") == 1  # only one of them prints
+    assert f"2 processes ({strategy})" in errors
+    assert errors.count("STEP  TRAINING") == 1  # only the main process prints
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [row[0] for row in two] == [0, 4, 8]
     torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=2e-6, atol=2e-6)
-    ours, theirs = tensors(tmp_path / "one"), tensors(tmp_path / "two")
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        torch.testing.assert_close(theirs[name], ours[name], rtol=1e-4, atol=2e-5)
-    assert Run(tmp_path / "two").files.samples.read_text() == alone.files.samples.read_text()
+    expected, actual = tensors(tmp_path / "one"), tensors(tmp_path / "two")
+    assert expected.keys() == actual.keys()
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=2e-5)
+    assert Run(tmp_path / "two").files.samples.read_text() == run.files.samples.read_text()
 
 
-def test_a_sharded_run_goes_on_with_other_numbers_of_processes(text: Path, tmp_path: Path) -> None:
+def test_a_sharded_run_resumes_with_another_world_size(text: Path, tmp_path: Path) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
     train(text, one, family="lstm", **SETTINGS)
     resume(one, steps=16)
@@ -123,11 +125,11 @@ def test_a_sharded_run_goes_on_with_other_numbers_of_processes(text: Path, tmp_p
     torch.testing.assert_close(torch.tensor(losses(many)), torch.tensor(losses(one)), rtol=5e-6, atol=5e-6)
     assert [row[0] for row in losses(many)] == [0, 4, 8, 12, 16, 20, 24]
     state = safe_open(next((many / "checkpoints").iterdir()) / "optimizer.safetensors", framework="pt")
-    assert state.get_tensor("state.h").shape == (2, 8, 32)  # whole again: of all rows
+    assert state.get_tensor("state.h").shape == (2, 8, 32)  # the state of the entire batch
 
 
-def test_rows_that_cannot_be_shared_are_refused(text: Path, tmp_path: Path) -> None:
+def test_a_batch_that_is_not_divisible_by_the_world_size_is_rejected(text: Path, tmp_path: Path) -> None:
     status, errors = forked(2, text, "--out", tmp_path / "run", *as_options(SETTINGS | {"batch": 6}))
     assert status == 1
-    assert "3 rows at a time cannot be shared among 2 processes" in errors
+    assert "3 sequences cannot be divided among 2 processes" in errors
     assert not (tmp_path / "run").exists()

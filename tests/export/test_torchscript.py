@@ -1,7 +1,7 @@
-"""TorchScript files against the models that they were made of: the same names, logits, gradients and dropout.
+"""TorchScript files have the names, logits, gradients and dropout of their models.
 
-Weights are drawn large, so that a wrong mask or scale shows. R torch 0.17 is LibTorch 2.8, too large to be fetched for
-a test: the operators that the files name stand for it.
+Large random weights reveal a wrong mask or scale. R torch 0.17 uses LibTorch 2.8, which is too large for a test: the
+files may only contain operators that were tested with it.
 """
 
 import json
@@ -27,17 +27,10 @@ CONTEXT = 23
 LOCAL = {"attention_types": [[["local"], 2]], "num_layers": 2}
 SIZES = {
     "gpt2": {"vocab_size": 31, "n_positions": CONTEXT, "n_embd": 24, "n_layer": 2, "n_head": 4},
-    "gptneo": {
-        "vocab_size": 31,
-        "max_position_embeddings": CONTEXT,
-        "hidden_size": 24,
-        "num_heads": 4,
-        "num_layers": 4,
-        "attention_types": [[["global", "local"], 2]],
-        "window_size": 5,
-    },
+    "gptneo": {"vocab_size": 31, "max_position_embeddings": CONTEXT, "hidden_size": 24, "num_heads": 4, "num_layers": 4,
+               "attention_types": [[["global", "local"], 2]], "window_size": 5},
     "lstm": {"vocab_size": 31, "embedding_size": 24, "hidden_size": 24, "num_layers": 2},
-}
+}  # fmt: skip
 CASES = {
     "gpt2": {},
     "gpt2-untied": {"tie_word_embeddings": False},
@@ -60,8 +53,8 @@ DROPOUTS = {
     "gptneo": ("embed_dropout", "attention_dropout", "resid_dropout"),
     "lstm": ("dropout",),
 }
-# Operators of the files of all architectures. Each has run in LibTorch 2.8.0, with gradients, except those of the last
-# line, for soft caps and sinks, which are in LibTorch since version 1. Test additional operators there first.
+# Operators in the files of all architectures. All have run in LibTorch 2.8.0, with gradients, except the last line, for
+# soft caps and sinks, which LibTorch has since version 1. Test additional operators there first.
 OPERATORS = """
     __and__.Tensor add.Scalar add.Tensor add.int arange cat chunk contiguous cos div.Scalar dropout embedding eq.int
     flatten.using_ints floor floordiv.int ge.Scalar ge.int gelu gt.Tensor gt.int layer_norm le.Tensor linear log
@@ -74,7 +67,7 @@ OPERATORS = """
 
 
 def make(name: str, **changes: object) -> nn.Module:
-    """The model of a case, in eval mode, with large random weights and no dropout but what `changes` has."""
+    """The model of a case in eval mode, with large random weights, and without dropout unless `changes` sets it."""
     family = name.partition("-")[0]
     settings = {**SIZES[family], **dict.fromkeys(DROPOUTS[family], 0.0), **CASES[name], **changes}
     torch.manual_seed(0)
@@ -93,7 +86,7 @@ def load(path: Path, **arguments: object) -> torch.jit.ScriptModule:
 
 
 def code_of(path: Path) -> str:
-    """All that is compiled into a file, but PyTorch's own layers."""
+    """The compiled code in a file, without PyTorch's layers."""
     with zipfile.ZipFile(path) as archive:
         names = [name for name in archive.namelist() if name.endswith(".py") and "/torch/nn/" not in name]
         return "\n".join(archive.read(name).decode() for name in names)
@@ -103,35 +96,35 @@ def ids(B: int, T: int, seed: int = 1) -> Tensor:
     return torch.randint(31, (B, T), generator=torch.Generator().manual_seed(seed))
 
 
-def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 5e-6) -> None:
-    """To float32 rounding: of the largest value."""
-    assert found.shape == wanted.shape
-    assert found.dtype == wanted.dtype
-    largest = wanted.float().abs().max()
-    error = (found.float() - wanted.float()).abs().max()
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 5e-6) -> None:
+    """Compare up to float32 rounding, relative to the largest value."""
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    largest = expected.float().abs().max()
+    error = (actual.float() - expected.float()).abs().max()
     assert error <= tolerance * largest, f"off by {error / largest:.1e} of the largest value"
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
-    """both(case): the model, what was loaded of its file, and the file. They are shared: leave them as they are."""
-    made = {}
+def exported(tmp_path_factory):
+    """exported(case): the model, the module loaded from its file, and the file. Tests share them: do not modify."""
+    cases = {}
 
-    def both(name):
-        if name not in made:
+    def get(name):
+        if name not in cases:
             model, path = make(name), tmp_path_factory.mktemp(name) / "model.pt"
             save_torchscript(model, path)
-            made[name] = model, load(path), path
-        return made[name]
+            cases[name] = model, load(path), path
+        return cases[name]
 
-    return both
+    return get
 
 
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
-def test_logits_at_any_batch_and_length(both, name: str) -> None:
-    """Every length, in an order that gives TorchScript's optimizer no two alike in a row, and one thrice."""
-    model, script, _ = both(name)
+def test_logits_match_at_any_batch_size_and_length(exported, name: str) -> None:
+    """Lengths change in each call, and then repeat, which triggers TorchScript's optimizer."""
+    model, script, _ = exported(name)
     assert model(ids(3, CONTEXT)).abs().max() > 5
     for T in sorted(range(1, CONTEXT + 1), key=lambda T: (7 * T) % 11):
         for B in (1, 3):
@@ -140,46 +133,46 @@ def test_logits_at_any_batch_and_length(both, name: str) -> None:
         assert_close(script(ids(2, 9)), model(ids(2, 9)))
 
 
-def test_an_lstm_reads_any_length(both) -> None:
-    model, script, _ = both("lstm")
+def test_lstm_has_no_maximum_length(exported) -> None:
+    model, script, _ = exported("lstm")
     assert_close(script(ids(1, 1000)), model(ids(1, 1000)))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parameters(both, name: str) -> None:
-    """The model's own, under its names, in its order; a tied weight once; and each once in the file."""
-    model, script, path = both(name)
-    wanted, found = dict(model.named_parameters()), dict(script.named_parameters())
-    assert list(found) == list(wanted)
+def test_parameters_match(exported, name: str) -> None:
+    """Equal values, names and order; tied weights are stored once."""
+    model, script, path = exported(name)
+    expected, actual = dict(model.named_parameters()), dict(script.named_parameters())
+    assert list(actual) == list(expected)
     assert list(script.state_dict()) == list(model.state_dict())
     assert dict(script.named_buffers()) == {}
-    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
-    assert all(parameter.requires_grad and parameter.is_leaf for parameter in found.values())
-    assert len({parameter.data_ptr() for parameter in found.values()}) == len(found)
+    assert all(torch.equal(actual[key], expected[key]) for key in expected)
+    assert all(parameter.requires_grad and parameter.is_leaf for parameter in actual.values())
+    assert len({parameter.data_ptr() for parameter in actual.values()}) == len(actual)
     with zipfile.ZipFile(path) as archive:
         stored = sum(entry.file_size for entry in archive.infolist() if entry.filename.startswith("model/data/"))
-    assert stored == sum(parameter.nbytes for parameter in found.values())
+    assert stored == sum(parameter.nbytes for parameter in actual.values())
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients(both, name: str) -> None:
-    """Also after calls that made TorchScript's optimizer rewrite the graph."""
-    model, script, _ = both(name)
+def test_gradients_match(exported, name: str) -> None:
+    """Before and after TorchScript's optimizer has rewritten the graph."""
+    model, script, _ = exported(name)
     for B, T in ((2, 7), (2, 7), (2, 7), (3, CONTEXT), (1, 1)):
         for network in (model, script):
             network.zero_grad()
             cross_entropy(network(ids(B, T)).flatten(0, 1), ids(B, T, seed=2).flatten()).backward()
-        found = dict(script.named_parameters())
+        actual = dict(script.named_parameters())
         largest = max(parameter.grad.abs().max() for parameter in model.parameters())
         for key, parameter in model.named_parameters():
-            # Less is 0 and its rounding: a single id's attention is to itself, whatever q and k are.
-            if max(parameter.grad.abs().max(), found[key].grad.abs().max()) > 1e-5 * largest:
-                assert_close(found[key].grad, parameter.grad, tolerance=1e-5)
+            # Smaller gradients are rounding errors of 0: a single token attends to itself for all q and k.
+            if max(parameter.grad.abs().max(), actual[key].grad.abs().max()) > 1e-5 * largest:
+                assert_close(actual[key].grad, parameter.grad, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptneo", "lstm", "lstm-tied"])
-def test_training_goes_the_same_way(tmp_path: Path, name: str) -> None:
-    """A tied weight that had become two, or an LSTM's weights that the optimizer cannot reach, would part them."""
+def test_training_matches(tmp_path: Path, name: str) -> None:
+    """Fails if a tied weight is duplicated, or if the optimizer does not update an LSTM's weights."""
     model = make(name)
     save_torchscript(model, tmp_path / "model.pt")
     script = load(tmp_path / "model.pt")
@@ -196,29 +189,29 @@ def test_training_goes_the_same_way(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", DROPOUTS)
 def test_dropout_follows_train_and_eval(tmp_path: Path, name: str) -> None:
-    """From the same seed the very same values are dropped, at rates that tell one place from another."""
+    """Equal seeds drop the same values. Rates differ, so that exchanged rates are detected."""
     model = make(name, **dict(zip(DROPOUTS[name], (0.1, 0.2, 0.3), strict=False)))
     save_torchscript(model.train(), tmp_path / "model.pt")
     script = load(tmp_path / "model.pt")
     idx = ids(2, CONTEXT)
     assert not script.training
-    calm = script(idx)
-    assert_close(calm, model.eval()(idx))
+    without_dropout = script(idx)
+    assert_close(without_dropout, model.eval()(idx))
     model.train()
     script.train()
     for seed in range(3):
         torch.manual_seed(seed)
-        wanted = model(idx)
+        expected = model(idx)
         torch.manual_seed(seed)
-        found = script(idx)
-        assert_close(found, wanted)
-        assert (found - calm).abs().max() > 0.1
-    assert torch.equal(script.eval()(idx), calm)
+        actual = script(idx)
+        assert_close(actual, expected)
+        assert (actual - without_dropout).abs().max() > 0.1
+    assert torch.equal(script.eval()(idx), without_dropout)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-inverse-layer-upcast", "gptneo", "lstm-tied"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_dtypes(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+def test_dtypes_match_and_can_be_changed(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model = make(name).to(dtype)
     save_torchscript(model, tmp_path / "model.pt")
     script = load(tmp_path / "model.pt")
@@ -227,46 +220,48 @@ def test_dtypes(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
         assert_close(script(ids(2, T)), model(ids(2, T)))
     script(ids(2, 9)).float().logsumexp(-1).sum().backward()
     assert all(parameter.grad.dtype == dtype for parameter in script.parameters())
-    assert_close(script.float()(ids(2, 9)), model.float()(ids(2, 9)))  # nothing keeps to the dtype of the export
+    assert_close(script.float()(ids(2, 9)), model.float()(ids(2, 9)))  # the export does not fix the dtype
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptneo", "lstm"])
-def test_nothing_keeps_to_the_device_of_the_export(both, name: str) -> None:
-    path = both(name)[2]
+def test_the_export_does_not_fix_the_device(exported, name: str) -> None:
+    path = exported(name)[2]
     logits = load(path, map_location="meta")(ids(2, CONTEXT).to("meta"))
     assert logits.device.type == "meta"
     assert logits.shape == (2, CONTEXT, 31)
-    # The meta device takes positions from anywhere, which a GPU does not: no tensor is made without a word of where.
+    # The meta device accepts tensors of other devices, unlike a GPU: each new tensor must name its device.
     code = code_of(path)
-    made = [line for line in code.splitlines() if "torch.arange(" in line or "torch.zeros(" in line]
-    assert len(made) == (1 if name == "lstm" else 5)
-    assert all("device=" in line and "device=None" not in line for line in made)
+    factories = [line for line in code.splitlines() if "torch.arange(" in line or "torch.zeros(" in line]
+    assert len(factories) == (1 if name == "lstm" else 5)
+    assert all("device=" in line and "device=None" not in line for line in factories)
     assert "torch.device(" not in code
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptneo", "lstm"])
-def test_bad_ids_are_errors(both, name: str) -> None:
-    _, script, _ = both(name)
+def test_invalid_inputs_raise_errors(exported, name: str) -> None:
+    _, script, _ = exported(name)
     for bad in (31, -1):
         with pytest.raises(RuntimeError, match="index out of range in self"):
             script(torch.tensor([[3, bad]]))
     for shape in ((0, 3), (2, 0), (4,), (1, 2, 3)):
-        with pytest.raises(torch.jit.Error, match=r"ValueError: idx must be \(B, T\) with at least one id, not \["):
+        with pytest.raises(torch.jit.Error, match=r"ValueError: idx must have shape \(B, T\) and at least one token"):
             script(torch.zeros(shape, dtype=torch.long))
     if name != "lstm":
-        with pytest.raises(torch.jit.Error, match=f"ValueError: {CONTEXT + 1} positions; this model has {CONTEXT}"):
+        with pytest.raises(
+            torch.jit.Error, match=f"idx has {CONTEXT + 1} positions, but the context length is {CONTEXT}"
+        ):
             script(ids(1, CONTEXT + 1))
 
 
-def test_libtorch_2_8_knows_all_that_is_asked(both) -> None:
-    asked = {operator for name in CASES for operator in torch.jit.export_opnames(both(name)[1])}
-    assert {name.removeprefix("aten::") for name in asked if name.startswith("aten::")} <= set(OPERATORS)
-    with zipfile.ZipFile(both("gpt2")[2]) as archive:
-        assert int(archive.read("model/.data/version")) <= 10  # kMaxSupportedFileFormatVersion there
+def test_files_use_only_operators_of_libtorch_2_8(exported) -> None:
+    operators = {operator for name in CASES for operator in torch.jit.export_opnames(exported(name)[1])}
+    assert {name.removeprefix("aten::") for name in operators if name.startswith("aten::")} <= set(OPERATORS)
+    with zipfile.ZipFile(exported("gpt2")[2]) as archive:
+        assert int(archive.read("model/.data/version")) <= 10  # its kMaxSupportedFileFormatVersion
 
 
-def test_a_process_without_this_package_runs_it(both) -> None:
-    model, _, path = both("gptneo")
+def test_files_run_without_this_package(exported) -> None:
+    model, _, path = exported("gptneo")
     program = f"""if True:
         import sys, torch
         extra = {{"config.json": ""}}
@@ -275,13 +270,13 @@ def test_a_process_without_this_package_runs_it(both) -> None:
         print(model(torch.tensor({ids(2, 11).tolist()})).double().sum().item())
         assert not [name for name in sys.modules if name.startswith(("minhub_py", "weights_map"))]
     """
-    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
-    *config, total = done.stdout.splitlines()
+    result = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    *config, total = result.stdout.splitlines()
     assert json.loads("\n".join(config)) == {**model.config.to_hub(), "dtype": "float32"}
     assert float(total) == pytest.approx(model(ids(2, 11)).double().sum().item(), rel=1e-5)
 
 
-def test_the_model_that_is_saved_stays_as_it_was(tmp_path: Path) -> None:
+def test_the_exported_model_is_not_changed(tmp_path: Path) -> None:
     model = make("gpt2").train()
     model.h[0].requires_grad_(False)
     before = dict(model.named_parameters())
@@ -292,13 +287,13 @@ def test_the_model_that_is_saved_stays_as_it_was(tmp_path: Path) -> None:
     assert not model.h[0].mlp.c_fc.weight.requires_grad
 
 
-def test_only_models_of_this_package(tmp_path: Path) -> None:
+def test_other_modules_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="takes models of this package, not Linear"):
         save_torchscript(nn.Linear(2, 2), tmp_path / "model.pt")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_only_by_a_complete_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "new" / "folder" / "model.pt"
     save_torchscript(make("lstm"), path)
     first = path.read_bytes()
@@ -319,18 +314,18 @@ def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path: Path, monkeypatc
         assert archive.read("model/extra/tokenizer.json") == b"\x00\xff"
 
 
-def test_where_nothing_can_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
+def test_unwritable_paths_raise_os_errors(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
     with pytest.raises(OSError, match=r"file/model\.pt cannot be written \(.*\): make room, or name another file"):
         save_torchscript(make("lstm"), tmp_path / "file" / "model.pt")
-    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "file").read_text() == "content"
 
 
 @pytest.mark.parametrize("category", [DeprecationWarning, FutureWarning])
-def test_no_advice_of_pytorch_that_r_cannot_follow(
+def test_deprecation_warnings_of_torchscript_are_suppressed(
     tmp_path: Path, category: type[Warning], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch 2.15 says with a FutureWarning that TorchScript is deprecated. Other warnings are let through."""
+    """PyTorch 2.15 uses a FutureWarning. Other warnings are not suppressed."""
     save = torch.jit.save
 
     def warns(*arguments: object, **settings: object) -> None:
@@ -345,8 +340,8 @@ def test_no_advice_of_pytorch_that_r_cannot_follow(
     assert [str(warning.message) for warning in caught] == ["something else is deprecated"]
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    """PyTorch's own writer would end the process with SIGABRT."""
+def test_a_full_disk_keeps_the_existing_file(tmp_path: Path) -> None:
+    """PyTorch's writer would end the process with SIGABRT."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]
@@ -373,8 +368,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("model", ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"])
-def test_built_ins_convert(tmp_path: Path, model: str) -> None:
-    """From files, whose weights are mapped and transposed; quietly, although PyTorch calls torch.jit deprecated."""
+def test_built_in_models_convert_without_warnings(tmp_path: Path, model: str) -> None:
     result = convert(model, tmp_path / "out.pt", "--to", "torchscript")
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"{tmp_path / 'out.pt'}\n", "")
     extra = {"config.json": "", "tokenizer.json": ""}
@@ -386,7 +380,7 @@ def test_built_ins_convert(tmp_path: Path, model: str) -> None:
     assert json.loads(extra["config.json"])["model_type"] in ("gpt2", "gpt_neo", "lstm")
 
 
-def test_convert_in_its_ways(tmp_path: Path, folder: Path) -> None:
+def test_convert_dtype_overwrite_and_native_layout(tmp_path: Path, folder: Path) -> None:
     out = tmp_path / "new" / "half.pt"
     result = convert(folder, out, "--to", "torchscript", "--dtype", "float16", "--json")
     assert json.loads(result.stdout) == {"out": str(out), "layout": "torchscript", "files": ["half.pt"]}
@@ -418,19 +412,19 @@ def test_convert_in_its_ways(tmp_path: Path, folder: Path) -> None:
         ("file", ["--to", "native", "--overwrite"], "--to native writes a folder, but"),
     ],
 )
-def test_wrong_calls(tmp_path: Path, folder: Path, out: str, arguments: list[str], message: str) -> None:
+def test_invalid_calls_of_convert(tmp_path: Path, folder: Path, out: str, arguments: list[str], message: str) -> None:
     (tmp_path / "held.pt").mkdir()
-    (tmp_path / "file").write_text("mine")
+    (tmp_path / "file").write_text("content")
     result = convert(folder, tmp_path / out, "--to", "torchscript", *arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert message in " ".join(result.stderr.split())
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.pt").exists()
-    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "file").read_text() == "content"
 
 
-def test_a_damaged_checkpoint_writes_nothing(tmp_path: Path, folder: Path) -> None:
+def test_a_corrupt_checkpoint_writes_nothing(tmp_path: Path, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "n_embd": 28}))
     result = convert(folder, tmp_path / "out.pt", "--to", "torchscript")

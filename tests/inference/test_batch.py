@@ -15,7 +15,7 @@ from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.native.library import library
-from minhub_py.inference.native_runner import LONG, NativeRunner
+from minhub_py.inference.native_runner import LONG_PROMPT, NativeRunner
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
 V, CONTEXT = 61, 48
@@ -210,7 +210,7 @@ def test_events_are_what_generate_and_score_give(alone, name: str) -> None:
 @pytest.mark.parametrize("name", MAKE)
 def test_a_prefix_from_another_row(name: str, dtype: str, monkeypatch) -> None:
     model = new(name, dtype)
-    for length in (3, 9, 14):  # no text of LONG ids and more in bfloat16
+    for length in (3, 9, 14):  # shorter than LONG_PROMPT
         prefix = text(8, length)
         tail = text(9, 5)
         first = Batch(model, 1, 200)
@@ -355,8 +355,8 @@ def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> N
 def test_long_texts_in_bfloat16_are_read_by_forward() -> None:
     """Which is the one exception of the rule in batch.py."""
     has_tiles = library().has_bfloat16_tiles()  # PyTorch's products are slower than the compiled ones without
-    assert Batch(new("gpt2", "bfloat16"), 1, 40).runner.long == (LONG if has_tiles else None)
-    assert Batch(new("lstm", "bfloat16"), 1, 40).runner.long is None
+    assert Batch(new("gpt2", "bfloat16"), 1, 40).runner.long_prompt == (LONG_PROMPT if has_tiles else None)
+    assert Batch(new("lstm", "bfloat16"), 1, 40).runner.long_prompt is None
 
 
 def test_a_row_stops_at_a_string() -> None:

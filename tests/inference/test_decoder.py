@@ -29,7 +29,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from minhub_py import generate, gpt2, gptneo, llama, lstm, score, stream
 from minhub_py.inference.native import library
-from minhub_py.inference.native.library import MOST_TOKENS, Operation
+from minhub_py.inference.native.library import MAX_TOKENS, Operation
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.quantize import KINDS, quantize
 from minhub_py.inference.torch_runner import CHUNK, TorchRunner
@@ -237,7 +237,7 @@ def test_ids_that_are_taken_back_leave_a_ring_as_it_was(kernel, window) -> None:
     wanted = forward(model, ids)
     wrong = [(id + 1) % 61 for id in ids]
     runner, cache = NativeRunner(model), new_cache(model)
-    assert cache.layers[0][0].size(2) == window + MOST_TOKENS
+    assert cache.layers[0][0].size(2) == window + MAX_TOKENS
     for place, drafted in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
         found = extend(runner, [[ids[place], *wrong[place + 1 : place + 1 + drafted]]], cache)
         assert_close(found[:1], wanted[place : place + 1])
@@ -288,14 +288,14 @@ def product(layer, x):
     tokens, columns = x.shape
     runner = NativeRunner(new("gpt2"))
     runner.program.width = -(-max(columns, layer.weight.size(0)) // 128) * 128
-    room = runner._room(tokens)
-    runner.codes = runner._room_for_codes()
-    call = runner._new_call([[torch.zeros(1, 1, 1, 1)] * 2], torch.float32, room)
+    buffers = runner._new_buffers(tokens)
+    runner.codes = runner._new_codes()
+    call = runner._new_call([[torch.zeros(1, 1, 1, 1)] * 2], torch.float32, buffers)
     call.tokens = tokens
-    room[1, :, :columns] = x
+    buffers[1, :, :columns] = x
     operations = (Operation * 1)(*runner.program.operations(Linear([layer])))
     library.library().decode(operations, 1, ctypes.byref(call))
-    return room[2, :, : layer.weight.size(0)]
+    return buffers[2, :, : layer.weight.size(0)]
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 7, 45, 128])
@@ -386,7 +386,7 @@ def test_a_long_text_has_the_bits_of_its_ids_one_by_one(kernel, name, dtype) -> 
     torch.set_num_threads(1)
     wanted = read(model, text, [1])
     torch.set_num_threads(2)
-    for pieces in ([143], [5, MOST_TOKENS + 1, 9], [12, 6, 24, 101], [11, 25, 35, 72]):
+    for pieces in ([143], [5, MAX_TOKENS + 1, 9], [12, 6, 24, 101], [11, 25, 35, 72]):
         assert torch.equal(read(model, text, pieces), wanted)
 
 
@@ -399,7 +399,7 @@ def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
         prompts = [some_ids(model, length) for length in (10, 2, 100, 149)]
         torch.set_num_threads(1)
         wanted = score(model, prompts)
-        assert NativeRunner(model).long is None
+        assert NativeRunner(model).long_prompt is None
         for count in (2, 3, 4):
             torch.set_num_threads(count)
             found = score(model, prompts)
@@ -409,9 +409,9 @@ def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
 def test_more_rows_than_are_read_at_once(plain) -> None:
     for name in ("gpt2", "gptneo", "lstm"):
         model = new(name)
-        prompts = [[i % 61, i * 7 % 61, 3][: 1 + i % 3] for i in range(MOST_TOKENS * 2 + 3)]
+        prompts = [[i % 61, i * 7 % 61, 3][: 1 + i % 3] for i in range(MAX_TOKENS * 2 + 3)]
         alone = [generate(model, [prompt], 9, seed=1)[0] for prompt in prompts]
-        for count in (MOST_TOKENS, MOST_TOKENS + 1, len(prompts)):
+        for count in (MAX_TOKENS, MAX_TOKENS + 1, len(prompts)):
             assert generate(model, prompts[:count], 9, seed=1, speculate=4) == alone[:count]
 
 

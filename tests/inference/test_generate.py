@@ -11,7 +11,7 @@ from minhub_py import generate, gpt2, gptneo, lstm, save_pretrained, score, stre
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import context_start
 from minhub_py.inference.native_runner import NativeRunner, runner_of
-from minhub_py.inference.sampling import Sampling, likeliest
+from minhub_py.inference.sampling import Sampling, most_likely
 
 V, CONTEXT = 61, 16
 
@@ -62,7 +62,7 @@ def test_the_rule_for_long_texts() -> None:
         assert 1 <= n - context_start(n, context) <= context
 
 
-def test_greedy_takes_the_likeliest_id_each_time(model) -> None:
+def test_greedy_decoding_takes_the_most_likely_token(model) -> None:
     for prompt in PROMPTS:
         text = list(prompt)
         for _ in range(40):  # far beyond the context
@@ -145,12 +145,12 @@ def test_ids_are_drawn_with_the_probabilities_that_the_settings_mean(sampling, e
     assert torch.allclose(shares, torch.tensor(expected, dtype=torch.float)[shuffle], atol=2e-3)
 
 
-def test_the_likeliest_id_is_that_of_torch() -> None:
+def test_the_most_likely_id_equals_torch() -> None:
     nan, inf = float("nan"), float("inf")
     rows = [[1, 3, 3, 2], [nan, 3, inf, 0], [1, nan, inf, nan], [-inf] * 4, [-inf, 0, -0.0, -1], [inf] * 4]
     logits = torch.tensor(rows)
     for each in (logits, logits.T.contiguous().T, logits.repeat(1, 100)[:, 7:]):
-        largest, ids = likeliest(each)
+        largest, ids = most_likely(each)
         expected = each.max(dim=-1)
         assert ids.tolist() == expected.indices.tolist()
         torch.testing.assert_close(largest, expected.values, rtol=0, atol=0, equal_nan=True)
@@ -227,9 +227,12 @@ def test_nothing_to_do(model) -> None:
     ("call", "message"),
     [
         (lambda m: generate(m, [[]], 5), "prompt 0 is empty"),
-        (lambda m: generate(m, [[1], [V]], 5), f"prompt 1 must hold whole ids from 0 to {V - 1}"),
-        (lambda m: generate(m, [[-1]], 5), "prompt 0 must hold whole ids"),
-        (lambda m: generate(m, [[1.5]], 5), "prompt 0 must hold whole ids"),
+        (
+            lambda m: generate(m, [[1], [V]], 5),
+            f"token IDs must be whole numbers between 0 and {V - 1}, but prompt 1 has {V}",
+        ),
+        (lambda m: generate(m, [[-1]], 5), "but prompt 0 has -1"),
+        (lambda m: generate(m, [[1.5]], 5), "but prompt 0 has 1.5"),
         (
             lambda m: generate(m, ["text"], 5),
             r"a prompt is a list of token IDs, not text.*tokenizer.encode\('text'\).ids\]\)",
@@ -249,13 +252,13 @@ def test_nothing_to_do(model) -> None:
         (lambda m: generate(m, [[1]], 5, stop="x" * 1001), "at most 1,000 characters, not 1,001"),
         (lambda m: generate(m, [[1]], 5, stop=["x"] * 65), "at most 64 strings, not 65"),
         (lambda m: generate(m, [[1]], 5, seed=[1, 2]), "2 seeds for 1 prompts"),
-        (lambda m: generate(m, [[1]], 5, seed=2**70), "a seed must be a whole number of 64 bits"),
+        (lambda m: generate(m, [[1]], 5, seed=2**70), "a seed must be a 64-bit integer, not"),
         (lambda m: generate(m, [[1]], 5, eos_id="end"), 'eos_id must be "auto"'),
-        (lambda m: generate(m, [[1]], 5, stop="x"), "give tokenizer="),
+        (lambda m: generate(m, [[1]], 5, stop="x"), "stop strings require a tokenizer: pass tokenizer="),
         (lambda m: generate(m, [[1]], 5, stop="", tokenizer=object()), "a stop string cannot be empty"),
         (lambda m: stream(m, [], 5), "the prompt is empty"),  # at the call, not at the first id
-        (lambda m: score(m, [[V]]), "prompt 0 must hold whole ids"),
-        (lambda m: m(torch.tensor([[0, V]])), f"ids must be 0 to {V - 1}, not 0 to {V}"),
+        (lambda m: score(m, [[V]]), f"but prompt 0 has {V}"),
+        (lambda m: m(torch.tensor([[0, V]])), f"token IDs must be 0 to {V - 1}, not 0 to {V}"),
         (lambda m: m(torch.tensor([0, 1])), r"idx must be \(B, T\)"),
         (lambda m: m(torch.zeros(1, 0, dtype=torch.long)), r"idx must be \(B, T\)"),
         (lambda m: m(torch.tensor([[1], [2]]), m.new_cache(1, 4)), "do not fit a cache"),
@@ -282,7 +285,7 @@ class Around(torch.nn.Module):
 
 
 TOKENIZER = characters([chr(40 + i) for i in range(V)])
-NAMES_THE_BACKEND = r"tokenizers\.Tokenizer, not the OfTransformers of transformers: give tokenizer\.backend_tokenizer"
+NAMES_THE_BACKEND = r"tokenizers\.Tokenizer, not the OfTransformers of transformers: pass tokenizer\.backend_tokenizer"
 
 
 @pytest.mark.parametrize(
@@ -290,15 +293,15 @@ NAMES_THE_BACKEND = r"tokenizers\.Tokenizer, not the OfTransformers of transform
     [
         (lambda m: stream(m, [[1, 2]]), r"stream\(\) takes one prompt, a list of token IDs, not \[\[1, 2\]\]"),
         (lambda m: stream(m, 3), r"stream\(\) takes one prompt, a list of token IDs, not 3"),
-        (lambda m: stream(m, [V]), f"the prompt must hold whole ids from 0 to {V - 1}; {V} is none"),
+        (lambda m: stream(m, [V]), f"token IDs must be whole numbers between 0 and {V - 1}, but the prompt has {V}"),
         (lambda m: generate(m, None), "prompts must be a list of lists of token IDs, not None"),
         (lambda m: generate(m, TOKENIZER), "not a tokenizer"),
-        (lambda m: generate(m, [TOKENIZER.encode("1")]), "not the encoding itself"),
+        (lambda m: generate(m, [TOKENIZER.encode("1")]), "not an encoding: pass its ids"),
         (lambda m: generate(m, {"input_ids": [[1]]}), "not a mapping"),
         (lambda m: generate(m, [b"1"]), "not text"),
         (lambda m: generate(m, [[math.inf]]), "a list of lists of token IDs"),
         (lambda m: generate(m, [[math.nan]]), "a list of lists of token IDs"),
-        (lambda m: score(m, [1, 2]), "prompts must be a list of lists of token IDs; prompt 0 is 1: put a single"),
+        (lambda m: score(m, [1, 2]), "prompts must be a list of lists of token IDs, but prompt 0 is 1: put a single"),
         (lambda m: score(m, 5), "prompts must be a list of lists of token IDs, not 5"),
         (lambda m: generate(m, [[1]], temperature="0.8"), "temperature must be a number, not '0.8'"),
         (lambda m: generate(m, [[1]], temperature=True), "temperature must be a number, not True"),
@@ -311,21 +314,24 @@ NAMES_THE_BACKEND = r"tokenizers\.Tokenizer, not the OfTransformers of transform
         (lambda m: generate(m, [[1]], "5"), "max_new_tokens must be a whole number"),
         (lambda m: generate(m, [[1]], True), "max_new_tokens must be a whole number"),
         (lambda m: generate(m, [[1]], speculate="5"), "speculate must be a whole number"),
-        (lambda m: generate(m, [[1]], seed="1"), "a seed must be a whole number"),
-        (lambda m: generate(m, [[1]], seed=1.5), "a seed must be a whole number"),
-        (lambda m: generate(m, [[1]], seed=True), "a seed must be a whole number"),
-        (lambda m: generate(m, [[1]], eos_id=1.5), 'eos_id must be "auto", None, an id or several'),
-        (lambda m: generate(m, [[1]], eos_id=["a"]), 'eos_id must be "auto", None, an id or several'),
-        (lambda m: generate(m, [[1]], stop=5), "stop must be a string or several, not 5"),
-        (lambda m: generate(m, [[1]], stop=["a", 5]), "stop must be a string or several"),
+        (lambda m: generate(m, [[1]], seed="1"), "a seed must be a 64-bit integer"),
+        (lambda m: generate(m, [[1]], seed=1.5), "a seed must be a 64-bit integer"),
+        (lambda m: generate(m, [[1]], seed=True), "a seed must be a 64-bit integer"),
+        (lambda m: generate(m, [[1]], eos_id=1.5), 'eos_id must be "auto", None, a token ID or a list of token IDs'),
+        (lambda m: generate(m, [[1]], eos_id=["a"]), 'eos_id must be "auto", None, a token ID or a list of token IDs'),
+        (lambda m: generate(m, [[1]], stop=5), "stop must be a string or a list of strings, not 5"),
+        (lambda m: generate(m, [[1]], stop=["a", 5]), "stop must be a string or a list of strings"),
         (lambda m: generate(m, [[1]], stop="a", tokenizer=OfTransformers()), NAMES_THE_BACKEND),
         (lambda m: generate(m, [[1]], stop="a", tokenizer=5), r"tokenizers\.Tokenizer, not int"),
         (lambda m: save_pretrained(m, "never", OfTransformers()), NAMES_THE_BACKEND),
         (lambda m: generate(None, [[1]]), r"generate\(\) takes models of this package, not NoneType"),
-        (lambda m: stream("gpt2", [1]), r"stream\(\) takes a model, not its name: from_pretrained\('gpt2'\)"),
+        (
+            lambda m: stream("gpt2", [1]),
+            r"takes a model, not its name: load it with from_pretrained\('gpt2'\)",
+        ),
         (lambda m: score(TOKENIZER, [[1]]), r"score\(\) takes models of this package, not Tokenizer"),
         (lambda m: save_pretrained(None, "never"), r"save_pretrained\(\) takes models of this package, not NoneType"),
-        (lambda m: generate(Around(m), [[1]]), r"not a Around around one: give model\.module"),
+        (lambda m: generate(Around(m), [[1]]), r"not a Around around one: pass model\.module"),
     ],
 )
 def test_what_is_of_a_wrong_type(model, call, message: str) -> None:
@@ -336,7 +342,7 @@ def test_what_is_of_a_wrong_type(model, call, message: str) -> None:
 @pytest.mark.parametrize("idx", [[[1]], np.array([[1]]), "text", None, torch.ones(1, 1), torch.ones(1, 1) > 0], ids=str)
 def test_a_model_takes_a_tensor_of_whole_numbers(model, idx) -> None:
     with pytest.raises(
-        TypeError, match=r"idx must be a LongTensor \(B, T\), as torch\.tensor\(\[ids\]\) gives it, not"
+        TypeError, match=r"idx must be a LongTensor \(B, T\), such as torch\.tensor\(\[token_ids\]\), not"
     ):
         model(idx)
     assert torch.equal(model(torch.ones(1, 2, dtype=torch.int32)), model(torch.ones(1, 2, dtype=torch.int64)))
@@ -367,7 +373,9 @@ def test_a_model_of_transformers_is_named() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     theirs = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1))
-    with pytest.raises(ValueError, match=r"a GPT2LMHeadModel of transformers: .* from_pretrained\(folder\) opens it"):
+    with pytest.raises(
+        ValueError, match=r"not GPT2LMHeadModel of transformers: .* load it with from_pretrained\(folder\)"
+    ):
         generate(theirs, [[1]])
     with pytest.raises(ValueError, match="GPT2LMHeadModel of transformers"):
         save_pretrained(theirs, "never")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cases import ARCHITECTURES
 
-from minhub_py import from_pretrained, generate, save_pretrained, score, train
+from minhub_py import from_pretrained, generate, gpt2, save_pretrained, score, tokenizer_from_pretrained, train
 from minhub_py.config import read
 from minhub_py.registry import architecture_of
 
@@ -75,12 +75,15 @@ def test_training_on_a_gpu_follows_training_on_the_cpu(tmp_path: Path) -> None:
     assert abs(one - other) < 1e-3
 
 
-def test_two_gpus_share_a_model() -> None:
+def test_two_gpus_share_a_model(tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("there are fewer than two GPUs")
+    tokenizer = tokenizer_from_pretrained(COMMAND[0])
+    model = gpt2(vocab_size=tokenizer.get_vocab_size(), n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    save_pretrained(model, tmp_path, tokenizer)
     alone, both = (
         subprocess.run(
-            [sys.executable, "-m", "minhub_py", "generate", *COMMAND, *more],
+            [sys.executable, "-m", "minhub_py", "generate", str(tmp_path), *COMMAND[1:], *more],
             capture_output=True, text=True, timeout=250, check=False, env=dict(os.environ),
         )
         for more in (["--device", "cpu"], ["--device", "cuda", "--tensor-parallel", "2"])

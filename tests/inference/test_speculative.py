@@ -10,7 +10,7 @@ from test_decoder import kernel, new, plain, some_ids  # noqa: F401
 from minhub_py import generate, stream
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.native import library
-from minhub_py.inference.native.library import MOST_TOKENS
+from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.speculative import PromptLookup
 
 MOST = [1, 2, 8, 31, 100]
@@ -117,10 +117,10 @@ def test_a_stop_string_in_the_middle_of_a_draft() -> None:
 
 def test_more_rows_than_leave_room_for_drafts(calls) -> None:
     model = new("gpt2")
-    for count in (20, MOST_TOKENS // 2, MOST_TOKENS // 2 + 1, MOST_TOKENS):
+    for count in (20, MAX_TOKENS // 2, MAX_TOKENS // 2 + 1, MAX_TOKENS):
         prompts = [PROMPTS[i % 5] for i in range(count)]
         assert generate(model, prompts, 12, seed=1, speculate=50) == generate(model, prompts, 12, seed=1)
-    assert max(calls) <= MOST_TOKENS
+    assert max(calls) <= MAX_TOKENS
 
 
 def test_without_native_code_nothing_is_drafted(plain) -> None:  # noqa: F811
@@ -166,7 +166,7 @@ def test_no_more_is_read_than_asked_for(calls) -> None:
     for most in (0, 1, 3, 8, 31, 1000):
         calls.clear()
         generate(model, [PROMPTS[0], [5]], 100, temperature=0, speculate=most)
-        assert max(calls[2:]) <= min(2 * (1 + most), MOST_TOKENS)
+        assert max(calls[2:]) <= min(2 * (1 + most), MAX_TOKENS)
         assert most == 0 or max(calls[2:]) > 2
 
 

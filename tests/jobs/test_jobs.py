@@ -1,4 +1,4 @@
-"""Rows of files through a model: nothing lost or doubled, however often the work is killed."""
+"""Batch jobs: each row is written exactly once, also if the job is killed and resumed."""
 
 import contextlib
 import csv
@@ -32,7 +32,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.cli.main import main
 from minhub_py.jobs.chunks import Parts
 from minhub_py.jobs.sources import chunk_sizes, scan
-from minhub_py.jobs.tasks import TASKS, Text, groups
+from minhub_py.jobs.tasks import TASKS, Text, memory_batches
 
 LETTERS = "abcdefgh ,\"'\n\t\\é日"
 MEASURES = [column.name for column in TASKS["score"].columns]
@@ -40,15 +40,15 @@ MEASURES = [column.name for column in TASKS["score"].columns]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny GPT-2 of characters."""
+    """A tiny character-level GPT-2."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("model")
-    made = gpt2(vocab_size=len(LETTERS), n_positions=16, n_embd=16, n_layer=2, n_head=2)
-    save_pretrained(made, folder, characters(LETTERS))
+    network = gpt2(vocab_size=len(LETTERS), n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    save_pretrained(network, folder, characters(LETTERS))
     return str(folder)
 
 
-def some_texts(count: int, most: int = 24) -> list[str]:
+def random_texts(count: int, most: int = 24) -> list[str]:
     """Texts of 0 to `most` characters; some are empty, some have one."""
     draw = random.Random(1)
     return ["".join(draw.choices(LETTERS, k=draw.randrange(most))) for _ in range(count)]
@@ -71,14 +71,14 @@ def minhub(*arguments: object) -> Result:
     return CliRunner().invoke(main, list(map(str, arguments)))
 
 
-def done(*arguments: object) -> str:
+def succeed(*arguments: object) -> str:
     result = minhub(*arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def failed(*arguments: object, status: int = 1) -> str:
-    """What a call that must fail says; it leaves no output, and no parts if none were done."""
+def fail(*arguments: object, status: int = 1) -> str:
+    """Run a command that is expected to fail, and return its error message."""
     result = minhub(*arguments)
     assert result.exit_code == status, result.output
     assert result.stdout == ""
@@ -87,49 +87,49 @@ def failed(*arguments: object, status: int = 1) -> str:
 
 
 def child(arguments: list[object], errors: Path | None, most: int | None) -> None:
-    """The command in a process of its own."""
+    """Run the command in a new process group."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     torch.set_num_threads(1)
     if errors:
         os.dup2(os.open(errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
     if most:
-        put = Parts.put
+        write = Parts.write
 
-        def put_and_wait(parts: Parts, number: int, content: bytes) -> None:
-            put(parts, number, content)
-            while len(parts.numbers()) >= most and not parts.out.with_name("go on").exists():
+        def write_and_wait(parts: Parts, number: int, content: bytes) -> None:
+            write(parts, number, content)
+            while len(parts.completed()) >= most and not parts.out.with_name("go on").exists():
                 time.sleep(0.005)
 
-        Parts.put = put_and_wait  # type: ignore[method-assign]
+        Parts.write = write_and_wait  # type: ignore[method-assign]
     main(list(map(str, arguments)))
 
 
 def start(*arguments: object, errors: Path | None = None, most: int | None = None) -> Any:
-    """most: parts that it makes before a file "go on" is beside the output; who ends it then does not come too late."""
+    """Start the command in a process. It waits after `most` parts until the file "go on" exists next to the output."""
     process = SERVER.Process(target=child, args=(arguments, errors, most))
     process.start()
     return process
 
 
-def wait_for(process: Any, there: Callable[[], bool]) -> None:
-    """Wait until something is there, or the process has ended."""
-    while process.exitcode is None and not there():
+def wait_for(process: Any, condition: Callable[[], bool]) -> None:
+    """Wait until a condition is met or the process has ended."""
+    while process.exitcode is None and not condition():
         process.join(0.002)
 
 
-def parts_of(out: Path) -> int:
+def count_parts(out: Path) -> int:
     folder = Parts(out).folder
     return len(list(folder.glob("part-*"))) if folder.exists() else 0
 
 
-# What comes out
+# Results
 
 
-def test_rows_have_the_measures_of_their_texts_alone(tmp_path: Path, model: str) -> None:
-    texts = some_texts(600)
+def test_results_match_single_texts(tmp_path: Path, model: str) -> None:
+    texts = random_texts(600)
     out = tmp_path / "out.csv"
-    assert "600 rows" in done("score", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
+    assert "600 rows" in succeed("score", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
     rows = read_csv(out)
     assert list(rows[0]) == ["id", "text", "group", *MEASURES]
     network, tokenizer = from_pretrained(model), tokenizer_from_pretrained(model)
@@ -140,29 +140,29 @@ def test_rows_have_the_measures_of_their_texts_alone(tmp_path: Path, model: str)
             assert row["nats"] == row["perplexity"] == ""
             assert row["tokens"] == ("0" if ids else "")
             continue
-        [alone] = score_ids(network, [ids])  # the same bits, not about the same
+        [alone] = score_ids(network, [ids])  # bitwise identical
         assert float(row["nats"]) == -math.fsum(alone.tolist())
         assert int(row["tokens"]) == len(alone)
     assert not Parts(out).folder.exists()
 
 
-def test_a_row_has_the_text_of_its_prompt_alone(tmp_path: Path, model: str) -> None:
-    """Row n has the seed SEED + n, in whatever chunk it is."""
-    prompts = [text for text in some_texts(200) if text][:130]
+def test_generated_texts_match_single_prompts(tmp_path: Path, model: str) -> None:
+    """Row n has the seed SEED + n, regardless of its chunk."""
+    prompts = [text for text in random_texts(200) if text][:130]
     out, options = tmp_path / "out.jsonl", ["-n", 9, "--temperature", 0.8, "--stop", "ab"]
     file = write_csv(tmp_path / "in.csv", prompts, "prompt")
-    done("generate", model, file, "--column", "prompt", "--out", out, "--seed", 7, *options)
+    succeed("generate", model, file, "--column", "prompt", "--out", out, "--seed", 7, *options)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["prompt"] for row in rows] == prompts
     for n in (0, 1, 63, 64, 65, 129):
-        alone = json.loads(done("generate", model, prompts[n], "--seed", 7 + n, "--json", *options))
+        alone = json.loads(succeed("generate", model, prompts[n], "--seed", 7 + n, "--json", *options))
         assert rows[n]["generated"] == alone["text"]
 
 
-def test_a_row_for_each_word(tmp_path: Path, model: str) -> None:
+def test_words_are_written_one_per_row(tmp_path: Path, model: str) -> None:
     texts = ["ab cd  bad", "", "cab", " \n"]
     out = tmp_path / "out.csv"
-    assert "4 rows" in done("words", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
+    assert "4 rows" in succeed("words", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
     rows = read_csv(out)
     assert [(row["id"], row["word_n"], row["word"]) for row in rows] == [
         ("0000", "1", "ab"), ("0000", "2", "cd"), ("0000", "3", "bad"), ("0001", "", ""), ("0002", "1", "cab"),
@@ -174,16 +174,16 @@ def test_a_row_for_each_word(tmp_path: Path, model: str) -> None:
         assert str(numbers) == str(list(map(float, alone[name])))
 
 
-def test_words_without_an_output_are_printed(tmp_path: Path, model: str) -> None:
+def test_words_without_out_are_printed(tmp_path: Path, model: str) -> None:
     lines, table, out = tmp_path / "in.txt", tmp_path / "in.csv", tmp_path / "out.jsonl"
     lines.write_text("ab cd\n\nbad\n")
-    printed = json.loads(done("words", model, lines, "--json"))
-    done("words", model, write_csv(table, ["ab cd", "bad"]), "--out", out)
+    printed = json.loads(succeed("words", model, lines, "--json"))
+    succeed("words", model, write_csv(table, ["ab cd", "bad"]), "--out", out)
     stored = [json.loads(line) for line in out.read_text().splitlines()]
     names = ["word_n", "word", "tokens", "logprob", "surprisal", "entropy"]
     assert [list(row) for row in printed] == [names] * 3
     assert printed == [{name: row[name] for name in names} for row in stored]
-    shown = done("words", model, lines).splitlines()
+    shown = succeed("words", model, lines).splitlines()
     assert shown[0].split() == [name.upper() for name in names]
     assert shown[2].split() == ["2", "cd", "3"] + [f"{printed[1][name]:.4f}" for name in names[3:]]
     assert len(shown) == 4
@@ -191,13 +191,13 @@ def test_words_without_an_output_are_printed(tmp_path: Path, model: str) -> None
     # Standard input, and the rows of a table.
     result = CliRunner().invoke(main, ["words", model, "-", "--json"], input="ab cd\nbad")
     assert json.loads(result.stdout) == printed
-    rows = json.loads(done("words", model, table, "--column", "text", "--prefix", "x_", "--json"))
+    rows = json.loads(succeed("words", model, table, "--column", "text", "--prefix", "x_", "--json"))
     assert [(row["id"], row["group"], row["x_word"]) for row in rows] == [
         ("0000", "g,0", "ab"), ("0000", "g,0", "cd"), ("0001", "g,1", "bad"),
     ]  # fmt: skip
-    by = json.loads(done("words", model, table, "--column", "text", "--by", "group", "--json"))
+    by = json.loads(succeed("words", model, table, "--column", "text", "--by", "group", "--json"))
     assert [row["text"] for row in by] == ["ab cd", "bad"]
-    assert "--overwrite is for the rows" in failed("words", model, lines, "--overwrite", status=2)
+    assert "--overwrite is for the rows" in fail("words", model, lines, "--overwrite", status=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "in.txt", "out.jsonl"]
 
 
@@ -211,7 +211,7 @@ SENTENCES: dict[
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_rows_that_are_words(tmp_path: Path, model: str, kind: str) -> None:
+def test_rows_as_words_match_word_logprobs(tmp_path: Path, model: str, kind: str) -> None:
     file, out = tmp_path / f"in.{kind}", tmp_path / "out.jsonl"
     rows = [dict(zip(SENTENCES, values, strict=True)) for values in zip(*SENTENCES.values(), strict=True)]
     if kind == "parquet":
@@ -227,46 +227,48 @@ def test_rows_that_are_words(tmp_path: Path, model: str, kind: str) -> None:
     result = minhub("words", model, file, "--column", "word", "--by", "text", "--by", "who", "--sep", ",", "--out", out)
     assert result.exit_code == 0, result.output
     assert result.stderr.count("not in the tokenizer's vocabulary, and left out: 'X'") == 1
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [list(row) for row in found] == [[*SENTENCES, "tokens", "logprob", "surprisal", "entropy"]] * 10
-    assert [row["word"] for row in found] == SENTENCES["word"]
+    rows_out = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [list(row) for row in rows_out] == [[*SENTENCES, "tokens", "logprob", "surprisal", "entropy"]] * 10
+    assert [row["word"] for row in rows_out] == SENTENCES["word"]
     by: list[str | None] = ["a", "a", "a", None, None if kind == "csv" else "1 NA", "b", *["c"] * 4]
     network, tokenizer = from_pretrained(model), tokenizer_from_pretrained(model)
     with pytest.warns(UserWarning, match="left out: 'X'"):
-        wanted = word_logprobs(network, tokenizer, SENTENCES["word"], by=by, sep=",")
+        expected = word_logprobs(network, tokenizer, SENTENCES["word"], by=by, sep=",")
     for row, *values in zip(
-        found, *(wanted[name].tolist() for name in ("logprob", "surprisal", "entropy")), strict=True
+        rows_out, *(expected[name].tolist() for name in ("logprob", "surprisal", "entropy")), strict=True
     ):
         assert [math.nan if row[name] is None else row[name] for name in ("logprob", "surprisal", "entropy")] == (
             pytest.approx(values, nan_ok=True, abs=0)
         )
-    given = [bool(word and text) for word, text in zip(SENTENCES["word"], by, strict=True)]
-    assert [row["tokens"] for row in found] == [
-        n if there else None for n, there in zip(wanted["tokens"].tolist(), given, strict=True)
+    has_value = [bool(word and text) for word, text in zip(SENTENCES["word"], by, strict=True)]
+    assert [row["tokens"] for row in rows_out] == [
+        n if there else None for n, there in zip(expected["tokens"].tolist(), has_value, strict=True)
     ]
 
 
-def test_texts_of_words_lie_together(tmp_path: Path, model: str) -> None:
+def test_rows_of_a_text_must_be_consecutive(tmp_path: Path, model: str) -> None:
     file, out = tmp_path / "in.jsonl", tmp_path / "out.csv"
     rows = [(1, "a"), (None, "b"), (1, "c"), (2, "d"), (1, "e")]
     file.write_text("".join(json.dumps({"item": item, "word": word}) + "\n" for item, word in rows))
     command = ["words", model, file, "--out", out]
-    said = failed(*command, "--by", "item")
-    assert "in.jsonl, row 5: words of item 1 stood before, apart from these: sort the rows, or give --by once" in said
-    assert "has no column text: give --column" in failed(*command)
-    assert "has no column id: give --by one of its own, which are item, word" in failed(*command, "--by", "id")
-    assert "--sep joins rows that are words: add --by" in failed(*command, "--sep", "", status=2)
+    message = fail(*command, "--by", "item")
+    assert (
+        "in.jsonl, row 5: the rows of item 1 are not consecutive: sort the rows, or add another --by column" in message
+    )
+    assert "has no column text: set --column" in fail(*command)
+    assert "has no column id: set --by to one of its columns (item, word)" in fail(*command, "--by", "id")
+    assert "--sep joins rows that are words: add --by" in fail(*command, "--sep", "", status=2)
     command = ("words", "no/such-model", file, "--out", out, "--ignore-regex", "(")
-    assert "is no regular expression" in failed(*command, status=2)
+    assert "is not a valid regular expression" in fail(*command, status=2)
     assert not Parts(out).folder.exists()
     (tmp_path / "in2.jsonl").write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
     (tmp_path / "in3.jsonl").write_text((tmp_path / "in2.jsonl").read_text())
-    done("words", model, tmp_path / "in[23].jsonl", "--by", "item", "--out", out)
+    succeed("words", model, tmp_path / "in[23].jsonl", "--by", "item", "--out", out)
     assert [row["logprob"] == "" for row in read_csv(out)] == [True, True, False, True] * 2  # a text ends with its file
 
 
-def test_chunks_of_whole_texts(tmp_path: Path) -> None:
-    """A row that belongs to no text ends none."""
+def test_chunks_contain_complete_texts(tmp_path: Path) -> None:
+    """A row without a key does not end a text."""
     file = tmp_path / "in.jsonl"
     items = [1, None, 1, 2, 2, 2, None, 3]
     file.write_text("".join(json.dumps({"item": item, "word": "a"}) + "\n" for item in items))
@@ -276,36 +278,36 @@ def test_chunks_of_whole_texts(tmp_path: Path) -> None:
     assert chunk_sizes([source, source], [], 5) == [5, 5, 5, 1]
 
 
-def test_killed_in_the_middle_of_words(tmp_path: Path, model: str) -> None:
-    """Texts are whole in their chunks, one of which is long; workers and a kill change nothing."""
+def test_killed_words_job_resumes_with_complete_texts(tmp_path: Path, model: str) -> None:
+    """Chunks contain complete texts, also a long one. Workers and a kill do not change the output."""
     draw = random.Random(4)
     lengths = [draw.randrange(1, 9) for _ in range(700)]
     lengths[300] = 2500  # more than two chunks
     by = [number for number, length in enumerate(lengths) for _ in range(length)]
     words = ["".join(draw.choices("abcdefgh", k=draw.randrange(4))) for _ in by]
-    file, out, whole = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / "whole.csv"
+    file, out, complete = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / "complete.csv"
     with file.open("w", newline="") as opened:
         writer = csv.writer(opened)
         writer.writerows([("item", "word", "side"), *zip(by, words, [1] * len(by), strict=True)])
     command = ["words", model, file, "--column", "word", "--by", "item", "--out"]
-    done(*command, whole)
+    succeed(*command, complete)
     process = start(*command, out, most=3)
-    wait_for(process, lambda: parts_of(out) >= 2)
+    wait_for(process, lambda: count_parts(out) >= 2)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert parts_of(out) >= 2
-    sizes = {len(Parts(out).get(number)["rows"]) for number in Parts(out).numbers()}
+    assert count_parts(out) >= 2
+    sizes = {len(Parts(out).read(number)["rows"]) for number in Parts(out).completed()}
     assert all(size >= 1024 for size in sizes)
-    assert "--by or --target changed" in failed(*command, out, "--by", "side")
-    done(*command, out, "--workers", 2)
-    assert out.read_bytes() == whole.read_bytes()
-    wanted = word_logprobs(from_pretrained(model), tokenizer_from_pretrained(model), words, by=by)["logprob"]
-    found = [float(row["logprob"] or "nan") for row in read_csv(out)]
-    assert found == pytest.approx(wanted.tolist(), nan_ok=True, abs=0)
+    assert "--by or --target changed" in fail(*command, out, "--by", "side")
+    succeed(*command, out, "--workers", 2)
+    assert out.read_bytes() == complete.read_bytes()
+    expected = word_logprobs(from_pretrained(model), tokenizer_from_pretrained(model), words, by=by)["logprob"]
+    logprobs = [float(row["logprob"] or "nan") for row in read_csv(out)]
+    assert logprobs == pytest.approx(expected.tolist(), nan_ok=True, abs=0)
 
 
-def test_targets_beside_texts(tmp_path: Path, model: str) -> None:
-    """A causal model continues the text after --sep; an encoder-decoder, not scored without a target, answers it."""
+def test_score_targets_from_a_column(tmp_path: Path, model: str) -> None:
+    """The target is a causal model's continuation after --sep, or an encoder-decoder's answer, which is required."""
     torch.manual_seed(1)
     answering = str(tmp_path / "t5")
     network = t5(vocab_size=len(LETTERS), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
@@ -317,32 +319,32 @@ def test_targets_beside_texts(tmp_path: Path, model: str) -> None:
     ]  # fmt: skip
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in (model, answering):
-        assert "3 without a result" in done("score", name, file, "--target", "answer", "--out", out, "--overwrite")
-        found = [json.loads(line) for line in out.read_text().splitlines()]
+        assert "3 without a result" in succeed("score", name, file, "--target", "answer", "--out", out, "--overwrite")
+        rows_out = [json.loads(line) for line in out.read_text().splitlines()]
         tokenizer = tokenizer_from_pretrained(name)
         sep = "" if name == answering else " "
         ids = [[tokenizer.encode(before + rows[n][column]).ids for n in (0, 3)]
                for before, column in (("", "text"), (sep, "answer"))]  # fmt: skip
-        wanted = [-math.fsum(each.tolist()) for each in score_ids(from_pretrained(name), ids[0], targets=ids[1])]
-        assert [row["nats"] for row in found] == [wanted[0], None, None, wanted[1], None]
-        assert [row["tokens"] for row in found] == [4 + len(sep), None, None, 1 + len(sep), None]
-        assert [row["characters"] for row in found] == [4 + len(sep), None, None, 1 + len(sep), None]
+        expected = [-math.fsum(scores.tolist()) for scores in score_ids(from_pretrained(name), ids[0], targets=ids[1])]
+        assert [row["nats"] for row in rows_out] == [expected[0], None, None, expected[1], None]
+        assert [row["tokens"] for row in rows_out] == [4 + len(sep), None, None, 1 + len(sep), None]
+        assert [row["characters"] for row in rows_out] == [4 + len(sep), None, None, 1 + len(sep), None]
     new = tmp_path / "new.csv"
-    message = "predicts the answer to a prompt, not the prompt: minhub score --target COLUMN --out OUT takes both"
-    assert message in failed("score", answering, file, "--out", new)
-    assert message in failed("score", answering, file)
-    assert message in failed("words", answering, file, "--out", new)
-    assert "--target is for the rows of files" in failed("score", answering, file, "--target", "answer", status=2)
-    assert "no column reply: give --target" in failed("score", answering, file, "--target", "reply", "--out", new)
+    message = "predicts the answer to a prompt, not the prompt: use minhub score --target COLUMN --out OUT"
+    assert message in fail("score", answering, file, "--out", new)
+    assert message in fail("score", answering, file)
+    assert message in fail("words", answering, file, "--out", new)
+    assert "--target is for the rows of files" in fail("score", answering, file, "--target", "answer", status=2)
+    assert "no column reply: set --target" in fail("score", answering, file, "--target", "reply", "--out", new)
     (tmp_path / "n.jsonl").write_text('{"text": "a", "answer": 5}\n')
-    assert "line 1: answer is 5, not a text: give --target another" in failed(
+    assert "line 1: answer is 5, not a string: set --target to another column" in fail(
         "score", answering, tmp_path / "n.jsonl", "--target", "answer", "--out", new
     )
     assert not Parts(new).folder.exists()
 
 
-def test_a_target_after_its_context_has_no_special_tokens(model: str) -> None:
-    """Neither between the two nor at the end, where a tokenizer adds a token at both ends of a text, as T5's does."""
+def test_no_special_tokens_around_the_target_of_a_causal_model(model: str) -> None:
+    """The tokenizer adds special tokens at both ends of a text, as T5's does."""
     tokenizer = tokenizer_from_pretrained(model)
     tokenizer.post_processor = TemplateProcessing(single="a $A b", special_tokens=[("a", 0), ("b", 1)])
     network = from_pretrained(model)
@@ -354,8 +356,8 @@ def test_a_target_after_its_context_has_no_special_tokens(model: str) -> None:
     assert result["nats"] == -math.fsum(expected.tolist())
 
 
-def test_targets_in_the_shell_have_the_numbers_of_target_logprobs(tmp_path: Path) -> None:
-    """Also with a tokenizer whose tokens contain the space before a word, and where a token crosses the joint."""
+def test_score_target_matches_target_logprobs(tmp_path: Path) -> None:
+    """With tokens that contain the space before a word, and a token that crosses the boundary."""
     name = "minhub/shakespeare-gpt2"
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     contexts, targets = ["My good", "My lord, the king is", "To be,"], ["lord", "dead.", "or not to be"]
@@ -363,7 +365,7 @@ def test_targets_in_the_shell_have_the_numbers_of_target_logprobs(tmp_path: Path
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     network, tokenizer = from_pretrained(name), tokenizer_from_pretrained(name)
     for sep, options in ((" ", []), ("", ["--sep", ""]), ("\n", ["--sep", "\n"])):
-        done("score", name, file, "--target", "word", "--out", out, "--overwrite", *options)
+        succeed("score", name, file, "--target", "word", "--out", out, "--overwrite", *options)
         shell = [json.loads(line) for line in out.read_text().splitlines()]
         expected = target_logprobs(network, tokenizer, contexts, targets, sep=sep)
         assert [row["tokens"] for row in shell] == expected["tokens"].tolist()
@@ -375,7 +377,7 @@ def test_a_target_that_shares_a_token_with_its_context_has_no_result(model: str)
     tokenizer = tokenizer_from_pretrained(model)
     tokenizer.add_tokens(["cd"])
     network = gpt2(vocab_size=tokenizer.get_vocab_size(), n_positions=16, n_embd=16, n_layer=1, n_head=2).eval()
-    with pytest.warns(UserWarning, match="1 words have no number, as a token is a part of two of them.*'abc' and 'd'"):
+    with pytest.warns(UserWarning, match="1 word has no log-probability, because a token.*'abc' and 'd'"):
         assert TASKS["score_targets"].run(network, tokenizer, [Text(0, "abc", [0], "d")], sep="") == [[]]
 
 
@@ -383,59 +385,59 @@ def test_a_target_that_shares_a_token_with_its_context_has_no_result(model: str)
     ({"text": "The cat sat on the", "word": " mat"}, "' mat' starts with white space"),
     ({"text": "The cat sat on the ", "word": "mat"}, "'The cat sat on the ' ends with white space"),
 ])  # fmt: skip
-def test_a_doubled_space_is_refused_before_any_work(tmp_path: Path, row: dict[str, str], message: str) -> None:
+def test_double_space_is_rejected_before_the_computation(tmp_path: Path, row: dict[str, str], message: str) -> None:
     file, out = tmp_path / "in.jsonl", tmp_path / "out.csv"
     rows = [{"text": "The", "word": "cat"}, {"text": None, "word": " "}, row]
     file.write_text("".join(json.dumps(each) + "\n" for each in rows))
     command = ("score", "minhub/shakespeare-gpt2", file, "--target", "word", "--out", out)
-    error = failed(*command)
+    error = fail(*command)
     assert f"{file}, row 3: {message}, and sep is a space" in error
     assert not Parts(out).folder.exists()
-    assert "2 rows" not in done(*command, "--sep", "")
-    assert "--sep joins a text and its target: add --target" in failed(*command[:3], "--sep", "", status=2)
+    assert "2 rows" not in succeed(*command, "--sep", "")
+    assert "--sep joins a text and its target: add --target" in fail(*command[:3], "--sep", "", status=2)
 
 
-def test_a_word_with_white_space_beside_the_separator_is_refused(tmp_path: Path) -> None:
+def test_word_with_white_space_next_to_the_separator_is_rejected(tmp_path: Path) -> None:
     file, out = tmp_path / "in.csv", tmp_path / "out.csv"
     file.write_text("item,word\n1,The\n1,cat \n2, A\n2,dog\n2,barks\n")
     command = ("words", "minhub/shakespeare-gpt2", file, "--by", "item", "--out", out)
-    done(*command)  # the space is at the end of a text, and at its beginning
+    succeed(*command)  # the spaces are at the end and the beginning of a text
     file.write_text("item,word\n1,The \n1,cat\n")
-    assert f"{file}, row 2: 'The ' ends with white space" in failed(*command, "--overwrite")
-    done(*command, "--overwrite", "--sep", "")
+    assert f"{file}, row 2: 'The ' ends with white space" in fail(*command, "--overwrite")
+    succeed(*command, "--overwrite", "--sep", "")
 
 
-def test_vectors_where_the_first_chunks_have_none(tmp_path: Path, model: str) -> None:
+def test_vector_width_is_known_if_the_first_chunk_has_no_vectors(tmp_path: Path, model: str) -> None:
     file, out = write_csv(tmp_path / "in.csv", [""] * TASKS["embed"].chunk + ["ab"]), tmp_path / "out.csv"
-    done("embed", model, file, "--out", out)
+    succeed("embed", model, file, "--out", out)
     rows = read_csv(out)
     assert list(rows[0])[-1] == "embedding_16"
     assert rows[0]["embedding_1"] == ""
     assert rows[-1]["embedding_16"]
 
 
-def test_vectors_of_texts(tmp_path: Path, model: str) -> None:
+def test_embeddings_in_each_format_match_embed(tmp_path: Path, model: str) -> None:
     texts = ["ab cd", "", "b" * 40, "a"]
     file = write_csv(tmp_path / "in.csv", texts)
     for kind in ("csv", "parquet", "jsonl"):
-        done("embed", model, file, "--out", tmp_path / f"out.{kind}", "--layer", 1, "--pool", "last")
-    found = embed(from_pretrained(model), tokenizer_from_pretrained(model), texts[::2], layer=1, pool="last")
+        succeed("embed", model, file, "--out", tmp_path / f"out.{kind}", "--layer", 1, "--pool", "last")
+    vectors = embed(from_pretrained(model), tokenizer_from_pretrained(model), texts[::2], layer=1, pool="last")
     rows = pq.read_table(tmp_path / "out.parquet").column("embedding").to_pylist()
     assert rows[1] is None
-    assert torch.allclose(torch.tensor(rows[::2]), found, atol=1e-6)
+    assert torch.allclose(torch.tensor(rows[::2]), vectors, atol=1e-6)
     cells = [[row[f"embedding_{place}"] for place in range(1, 17)] for row in read_csv(tmp_path / "out.csv")]
     assert cells[1] == [""] * 16
     assert torch.equal(torch.tensor([[float(cell) for cell in row] for row in cells[::2]]), torch.tensor(rows[::2]))
     lines = [json.loads(line)["embedding"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert torch.equal(torch.tensor(lines[::2]), torch.tensor(rows[::2]))
-    assert "layer" in failed("embed", model, file, "--out", tmp_path / "other.csv", "--layer", 9)
+    assert "layer" in fail("embed", model, file, "--out", tmp_path / "other.csv", "--layer", 9)
 
 
-def test_groups_of_texts_have_room() -> None:
+def test_memory_batches_limit_the_number_of_tokens() -> None:
     texts = [Text(row, "", [0] * length) for row, length in enumerate([10, 20_000, 4000, 4000, 4000, 4000, 1])]
-    found = list(groups(texts, 90))
-    assert [text for group in found for text in group] == texts
-    assert list(map(len, found)) == [1, 1, 4, 1]
+    batches = list(memory_batches(texts, 90))
+    assert [text for batch in batches for text in batch] == texts
+    assert list(map(len, batches)) == [1, 1, 4, 1]
 
 
 ROWS: list[dict[str, Any]] = [
@@ -447,7 +449,7 @@ ROWS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> dict[str, Path]:
-    """The same rows in each kind of file."""
+    """The same rows in each file format."""
     files = {kind: tmp_path / f"in.{kind}" for kind in ("csv", "tsv", "jsonl", "parquet", "txt")}
     files["jsonl"].write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     table = pa.Table.from_pylist(ROWS).append_column("day", pa.array([date(2026, 1, 2)] * 3, pa.date32()))
@@ -463,10 +465,10 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "txt"])
-def test_any_kind_in_any_kind_out(tmp_path: Path, model: str, inputs: dict[str, Path], kind: str) -> None:
+def test_every_format_converts_to_every_format(tmp_path: Path, model: str, inputs: dict[str, Path], kind: str) -> None:
     outs = {to: tmp_path / f"{kind}.{to}" for to in inputs}
     for out in outs.values():
-        done("score", model, inputs[kind], "--out", out)
+        succeed("score", model, inputs[kind], "--out", out)
     rows = [json.loads(line) for line in outs["jsonl"].read_text().splitlines()]
     columns = ["text"] if kind == "txt" else [*ROWS[0], *(["day"] if kind == "parquet" else [])]
     assert [list(row) for row in rows] == [[*columns, *MEASURES]] * 3
@@ -494,14 +496,14 @@ def test_any_kind_in_any_kind_out(tmp_path: Path, model: str, inputs: dict[str, 
     assert plain == [[row[name] for name in MEASURES] for row in cells]
 
 
-def test_text_lines_hold_a_result_each(tmp_path: Path, model: str) -> None:
+def test_txt_output_has_one_escaped_line_per_row(tmp_path: Path, model: str) -> None:
     (tmp_path / "in.txt").write_text("abc\n\nde\n")
     out = tmp_path / "out.txt"
-    done("generate", model, tmp_path / "in.txt", "--out", out, "--seed", 3, "-n", 40)
+    succeed("generate", model, tmp_path / "in.txt", "--out", out, "--seed", 3, "-n", 40)
     lines = out.read_text().split("\n")
-    alone = json.loads(done("generate", model, "de", "--seed", 5, "--json", "-n", 40))["text"]
+    alone = json.loads(succeed("generate", model, "de", "--seed", 5, "--json", "-n", 40))["text"]
     assert len(lines) == 4
-    assert "\n" in alone  # or nothing is tested
+    assert "\n" in alone  # otherwise the test is void
     assert lines[1] == ""
     assert lines[2].replace("\\n", "\n").replace("\\t", "\t").replace("\\\\", "\\") == alone
 
@@ -513,104 +515,102 @@ def test_folders_and_patterns(tmp_path: Path, model: str, monkeypatch: pytest.Mo
     Path("data/a.jsonl").write_text('{"text": "cab", "a": [1]}\n')
     Path("data/sub/c.jsonl").write_text('{"text": "bad"}\n')
     Path("data/.hidden.jsonl").write_text("no")
-    done("score", model, "data", "--out", "one.csv")
+    succeed("score", model, "data", "--out", "one.csv")
     rows = read_csv(Path("one.csv"))
     assert [row["file"] for row in rows] == ["data/a.jsonl", "data/b.jsonl", "data/b.jsonl"]
     assert [(row["a"], row["b"]) for row in rows] == [("[1]", ""), ("", "1"), ("", "2.5")]
-    done("score", model, "data/**/*.jsonl", "--out", "one.parquet")
+    succeed("score", model, "data/**/*.jsonl", "--out", "one.parquet")
     assert pq.read_table("one.parquet").column("b").to_pylist() == [None, 1.0, 2.5, None]
-    done("score", model, "data/**/*.jsonl", "--out", "results")
+    succeed("score", model, "data/**/*.jsonl", "--out", "results")
     assert sorted(path.name for path in Path("results").iterdir()) == ["a.jsonl", "b.jsonl", "c.jsonl"]
     assert json.loads(Path("results/c.jsonl").read_text())["tokens"] == 2
-    assert "results/a.jsonl exists already" in failed("score", model, "data", "--out", "results", status=2)
-    assert "has .jsonl and .txt files" in (Path("data/n.txt").write_text("x"), failed(
+    assert "results/a.jsonl already exists" in fail("score", model, "data", "--out", "results", status=2)
+    assert "contains .jsonl and .txt files" in (Path("data/n.txt").write_text("x"), fail(
         "score", model, "data", "--out", "two.csv"))[1]  # fmt: skip
 
 
-def test_kinds_and_types_in_one_file(tmp_path: Path, model: str, inputs: dict[str, Path]) -> None:
-    """What has no type in common becomes text."""
+def test_columns_without_a_common_type_become_strings(tmp_path: Path, model: str, inputs: dict[str, Path]) -> None:
     out = tmp_path / "out.parquet"
-    done("score", model, *inputs.values(), "--out", out)
+    succeed("score", model, *inputs.values(), "--out", out)
     rows = pq.read_table(out).to_pylist()
     assert [row["n"] for row in rows[::3]] == ["1", "1", "1", "1", None]
     assert [row["text"] or None for row in rows] == [row["text"] for row in ROWS] * 5
     assert [Path(row["file"]).suffix for row in rows[::3]] == [path.suffix for path in inputs.values()]
 
 
-def test_a_second_model_beside_the_first(tmp_path: Path, model: str) -> None:
+def test_prefix_adds_the_results_of_a_second_model(tmp_path: Path, model: str) -> None:
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
-    done("score", model, write_csv(tmp_path / "in.csv", ["abc"]), "--out", one)
-    assert "has a column tokens already" in failed("score", model, one, "--out", two)
-    done("score", model, one, "--out", two, "--prefix", "b_")
+    succeed("score", model, write_csv(tmp_path / "in.csv", ["abc"]), "--out", one)
+    assert "already has a column tokens" in fail("score", model, one, "--out", two)
+    succeed("score", model, one, "--out", two, "--prefix", "b_")
     [row] = read_csv(two)
     assert row["nats"] == row["b_nats"] != ""
 
 
-# What goes wrong
+# Errors
 
 
-DAMAGE: dict[str, tuple[bytes, str]] = {
-    "latin1.csv": (b"id,text\n1,abc\n2,caf\xe9\n", "line 3: this is not UTF-8"),
-    "ragged.csv": (b"id,text\n1,abc\n2,ab,c\n", "line 3: 3 values where the header has 2"),
-    "open.csv": (b'id,text\n1,"abc\n', "check its double quotes"),
-    "twice.csv": (b"text,text\na,b\n", "2 columns called 'text'"),
+CORRUPT_FILES: dict[str, tuple[bytes, str]] = {
+    "latin1.csv": (b"id,text\n1,abc\n2,caf\xe9\n", "line 3: invalid UTF-8 text"),
+    "ragged.csv": (b"id,text\n1,abc\n2,ab,c\n", "line 3: 3 values, but the header has 2 columns"),
+    "open.csv": (b'id,text\n1,"abc\n', "check the double quotes"),
+    "twice.csv": (b"text,text\na,b\n", "2 columns named 'text'"),
     "empty.csv": (b"", "is empty"),
-    "other.csv": (b"id;body\n1;abc\n", "no column text: give --column one of its own, which are id;body"),
-    "number.jsonl": (b'{"text": "a"}\n{"text": 5}\n', "line 2: text is 5, not a text"),
-    "list.jsonl": (b"[1]\n", "line 1: this is no JSON object"),
-    "cut.jsonl": (b'{"text": "a"}\n{"text"', "line 2: this is no JSON object"),
-    "twice.jsonl": (b'{"text": "a", "text": "b"}\n', "line 1: this is no JSON object (a name stands in it twice)"),
-    "half.jsonl": (b'{"text": "\\ud83d"}\n', "line 1: this is no Unicode text"),
-    "text.parquet": (b"PAR1 but not really", "cannot be read as .parquet"),
+    "other.csv": (b"id;body\n1;abc\n", "no column text: set --column to one of its columns (id;body)"),
+    "number.jsonl": (b'{"text": "a"}\n{"text": 5}\n', "line 2: text is 5, not a string"),
+    "list.jsonl": (b"[1]\n", "line 1: invalid JSON object (list instead of an object)"),
+    "cut.jsonl": (b'{"text": "a"}\n{"text"', "line 2: invalid JSON object"),
+    "twice.jsonl": (b'{"text": "a", "text": "b"}\n', "line 1: invalid JSON object (duplicate key 'text')"),
+    "half.jsonl": (b'{"text": "\\ud83d"}\n', "line 1: invalid Unicode text"),
+    "text.parquet": (b"PAR1 but not really", "is not a valid .parquet file"),
     "a.xlsx": (b"", "must end in .csv"),
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_found_before_any_work(tmp_path: Path, name: str) -> None:
-    content, message = DAMAGE[name]
+@pytest.mark.parametrize("name", CORRUPT_FILES)
+def test_corrupt_input_is_rejected_before_the_computation(tmp_path: Path, name: str) -> None:
+    content, message = CORRUPT_FILES[name]
     (tmp_path / name).write_bytes(content)
-    said = failed("score", "no/such-model", tmp_path / name, "--out", tmp_path / "out.csv")
-    assert name in said
-    assert message in said
+    error = fail("score", "no/such-model", tmp_path / name, "--out", tmp_path / "out.csv")
+    assert name in error
+    assert message in error
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def invalid_utf8() -> pa.Array:
-    """A column of two texts, the first of which is not UTF-8."""
+    """A column of two texts; the first is not UTF-8."""
     offsets, content = pa.py_buffer(b"\0\0\0\0\6\0\0\0\x09\0\0\0"), pa.py_buffer(b"abc\xffde fa")
     return pa.Array.from_buffers(pa.string(), 2, [None, offsets, content])
 
 
 @pytest.mark.parametrize("column", ["text", "note", "item"])
-def test_text_in_parquet_that_is_not_utf8(tmp_path: Path, column: str) -> None:
-    """Found before any work, also in a column that is only copied."""
+def test_invalid_utf8_in_parquet_is_rejected(tmp_path: Path, column: str) -> None:
+    """Before the computation, also in a column that is only copied."""
     file = tmp_path / "in.parquet"
     columns = {name: pa.array(["abc", "de"]) for name in ("text", "note", "item")}
     pq.write_table(pa.table({**columns, column: invalid_utf8()}), file)
     for arguments in (["score"], ["words", "--by", "item", "--column", "text"]):
         for out in ("out.csv", "out.parquet"):
-            said = failed(*arguments, "no/such-model", file, "--out", tmp_path / out)
-            assert f"in.parquet: column {column} is corrupt (Invalid UTF8 sequence at string index 0)" in said
+            message = fail(*arguments, "no/such-model", file, "--out", tmp_path / out)
+            assert f"in.parquet: column {column} is corrupt (Invalid UTF8 sequence at string index 0)" in message
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
 
-def test_many_columns(tmp_path: Path, model: str) -> None:
-    """The time is linear in their number."""
+def test_4000_columns_take_linear_time(tmp_path: Path, model: str) -> None:
     names = [f"c{number}" for number in range(4_000)]
     file, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.table({"text": ["abc"], **{name: [name] for name in names}}), file)
-    done("score", model, file, "--out", out)
+    succeed("score", model, file, "--out", out)
     table = pq.read_table(out)
     assert table.column_names == ["text", *names, *MEASURES]
     assert table.column(names[-1]).to_pylist() == names[-1:]
 
 
 @pytest.mark.parametrize(("module", "extra"), [("pyarrow", "tables"), ("ray", "ray")])
-def test_a_missing_package_is_reported_before_any_work(
+def test_missing_package_is_reported_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, extra: str
 ) -> None:
-    """Before the input is read and the model is looked for."""
+    """Before the input is read and the model is opened."""
     monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
     cut = tmp_path / "cut.csv"
     cut.write_bytes(b"a,b\nc\n")
@@ -619,92 +619,92 @@ def test_a_missing_package_is_reported_before_any_work(
     if module == "pyarrow":
         calls = [[cut, "--out", tmp_path / "out.parquet"], [cut, tmp_path / "in.parquet", "--out", tmp_path / "o.csv"]]
     for arguments in calls:
-        assert f"pip install 'minhub_py[{extra}]'" in failed("score", "no/such-model", *arguments)
+        assert f"pip install 'minhub_py[{extra}]'" in fail("score", "no/such-model", *arguments)
 
 
-def test_wrong_calls(tmp_path: Path, model: str) -> None:
+def test_usage_errors(tmp_path: Path, model: str) -> None:
     file, out = write_csv(tmp_path / "in.csv", ["abc"]), tmp_path / "out.csv"
     out.write_text("mine")
-    assert "out.csv exists already" in failed("score", model, file, "--out", out, status=2)
-    assert "is one of the files to read" in failed("score", model, file, "--out", file, "--overwrite", status=2)
-    assert "of no kind" in failed("score", model, file, "--out", tmp_path / "out.xlsx", status=2)
-    assert "there is no folder" in failed("score", model, file, "--out", tmp_path / "no" / "out.csv")
-    assert "stands for no file" in failed("score", model, tmp_path / "*.tsv", "--out", tmp_path / "new.csv")
-    assert "There is no file" in failed("score", model, tmp_path / "gone.csv", "--out", tmp_path / "new.csv")
-    assert "--column is for the rows" in failed("score", model, file, "--column", "text", status=2)
-    assert "--workers is for the rows" in failed("generate", model, "abc", "--workers", 2, status=2)
-    assert "add --out" in failed("score", model, file, file, status=2)
-    assert "add --out" in failed("generate", model, "abc", "abc", status=2)
-    assert "nosuch" in failed("score", tmp_path / "nosuch", file, "--out", tmp_path / "new.csv")
+    assert "out.csv already exists" in fail("score", model, file, "--out", out, status=2)
+    assert "is one of the input files" in fail("score", model, file, "--out", file, "--overwrite", status=2)
+    assert "unsupported file type" in fail("score", model, file, "--out", tmp_path / "out.xlsx", status=2)
+    assert "create the folder" in fail("score", model, file, "--out", tmp_path / "no" / "out.csv")
+    assert "no file matches" in fail("score", model, tmp_path / "*.tsv", "--out", tmp_path / "new.csv")
+    assert "file not found" in fail("score", model, tmp_path / "gone.csv", "--out", tmp_path / "new.csv")
+    assert "--column is for the rows" in fail("score", model, file, "--column", "text", status=2)
+    assert "--workers is for the rows" in fail("generate", model, "abc", "--workers", 2, status=2)
+    assert "add --out" in fail("score", model, file, file, status=2)
+    assert "add --out" in fail("generate", model, "abc", "abc", status=2)
+    assert "nosuch" in fail("score", tmp_path / "nosuch", file, "--out", tmp_path / "new.csv")
     assert out.read_text() == "mine"
-    done("score", model, file, "--out", out, "--overwrite")
+    succeed("score", model, file, "--out", out, "--overwrite")
     assert len(read_csv(out)) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
-def test_characters_without_a_token_are_told(tmp_path: Path, model: str) -> None:
+def test_characters_without_a_token_are_noted(tmp_path: Path, model: str) -> None:
     result = minhub("score", model, write_csv(tmp_path / "in.csv", ["abXc", "Y", "a"]), "--out", tmp_path / "o.csv")
     assert result.stderr.count("not in the tokenizer's vocabulary") == 2  # a note for each character
     assert [row["tokens"] for row in read_csv(tmp_path / "o.csv")] == ["2", "", "0"]
 
 
-# Ends before its time
+# Interrupted jobs
 
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """An input of six chunks."""
-    return write_csv(tmp_path / "large.csv", some_texts(1500))
+    return write_csv(tmp_path / "large.csv", random_texts(1500))
 
 
-def stopped(model: str, file: Path, out: Path, by: int, *options: object, parts: int = 1) -> str:
-    """A job that a signal ends when some parts are there; what it says."""
+def interrupt(model: str, file: Path, out: Path, by: int, *options: object, parts: int = 1) -> str:
+    """Interrupt a job by a signal after some parts, and return its messages."""
     errors = out.with_name("errors")
     process = start("score", model, file, "--out", out, *options, errors=errors, most=parts + 1)
-    wait_for(process, lambda: parts_of(out) >= parts)
+    wait_for(process, lambda: count_parts(out) >= parts)
     os.kill(process.pid, by)
     process.join()
     assert process.exitcode != 0
-    assert parts_of(out) >= parts  # or it was not in the middle
+    assert count_parts(out) >= parts  # otherwise the job was not interrupted
     assert not out.exists()
     return " ".join(errors.read_text().split())
 
 
-def test_killed_and_resumed(tmp_path: Path, model: str, large: Path) -> None:
-    whole, out = tmp_path / "whole.parquet", tmp_path / "out.parquet"
-    done("score", model, large, "--out", whole)
+def test_killed_job_resumes_with_identical_output(tmp_path: Path, model: str, large: Path) -> None:
+    complete, out = tmp_path / "complete.parquet", tmp_path / "out.parquet"
+    succeed("score", model, large, "--out", complete)
     for parts in (1, 3):
-        stopped(model, large, out, signal.SIGKILL, parts=parts)
-    made = {path.name: path.stat().st_mtime_ns for path in Parts(out).folder.glob("part-*")}
-    stopped(model, large, out, signal.SIGKILL, parts=len(made) + 1)
-    assert made.items() <= {p.name: p.stat().st_mtime_ns for p in Parts(out).folder.glob("part-*")}.items()
-    done("score", model, large, "--out", out)
-    assert out.read_bytes() == whole.read_bytes()
+        interrupt(model, large, out, signal.SIGKILL, parts=parts)
+    parts_before = {path.name: path.stat().st_mtime_ns for path in Parts(out).folder.glob("part-*")}
+    interrupt(model, large, out, signal.SIGKILL, parts=len(parts_before) + 1)
+    assert parts_before.items() <= {p.name: p.stat().st_mtime_ns for p in Parts(out).folder.glob("part-*")}.items()
+    succeed("score", model, large, "--out", out)
+    assert out.read_bytes() == complete.read_bytes()
     assert not Parts(out).folder.exists()
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path, model: str, large: Path) -> None:
-    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
-    said = stopped(model, large, out, signal.SIGINT)
-    assert "of 1,500 rows are complete" in said
-    assert f"in {out}.parts. To continue, run the same command again." in said
-    assert "Traceback" not in said
-    done("score", model, large, "--out", out)
-    done("score", model, large, "--out", whole)
-    assert out.read_bytes() == whole.read_bytes()
+def test_ctrl_c_prints_how_to_resume(tmp_path: Path, model: str, large: Path) -> None:
+    complete, out = tmp_path / "complete.csv", tmp_path / "out.csv"
+    message = interrupt(model, large, out, signal.SIGINT)
+    assert "of 1,500 rows are complete" in message
+    assert f"in {out}.parts. To continue, run the same command again." in message
+    assert "Traceback" not in message
+    succeed("score", model, large, "--out", out)
+    succeed("score", model, large, "--out", complete)
+    assert out.read_bytes() == complete.read_bytes()
 
 
-def test_another_job_does_not_go_on_with_parts(tmp_path: Path, model: str, large: Path) -> None:
+def test_unfinished_job_rejects_other_settings(tmp_path: Path, model: str, large: Path) -> None:
     out = tmp_path / "out.csv"
-    stopped(model, large, out, signal.SIGKILL)
-    parts = parts_of(out)
+    interrupt(model, large, out, signal.SIGKILL)
+    parts = count_parts(out)
     command = ["score", model, large, "--out", out]
-    assert "the model's settings changed" in failed(*command, "--quantize", "int8")
-    assert "--prefix changed" in failed(*command, "--prefix", "x")
-    assert "the command changed" in failed("generate", *command[1:])
+    assert "the model's settings changed" in fail(*command, "--quantize", "int8")
+    assert "--prefix changed" in fail(*command, "--prefix", "x")
+    assert "the command changed" in fail("generate", *command[1:])
     content = large.read_bytes()
     large.write_bytes(content + b"9999,abc,x\n")
-    assert "the input files changed" in failed(*command)
+    assert "the input files changed" in fail(*command)
     large.write_bytes(content)
     weights = Path(model) / "model.safetensors"
     before = weights.read_bytes()
@@ -713,72 +713,74 @@ def test_another_job_does_not_go_on_with_parts(tmp_path: Path, model: str, large
             changed = bytearray(before)
             changed[place] ^= 1
             weights.write_bytes(changed)
-            assert "the model's files changed" in failed(*command)
+            assert "the model's files changed" in fail(*command)
     finally:
         weights.write_bytes(before)
-    assert parts_of(out) == parts
-    with Parts(out).locked():
-        assert "another process is writing" in failed(*command)
-    done(*command, "--overwrite", "--prefix", "x")
+    assert count_parts(out) == parts
+    with Parts(out).lock():
+        assert "another process is writing" in fail(*command)
+    succeed(*command, "--overwrite", "--prefix", "x")
     assert "xnats" in read_csv(out)[0]
 
 
-def test_a_drawn_seed_is_that_of_the_resumed_job(tmp_path: Path, model: str) -> None:
-    file, out = write_csv(tmp_path / "in.csv", [text or "a" for text in some_texts(300)]), tmp_path / "out.csv"
+def test_resumed_job_keeps_the_drawn_seed(tmp_path: Path, model: str) -> None:
+    file, out = write_csv(tmp_path / "in.csv", [text or "a" for text in random_texts(300)]), tmp_path / "out.csv"
     process = start("generate", model, file, "--out", out, "-n", 8, most=1)
-    wait_for(process, lambda: parts_of(out) >= 1)
+    wait_for(process, lambda: count_parts(out) >= 1)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     seed = json.loads((Parts(out).folder / "job.json").read_text())["settings"]["seed"]
-    done("generate", model, file, "--out", out, "-n", 8)
-    done("generate", model, file, "--out", tmp_path / "again.csv", "-n", 8, "--seed", seed)
+    succeed("generate", model, file, "--out", out, "-n", 8)
+    succeed("generate", model, file, "--out", tmp_path / "again.csv", "-n", 8, "--seed", seed)
     assert out.read_bytes() == (tmp_path / "again.csv").read_bytes()
 
 
 @pytest.mark.parametrize("out", ["out.csv", "folder"])
-def test_killed_at_the_last_moment(tmp_path: Path, model: str, out: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output is complete, and not in its place: the same command puts it there, another one leaves it alone."""
+def test_kill_before_the_final_rename_is_recovered(
+    tmp_path: Path, model: str, out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command moves the complete output to its final name; another one does not change it."""
     file = write_csv(tmp_path / "in.csv", ["abc"])
     command = ["score", model, file, "--out", tmp_path / out]
     with monkeypatch.context() as patch:
         patch.setattr(Parts, "recover", lambda _: None)
-        done(*command)
+        succeed(*command)
     target = tmp_path / out / "in.csv" if out == "folder" else tmp_path / out
     assert not target.exists()
     assert "were complete" in minhub(*command).stderr
     assert len(read_csv(target)) == 1
     assert not Parts(tmp_path / out).folder.exists()
-    assert "exists already" in failed(*command, status=2)
+    assert "already exists" in fail(*command, status=2)
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path, model: str, large: Path) -> None:
+def test_full_disk_keeps_completed_parts(tmp_path: Path, model: str, large: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("only root may mount a small file system")
     try:
-        said = failed("score", model, large, "--out", disk / "out.csv")
-        assert "out.csv.parts cannot be written (No space left on device): make room" in said
-        assert "rows are complete" in said
-        assert parts_of(disk / "out.csv") >= 1
+        message = fail("score", model, large, "--out", disk / "out.csv")
+        assert "out.csv.parts cannot be written (No space left on device): free disk space" in message
+        assert "rows are complete" in message
+        assert count_parts(disk / "out.csv") >= 1
         subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
-        done("score", model, large, "--out", disk / "out.csv")
-        done("score", model, large, "--out", tmp_path / "whole.csv")
-        assert (disk / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+        succeed("score", model, large, "--out", disk / "out.csv")
+        succeed("score", model, large, "--out", tmp_path / "complete.csv")
+        assert (disk / "out.csv").read_bytes() == (tmp_path / "complete.csv").read_bytes()
     finally:
         subprocess.run(["umount", disk], check=True)
 
 
-# Several processes
+# Processes
 
 
-def test_workers_make_the_same_and_end_with_their_parent(tmp_path: Path, model: str, large: Path) -> None:
-    whole, out, killed = tmp_path / "whole.csv", tmp_path / "out.csv", tmp_path / "killed.csv"
-    done("score", model, large, "--out", whole)
+def test_workers_match_one_process_and_end_with_their_parent(tmp_path: Path, model: str, large: Path) -> None:
+    complete, out, killed = tmp_path / "complete.csv", tmp_path / "out.csv", tmp_path / "killed.csv"
+    succeed("score", model, large, "--out", complete)
     command = ["score", model, large, "--out", out, "--workers", "2"]
     process = start(*command, errors=tmp_path / "errors", most=2)
-    wait_for(process, lambda: parts_of(out) >= 1)
+    wait_for(process, lambda: count_parts(out) >= 1)
     parent = psutil.Process(process.pid)
     workers = [each for each in parent.children() if "spawn_main" in " ".join(each.cmdline())]
     assert len(workers) == 2
@@ -786,24 +788,24 @@ def test_workers_make_the_same_and_end_with_their_parent(tmp_path: Path, model: 
     (tmp_path / "go on").touch()
     process.join()
     (tmp_path / "go on").unlink()
-    said = " ".join((tmp_path / "errors").read_text().split())
-    assert "a worker was ended from outside (exit code -9)" in said
-    assert "run the same command again" in said
-    done(*command[:-2])
-    assert out.read_bytes() == whole.read_bytes()
+    message = " ".join((tmp_path / "errors").read_text().split())
+    assert "a worker process was killed (exit code -9)" in message
+    assert "run the same command again" in message
+    succeed(*command[:-2])
+    assert out.read_bytes() == complete.read_bytes()
 
     process = start("score", model, large, "--out", killed, "--workers", "2", errors=tmp_path / "errors", most=2)
-    wait_for(process, lambda: parts_of(killed) >= 1)
+    wait_for(process, lambda: count_parts(killed) >= 1)
     workers = psutil.Process(process.pid).children()
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
-    done("score", model, large, "--out", killed)
-    assert killed.read_bytes() == whole.read_bytes()
+    succeed("score", model, large, "--out", killed)
+    assert killed.read_bytes() == complete.read_bytes()
 
 
-# At length
+# Soak tests
 
 
 def texts_of_shakespeare(count: int) -> Iterator[str]:
@@ -822,12 +824,12 @@ def measured(arguments: list[object], pipe: Any) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_hundred_thousand_rows_in_steady_memory(tmp_path: Path, model: str, kind: str) -> None:
+def test_memory_is_constant_for_100000_rows(tmp_path: Path, model: str, kind: str) -> None:
     peaks = {}
     for count in (1_000, 100_000):
-        file = write_csv(tmp_path / f"{count}.csv", some_texts(count, 16))
+        file = write_csv(tmp_path / f"{count}.csv", random_texts(count, 16))
         if kind == "parquet":
-            done("generate", model, file, "--out", tmp_path / f"{count}.parquet", "-n", 0)
+            succeed("generate", model, file, "--out", tmp_path / f"{count}.parquet", "-n", 0)
             file = tmp_path / f"{count}.parquet"
         ours, theirs = SERVER.Pipe()
         process = SERVER.Process(
@@ -843,17 +845,17 @@ def test_a_hundred_thousand_rows_in_steady_memory(tmp_path: Path, model: str, ki
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_twenty_kills_at_random_moments(tmp_path: Path, model: str, workers: int) -> None:
-    """Each after a random time; those that come before the first row, and at the end, count too."""
-    file = write_csv(tmp_path / "in.csv", some_texts(100_000, 16))
-    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
-    done("score", model, file, "--out", whole)
+def test_20_kills_at_random_times(tmp_path: Path, model: str, workers: int) -> None:
+    """Includes kills before the first row and at the end."""
+    file = write_csv(tmp_path / "in.csv", random_texts(100_000, 16))
+    complete, out = tmp_path / "complete.csv", tmp_path / "out.csv"
+    succeed("score", model, file, "--out", complete)
     draw, rows = random.Random(3), []
     command = [sys.executable, "-m", "minhub_py", "score", model, file, "--out", out, "--workers", workers]
     for kill in range(20):
         process = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
-        there = parts_of(out) + draw.randrange(1, 16)
-        while process.poll() is None and parts_of(out) < there:
+        there = count_parts(out) + draw.randrange(1, 16)
+        while process.poll() is None and count_parts(out) < there:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.002)
         try:
@@ -861,36 +863,36 @@ def test_twenty_kills_at_random_moments(tmp_path: Path, model: str, workers: int
         except subprocess.TimeoutExpired:
             process.kill()
         process.wait()
-        rows.append(parts_of(out))
+        rows.append(count_parts(out))
         assert not out.exists(), f"kill {kill} came too late: {rows}"
-    done("score", model, file, "--out", out, "--workers", workers)
+    succeed("score", model, file, "--out", out, "--workers", workers)
     print("parts after each kill:", rows)
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == complete.read_bytes()
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")
-def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, model: str) -> None:
-    """Two nodes on this machine, of which one is killed in the middle: the file is that of a single process."""
+def test_ray_job_completes_after_a_node_failure(tmp_path: Path, model: str) -> None:
+    """One of two nodes is killed during the job. The output matches a single process."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    file = write_csv(tmp_path / "in.csv", some_texts(20_000, 16))
-    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
-    done("score", model, file, "--out", whole)
+    file = write_csv(tmp_path / "in.csv", random_texts(20_000, 16))
+    complete, out = tmp_path / "complete.csv", tmp_path / "out.csv"
+    succeed("score", model, file, "--out", complete)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     try:
         lost = cluster.add_node(num_cpus=2)
         process = start("score", model, file, "--out", out, "--ray", cluster.address, errors=tmp_path / "errors")
-        wait_for(process, lambda: parts_of(out) >= 5)
+        wait_for(process, lambda: count_parts(out) >= 5)
         assert process.exitcode is None
-        before = parts_of(out)
+        before = count_parts(out)
         cluster.remove_node(lost, allow_graceful=False)
         process.join()
         assert process.exitcode == 0, (tmp_path / "errors").read_text()
         print(f"{before} of {-(-20_000 // 256)} parts were there when the node was lost")
-        assert out.read_bytes() == whole.read_bytes()
+        assert out.read_bytes() == complete.read_bytes()
     finally:
         cluster.shutdown()
 
@@ -899,5 +901,5 @@ def test_a_ray_cluster_that_loses_a_node(tmp_path: Path, model: str) -> None:
 def test_no_ray_cluster(tmp_path: Path, model: str) -> None:
     pytest.importorskip("ray")
     file, out = write_csv(tmp_path / "in.csv", ["abc"]), tmp_path / "out.csv"
-    assert "there is no Ray cluster at" in failed("score", model, file, "--out", out, "--ray", "auto")
+    assert "no Ray cluster at" in fail("score", model, file, "--out", out, "--ray", "auto")
     assert not Parts(out).folder.exists()

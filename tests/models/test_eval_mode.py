@@ -119,7 +119,7 @@ def assert_unchanged(model, before) -> None:
     flags, tensors = state_of(model)
     assert flags == before[0]
     assert all(torch.equal(tensors[name], tensor) for name, tensor in before[1].items())
-    assert not any(mode.on for mode in _get_current_function_mode_stack())
+    assert not any(mode.active for mode in _get_current_function_mode_stack())
 
 
 @pytest.mark.parametrize("change", [None, *CHANGES], ids=lambda change: getattr(change, "__name__", "none"))
@@ -251,7 +251,7 @@ def test_compiled_models() -> None:
 def test_torchscript_in_training_mode_is_refused() -> None:
     model = new("gpt2")
     model.h[0].mlp.c_fc = torch.jit.trace(model.h[0].mlp.c_fc, torch.zeros(1, 3, 24))
-    with pytest.raises(ValueError, match=r"compiled by TorchScript, and in training mode: call model\.eval\(\)"):
+    with pytest.raises(ValueError, match=r"compiled by TorchScript and in training mode: call model\.eval\(\)"):
         in_eval_mode(model)
     model.eval()
     assert in_eval_mode(model)[0] is model

@@ -136,7 +136,7 @@ def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
     assert {each.blocks.dtype for each in experts_of(model)} == {torch.uint8}
     runner, ids = runner_of(model), ids_of(1)
     assert type(runner) is NativeRunner
-    assert runner.long is None
+    assert runner.long_prompt is None
     with torch.no_grad():
         wanted = reference(ids).logits[0]
         found = [runner.forward({0: ids[0].tolist()}, runner.new_cache(1, LENGTH), every=True), model(ids)[0].float()]
@@ -223,7 +223,7 @@ def test_a_tensor_of_another_form_is_refused(packed, tmp_path: Path) -> None:
     for change, message in (
         ({f"{name}blocks": tensors[f"{name}blocks"].float()}, "wrong dtype: layers.0.mlp.experts.down_proj.blocks"),
         ({f"{name}scales": tensors[f"{name}scales"][:, :, :1]}, r"down_proj.scales is \(6, 64, 1\), the config says"),
-        ({"model.layers.0.mlp.experts.down_proj": torch.ones(1)}, "left over: layers.0.mlp.experts.down_proj"),
+        ({"model.layers.0.mlp.experts.down_proj": torch.ones(1)}, "unused: layers.0.mlp.experts.down_proj"),
     ):
         save_file({**tensors, **{key: tensor.contiguous() for key, tensor in change.items()}},
                   tmp_path / "model.safetensors")  # fmt: skip
@@ -253,7 +253,7 @@ def test_what_needs_floats_says_so(packed, tmp_path: Path) -> None:
         save_torchscript(model, tmp_path / "model.pt")
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
-    with pytest.raises(ValueError, match="weights in mxfp4 cannot be trained: take the model in BF16"):
+    with pytest.raises(ValueError, match="weights in mxfp4 cannot be trained: use the model in BF16"):
         minhub_py.train(text, tmp_path / "run", start=str(folder), tokenizer="characters", steps=1, progress=False)
 
 

@@ -359,16 +359,16 @@ def test_words_are_saved_as_tokenizer_json(words: Path, load: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rules.dat", None, "copy the rules.dat"),
+        ("rules.dat", None, "copy its rules.dat"),
         ("rules.dat", b"", "is empty"),
         ("rules.dat", b"t h e\n", "a pair of symbols on each line"),
         ("rules.dat", b"t h\nt z\n", r"lacks a symbol of the pair 't z'"),
         ("vocab.dat", b"</unk>\n\nt\n", "a symbol and a pair"),
         ("vocab.dat", b"</unk>\nt\n", "lacks a symbol"),
-        ("vocab.dat", pickle.dumps(["</unk>", "t"]), "If it is a pickle, which is not read here"),
+        ("vocab.dat", pickle.dumps(["</unk>", "t"]), "Pickles are not supported"),
     ],
 )
-def test_damaged_words(words: Path, name: str, content: bytes | None, message: str) -> None:
+def test_corrupt_word_bpe_files_are_rejected(words: Path, name: str, content: bytes | None, message: str) -> None:
     (words / name).unlink() if content is None else (words / name).write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)):
         minhub_py.tokenizer_from_pretrained(str(words))

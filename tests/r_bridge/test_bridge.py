@@ -1,4 +1,4 @@
-"""The bridge's Python side: R's serialization format both ways, frames, and a worker that is spoken to as R does."""
+"""The Python part of the R bridge: conversion, methods, and a worker whose client imitates R."""
 
 import itertools
 import os
@@ -23,21 +23,21 @@ import weights_map
 from minhub_py.system import spelling
 from minhub_py.training import Run
 from r_bridge import convert, protocol
-from r_bridge.convert import Frame, dumps, id_rows, loads, one
+from r_bridge.convert import Frame, dumps, id_rows, loads, scalar
 from r_bridge.methods import METHODS
 from r_bridge.objects import Cancelled
 from r_bridge.service import Service
-from r_bridge.spelling import in_words_of_r
+from r_bridge.spelling import use_r_spelling
 from r_bridge.training import RListener
 
 NA = np.ma.masked
 
 
-# R's format: what R itself writes and reads is the judge
+# Conversion, compared with R
 
 
 def in_r(tmp_path: Path, code: str, value: bytes = b"") -> bytes:
-    """What R code writes to the file OUT, with `value` in the file IN."""
+    """Run R code that reads the file IN with `value`. Returns the content of the file OUT."""
     (tmp_path / "in").write_bytes(value)
     (tmp_path / "out").unlink(missing_ok=True)
     code = f'IN <- "{tmp_path}/in"; OUT <- "{tmp_path}/out"; {code}'
@@ -49,7 +49,7 @@ def in_r(tmp_path: Path, code: str, value: bytes = b"") -> bytes:
     return (tmp_path / "out").read_bytes()
 
 
-# Python's values, and R code for the very same.
+# Python values, and R code for the identical values.
 TO_R: list[tuple[Any, str]] = [
     (None, "NULL"),
     (True, "TRUE"),
@@ -120,23 +120,23 @@ TO_R: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
-def test_every_value_becomes_the_r_value_that_the_table_says(tmp_path: Path) -> None:
+def test_python_values_are_identical_in_r(tmp_path: Path) -> None:
     values = dumps([value for value, _ in TO_R])
-    wanted = ",\n".join(code for _, code in TO_R)
+    expected = ",\n".join(code for _, code in TO_R)
     code = f"""
-        got <- readRDS(IN); wanted <- list({wanted})
-        same <- mapply(function(a, b) identical(a, b, num.eq = FALSE, single.NA = TRUE), got, wanted)
-        stopifnot(length(got) == length(wanted))
+        actual <- readRDS(IN); expected <- list({expected})
+        same <- mapply(function(a, b) identical(a, b, num.eq = FALSE, single.NA = TRUE), actual, expected)
+        stopifnot(length(actual) == length(expected))
         wrong <- which(!same)
-        writeLines(as.character(c(length(wrong), wrong, Encoding(got[[18]]))), OUT)
+        writeLines(as.character(c(length(wrong), wrong, Encoding(actual[[18]]))), OUT)
     """
     count, *wrong, encoding = in_r(tmp_path, code, values).decode().split()
     assert (count, wrong) == ("0", []), [TO_R[int(number) - 1] for number in wrong]
     assert encoding == "UTF-8"
 
 
-def test_r_itself_writes_the_same_bytes(tmp_path: Path) -> None:
-    """After the header, which tells R's own version."""
+def test_serialized_bytes_match_r(tmp_path: Path) -> None:
+    """After the header, which contains R's version."""
     columns = {"a": np.arange(1.5, 4), "b": ["x", None, "\u00e9"], "c": None, "d": np.arange(6.0).reshape(2, 3)}
     frame = Frame({"i": np.array([3, 1]), "t": np.array([True, False])})
     for value, code in [
@@ -150,7 +150,7 @@ def test_r_itself_writes_the_same_bytes(tmp_path: Path) -> None:
 FROM_R: list[tuple[str, Any]] = [
     ("NULL", None),
     ("1:3", np.array([1, 2, 3], np.int32)),
-    ("c(1.5, NA, Inf)", None),  # looked at below
+    ("c(1.5, NA, Inf)", None),  # checked below
     ("c(TRUE, NA, FALSE)", np.ma.MaskedArray([True, True, False], [False, True, False])),
     ("c(5L, NA)", np.ma.MaskedArray([5, 0], [False, True])),
     ("NA", np.ma.MaskedArray([True], [True])),
@@ -185,23 +185,23 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def test_every_r_value_becomes_what_the_table_says(tmp_path: Path) -> None:
+def test_r_values_are_equal_in_python(tmp_path: Path) -> None:
     codes = ", ".join(code for code, _ in FROM_R)
     data = in_r(tmp_path, f"writeBin(serialize(list({codes}), NULL, xdr = FALSE, version = 2), OUT)")
-    got = loads(data)
-    for (code, wanted), value in zip(FROM_R, got, strict=True):
+    actual = loads(data)
+    for (code, expected), value in zip(FROM_R, actual, strict=True):
         if code.startswith("c(1.5"):
             assert value[0] == 1.5
             assert value[2] == np.inf
             # NA is R's own NaN, and returns as NA.
             assert value.view(np.uint64)[1] == convert.NA_REAL.view(np.uint64)
-        elif wanted is not None and isinstance(wanted, np.ma.MaskedArray):
-            assert same(value, np.ma.MaskedArray(wanted, dtype=value.dtype)), (code, value)
+        elif expected is not None and isinstance(expected, np.ma.MaskedArray):
+            assert same(value, np.ma.MaskedArray(expected, dtype=value.dtype)), (code, value)
         else:
-            assert same(value, wanted), (code, value)
+            assert same(value, expected), (code, value)
 
 
-def test_what_r_sends_it_gets_back(tmp_path: Path) -> None:
+def test_round_trip_from_r_is_identical(tmp_path: Path) -> None:
     codes = ["1:3", "c(1.5, NA, NaN, -Inf)", "c(TRUE, NA)", 'c("a", NA, "\\u00e9")',
              "as.raw(1:9)", "matrix(rnorm(6), 2)",
              'list(a = 1L, b = list("x", NULL))', "array(1:24, 2:4)"]  # fmt: skip
@@ -212,12 +212,12 @@ def test_what_r_sends_it_gets_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, 1j, np.array([1j]), np.array([None]), [object()], {"a": print}])
-def test_what_has_no_counterpart_is_a_type_error(value: Any) -> None:
+def test_unsupported_python_values_raise_type_error(value: Any) -> None:
     with pytest.raises(TypeError, match="has no counterpart in R"):
         dumps(value)
 
 
-def test_columns_of_a_frame_have_one_length() -> None:
+def test_frame_columns_must_have_equal_length() -> None:
     with pytest.raises(ValueError, match=r"differ in length: \[1, 2\]"):
         dumps(Frame({"a": np.arange(1), "b": np.arange(2)}))
 
@@ -225,8 +225,8 @@ def test_columns_of_a_frame_have_one_length() -> None:
 @pytest.mark.parametrize(
     "code", ["quote(x)", "function(x) x", "globalenv()", "1i", "expression(a)", "y ~ x", "new.env()"]
 )
-def test_r_values_without_a_counterpart_are_refused(tmp_path: Path, code: str) -> None:
-    """Nothing that could be called or evaluated is read."""
+def test_unsupported_r_values_raise_value_error(tmp_path: Path, code: str) -> None:
+    """Values that can be called or evaluated are not supported."""
     data = in_r(tmp_path, f"writeBin(serialize({code}, NULL, xdr = FALSE, version = 2), OUT)")
     with pytest.raises(ValueError, match="has no counterpart in Python"):
         loads(data)
@@ -235,22 +235,22 @@ def test_r_values_without_a_counterpart_are_refused(tmp_path: Path, code: str) -
 EXAMPLE = {"a": np.arange(3.0), "b": ["x", None, "\u00e9"], "c": np.arange(6).reshape(2, 3), "d": [None, True, b"raw"]}
 
 
-def test_bytes_that_are_cut_off_are_refused() -> None:
+def test_truncated_bytes_raise_value_error() -> None:
     data = dumps(EXAMPLE)
     for end in range(len(data)):
-        with pytest.raises(ValueError):  # noqa: PT011  # what it says depends on where the end is
+        with pytest.raises(ValueError):  # noqa: PT011  # the message depends on the position
             loads(data[:end])
-    with pytest.raises(ValueError, match="1 bytes left over"):
+    with pytest.raises(ValueError, match="1 unexpected bytes"):
         loads(data + b"\0")
     for wrong in (b"X\n", b"A\n", b"\x1f\x8b"):
-        with pytest.raises(ValueError, match="not R's binary serialization"):
+        with pytest.raises(ValueError, match="not in R's binary serialization format"):
             loads(wrong + data[2:])
-    with pytest.raises(ValueError, match="version 3"):
+    with pytest.raises(ValueError, match="version must be 2, not 3"):
         loads(data[:2] + struct.pack("=i", 3) + data[6:])
 
 
-def test_damaged_bytes_give_a_value_or_a_value_error() -> None:
-    """Whatever comes: no other exception, and no more memory than a few times what was sent."""
+def test_corrupt_bytes_return_a_value_or_raise_value_error() -> None:
+    """No other exception, and memory proportional to the data."""
     random = np.random.default_rng(0)
     values = [dumps(EXAMPLE), dumps(Frame({"a": np.arange(2), "b": ["x", "y"]})), factor(), dumps([[["deep"]]] * 3)]
     refused = 0
@@ -258,7 +258,7 @@ def test_damaged_bytes_give_a_value_or_a_value_error() -> None:
         data = bytearray(values[number % len(values)])
         for _ in range(random.integers(1, 4)):
             place = random.integers(14, len(data))
-            # Whole numbers of the format lie at multiples of four, mostly.
+            # Most integers of the format are aligned to four bytes.
             if random.random() < 0.5 and place + 4 <= len(data):
                 small = random.choice(
                     [-1, 0, 1, 2, 3, 9, 13, 14, 16, 19, 254, 255, 1026, 2**31 - 1, -(2**31), 531, 19 + 512]
@@ -274,64 +274,64 @@ def test_damaged_bytes_give_a_value_or_a_value_error() -> None:
 
 
 def factor() -> bytes:
-    """factor(c("u", "v")), as R writes it."""
+    """factor(c("u", "v")), serialized by R."""
     codes = struct.pack("=iiii", convert.INTEGER | convert.HAS_ATTRIBUTES | convert.IS_OBJECT, 2, 1, 2)
     attributes = b"".join(convert._attributes({"levels": ["u", "v"], "class": ["factor"]}))
     return convert.HEADER + codes + attributes
 
 
-def test_a_length_reserves_nothing_that_was_not_sent() -> None:
+def test_invalid_lengths_do_not_allocate_memory() -> None:
     before = psutil.Process().memory_info().rss
     for kind in (convert.REAL, convert.INTEGER, convert.STRINGS, convert.LIST, convert.RAW, convert.LOGICAL):
         for length in (struct.pack("=i", 2**31 - 1), struct.pack("=iii", -1, 2**20, 0), struct.pack("=i", -2)):
-            with pytest.raises(ValueError, match="a length of|the bytes end"):
+            with pytest.raises(ValueError, match="invalid length|the data ends"):
                 loads(convert.HEADER + struct.pack("=i", kind) + length)
     nested = convert.HEADER + struct.pack("=ii", convert.LIST, 1) * 100_000
-    with pytest.raises(ValueError, match="nested more than 100 deep"):
+    with pytest.raises(ValueError, match="nested more than 100 levels deep"):
         loads(nested)
     assert psutil.Process().memory_info().rss - before < 50e6
 
 
 @pytest.mark.parametrize("names", ['c("a", "a")', 'c("a", NA)', 'c("a", "")', "1:2"])
-def test_a_list_is_a_dict_by_names_that_are_one_each(tmp_path: Path, names: str) -> None:
+def test_names_of_a_list_must_be_unique(tmp_path: Path, names: str) -> None:
     data = in_r(
         tmp_path, f"writeBin(serialize(`attr<-`(list(1, 2), 'names', {names}), NULL, xdr = FALSE, version = 2), OUT)"
     )
     if names == "1:2":
-        assert list(loads(data)) == ["1", "2"]  # R makes text of them
+        assert list(loads(data)) == ["1", "2"]  # R converts them to strings
         return
-    with pytest.raises(ValueError, match="names are missing or repeat"):
+    with pytest.raises(ValueError, match="names of a list must be complete and unique"):
         loads(data)
 
 
-# What a method is given
+# Arguments of methods
 
 
-def test_one_value_of_each_kind() -> None:
+def test_scalar_converts_each_type() -> None:
     f64, i32 = np.array([3.0]), np.array([3], np.int32)
-    assert one(i32, int) == 3
-    assert type(one(f64, int)) is int
-    assert type(one(i32, float)) is float
-    assert one(["x"], str) == "x"
-    assert one(np.array([True]), bool) is True
-    assert one(None, str) is None
-    assert one([None], str) is None
-    assert one(np.ma.MaskedArray([0], [True]), int) is None
-    assert one(np.array([np.nan]), float) is None
+    assert scalar(i32, int) == 3
+    assert type(scalar(f64, int)) is int
+    assert type(scalar(i32, float)) is float
+    assert scalar(["x"], str) == "x"
+    assert scalar(np.array([True]), bool) is True
+    assert scalar(None, str) is None
+    assert scalar([None], str) is None
+    assert scalar(np.ma.MaskedArray([0], [True]), int) is None
+    assert scalar(np.array([np.nan]), float) is None
     for value, kind, message in [
-        (np.array([1, 2]), int, "one whole number is wanted, not 2 values"),
-        (np.array([1.5]), int, "one whole number is wanted, not 1.5"),
-        (["x"], int, "one whole number is wanted, not text|one whole number is wanted, not 'x'"),
-        (i32, str, "one string is wanted, not 3"),
-        (i32, bool, "one TRUE or FALSE is wanted, not 3"),
-        (np.array([True]), int, "one whole number is wanted, not True"),
-        (["a", "b"], str, "one string is wanted, not text"),
-        ([], str, "one string is wanted, not a list of 0"),
-        ({"a": 1}, str, "one string is wanted, not a list with names"),
-        (b"ab", str, "one string is wanted, not raw bytes"),
+        (np.array([1, 2]), int, "expected a whole number, not 2 values"),
+        (np.array([1.5]), int, "expected a whole number, not 1.5"),
+        (["x"], int, "expected a whole number, not text|expected a whole number, not 'x'"),
+        (i32, str, "expected a string, not 3"),
+        (i32, bool, "expected TRUE or FALSE, not 3"),
+        (np.array([True]), int, "expected a whole number, not True"),
+        (["a", "b"], str, "expected a string, not text"),
+        ([], str, "expected a string, not a list of 0"),
+        ({"a": 1}, str, "expected a string, not a list with names"),
+        (b"ab", str, "expected a string, not raw bytes"),
     ]:
         with pytest.raises(ValueError, match=message):
-            one(value, kind)
+            scalar(value, kind)
 
 
 def ids(*values: Any) -> np.ndarray[Any, Any]:
@@ -341,13 +341,13 @@ def ids(*values: Any) -> np.ndarray[Any, Any]:
 def test_ids_of_every_form_are_rows_of_python_ints() -> None:
     whole = np.array([1, 2], np.int32)
     many = {"ids": np.array([1, 2, 3], np.int32), "lengths": np.array([2, 0, 1], np.int32)}
-    for value, wanted in [
+    for value, expected in [
         (whole, [[1, 2]]), (ids(1.0, 2.0), [[1, 2]]), (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
         ([whole, ids(3.0)], [[1, 2], [3]]), ([None, whole], [[], [1, 2]]), ([], []), (whole[:0], [[]]),
         (many, [[1, 2], [], [3]]), (many | {"ids": ids(1.0, 2.0, 3.0)}, [[1, 2], [], [3]]),
     ]:  # fmt: skip
         rows = id_rows(value, 10)
-        assert rows == wanted
+        assert rows == expected
         assert all(type(id) is int for row in rows for id in row)
     assert id_rows(ids(1, 10), 10, first=1) == [[0, 9]]
     assert id_rows(many, 3, first=1) == [[0, 1], [], [2]]
@@ -356,36 +356,36 @@ def test_ids_of_every_form_are_rows_of_python_ints() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (ids(1, 10), "row 1: an id is 10; this model's go from 0 to 9"),
-        (ids(-1), "row 1: an id is -1"),
-        (ids(1.0, 0.5), "row 1: an id is 0.5, not a whole number"),
+        (ids(1, 10), "row 1: ids must be between 0 and 9, not 10"),
+        (ids(-1), "row 1: ids must be between 0 and 9, not -1"),
+        (ids(1.0, 0.5), "row 1: ids must be whole numbers, not 0.5"),
         (ids(1.0, np.nan), "row 1: an id is NA"),
-        (ids(1.0, np.inf), "row 1: an id is inf"),
-        (ids(1e300), "row 1: an id is 1"),
+        (ids(1.0, np.inf), "row 1: ids must be between 0 and 9, not inf"),
+        (ids(1e300), "row 1: ids must be between 0 and 9, not 1"),
         (np.ma.MaskedArray([1, 2], [False, True]), "row 1: an id is NA"),
         ([ids(1), np.ma.MaskedArray([1, 2], [False, True])], "row 2: an id is NA"),
         ({"ids": np.ma.MaskedArray([1, 2, 3], [0, 0, 1], np.int32), "lengths": ids(1, 2)}, "row 2: an id is NA"),
-        ({"ids": np.array([1, 2, 11], np.int32), "lengths": ids(1, 2)}, "row 2: an id is 11"),
-        ({"ids": ids(1.0, 2.0, 2.5), "lengths": ids(1, 2)}, "row 2: an id is 2.5"),
-        (ids(True), "row 1: ids are whole numbers, not 1 values .TRUE and FALSE."),
-        (["a"], "row 1: ids are whole numbers, not str"),
+        ({"ids": np.array([1, 2, 11], np.int32), "lengths": ids(1, 2)}, "row 2: ids must be between 0 and 9, not 11"),
+        ({"ids": ids(1.0, 2.0, 2.5), "lengths": ids(1, 2)}, "row 2: ids must be whole numbers, not 2.5"),
+        (ids(True), "row 1: ids must be whole numbers, not 1 values .TRUE and FALSE."),
+        (["a"], "row 1: ids must be whole numbers, not str"),
         (np.zeros((2, 2, 2)), "ids have 3 dimensions"),
         (None, "ids are missing"),
         ("text", "ids are missing"),
-        ([[ids(1)]], "row 1: ids are whole numbers, not a list of 1"),
+        ([[ids(1)]], "row 1: ids must be whole numbers, not a list of 1"),
     ],
 )  # fmt: skip
-def test_ids_that_are_none_are_refused(value: Any, message: str) -> None:
+def test_invalid_ids_raise_value_error(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         id_rows(value, 10)
 
 
-def test_a_zero_in_an_r_torch_tensor_is_told_apart() -> None:
+def test_zero_in_an_r_torch_tensor_has_its_own_message() -> None:
     with pytest.raises(ValueError, match="an id is 0, but the ids in an R torch tensor count from 1"):
         id_rows(ids(0, 1), 10, first=1)
-    with pytest.raises(ValueError, match="an id is 11; this model's go from 1 to 10"):
+    with pytest.raises(ValueError, match="ids must be between 1 and 10, not 11"):
         id_rows(ids(11), 10, first=1)
-    with pytest.raises(ValueError, match="an id is NA"):  # which R torch has as a number
+    with pytest.raises(ValueError, match="an id is NA"):  # an integer in R torch
         id_rows(ids(1.0, -(2.0**31)), 10, first=1)
 
 
@@ -393,23 +393,23 @@ def test_a_zero_in_an_r_torch_tensor_is_told_apart() -> None:
 
 
 def run(service: Service, method: str, /, cancelled: Any = None, **arguments: Any) -> tuple[str, Any]:
-    """A call as R makes it, by the bytes that R would send."""
+    """Run a request from the bytes that R would send."""
     call = loads(dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)}))
     kind, value = service.run(call, lambda value: None, cancelled or threading.Event())
     return kind, loads(dumps(value))
 
 
-def test_methods_are_a_list_and_take_what_they_say() -> None:
+def test_unknown_methods_and_arguments_are_rejected() -> None:
     service = Service()
     assert run(service, "nothing") == ("done", None)
-    for name in ("__class__", "keep", "run", "objects", "print", "exec", ""):
+    for name in ("__class__", "add", "run", "objects", "print", "exec", ""):
         kind, failure = run(service, name)
         assert kind == "failed"
         assert failure["class"] == ["ValueError"]
         assert "no method" in failure["message"][0]
     for arguments, message in [
-        ({"x": 1}, "nothing takes no x"),
-        ({"service": 1, "self": 2}, "nothing takes no self, service"),
+        ({"x": 1}, "nothing has no argument x"),
+        ({"service": 1, "self": 2}, "nothing has no argument self, service"),
     ]:
         assert message in run(service, "nothing", **arguments)[1]["message"][0]
     for broken in (
@@ -425,22 +425,22 @@ def test_methods_are_a_list_and_take_what_they_say() -> None:
     assert len(METHODS) >= 20
 
 
-def a_model(service: Service, **more: Any) -> int:
+def create_model(service: Service, **more: Any) -> int:
     config = {"vocab_size": 10, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16}
     kind, about = run(service, "fresh", family="gpt2", config=config | more, seed=1)
     assert kind == "done", about
-    number = one(about["number"], int)
+    number = scalar(about["number"], int)
     run(service, "train", model=number, mode=False)
     return number
 
 
-def give(service: Service, number: int, state: dict[str, Any]) -> str | None:
-    """Give a model weights as R does; the message of what is refused."""
+def replace_weights(service: Service, number: int, state: dict[str, Any]) -> str | None:
+    """Replace a model's weights like R. Returns the error message, or None."""
     shapes = [value["shape"] for value in state.values()]
     calls: list[tuple[str, dict[str, Any]]] = [
         ("check_state_dict", {"model": number, "names": list(state), "shapes": shapes})
     ]
-    room = one(run(service, "new_state_dict")[1], int)
+    room = scalar(run(service, "new_state_dict")[1], int)
     calls += [("add_weight", {"state": room, "name": name, "value": value}) for name, value in state.items()]
     calls += [(method, {"model": number, "state": room}) for method in ("prepare_state_dict", "load_state_dict")]
     for method, arguments in calls:
@@ -451,17 +451,17 @@ def give(service: Service, number: int, state: dict[str, Any]) -> str | None:
 
 
 def as_buffer(tensor: torch.Tensor) -> dict[str, Any]:
-    """A tensor as R sends one of R torch's."""
+    """A tensor in the form in which R sends R torch tensors."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {"shape": np.array(tensor.shape), "dtype": dtype, "data": tensor.contiguous().numpy().tobytes()}
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_are_taken_under_our_names_and_the_hubs(tied: bool) -> None:
-    """The Hub's in its layout, as a checkpoint has it, and in ours, as modules of the R package minhub have it."""
+def test_weights_are_accepted_with_native_and_hub_names(tied: bool) -> None:
+    """Hub names have the Hub's layout in checkpoints, and native layout in modules of the R package minhub."""
     service = Service()
-    number = a_model(service, tie_word_embeddings=tied)
-    module = service.caller.objects[number].module
+    number = create_model(service, tie_word_embeddings=tied)
+    module = service.session.objects[number].module
     torch.manual_seed(0)
     ours = {name: torch.randn(weight.shape) for name, weight in module.named_parameters()}
     hub = dict(weights_map.to_hub("gpt2", ours))
@@ -471,64 +471,67 @@ def test_weights_are_taken_under_our_names_and_the_hubs(tied: bool) -> None:
     unprefixed = {name.removeprefix("transformer."): tensor for name, tensor in hub.items()}
     for state in (ours, hub, hub | buffers | head, named, named | head, unprefixed):
         module.load_state_dict({name: torch.zeros_like(w) for name, w in module.state_dict().items()})
-        assert give(service, number, {name: as_buffer(tensor) for name, tensor in state.items()}) is None
+        assert replace_weights(service, number, {name: as_buffer(tensor) for name, tensor in state.items()}) is None
         for name, weight in module.named_parameters():
             assert torch.equal(weight, ours[name]), name
 
 
-def test_weights_that_do_not_fit_change_nothing() -> None:
+def test_invalid_weights_do_not_change_the_model() -> None:
     service = Service()
-    number = a_model(service)
-    module = service.caller.objects[number].module
+    number = create_model(service)
+    module = service.session.objects[number].module
     before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
     good = {name: as_buffer(torch.ones(weight.shape)) for name, weight in before.items()}
     hub = {f"transformer.{name}": value for name, value in good.items()}
     nan = as_buffer(torch.tensor([1.0, 2, 3, 4, 5, 6, 7, float("nan")]))
     for state, message in [
         (good | {"ln_f.bias": nan}, "state_dict has NA or NaN in ln_f.bias"),
-        (good | {"ln_f.bias": as_buffer(torch.ones(9))}, "ln_f.bias is 9, the model's is 8"),
-        (hub | {"transformer.wte.weight": as_buffer(torch.ones(8, 10))}, "wte.weight is 8 x 10, the model's is 10 x 8"),
-        (good | {"more": nan}, "the model has no weight more"),
-        (dict(list(hub.items())[1:]), "state_dict lacks wte.weight"),
-        (good | hub, "state_dict has wte.weight twice, as wte.weight and as transformer.wte.weight"),
+        (good | {"ln_f.bias": as_buffer(torch.ones(9))}, "the shape of ln_f.bias must be 8, not 9"),
+        (
+            hub | {"transformer.wte.weight": as_buffer(torch.ones(8, 10))},
+            "the shape of wte.weight must be 10 x 8, not 8 x 10",
+        ),
+        (good | {"more": nan}, "unknown weights in state_dict: more; see names(model$parameters)"),
+        (dict(list(hub.items())[1:]), "missing weights in state_dict: wte.weight"),
+        (good | hub, "state_dict has wte.weight twice, as wte.weight and as transformer.wte.weight: remove one"),
         (
             hub | {"lm_head.weight": as_buffer(torch.zeros(10, 8))},
-            "lm_head.weight differs from transformer.wte.weight, but this model has one weight for both",
+            "lm_head.weight must equal transformer.wte.weight: they are one tied weight in this model",
         ),
     ]:
-        assert give(service, number, state) == message
+        assert replace_weights(service, number, state) == message
         assert all(torch.equal(weight, before[name]) for name, weight in module.named_parameters())
-    assert give(service, number, good) is None
+    assert replace_weights(service, number, good) is None
 
 
-def test_float64_stays_float64() -> None:
+def test_float64_weights_are_not_rounded() -> None:
     service = Service()
-    number = a_model(service)
+    number = create_model(service)
     run(service, "to", model=number, device=None, dtype="float64")
-    weights = service.caller.objects[number].module
+    weights = service.session.objects[number].module
     third = {n: as_buffer(torch.full(w.shape, 1 / 3, dtype=torch.float64)) for n, w in weights.named_parameters()}
-    assert give(service, number, third) is None
+    assert replace_weights(service, number, third) is None
     assert all(bool((weight == 1 / 3).all()) for weight in weights.parameters())
 
 
-def test_objects_live_until_r_releases_them() -> None:
+def test_objects_exist_until_r_releases_them() -> None:
     service = Service()
-    number = a_model(service)
+    number = create_model(service)
     assert run(service, "forward", model=number, ids=np.array([1, 2]), first=0, as_torch=False)[0] == "done"
     again = loads(dumps({"method": "nothing", "arguments": {}, "release": np.array([number, 99])}))
     assert service.run(again, lambda value: None, threading.Event()) == ("done", None)
-    assert service.caller.objects == {}
+    assert service.session.objects == {}
     kind, failure = run(service, "parameters", model=number)
     assert (kind, failure["class"]) == ("failed", ["LookupError"])
     # A tokenizer is not a model.
-    number = one(run(service, "tokenizer_from_pretrained", identifier="minhub/shakespeare-gpt2", revision="main",
+    number = scalar(run(service, "tokenizer_from_pretrained", identifier="minhub/shakespeare-gpt2", revision="main",
                      token=None, local_files_only=True)[1], int)  # fmt: skip
     assert run(service, "parameters", model=number)[0] == "failed"
 
 
-def test_a_call_that_is_cancelled_says_so_and_nothing_else() -> None:
+def test_cancelled_request_returns_cancelled() -> None:
     service = Service()
-    number = a_model(service)
+    number = create_model(service)
     cancelled = threading.Event()
     arguments = {
         "model": number, "prompts": [np.array([1])], "tokenizer": None, "max_new_tokens": 10**9, "temperature": 1.0,
@@ -537,24 +540,24 @@ def test_a_call_that_is_cancelled_says_so_and_nothing_else() -> None:
     }  # fmt: skip
     threading.Timer(0.2, cancelled.set).start()
     assert run(service, "generate", cancelled, **arguments) == ("cancelled", None)
-    # A call that is closed before its end is cancelled, and the next one runs.
-    frames = service.frames({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
-    assert next(frames)[0] == "part"  # progress: it is under way
-    service.caller.cancelled.set()
+    # Closing the iterator cancels the request, and the next one runs.
+    frames = service.stream({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
+    assert next(frames)[0] == "part"  # progress
+    service.session.cancelled.set()
     assert [frame for frame in frames if frame[0] != "part"] == [("cancelled", None)]
-    frames = service.frames({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
+    frames = service.stream({"method": ["generate"], "arguments": loads(dumps(arguments)), "release": []})
     assert next(frames)[0] == "part"
     frames.close()
-    frames = service.frames({"method": ["nothing"], "arguments": None, "release": []})
+    frames = service.stream({"method": ["nothing"], "arguments": None, "release": []})
     assert list(frames) == [("done", None)]
     assert not issubclass(Cancelled, Exception)
 
 
-def test_errors_say_what_users_can_use() -> None:
+def test_error_messages_are_specific() -> None:
     service = Service()
-    number = a_model(service)
+    number = create_model(service)
     _, failure = run(service, "forward", model=number, ids=np.array([10]), first=0, as_torch=False)
-    assert failure["message"] == ["row 1: an id is 10; this model's go from 0 to 9"]
+    assert failure["message"] == ["row 1: ids must be between 0 and 9, not 10"]
     _, failure = run(service, "parameter", model=number, name="nope")
     assert "nope" in failure["message"][0]
     _, failure = run(service, "fresh", family="nope", config={}, seed=1)
@@ -568,23 +571,23 @@ TINY = {"family": "lstm", "layers": 1.0, "width": 8.0, "context": 8.0, "batch": 
 
 
 class Training:
-    """A service that trains on a small text, and what it says on the way."""
+    """A service that trains on a small text, with the events of the run."""
 
     def __init__(self, folder: Path) -> None:
         self.service = Service()
         self.text, self.out = folder / "text.txt", folder / "run"
         self.text.write_text(TEXT, encoding="utf-8")
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.cancelled = threading.Event()
         self.cancel_at = ""
 
     def emit(self, news: Any) -> None:
-        self.heard.append(loads(dumps(news)))
+        self.received.append(loads(dumps(news)))
         if news["event"] == self.cancel_at:
             self.cancelled.set()
 
     def call(self, method: str, **arguments: Any) -> tuple[str, Any]:
-        self.heard.clear()
+        self.received.clear()
         self.cancelled = threading.Event()
         call = loads(dumps({"method": method, "arguments": arguments, "release": np.array([], np.int32)}))
         kind, value = self.service.run(call, self.emit, self.cancelled)
@@ -597,7 +600,7 @@ class Training:
         return self.call("resume_training", out=str(self.out), settings=settings)
 
     def events(self) -> list[str]:
-        return [news["event"][0] for news in self.heard]
+        return [news["event"][0] for news in self.received]
 
 
 @pytest.fixture
@@ -605,7 +608,7 @@ def training(tmp_path: Path) -> Training:
     return Training(tmp_path)
 
 
-def test_a_run_is_told_in_lists_and_given_back_as_columns(training: Training) -> None:
+def test_run_sends_events_and_returns_columns(training: Training) -> None:
     kind, run = training.train(steps=10.0, sample="To", sample_tokens=3, config={"embedding_size": np.array([4.0])})
     assert kind == "done", run
     rows = Run(training.out).losses
@@ -613,26 +616,26 @@ def test_a_run_is_told_in_lists_and_given_back_as_columns(training: Training) ->
     assert losses["step"].dtype == np.int32
     assert losses["step"].tolist() == [0, 4, 8, 10] == [row["step"] for row in rows]
     assert np.isnan(losses["train_loss"]).tolist() == [True, False, False, False]
-    # NA, and not NaN: R tells them apart by their bits.
+    # NA, not NaN: R distinguishes them by their bits.
     assert losses["train_loss"][:1].tobytes() == convert.NA_REAL.tobytes()
     assert losses["held_out_loss"].tolist() == [row["held_out_loss"] for row in rows]
     assert run["best_step"].tolist() == [10]
     assert run["nats_per_token"].tolist() == [min(losses["held_out_loss"])]
-    told = run["settings"]
-    assert (told["steps"].tolist(), told["config"]["embedding_size"].tolist()) == ([10], [4])
-    assert "start" not in told
-    assert told["from"] is None
+    settings = run["settings"]
+    assert (settings["steps"].tolist(), settings["config"]["embedding_size"].tolist()) == ([10], [4])
+    assert "start" not in settings
+    assert settings["from"] is None
 
-    others = [event for event in training.events() if event not in ("preparing", "working", "stepped")]
-    assert others == ["begins", "estimated", *["evaluated", "sampled"] * 4]
-    evaluated = [news for news in training.heard if news["event"] == ["evaluated"]]
+    events = [event for event in training.events() if event not in ("preparing", "working", "stepped")]
+    assert events == ["begins", "estimated", *["evaluated", "sampled"] * 4]
+    evaluated = [news for news in training.received if news["event"] == ["evaluated"]]
     for news, row in zip(evaluated, rows, strict=True):
         for name, value in row.items():
             assert np.array_equal(news[name].astype(float), [value], equal_nan=True), name
     assert training.call("read_run", out=str(training.out))[1]["losses"].keys() == losses.keys()
 
 
-def test_a_run_that_r_gives_up_makes_a_checkpoint_and_can_go_on(training: Training) -> None:
+def test_cancelled_run_has_a_checkpoint_and_resumes(training: Training) -> None:
     training.cancel_at = "evaluated"
     assert training.train(steps=10**6) == ("cancelled", None)
     [checkpoint] = (training.out / "checkpoints").iterdir()
@@ -640,9 +643,9 @@ def test_a_run_that_r_gives_up_makes_a_checkpoint_and_can_go_on(training: Traini
     training.cancel_at = ""
     kind, run = training.resume(steps=step + 3.0)
     assert kind == "done", run
-    assert [news["step"].tolist() for news in training.heard if news["event"] == ["begins"]] == [[step]]
+    assert [news["step"].tolist() for news in training.received if news["event"] == ["begins"]] == [[step]]
     assert run["losses"]["step"][-1] == step + 3
-    # While the text is read there is no model yet; the preparation continues, or the same call starts again.
+    # Before the model exists, the same call or resume_training continues the preparation.
     training.out = training.out.with_name("other")
     training.text.write_text(TEXT * 20, encoding="utf-8")  # several pieces
     training.cancel_at = "preparing"
@@ -657,37 +660,37 @@ def test_a_run_that_r_gives_up_makes_a_checkpoint_and_can_go_on(training: Traini
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 2.5}, "steps must be a whole number, not 2.5"),
+        ({"steps": 2.5}, "steps must be an integer, not 2.5"),
         ({"speed": 1.0, "start": "gpt2"}, "unknown settings speed, start; the settings are family, from, tokenizer"),
         ({"warmup": 3.0}, "unknown setting warmup; did you mean warm_up?"),
-        ({"context": 5000.0}, "give more text, or context = "),
+        ({"context": 5000.0}, "use a longer text, or context = "),
         ({"batch": 900.0}, "a smaller batch or context, or carry = FALSE"),
-        ({"from": "minhub/shakespeare-gpt2"}, "leave family out"),
-        ({"config": {"x": np.array([1.0])}}, "config: unknown setting x; those of lstm are"),
+        ({"from": "minhub/shakespeare-gpt2"}, "remove family"),
+        ({"config": {"x": np.array([1.0])}}, "config: unknown setting x; the settings of lstm are"),
     ],
 )
-def test_what_is_wrong_with_a_run_is_said_in_words_of_r(training: Training, settings: Any, message: str) -> None:
+def test_training_errors_use_r_spelling(training: Training, settings: Any, message: str) -> None:
     kind, failure = training.train(**settings)
     assert (kind, failure["class"]) == ("failed", ["ValueError"])
     assert message in failure["message"][0]
     assert "--" not in failure["message"][0]
 
 
-def test_notes_are_passed_on_but_for_a_picture_that_r_draws_itself(training: Training) -> None:
-    training.service.caller.emit = training.emit
-    news = RListener(training.service.caller)
+def test_notes_are_sent_except_about_matplotlib(training: Training) -> None:
+    training.service.session.emit = training.emit
+    news = RListener(training.service.session)
     news.note("the curves are not drawn: pip install 'minhub_py[plot]' brings matplotlib")
     news.note("2 characters are not known")
-    assert training.heard == [{"event": ["note"], "text": ["2 characters are not known"]}]
+    assert training.received == [{"event": ["note"], "text": ["2 characters are not known"]}]
 
 
-def test_messages_name_settings_and_calls_as_r_does(training: Training) -> None:
+def test_messages_contain_r_settings_and_calls(training: Training) -> None:
     assert training.train(steps=1.0)[0] == "done"
     _, failure = training.train(steps=1.0)
     assert failure["class"] == ["FileExistsError"]
     assert f'resume it with minhub_resume("{training.out}"), or' in failure["message"][0]
-    assert "is no run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
-    with in_words_of_r():
+    assert "is not a run of minhub_train()" in training.call("read_run", out=str(training.text.parent))[1]["message"][0]
+    with use_r_spelling():
         assert spelling.setting("start") == "from"
         assert spelling.setting("start", 'a "run"') == r'from = "a \"run\""'
         assert spelling.setting("carry", False) == "carry = FALSE"
@@ -696,11 +699,11 @@ def test_messages_name_settings_and_calls_as_r_does(training: Training) -> None:
     assert spelling.resume_call("run", steps=20) == "resume('run', steps=20)"
 
 
-# The worker, spoken to as R does it
+# The worker
 
 
 class Peer:
-    """R's end of the connection."""
+    """A client that imitates R."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(0o700)
@@ -716,20 +719,20 @@ class Peer:
             time.sleep(0.01)
         address = loads((folder / "address").read_bytes())
         (folder / "address").unlink()
-        self.socket = socket.create_connection(("127.0.0.1", one(address["port"], int)))
+        self.socket = socket.create_connection(("127.0.0.1", scalar(address["port"], int)))
         self.socket.settimeout(60)
         self.socket.sendall(protocol.pack(protocol.HELLO, 0, address["secret"]))
         assert protocol.read_frame(self.socket) == (protocol.WELCOME, 0, address["proof"])
         self.calls = itertools.count(1)
 
     def call(self, payload: bytes) -> tuple[int, Any]:
-        """The kind and value of the end of a call."""
+        """The kind and value of the final response to a request."""
         number = next(self.calls)
         self.socket.sendall(protocol.pack(protocol.CALL, number, payload))
         return self.end_of(number)
 
     def end_of(self, number: int) -> tuple[int, Any]:
-        """The kind and value of a call's end, after any number of parts."""
+        """The kind and value of the final response, after any number of parts."""
         while True:
             kind, call, data = protocol.read_frame(self.socket)
             if call == number and kind & 0xFF != protocol.PART:
@@ -742,7 +745,7 @@ class Peer:
         return psutil.Process(self.process.pid).memory_info().rss
 
     def end(self) -> str:
-        """Hang up; what the worker wrote while it lived."""
+        """Close the connection. Returns the worker's standard error."""
         self.socket.close()
         _, said = self.process.communicate(timeout=30)
         return said.decode()
@@ -763,13 +766,13 @@ def peers(tmp_path: Path) -> Iterator[Any]:
         each.process.communicate()
 
 
-def test_a_worker_answers_damaged_requests_and_goes_on(peers: Any) -> None:
+def test_worker_survives_corrupt_requests(peers: Any) -> None:
     peer = peers()
     assert peer.ask("nothing") == (protocol.DONE, None)
     random = np.random.default_rng(1)
     good = dumps({"method": "nothing", "arguments": {"a": [1, "x"], "b": EXAMPLE}, "release": np.arange(3)})
     requests = [b"", b"garbage", good[:-1], good + b"x", dumps(None), dumps([1, 2]), dumps({"method": 5}), dumps("x")]
-    # Values of the right form whose attributes make no sense.
+    # Valid values with invalid attributes.
     integer = struct.pack("=iii", convert.INTEGER | convert.HAS_ATTRIBUTES, 1, 5)
     for attributes in ({"levels": ["u"]}, {"levels": 5}, {"dim": ["a"]}, {"dim": [None]}, {"dim": np.array([2.5])},
                        {"dim": np.array([-3, 7])}, {"dim": {}}, {"dim": []}, {"levels": b"x"}):  # fmt: skip
@@ -795,7 +798,7 @@ def test_a_worker_answers_damaged_requests_and_goes_on(peers: Any) -> None:
     assert not peer.folder.exists()
 
 
-def test_a_worker_leaves_quietly_when_what_comes_is_no_frame(peers: Any) -> None:
+def test_worker_exits_silently_after_an_invalid_frame(peers: Any) -> None:
     header = struct.Struct("=iiii").pack
     for nonsense in [
         b"x" * 16,
@@ -806,10 +809,10 @@ def test_a_worker_leaves_quietly_when_what_comes_is_no_frame(peers: Any) -> None
     ]:
         peer = peers()
         before = peer.rss()
-        with suppress(OSError):  # it may have left before the end
+        with suppress(OSError):  # the worker may exit earlier
             peer.socket.sendall(nonsense)
             peer.socket.shutdown(socket.SHUT_WR)
-        with pytest.raises(OSError):  # noqa: PT011  # BrokenError, or the connection is reset
+        with pytest.raises(OSError):  # noqa: PT011  # ProtocolError, or the connection is reset
             protocol.read_frame(peer.socket)
         assert peer.end() == ""
         assert peer.process.returncode == 0
@@ -817,15 +820,15 @@ def test_a_worker_leaves_quietly_when_what_comes_is_no_frame(peers: Any) -> None
         assert before < 300e6
 
 
-def test_a_worker_passes_over_what_it_does_not_know(peers: Any) -> None:
-    """Kinds to come, a CANCEL of a call that has ended or never was, and many at once."""
+def test_worker_ignores_unknown_frames(peers: Any) -> None:
+    """Unknown kinds, CANCEL for a completed or unknown request, and many at once."""
     peer = peers()
     for kind, call in [(protocol.CANCEL, 0), (protocol.CANCEL, 77), (99, 1), (protocol.HELLO, 0), (-5, -5), (0, 0)]:
         peer.socket.sendall(protocol.pack(kind, call, b"some bytes"))
     assert peer.ask("nothing") == (protocol.DONE, None)
     peer.socket.sendall(protocol.pack(protocol.CANCEL, 1) * 5000)
     assert peer.ask("nothing") == (protocol.DONE, None)
-    # Calls that are sent at once are answered in order.
+    # Concurrent requests run in sequence.
     request = dumps({"method": "nothing", "arguments": {}, "release": []})
     numbers = [next(peer.calls) for _ in range(200)]
     peer.socket.sendall(b"".join(protocol.pack(protocol.CALL, number, request) for number in numbers))
@@ -833,7 +836,7 @@ def test_a_worker_passes_over_what_it_does_not_know(peers: Any) -> None:
     assert peer.end() == ""
 
 
-def test_a_cancelled_call_ends_with_its_number_and_the_next_goes_on(peers: Any) -> None:
+def test_cancelled_request_responds_with_its_number(peers: Any) -> None:
     peer = peers()
     kind, about = peer.ask(
         "fresh", family="lstm", config={"vocab_size": 9, "hidden_size": 8, "embedding_size": 8}, seed=1
@@ -850,12 +853,12 @@ def test_a_cancelled_call_ends_with_its_number_and_the_next_goes_on(peers: Any) 
         peer.socket.sendall(protocol.pack(protocol.CALL, number, request) + protocol.pack(protocol.CANCEL, number))
         assert peer.end_of(number) == (protocol.CANCELLED, None)
         assert peer.ask("nothing") == (protocol.DONE, None)
-    # One that is given up with the connection: the worker does not stay to finish it.
+    # The worker exits without completing the request when the connection closes.
     peer.socket.sendall(protocol.pack(protocol.CALL, next(peer.calls), request))
     assert peer.end() == ""
 
 
-def test_large_results_go_by_a_file_and_by_the_socket_where_there_is_none(peers: Any, tmp_path: Path) -> None:
+def test_large_results_use_a_file_or_the_socket(peers: Any, tmp_path: Path) -> None:
     peer = peers()
     config = {"vocab_size": 5000, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16}
     about = peer.ask("fresh", family="gpt2", config=config, seed=1)[1]
@@ -870,9 +873,9 @@ def test_large_results_go_by_a_file_and_by_the_socket_where_there_is_none(peers:
     assert peer.end() == ""
 
 
-def test_an_answer_that_cannot_be_sent_is_an_error() -> None:
-    """By the socket or by a file: the peer gets FAILED, and no file is left."""
-    from r_bridge.worker import answer
+def test_unsendable_result_is_an_error() -> None:
+    """The peer receives FAILED, and no file remains."""
+    from r_bridge.worker import respond
 
     class Odd(Service):
         def __init__(self, value: Any) -> None:
@@ -887,13 +890,13 @@ def test_an_answer_that_cannot_be_sent_is_an_error() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             folder = Path(__file__).parent / "not there"
-            answer(Odd(value), theirs, folder, 7, threading.Event(), dumps(None))
+            respond(Odd(value), theirs, folder, 7, threading.Event(), dumps(None))
             kind, call, payload = protocol.read_frame(ours)
             assert (kind, call) == (protocol.FAILED, 7)
             assert set(loads(payload)) == {"class", "message"}
 
 
-def test_a_large_file_is_announced_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_file_is_announced_before_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LEAD", 1 << 20)
     value = np.arange(3e5, dtype=np.float32).reshape(2, 50, 3000)
     ours, theirs = socket.socketpair()
@@ -905,7 +908,7 @@ def test_a_large_file_is_announced_while_it_is_written(tmp_path: Path, monkeypat
     assert np.array_equal(loads(Path(whole[2].decode()).read_bytes()), value)
 
 
-def test_an_unsendable_large_answer_leaves_no_file(tmp_path: Path) -> None:
+def test_unsendable_large_result_leaves_no_file(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         with pytest.raises(TypeError):
@@ -913,9 +916,9 @@ def test_an_unsendable_large_answer_leaves_no_file(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_whose_message_is_no_text_of_utf8_still_arrives() -> None:
-    """A file's name may hold any bytes, and an error may name it."""
-    from r_bridge.worker import answer
+def test_failure_message_may_contain_invalid_utf8() -> None:
+    """A file name in an error may contain arbitrary bytes."""
+    from r_bridge.worker import respond
 
     class Odd(Service):
         def run(self, *_: Any) -> tuple[str, Any]:
@@ -923,7 +926,7 @@ def test_a_failure_whose_message_is_no_text_of_utf8_still_arrives() -> None:
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        answer(Odd(), theirs, Path(), 7, threading.Event(), dumps(None))
+        respond(Odd(), theirs, Path(), 7, threading.Event(), dumps(None))
         kind, _, payload = protocol.read_frame(ours)
         assert kind == protocol.FAILED
         assert "no such file" in loads(payload)["message"][0]

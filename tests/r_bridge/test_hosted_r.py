@@ -18,7 +18,7 @@ from r_bridge.probe import find_r
 
 MODEL = "minhub/shakespeare-gpt2"
 MINHUB = [sys.executable, "-m", "minhub_py.cli.main", "r"]
-# The tests are to see what R and Python do of themselves.
+# R and Python must not inherit settings of the test process.
 IN_THE_WAY = {"R_HOME", "PYTHONUNBUFFERED"}
 PRELUDE = """
 import os, signal, sys, threading, warnings
@@ -38,7 +38,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One thread, as in conftest.py, and a cache into which minhubpy is installed once."""
+    """One thread, as in conftest.py, and a shared cache with minhubpy."""
     cache = str(tmp_path_factory.mktemp("cache"))
     ours = {"OMP_NUM_THREADS": "1", "R_USER_CACHE_DIR": cache, "LC_ALL": "C.UTF-8", "R_PROFILE_USER": ""}
     return {name: value for name, value in os.environ.items() if name not in IN_THE_WAY} | ours
@@ -46,7 +46,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def run(environment: dict[str, str]) -> Run:
-    """Run a command or Python code; it must succeed unless `check=False`."""
+    """Run a command or Python code. Fails on an error unless `check=False`."""
 
     def run(
         code: str | list[str], check: bool = True, stdin: str = "", **more: str
@@ -65,7 +65,7 @@ def run(environment: dict[str, str]) -> Run:
 
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
-def test_values_go_both_ways(run: Run, locale: str) -> None:
+def test_values_are_converted_in_both_directions(run: Run, locale: str) -> None:
     code = """
 r = RSession()
 assert r.eval("1 + 1") == 2 and r.eval("NULL") is None
@@ -87,7 +87,7 @@ assert os.environ["LC_ALL"] == sys.argv[1]
     run([sys.executable, "-c", PRELUDE + code, locale], LC_ALL=locale)
 
 
-def test_conditions_arrive(run: Run) -> None:
+def test_r_conditions_become_python_exceptions_and_warnings(run: Run) -> None:
     run("""
 r = RSession()
 failed = error(r.eval, 'log("a")')
@@ -111,7 +111,7 @@ assert r.eval("2") == 2
 """)
 
 
-def test_output_comes_in_order(run: Run, tmp_path: Path) -> None:
+def test_output_of_r_and_python_is_in_order(run: Run, tmp_path: Path) -> None:
     script = tmp_path / "script.R"
     script.write_text("x <- 'é'; x\ninvisible(2)\nfunction(x)  x\n", encoding="utf-8")
     done = run(f"""
@@ -125,7 +125,7 @@ print("five")
     assert done.stdout == 'one\na \n2 \nfour\n[1] "é"\nfunction (x) \nx\nfive\n'
 
 
-def test_deep_recursion_is_an_error_in_every_thread(run: Run) -> None:
+def test_deep_recursion_is_an_error_in_each_thread(run: Run) -> None:
     run("""
 def recurse():
     for code in ("f <- function(n) f(n + 1); f(1)", "g <- function(n) sapply(1, function(i) g(n + 1)); g(1)"):
@@ -143,7 +143,7 @@ assert len(seen) == 8 and all(type(each) is RError for each in seen), seen
 """)
 
 
-def test_threads_take_turns(run: Run) -> None:
+def test_calls_from_threads_are_serialized(run: Run) -> None:
     run("""
 r, seen = RSession(), []
 def work(k):
@@ -159,7 +159,7 @@ assert len(seen) == 500 and all(a == b for a, b in seen)
 """)
 
 
-def test_rpy2_shares_the_r(run: Run) -> None:
+def test_rpy2_uses_the_same_r(run: Run) -> None:
     run("""
 r = RSession()
 r["x"] = 20
@@ -170,11 +170,11 @@ with warnings.catch_warnings():
 assert rpy2.rinterface.evalr("x + 1")[0] == 21 and r.eval("x + 2") == 22
 """)
     done = run("import rpy2.rinterface\nrpy2.rinterface.initr()\nRSession()", check=False)
-    assert "RuntimeError: rpy2 has started R already: make the RSession before" in done.stderr
+    assert "RuntimeError: rpy2 has already started R: create the RSession before" in done.stderr
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(10000, marks=pytest.mark.soak)])
-def test_many_calls_leave_no_trace(run: Run, count: int) -> None:
+def test_many_calls_do_not_leak_memory(run: Run, count: int) -> None:
     run(f"""
 import psutil
 r = RSession()
@@ -193,7 +193,7 @@ assert calls({count}) - before < 10e6
 # minhubpy in this process
 
 
-def test_the_package_runs_in_this_process(run: Run) -> None:
+def test_minhubpy_runs_without_a_worker(run: Run) -> None:
     code = f"""
 import psutil
 r = RSession()
@@ -208,7 +208,7 @@ assert "minhubpy_error" in failed.classes, failed.classes
     assert run(code).stdout == tokenizer.decode(ids) + "\n"
 
 
-def test_whatever_happens_in_python_is_a_condition_in_r(run: Run) -> None:
+def test_python_exceptions_become_r_conditions(run: Run) -> None:
     run("""
 from r_bridge.methods import METHODS
 
@@ -256,7 +256,7 @@ before = signal.getsignal(signal.SIGINT)
         "import time; print('ready', flush=True)\n    while True: time.sleep(0.1)",
     ],
 )
-def test_ctrl_c_stops_what_runs(environment: dict[str, str], code: str) -> None:
+def test_ctrl_c_interrupts_r_and_python_code(environment: dict[str, str], code: str) -> None:
     program = f"""{PRELUDE}{READY}
 try:
     {code}
@@ -270,7 +270,7 @@ os.kill(os.getpid(), signal.SIGINT)
     assert interrupted(environment, program) == ["stopped"]
 
 
-def test_signal_handlers_stay_as_they_are(run: Run) -> None:
+def test_signal_handlers_are_restored(run: Run) -> None:
     run("""
 def handled():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -320,7 +320,7 @@ os.kill(os.getpid(), signal.SIGINT)
 
 
 def interrupted(environment: dict[str, str], program: str) -> list[str]:
-    """What a program prints after Ctrl-C, which it gets when it says that it is ready; a second one ends it."""
+    """The output of a program after Ctrl-C, which is sent when the program is ready; a second one ends it."""
     process = subprocess.Popen(
         [sys.executable, "-c", program], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -337,16 +337,16 @@ def interrupted(environment: dict[str, str], program: str) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.soak)])
-def test_interrupts_at_random_moments(run: Run, count: int) -> None:
-    """Each stops one thing; the program would wait for ever for one that is lost."""
+def test_interrupts_at_random_times(run: Run, count: int) -> None:
+    """Each interrupts one operation; the program waits forever if one is dropped."""
     done = run([sys.executable, str(PROGRAMS / "interrupts_in_session.py"), str(count)])
     assert 0 < int(done.stdout) < count  # those that R code caught itself
 
 
-# The end
+# Exit
 
 
-def test_the_end_of_python_is_the_end_of_r(run: Run, tmp_path: Path) -> None:
+def test_r_is_shut_down_when_python_exits(run: Run, tmp_path: Path) -> None:
     done = run(f"""
 r = RSession()
 r.run('pdf("{tmp_path}/plot.pdf"); plot(1); cat(tempdir(), "")')
@@ -358,7 +358,7 @@ r.run('invisible(reg.finalizer(globalenv(), function(e) cat("finalized"), onexit
     assert (tmp_path / "plot.pdf").read_bytes().endswith(b"%%EOF\n")
 
 
-def test_q_ends_python_with_its_status(run: Run) -> None:
+def test_q_exits_python_with_its_status(run: Run) -> None:
     done = run("""
 import atexit
 atexit.register(print, "last")
@@ -372,13 +372,13 @@ print("never")
     assert not Path(folder).exists()
 
 
-# What is missing is said in one line
+# Missing packages
 
 
-def test_missing_parts_are_named(run: Run, tmp_path: Path) -> None:
+def test_missing_r_or_rpy2_is_a_one_line_error(run: Run, tmp_path: Path) -> None:
     assert (
         complaint(run, PATH="/nonexistent")
-        == "R is missing: apt-get install r-base-core, or see https://www.r-project.org"
+        == "R is not installed: apt-get install r-base-core, or see https://www.r-project.org"
     )
 
     metadata = tmp_path / "rpy2_rinterface-3.5.0.dist-info" / "METADATA"
@@ -386,7 +386,7 @@ def test_missing_parts_are_named(run: Run, tmp_path: Path) -> None:
     metadata.write_text("Metadata-Version: 2.1\nName: rpy2-rinterface\nVersion: 3.5.0\n")
     r = find_r()
     assert r
-    wanted = rf"rpy2-rinterface 3.5.0 does not fit R [\d.]+: .*pip install.* 'rpy2-rinterface{r.rpy2}'"
+    wanted = rf"rpy2-rinterface 3.5.0 does not support R [\d.]+: .*pip install.* 'rpy2-rinterface{r.rpy2}'"
     assert re.fullmatch(wanted, complaint(run, PYTHONPATH=str(tmp_path)))
 
     program = tmp_path / "R"
@@ -399,13 +399,13 @@ def test_missing_parts_are_named(run: Run, tmp_path: Path) -> None:
 
 
 def complaint(run: Run, **environment: str) -> str:
-    """The one error of `minhub r`."""
+    """The only error line of `minhub r`."""
     done = run([*MINHUB, "-e", "1"], check=False, **environment)
     assert (done.returncode, done.stdout) == (1, "")
     return done.stderr.splitlines()[-1].removeprefix("Error: ")
 
 
-def test_the_probe_tells_pip_which_rpy2(run: Run) -> None:
+def test_probe_prints_the_rpy2_requirement_for_pip(run: Run) -> None:
     r = find_r()
     assert r
     done = run([sys.executable, "-m", "r_bridge.probe"])
@@ -445,8 +445,8 @@ log("a")
         ["-"],
     ],
 )
-def test_minhub_r_is_rscript(run: Run, tmp_path: Path, arguments: list[str]) -> None:
-    """Output, messages and exit status are the same, to the byte."""
+def test_minhub_r_matches_rscript(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    """Output, messages and exit status are identical."""
     script = tmp_path / "script.R"
     script.write_text(SCRIPT, encoding="utf-8")
     arguments = [str(script) if each == "SCRIPT" else each for each in arguments]
@@ -455,22 +455,22 @@ def test_minhub_r_is_rscript(run: Run, tmp_path: Path, arguments: list[str]) -> 
     assert (got.stdout, got.stderr, got.returncode) == (wanted.stdout, wanted.stderr, wanted.returncode)
 
 
-def test_minhub_r_has_the_package(run: Run) -> None:
+def test_minhub_r_provides_minhubpy(run: Run) -> None:
     done = run([*MINHUB], stdin=f'library(minhubpy)\nmodel <- gpt2_from_pretrained("{MODEL}")\ndim(model(0:4))\n')
     assert done.stdout == "[1]  1  5 65\n"
     assert run([*MINHUB, "no_such_file.R"], check=False).returncode == 2
 
 
-def test_install_puts_it_into_the_users_library(run: Run, tmp_path: Path) -> None:
+def test_install_uses_the_user_library(run: Run, tmp_path: Path) -> None:
     library = tmp_path / "new" / "library"
     done = run([*MINHUB, "--install"], R_LIBS_USER=str(library))
-    assert done.stdout.startswith(f"{library}/minhubpy: ")
+    assert done.stdout.startswith(f"Installed {library}/minhubpy. ")
     seen = run(["Rscript", "-e", "cat(find.package('minhubpy'))"], R_LIBS_USER=str(library))
     assert seen.stdout == f"{library}/minhubpy"
 
 
-def test_the_prompt(environment: dict[str, str]) -> None:
-    """What a person types at a terminal, Ctrl-C among it."""
+def test_interactive_prompt(environment: dict[str, str]) -> None:
+    """Input at a terminal, including Ctrl-C."""
     process, terminal = pty.fork()
     if process == 0:
         os.execve(sys.executable, MINHUB, environment | {"TERM": "dumb"})
@@ -507,7 +507,7 @@ def test_the_prompt(environment: dict[str, str]) -> None:
 
 
 class Talk:
-    """The two ends of a conversation at a terminal."""
+    """A terminal and the process that runs in it."""
 
     def __init__(self, terminal: int) -> None:
         self.terminal = terminal
@@ -541,6 +541,6 @@ class Talk:
             pass
 
 
-def test_the_library_is_named_by_what_is_in_it() -> None:
+def test_library_name_depends_on_the_package_content() -> None:
     assert (PACKAGE / "DESCRIPTION").is_file()
     assert re.fullmatch("[0-9a-f]{16}", fingerprint())

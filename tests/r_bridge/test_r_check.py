@@ -1,4 +1,4 @@
-"""The R package as R's own tools see it: R CMD check, the vignette, and help pages that say what the code says."""
+"""R CMD build and R CMD check of the R package, its vignettes, and its help pages."""
 
 import filecmp
 import os
@@ -13,24 +13,22 @@ from paths import PROGRAMS, R_PACKAGE
 
 from minhub_py.registry import ENTRIES
 
-# ellmer and torch are not in Debian, and lme4 need not be there; R says so.
+# R CMD check reports suggested packages that are not installed. Debian has no ellmer and no torch.
 NOT_OURS = re.compile(r"Packages? suggested but not available for checking:(\s+.(ellmer|lme4|torch).,?)+\n")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as one file, with its vignette, which is run for it."""
+    """The source package. R CMD build runs the vignettes and adds their pages."""
     folder = tmp_path_factory.mktemp("build")
-    done = run(["R", "CMD", "build", str(R_PACKAGE)], folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = run(["R", "CMD", "build", str(R_PACKAGE)], folder)
+    assert result.returncode == 0, result.stdout + result.stderr
     [package] = folder.glob("minhubpy_*.tar.gz")
     return package
 
 
 def run(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
-    """A command of R's, which finds this very Python."""
-    # No fork bomb of OpenMP threads beside the other tests; torch is suggested, not needed. The pictures that Python
-    # makes of runs would take longer than the runs.
+    """Run a command of R with this Python, one OpenMP thread, and no plots of training runs by Python."""
     settings = {"MINHUBPY_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "_R_CHECK_FORCE_SUGGESTS_": "false",
                 "PYTHONPATH": str(PROGRAMS / "without_matplotlib")}  # fmt: skip
     environment = os.environ | settings
@@ -40,59 +38,57 @@ def run(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.timeout(600)
-def test_r_cmd_check_finds_nothing(built: Path) -> None:
-    # Its tests are run in both ways in by the tests beside this one, and the vignette was run for the build.
-    done = run(["R", "CMD", "check", "--no-manual", "--no-tests", "--no-vignettes", built.name], built.parent)
+def test_r_cmd_check_reports_no_problem(built: Path) -> None:
+    # test_r_package.py runs the package's tests, and R CMD build has run the vignettes.
+    result = run(["R", "CMD", "check", "--no-manual", "--no-tests", "--no-vignettes", built.name], built.parent)
     log = (built.parent / "minhubpy.Rcheck" / "00check.log").read_text()
     findings = re.findall(
         r"^\* checking .* \.\.\. (?:\[.*\] )?(?:NOTE|WARNING|ERROR)\n(?:(?!\*).*\n)*", log, re.MULTILINE
     )
     ours = [finding for finding in findings if not NOT_OURS.search(finding)]
     assert not ours, "\n".join(ours)
-    assert done.returncode == 0, done.stdout
+    assert result.returncode == 0, result.stdout
     assert "checking examples ... OK" in log
     assert re.search(r"checking files in .vignettes. \.\.\. OK", log)
 
 
-def test_the_vignette_has_pictures(built: Path) -> None:
-    listing = run(["tar", "-xzf", built.name, "minhubpy/inst/doc/minhubpy.html"], built.parent)
-    assert listing.returncode == 0, listing.stderr
-    page = (built.parent / "minhubpy" / "inst" / "doc" / "minhubpy.html").read_text()
-    assert page.count("data:image/png;base64,") >= 2
-    assert "minhubpy_no_python" not in page
-    assert "Error in gen" in page  # what goes wrong is shown on purpose, once Python was found
+def test_vignettes_run_their_code(built: Path) -> None:
+    names = [source.stem for source in (R_PACKAGE / "vignettes").glob("*.Rmd")]
+    pages = [f"minhubpy/inst/doc/{name}.html" for name in names]
+    result = run(["tar", "-xzf", built.name, *pages], built.parent)
+    assert result.returncode == 0, result.stderr
+    for page in pages:
+        text = (built.parent / page).read_text(encoding="utf-8")
+        assert "data:image/png;base64," in text, page
+        assert "minhubpy_no_python" not in text, page
+    assert "Error in gen" in (built.parent / "minhubpy/inst/doc/minhubpy.html").read_text()  # an intended error
 
 
-def test_the_vignette_is_there_after_an_installation_from_a_folder(tmp_path: Path) -> None:
-    """Made by `make vignette`; R needs no knitr to install it, nor to find it."""
-    for source in (R_PACKAGE / "vignettes").glob("*.Rmd"):
-        installed = R_PACKAGE / "inst" / "doc" / source.name
-        assert installed.exists(), f"{source.name} is new: make vignette"
-        assert installed.read_bytes() == source.read_bytes(), f"{source.name} has changed: make vignette"
-        assert "<img" in installed.with_suffix(".html").read_text(encoding="utf-8")
+@pytest.mark.parametrize("source", ["built", "folder"])
+def test_only_the_built_package_installs_vignettes(built: Path, tmp_path: Path, source: str) -> None:
+    """R needs no knitr to install or find the vignettes of the built package."""
     (library := tmp_path / "library").mkdir()
-    (nothing := tmp_path / "nothing").mkdir()
-    libraries = {"R_LIBS": str(library), "R_LIBS_SITE": str(nothing), "R_LIBS_USER": str(nothing)}
-    environment = os.environ | libraries
-    install = ["R", "CMD", "INSTALL", "--no-test-load", "--no-byte-compile", str(R_PACKAGE)]
+    (empty := tmp_path / "empty").mkdir()
+    environment = os.environ | {"R_LIBS": str(library), "R_LIBS_SITE": str(empty), "R_LIBS_USER": str(empty)}
+    package = str(built if source == "built" else R_PACKAGE)
+    install = ["R", "CMD", "INSTALL", "--no-test-load", "--no-byte-compile", package]
     subprocess.run(install, env=environment, capture_output=True, check=True, timeout=120)
-    code = 'found <- vignette("minhubpy"); cat(found$Title, "|", file.path(found$Dir, "doc", found$PDF))'
-    done = subprocess.run(["Rscript", "-e", code], env=environment, capture_output=True, text=True, check=True)
-    title, page = done.stdout.split(" | ")
-    assert title == "Language models in R, without Python in the way"
-    assert "<img" in Path(page).read_text(encoding="utf-8")
+    code = 'cat(vignette(package = "minhubpy")$results[, "Item"])'
+    result = subprocess.run(["Rscript", "-e", code], env=environment, capture_output=True, text=True, check=True)
+    names = {source.stem for source in (R_PACKAGE / "vignettes").glob("*.Rmd")}
+    assert set(result.stdout.split()) == (names if source == "built" else set())
 
 
-def test_every_help_page_has_a_value_and_links() -> None:
+def test_help_pages_have_a_value_and_links() -> None:
     for page in sorted((R_PACKAGE / "man").glob("*.Rd")):
         text = page.read_text()
         assert "\\seealso{" in text, f"{page.name}: @seealso or @family"
-        of_function = "\\docType{" not in text  # not the page of the package, nor of a data set
+        of_function = "\\docType{" not in text  # neither the package nor a data set
         assert not of_function or "\\value{" in text, f"{page.name}: @returns"
 
 
-def test_code_of_vignettes_fits_their_pages() -> None:
-    """A page cuts what is wider, code and the output of the width that is set."""
+def test_code_of_vignettes_is_at_most_80_columns_wide() -> None:
+    """The pages clip wider code and output."""
     for source in (R_PACKAGE / "vignettes").glob("*.Rmd"):
         text = source.read_text(encoding="utf-8")
         assert "width = 80" in text
@@ -101,18 +97,18 @@ def test_code_of_vignettes_fits_their_pages() -> None:
                 assert all(len(line) <= 80 for line in code.splitlines()), f"{source.name}: {options}"
 
 
-def test_help_pages_are_made_from_the_code(tmp_path: Path) -> None:
+def test_help_pages_are_up_to_date(tmp_path: Path) -> None:
     copy = shutil.copytree(R_PACKAGE, tmp_path / "minhubpy")
     code = "roxygen2::roxygenise('minhubpy', roclets = c('namespace', 'rd'))"
-    done = run(["Rscript", "-e", code], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr, done.stderr
+    result = run(["Rscript", "-e", code], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "Warning" not in result.stderr, result.stderr
     assert (copy / "NAMESPACE").read_text() == (R_PACKAGE / "NAMESPACE").read_text()
     pages = filecmp.dircmp(copy / "man", R_PACKAGE / "man")
     assert (pages.left_only, pages.right_only, pages.diff_files) == ([], [], [])
 
 
-def test_every_export_has_a_help_page() -> None:
+def test_exports_have_a_help_page() -> None:
     exports = re.findall(r"^export\((.*)\)$", (R_PACKAGE / "NAMESPACE").read_text(), re.MULTILINE)
     topics = {
         alias

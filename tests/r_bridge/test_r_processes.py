@@ -29,7 +29,7 @@ PRELUDE = (PROGRAMS / "prelude.R").read_text(encoding="utf-8")
 
 
 class RProcess:
-    """An Rscript that runs code or a program: `say()` there is `hear()` here, and the other way round."""
+    """An Rscript process. `say()` in R is `hear()` in Python, and vice versa."""
 
     def __init__(
         self, folder: Path, code: str | Path, env: dict[str, str], before: Sequence[str], arguments: Sequence[str],
@@ -73,7 +73,7 @@ StartR = Callable[..., RProcess]
 
 @pytest.fixture
 def start_r(library: Path, tmp_path: Path) -> Iterator[StartR]:
-    """Starts R processes; those that a test leaves behind are ended with their workers."""
+    """Start R processes. Remaining processes and their workers are killed after the test."""
     started: list[RProcess] = []
 
     def start(
@@ -93,7 +93,7 @@ def start_r(library: Path, tmp_path: Path) -> Iterator[StartR]:
 
 
 def worker_of(r: psutil.Process | int) -> list[psutil.Process]:
-    """Every worker that was started for an R process."""
+    """The workers of an R process."""
     pid = r if isinstance(r, int) else r.pid
     return [
         process
@@ -104,17 +104,17 @@ def worker_of(r: psutil.Process | int) -> list[psutil.Process]:
 
 
 def gone(workers: Sequence[psutil.Process]) -> bool:
-    """Whether processes end; on a machine that others keep busy that takes its time."""
+    """Whether processes exit within a timeout that allows for a busy machine."""
     _, alive = psutil.wait_procs(workers, timeout=30)
     return not alive
 
 
 def left_behind(r: RProcess) -> list[Path]:
-    """The folders of an R process's workers: R begins the name of a temporary file with its own number."""
+    """The folders of an R process's workers: their names start with its PID."""
     return list(Path("/dev/shm").glob(f"minhubpy-{r.pid}-*"))
 
 
-# What R does with a model when it is ended: nothing, or one of the others.
+# R's operation when it is killed.
 AT_WORK = {
     "idle": "hear()",
     "generating": 'generate(model, "ROMEO:", 1e6, stream = function(piece) if (!told) say("working", told <<- TRUE))',
@@ -127,8 +127,8 @@ AT_WORK = {
     [*((work, False) for work in AT_WORK), ("idle", True),
      *(pytest.param(work, True, marks=pytest.mark.soak) for work in ("generating", "computing"))],
 )  # fmt: skip
-def test_a_killed_r_leaves_no_worker_and_no_file(start_r: StartR, work: str, child: bool) -> None:
-    """child: a process that R started before keeps R's end of the connection open."""
+def test_killed_r_leaves_no_worker_and_no_file(start_r: StartR, work: str, child: bool) -> None:
+    """child: one of R's child processes keeps the connection open."""
     r = start_r(f"""
         model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
         told <- FALSE
@@ -155,7 +155,7 @@ def test_a_killed_r_leaves_no_worker_and_no_file(start_r: StartR, work: str, chi
 @pytest.mark.parametrize(
     ("end", "status"), [("quit(status = 3)", 3), ("stop('x')", 1), ("invisible()", 0), ("minhub_stop()", 0)]
 )
-def test_an_r_that_ends_by_itself_leaves_nothing(start_r: StartR, tmp_path: Path, end: str, status: int) -> None:
+def test_exit_of_r_leaves_no_worker_and_no_file(start_r: StartR, tmp_path: Path, end: str, status: int) -> None:
     r = start_r(f"say(pid()); hear(); {end}")
     r.hear()
     workers = worker_of(r.pid)
@@ -167,8 +167,8 @@ def test_an_r_that_ends_by_itself_leaves_nothing(start_r: StartR, tmp_path: Path
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_thousand_interrupts_at_random_moments(start_r: StartR, tmp_path: Path) -> None:
-    """Afterwards every answer is the right one, of the same worker: none was taken for another call's."""
+def test_1000_interrupts_at_random_times(start_r: StartR, tmp_path: Path) -> None:
+    """Afterwards every response belongs to its request, and the worker is the same."""
     stop = tmp_path / "stop"
     r = start_r(PROGRAMS / "interrupts.R", arguments=[str(stop)], popen={"start_new_session": True})
     assert r.hear() == "long"
@@ -193,8 +193,8 @@ def test_a_thousand_interrupts_at_random_moments(start_r: StartR, tmp_path: Path
     r.end()
 
 
-def test_ctrl_c_ends_a_script_that_trains_after_its_checkpoint(start_r: StartR, tmp_path: Path) -> None:
-    """R's end would be the worker's, so R waits until the checkpoint is made, and says how to go on."""
+def test_ctrl_c_ends_a_training_script_after_a_checkpoint(start_r: StartR, tmp_path: Path) -> None:
+    """R waits for the worker's checkpoint before it exits, and prints how to resume."""
     text, out = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("To be, or not to be, that is the question.\n" * 60, encoding="utf-8")
     r = start_r(f"""
@@ -208,7 +208,7 @@ def test_ctrl_c_ends_a_script_that_trains_after_its_checkpoint(start_r: StartR, 
     said = r.end(1)
     [checkpoint] = (out / "checkpoints").iterdir()
     assert checkpoint.name.startswith("step-")
-    assert f'Stopped after step {int(checkpoint.name[5:]):,}; minhub_resume("{out}") goes on' in said
+    assert f'Stopped after step {int(checkpoint.name[5:]):,}: continue with minhub_resume("{out}")' in said
     r = start_r(f"""
         run <- minhub_resume("{out}", steps = {int(checkpoint.name[5:]) + 3})
         say(max(run$losses$step), nchar(generate(run, "To", 5)))
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_a_script_that_trains_after_its_checkpoint(start_r: StartR, 
 
 @pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.soak)])
 def test_interrupts_while_the_worker_starts(start_r: StartR, count: int) -> None:
-    """Each is an interrupt in R or comes after the start; none is taken for a fault of Python's."""
+    """Each interrupts R or arrives after the start. It is not reported as an error in Python."""
     r = start_r(PROGRAMS / "interrupted_starts.R", popen={"start_new_session": True})
     outcomes = []
     for number, pause in enumerate([0, *np.random.default_rng(4).uniform(0, 0.5, count - 1)], start=1):
@@ -240,7 +240,7 @@ def test_interrupts_while_the_worker_starts(start_r: StartR, count: int) -> None
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(10000, marks=pytest.mark.soak)])
-def test_many_calls_leave_both_processes_as_they_were(start_r: StartR, count: int) -> None:
+def test_many_calls_do_not_leak_memory(start_r: StartR, count: int) -> None:
     r = start_r(PROGRAMS / "many_calls.R", arguments=[str(count)])
     worker = psutil.Process(int(r.hear()))
     processes = [psutil.Process(r.pid), worker]
@@ -253,7 +253,7 @@ def test_many_calls_leave_both_processes_as_they_were(start_r: StartR, count: in
     r.end()
 
 
-# Where a worker can put nothing, and who else may knock
+# Storage, and other clients
 
 SHOW_BOTH = """
     model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
@@ -274,7 +274,7 @@ def total_of_large() -> str:
 
 
 def in_its_own_mounts(commands: str) -> list[str]:
-    """What goes before a command that is to see another /dev/shm."""
+    """The prefix of a command that uses another /dev/shm."""
     return ["unshare", "--mount", "sh", "-c", commands + '; exec "$@"', "sh"]
 
 
@@ -290,7 +290,7 @@ def limit_files() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-# What is done before R starts, and whether the results then lie in shared memory.
+# Preparation before R starts, and whether results use shared memory.
 ROOM = {
     "a file may not grow": ("", True),
     "a disk with room for the address alone": ("mount -t tmpfs -o size=64k none /dev/shm", True),
@@ -335,21 +335,21 @@ def test_a_full_tmpdir_does_not_stop_the_worker_or_is_reported(start_r: StartR, 
     message, folder = r.hear(), r.hear()
     assert message == (
         "no error" if shared else
-        f"no file can be created in {folder}: make room there, or set the environment variable TMPDIR before R starts"
+        f"no file can be created in {folder}: free disk space, or set the environment variable TMPDIR before starting R"
     )  # fmt: skip
     r.end()
 
 
-def test_the_error_of_a_python_that_does_not_start_is_its_own(start_r: StartR) -> None:
+def test_start_error_contains_the_message_of_python(start_r: StartR) -> None:
     r = start_r("say(message_of(minhub_start()))", PYTHONHOME="/no/home")
     message = r.hear()
     assert "does not start as Python 3 (ModuleNotFoundError: No module named 'encodings'; " in message
-    assert 'PYTHONHOME is /no/home, which Sys.unsetenv("PYTHONHOME") removes): name another Python' in message
+    assert 'PYTHONHOME is /no/home: unset it with Sys.unsetenv("PYTHONHOME")): set another Python' in message
     assert "minhub_install" not in message
     r.end()
 
 
-def test_nothing_is_left_in_the_temporary_folder_after_training(start_r: StartR, tmp_path: Path) -> None:
+def test_training_leaves_no_temporary_files(start_r: StartR, tmp_path: Path) -> None:
     r = start_r("""
         run <- minhub_train(rep("To be, or not to be", 50), steps = 2, width = 8, layers = 1, context = 8, batch = 2)
         say(pid())
@@ -360,7 +360,7 @@ def test_nothing_is_left_in_the_temporary_folder_after_training(start_r: StartR,
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_stopped_worker_ends_with_minhub_stop(start_r: StartR) -> None:
+def test_minhub_stop_ends_a_stopped_worker(start_r: StartR) -> None:
     r = start_r("say(pid()); hear(); minhub_stop(); say('stopped'); hear()")
     worker = psutil.Process(int(r.hear()))
     worker.suspend()
@@ -372,7 +372,7 @@ def test_a_stopped_worker_ends_with_minhub_stop(start_r: StartR) -> None:
     r.end()
 
 
-def test_folders_of_sessions_that_were_killed_with_their_workers_are_removed(start_r: StartR) -> None:
+def test_folders_of_killed_sessions_are_removed(start_r: StartR) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     old = time.time() - 7200
@@ -398,7 +398,7 @@ def listening(pid: int) -> list[int]:
 
 
 def stop_before_r_connects(start_r: StartR, tmp_path: Path) -> tuple[RProcess, int, Path]:
-    """An R whose worker listens, with R stopped: the worker's pid and folder. `kill -CONT` lets R go on."""
+    """A stopped R whose worker listens; the PID and folder of the worker. `kill -CONT` resumes R."""
     # A Python that stops R when it has become a worker.
     python = tmp_path / "python"
     python.write_text(f"""#!/bin/sh
@@ -430,7 +430,7 @@ def hung_up(stranger: socket.socket) -> bool:
             return True
 
 
-def test_strangers_are_hung_up_on_and_do_not_keep_r_waiting(start_r: StartR, tmp_path: Path) -> None:
+def test_other_clients_are_disconnected_and_do_not_delay_r(start_r: StartR, tmp_path: Path) -> None:
     r, pid, folder = stop_before_r_connects(start_r, tmp_path)
     [port] = listening(pid)
     silent = [knock(port) for _ in range(40)]
@@ -466,7 +466,7 @@ def test_strangers_are_hung_up_on_and_do_not_keep_r_waiting(start_r: StartR, tmp
     assert "Traceback" not in r.end()
 
 
-def test_the_secret_is_in_one_private_file_alone(start_r: StartR, tmp_path: Path) -> None:
+def test_secret_exists_only_in_a_private_file(start_r: StartR, tmp_path: Path) -> None:
     r, pid, folder = stop_before_r_connects(start_r, tmp_path)
     address = convert.loads((folder / "address").read_bytes())
     assert len(address["secret"]) == len(address["proof"]) == 32
@@ -489,8 +489,8 @@ def test_the_secret_is_in_one_private_file_alone(start_r: StartR, tmp_path: Path
     r.end()
 
 
-def test_a_worker_that_nobody_meets_leaves_with_its_folder(library: Path, tmp_path: Path) -> None:
-    """R was given up between its start of the worker and the meeting: the folder is gone, or R is."""
+def test_worker_exits_if_its_folder_or_r_disappears(library: Path, tmp_path: Path) -> None:
+    """Before R connects, the folder is removed or R exits."""
     for folder, parent in [(tmp_path / "never made", os.getpid()), (tmp_path / "made", 2**22 - 3)]:
         if folder.name == "made":
             folder.mkdir(0o700)
@@ -501,7 +501,7 @@ def test_a_worker_that_nobody_meets_leaves_with_its_folder(library: Path, tmp_pa
         assert not folder.exists()
 
 
-def test_two_sessions_at_once_know_nothing_of_each_other(start_r: StartR) -> None:
+def test_concurrent_sessions_are_independent(start_r: StartR) -> None:
     code = """
         model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = SEED)$eval()
         said <- format(sum(model(0:3)), digits = 15)
@@ -523,11 +523,11 @@ def test_two_sessions_at_once_know_nothing_of_each_other(start_r: StartR) -> Non
     sessions[1].end()
 
 
-# What is not a worker
+# Invalid workers
 
 
-def test_r_survives_a_worker_that_talks_nonsense(start_r: StartR, tmp_path: Path) -> None:
-    """Each answer is one error of the package's class, and the next call starts another worker."""
+def test_r_survives_invalid_responses(start_r: StartR, tmp_path: Path) -> None:
+    """Each response raises an error of the package's class, and the next call starts a new worker."""
     counter, precious = tmp_path / "counter", tmp_path / "precious"
     counter.write_text("0")
     precious.write_text("a file of the user's")
@@ -551,7 +551,7 @@ def test_r_survives_a_worker_that_talks_nonsense(start_r: StartR, tmp_path: Path
         MINHUBPY_PYTHON=str(python),
     )
     said = [r.hear()]
-    assert "another program answered in place of the Python worker" in said[0]
+    assert "another program answered instead of the Python worker" in said[0]
     r.say("again")
     said.append(r.hear())
     of = int(counter.with_suffix(".of").read_text())
@@ -570,10 +570,10 @@ def test_r_survives_a_worker_that_talks_nonsense(start_r: StartR, tmp_path: Path
     r.end()
 
 
-# Saved models, and languages
+# Saved models, and locales
 
 
-def test_saved_models_and_tokenizers_come_to_life_in_a_new_session(start_r: StartR, tmp_path: Path) -> None:
+def test_saved_models_and_tokenizers_work_in_a_new_session(start_r: StartR, tmp_path: Path) -> None:
     made = """
         total <- function(model) format(sum(model(0:5)), digits = 15)
         show <- function() say(total(model), total(random), tok$encode("To")$ids,
@@ -654,8 +654,8 @@ def test_text_is_utf8_in_every_locale(
     r.end()
 
 
-def test_numbers_stand_at_the_same_places_as_in_python(start_r: StartR, reference_folder: Path) -> None:
-    """Told as text of hexadecimal digits, so that nothing of convert.py is between the two."""
+def test_array_elements_have_the_same_indices_in_r_and_python(start_r: StartR, reference_folder: Path) -> None:
+    """Compared as hexadecimal text, independently of convert.py."""
     folder = reference_folder / "random gptneo"
     r = start_r(f"""
         model <- from_pretrained("{folder}")
@@ -681,8 +681,8 @@ def test_numbers_stand_at_the_same_places_as_in_python(start_r: StartR, referenc
     r.end()
 
 
-def test_a_python_that_is_too_old_or_has_no_package(start_r: StartR, tmp_path: Path) -> None:
-    """Real ones, where there are some; the R tests have imitations of every kind."""
+def test_unsuitable_python_is_reported(start_r: StartR, tmp_path: Path) -> None:
+    """With installed versions of Python; the R tests use imitations."""
     pythons = [*Path("~/.pyenv/versions").expanduser().glob("3.*/bin/python"), Path("/usr/bin/python3")]
     for python in [path for path in pythons if path.exists()]:
         r = start_r("say(message_of(minhub_start()))", MINHUBPY_PYTHON=str(python))

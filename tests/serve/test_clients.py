@@ -1,6 +1,6 @@
-"""Clients that people use, unchanged, at a real server: openai, ollama and llm in Python, httr2 and curl in R.
+"""Unmodified clients with a real server: openai, ollama and llm in Python, httr2 and curl in R.
 
-tests/benchmarks/NOTES.md lists what was tried by hand.
+tests/benchmarks/NOTES.md lists further clients that were tested manually.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ import pytest
 from pydantic import BaseModel, Field
 from test_serve import folder, in_chat, main_model, recurrent, served, user  # noqa: F401  # fixtures
 
-from minhub_py.serve.app import Server
-from minhub_py.serve.models import Models, Served
-from minhub_py.serve.run import Background
+from minhub_py.serve.models import Models, ServedModel
+from minhub_py.serve.run import BackgroundServer
+from minhub_py.serve.server import Server
 
 
 @pytest.fixture(scope="module")
-def address(main_model: Served) -> Iterator[str]:  # noqa: F811
-    with Background(Server(Models([main_model]), key="secret"), grace=0.2) as address:
+def address(main_model: ServedModel) -> Iterator[str]:  # noqa: F811
+    with BackgroundServer(Server(Models([main_model]), key="secret"), grace=0.2) as address:
         yield address
 
 
@@ -35,9 +35,9 @@ class Animal(BaseModel, extra="forbid"):
     legs: int = Field(ge=0, le=9)
 
 
-def test_openai_parses_a_class(address: str) -> None:
-    """Structured outputs, as the library makes the schema from a class: of chat completions, and of responses."""
-    import openai  # a second, in this file's process alone
+def test_openai_parses_structured_outputs(address: str) -> None:
+    """With the schema that the library derives from a class, in chat completions and responses."""
+    import openai  # takes a second to import
 
     with openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as client:
         ask = {"model": "tiny", "temperature": 1.2}
@@ -48,32 +48,28 @@ def test_openai_parses_a_class(address: str) -> None:
             assert stream.get_final_completion().choices[0].message.parsed == reply.choices[0].message.parsed
 
 
-def test_ollama(address: str, main_model: Served) -> None:  # noqa: F811
+def test_ollama_lists_chats_and_generates(address: str, main_model: ServedModel) -> None:  # noqa: F811
     with contextlib.closing(ollama.Client(host=address, headers={"Authorization": "Bearer secret"})) as client:
         [model] = client.list().models
         assert model.model == "tiny:latest"
         assert client.show("tiny").capabilities == ["completion"]
-        assert [each.model for each in client.ps().models] == ["tiny:latest"]
+        assert [model.model for model in client.ps().models] == ["tiny:latest"]
         ask = {"model": "tiny", "options": {"seed": 4, "num_predict": 12, "temperature": 0.7}}
-        wanted = in_chat(main_model, user("Hi"), 12, 4, temperature=0.7)
-        assert client.chat(**ask, messages=user("Hi")).message.content == wanted
+        expected = in_chat(main_model, user("Hi"), 12, 4, temperature=0.7)
+        assert client.chat(**ask, messages=user("Hi")).message.content == expected
         parts = list(client.chat(**ask, messages=user("Hi"), stream=True))
-        assert "".join(part.message.content for part in parts) == wanted
+        assert "".join(part.message.content for part in parts) == expected
         assert parts[-1].eval_count == 12
-        assert client.generate(**ask, prompt="Hi").response == wanted
+        assert client.generate(**ask, prompt="Hi").response == expected
         ask["options"]["num_predict"] = 150
         text = client.chat(**ask, messages=user("Which?"), format=Animal.model_json_schema()).message.content
         assert Animal.model_validate_json(text)
-        with pytest.raises(ollama.ResponseError, match="no model 'other'"):
+        with pytest.raises(ollama.ResponseError, match="unknown model 'other'"):
             client.chat(model="other", messages=user("Hi"))
 
 
-def test_llm(address: str, main_model: Served, tmp_path: Path) -> None:  # noqa: F811
-    """The command `llm`, with the server as a model of its own: a reply, a conversation that goes on, a schema.
-
-    It is not among the packages of the tests: it needs tabulate, with which PyTorch makes Python forget, at its end,
-    that Ctrl-C has ended a program.
-    """
+def test_llm_chats_continues_and_follows_a_schema(address: str, main_model: ServedModel, tmp_path: Path) -> None:  # noqa: F811
+    """The tests do not install `llm`: it requires tabulate, with which PyTorch loses the exit status of Ctrl-C."""
     pytest.importorskip("llm")
     models = [{"model_id": "tiny", "model_name": "tiny", "api_base": f"{address}/v1", "api_key_name": "minhub",
                "supports_schema": True}]  # fmt: skip
@@ -87,54 +83,54 @@ def test_llm(address: str, main_model: Served, tmp_path: Path) -> None:  # noqa:
         return done.stdout
 
     question = user("How are you?")
-    wanted = in_chat(main_model, question, 10, 3)
-    assert llm("How are you?", "-o", "max_tokens", "10").strip() == wanted.strip()
-    turns = [*question, {"role": "assistant", "content": wanted}, *user("And you?")]
-    wanted = in_chat(main_model, turns, 10, 3)
-    assert llm("-c", "And you?", "-o", "max_tokens", "10", "--no-stream").strip() == wanted.strip()
+    expected = in_chat(main_model, question, 10, 3)
+    assert llm("How are you?", "-o", "max_tokens", "10").strip() == expected.strip()
+    turns = [*question, {"role": "assistant", "content": expected}, *user("And you?")]
+    expected = in_chat(main_model, turns, 10, 3)
+    assert llm("-c", "And you?", "-o", "max_tokens", "10", "--no-stream").strip() == expected.strip()
     assert Animal.model_validate_json(llm("Which?", "--schema", json.dumps(Animal.model_json_schema())))
 
 
 IN_R = r"""
 library(httr2)
-given <- commandArgs(TRUE)
+arguments <- commandArgs(TRUE)
 ask <- list(model = "tiny", messages = list(list(role = "user", content = "Hi")), seed = 3, max_tokens = 12)
 chat <- function(...) {
-  request(given[[1]]) |> req_url_path("/v1/chat/completions") |> req_auth_bearer_token("secret") |>
+  request(arguments[[1]]) |> req_url_path("/v1/chat/completions") |> req_auth_bearer_token("secret") |>
     req_body_json(c(ask, list(...)))
 }
 reply <- chat() |> req_perform() |> resp_body_json()
-pieces <- character()
+deltas <- character()
 take <- function(bytes) {
   for (line in strsplit(rawToChar(bytes), "\n")[[1]]) {
     if (startsWith(line, "data: {")) {
       data <- jsonlite::fromJSON(substring(line, 7), simplifyVector = FALSE)
-      pieces <<- c(pieces, data$choices[[1]]$delta$content)
+      deltas <<- c(deltas, data$choices[[1]]$delta$content)
     }
   }
   TRUE
 }
-# Buffers break anywhere, also within a line: one that holds all of them does not.
+# A small buffer could end within a line.
 chat(stream = TRUE) |> req_stream(take, buffer_kb = 64)
 handle <- curl::new_handle(customrequest = "POST", postfields = jsonlite::toJSON(ask, auto_unbox = TRUE))
 curl::handle_setheaders(handle, Authorization = "Bearer secret")
-plain <- curl::curl_fetch_memory(paste0(given[[1]], "/v1/chat/completions"), handle)
-format <- list(type = "json_schema", json_schema = list(name = "a", schema = jsonlite::fromJSON(given[[2]], FALSE)))
+plain <- curl::curl_fetch_memory(paste0(arguments[[1]], "/v1/chat/completions"), handle)
+format <- list(type = "json_schema", json_schema = list(name = "a", schema = jsonlite::fromJSON(arguments[[2]], FALSE)))
 ask$max_tokens <- 150
-formed <- chat(response_format = format) |> req_perform() |> resp_body_json()
+structured <- chat(response_format = format) |> req_perform() |> resp_body_json()
 ask$messages <- list()
-refused <- chat() |> req_error(is_error = \(resp) FALSE) |> req_perform()
-found <- list(
-  reply = reply$choices[[1]]$message$content, streamed = paste(pieces, collapse = ""),
+rejected <- chat() |> req_error(is_error = \(resp) FALSE) |> req_perform()
+results <- list(
+  reply = reply$choices[[1]]$message$content, streamed = paste(deltas, collapse = ""),
   curl = jsonlite::fromJSON(rawToChar(plain$content), FALSE)$choices[[1]]$message$content,
-  formed = formed$choices[[1]]$message$content, status = resp_status(refused),
-  error = resp_body_json(refused)$error$message
+  structured = structured$choices[[1]]$message$content, status = resp_status(rejected),
+  error = resp_body_json(rejected)$error$message
 )
-cat(jsonlite::toJSON(found, auto_unbox = TRUE))
+cat(jsonlite::toJSON(results, auto_unbox = TRUE))
 """
 
 
-def test_httr2_and_curl_in_r(address: str, main_model: Served, tmp_path: Path) -> None:  # noqa: F811
+def test_httr2_and_curl_in_r_receive_replies_and_errors(address: str, main_model: ServedModel, tmp_path: Path) -> None:  # noqa: F811
     script = tmp_path / "client.R"
     script.write_text(IN_R, encoding="utf-8")
     rscript = shutil.which("Rscript")
@@ -142,8 +138,8 @@ def test_httr2_and_curl_in_r(address: str, main_model: Served, tmp_path: Path) -
     command = [rscript, "--vanilla", str(script), address, json.dumps(Animal.model_json_schema())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    wanted = in_chat(main_model, user("Hi"), 12, 3)
-    assert found["reply"] == found["streamed"] == found["curl"] == wanted
-    assert Animal.model_validate_json(found["formed"])
-    assert (found["status"], "messages" in found["error"]) == (400, True)
+    results = json.loads(done.stdout)
+    expected = in_chat(main_model, user("Hi"), 12, 3)
+    assert results["reply"] == results["streamed"] == results["curl"] == expected
+    assert Animal.model_validate_json(results["structured"])
+    assert (results["status"], "messages" in results["error"]) == (400, True)

@@ -1,6 +1,6 @@
-"""The web page of `minhub serve` in a real browser: Debian's Chromium, driven by Playwright.
+"""The web page of `minhub serve` in Debian's Chromium, with Playwright.
 
-MINHUB_SCREENSHOTS=FOLDER writes what it looks like.
+MINHUB_SCREENSHOTS=FOLDER saves screenshots.
 """
 
 import os
@@ -20,9 +20,10 @@ from test_serve import alone, folder, main_model, recurrent, served, wait  # noq
 from minhub_py import gpt2, save_pretrained
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-from minhub_py.serve.app import PAGE_POLICY, Server
+from minhub_py.serve.app import PAGE_POLICY
 from minhub_py.serve.models import Models
-from minhub_py.serve.run import Background
+from minhub_py.serve.run import BackgroundServer
+from minhub_py.serve.server import Server
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: chromium-headless-shell)")
@@ -60,7 +61,7 @@ def greet(name: str) -> str:
 @pytest.fixture(scope="module")
 def address(main_model, recurrent: Path) -> Iterator[str]:  # noqa: F811
     models = Models([main_model, served("other", recurrent)])
-    with Background(Server(models), grace=0.2) as address:
+    with BackgroundServer(Server(models), grace=0.2) as address:
         yield address
 
 
@@ -76,7 +77,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser, address: str) -> Iterator[Any]:
-    """A tab of a fresh profile. Nothing may go wrong in it, and nothing be asked of another server."""
+    """A tab of a new profile, which must not raise errors or send requests to another server."""
     context = browser.new_context(viewport={"width": 900, "height": 700})
     page, problems = context.new_page(), []
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -92,7 +93,7 @@ def page(browser, address: str) -> Iterator[Any]:
 
 
 def reciter(path: Path, bpe_folder: Path, text: str) -> Path:
-    """A model whose next token depends on the position only: after a prompt of one token it recites `text`."""
+    """A model whose next token depends only on the position: after a prompt of one token it generates `text`."""
     bpe = read_tokenizer(bpe_folder)
     ids, size = bpe.encode(text).ids, bpe.get_vocab_size()
     end = size - 1
@@ -111,7 +112,7 @@ def reciter(path: Path, bpe_folder: Path, text: str) -> Path:
 
 @pytest.fixture(scope="module")
 def reciting(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Iterator[Any]:
-    """A model that recites MARKDOWN."""
+    """A model that generates MARKDOWN."""
     path = reciter(tmp_path_factory.mktemp("serve") / "reciter", bpe_folder, MARKDOWN)
     name = "example-organization/a-model-with-a-long-name-135M-Instruct-Q4_K_M"
     model = served(name, path, max_length=2048)
@@ -121,7 +122,7 @@ def reciting(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Iter
 
 @pytest.fixture(scope="module")
 def reciting_address(reciting) -> Iterator[str]:
-    with Background(Server(Models([reciting])), grace=0.2) as address:
+    with BackgroundServer(Server(Models([reciting])), grace=0.2) as address:
         yield address
 
 
@@ -152,41 +153,41 @@ def say(page: Any, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def ended(page: Any) -> list[str]:
-    """The texts of the conversation, when the reply has ended."""
+def messages(page: Any) -> list[str]:
+    """The texts of the conversation after the end of the reply."""
     page.wait_for_selector("#stop", state="hidden")
     return page.locator("article .text").all_inner_texts()
 
 
 def show(page: Any, name: str) -> None:
-    if where := os.environ.get("MINHUB_SCREENSHOTS"):
-        page.screenshot(path=f"{where}/{name}.png")
+    if target := os.environ.get("MINHUB_SCREENSHOTS"):
+        page.screenshot(path=f"{target}/{name}.png")
 
 
-def test_a_conversation(page, address: str) -> None:
+def test_a_conversation_is_restored_by_a_reload(page, address: str) -> None:
     say(page, "Good morning, how are you?")
-    first = ended(page)
+    first = messages(page)
     assert len(first) == 2
     assert first[0] == "Good morning, how are you?"
     assert page.locator("article.assistant .word").count() > 3
     assert "Token limit reached" in page.locator("article.assistant .tools").inner_text()
     say(page, "And then?")
-    both = ended(page)
+    both = messages(page)
     assert (both[:2], both[2]) == (first, "And then?")
     page.reload()
     page.wait_for_selector("article.assistant")
-    assert ended(page) == both
+    assert messages(page) == both
     show(page, "conversation")
 
 
-def test_hover_and_keyboard_tell_how_likely_a_word_was(page) -> None:
+def test_hover_and_keyboard_show_token_probabilities(page) -> None:
     say(page, "Tell me a story")
-    ended(page)
+    messages(page)
     page.locator("article.assistant .word").nth(2).hover()
     page.wait_for_selector("#hint", state="visible")
     table = page.locator("#hint tr")
     assert table.count() >= 5
-    assert page.locator("#hint tr.it").count() >= 1  # a word may be of several tokens
+    assert page.locator("#hint tr.it").count() >= 1  # a word can have several tokens
     assert re.search(r"[\d.]+ %", page.locator("#hint").inner_text())
     show(page, "hover")
     page.mouse.move(1, 1)
@@ -201,28 +202,28 @@ def test_hover_and_keyboard_tell_how_likely_a_word_was(page) -> None:
     show(page, "shaded")
 
 
-def test_again_and_edit_make_branches(page) -> None:
+def test_regenerating_and_editing_create_versions(page) -> None:
     say(page, "First question")
-    first = ended(page)
+    first = messages(page)
     page.locator("#more").click()
     page.locator("#seed").fill("6")
     page.get_by_role("button", name="Generate this reply again").click()
     page.wait_for_selector("text=2 of 2")
-    again = ended(page)
+    again = messages(page)
     assert again[0] == first[0]
     assert again[1] != first[1]
     page.get_by_role("button", name="Previous version").click()
-    assert ended(page) == first
+    assert messages(page) == first
     page.get_by_role("button", name="Edit this message").click()
     page.get_by_label("Edit the message").fill("Another question")
     page.keyboard.press("Enter")
     page.wait_for_selector("article.user >> text=2 of 2")
-    assert ended(page)[0] == "Another question"
+    assert messages(page)[0] == "Another question"
     page.locator("article.user").get_by_role("button", name="Previous version").click()
-    assert ended(page)[0] == "First question"
+    assert messages(page)[0] == "First question"
 
 
-def test_stop_keeps_the_beginning(page, main_model, monkeypatch) -> None:  # noqa: F811
+def test_stop_keeps_the_generated_text(page, main_model, monkeypatch) -> None:  # noqa: F811
     engine = main_model.engine
     step = engine._step
     monkeypatch.setattr(engine, "_step", lambda batch: time.sleep(0.05) or step(batch))
@@ -232,47 +233,47 @@ def test_stop_keeps_the_beginning(page, main_model, monkeypatch) -> None:  # noq
     page.wait_for_selector(".busy .word:nth-child(4)")
     show(page, "busy")
     page.keyboard.press("Escape")
-    texts = ended(page)
+    texts = messages(page)
     assert texts[1]
     assert "Stopped" in page.locator("article.assistant .tools").inner_text()
-    wait(lambda: engine.open == 0)
-    assert ended(page) == texts
+    wait(lambda: engine.unfinished == 0)
+    assert messages(page) == texts
 
 
-def test_two_tabs_and_two_models(page, address: str) -> None:
+def test_two_tabs_have_separate_conversations_and_models(page, address: str) -> None:
     say(page, "I am the first tab")
-    first = ended(page)
+    first = messages(page)
     other = page.context.new_page()
     open_page(other, address)
     assert other.locator("article").count() == 0
     other.locator("#model").select_option("other")
     say(other, "I am the second tab")
-    second = ended(other)
+    second = messages(other)
     assert other.locator("article.assistant h2").inner_text() == "other"
     say(page, "Still the first")
-    assert ended(page)[:2] == first
+    assert messages(page)[:2] == first
     other.reload()
     other.wait_for_selector("article.assistant")
-    assert ended(other) == second
+    assert messages(other) == second
     assert other.locator("#chats").is_hidden()  # the window is narrow
     other.locator("#list").click()
     titles = other.locator("#chats .title").all_inner_texts()
     assert sorted(titles) == ["I am the first tab", "I am the second tab"]
     other.get_by_role("button", name="I am the first tab", exact=True).click()
-    assert ended(other)[:2] == first
+    assert messages(other)[:2] == first
     assert other.locator("#chats").is_hidden()
 
 
 def test_a_deleted_conversation_can_be_restored(page) -> None:
     say(page, "Keep me")
-    texts = ended(page)
+    texts = messages(page)
     page.locator("#list").click()
     page.get_by_role("button", name="Delete “Keep me”").click()
     assert page.locator("article").count() == 0
     assert page.locator("#chats .title").count() == 0
     show(page, "deleted")
     page.get_by_role("button", name="Undo").click()
-    assert ended(page) == texts
+    assert messages(page) == texts
     assert page.locator("#chats .title").all_inner_texts() == ["Keep me"]
     assert page.locator("#toast").is_hidden()
     page.get_by_role("button", name="Delete “Keep me”").click()
@@ -285,7 +286,7 @@ def test_a_deleted_conversation_can_be_restored(page) -> None:
 def test_markdown_is_shown_as_nodes_and_html_as_text(markdown_page) -> None:
     page = markdown_page
     say(page, "Show everything")
-    ended(page)
+    messages(page)
     show(page, "markdown")
     reply = page.locator("article.assistant .text")
     assert reply.locator("h2").inner_text() == "A plan for the day"
@@ -313,7 +314,7 @@ def test_markdown_is_shown_as_nodes_and_html_as_text(markdown_page) -> None:
         "https://example.org/a_(b)", "https://example.org/x.png", "https://example.org/y.png", "https://example.org/z"
     ]  # fmt: skip
     assert {link.get_attribute("rel") for link in links.all()} == {"noopener noreferrer"}
-    # The whole source is there as plain text, in the same words.
+    # Without formatting, the page shows the complete source.
     page.locator("#more").click()
     page.locator("#markdown").uncheck()
     assert page.locator("article.assistant .text").text_content() == MARKDOWN
@@ -335,7 +336,7 @@ GROW = """async ([texts, size]) => {
 
 
 def test_growing_replies_equal_complete_ones(markdown_page) -> None:
-    """Random mixtures of Markdown, in pieces of one and of three characters."""
+    """Random Markdown in deltas of one and of three characters."""
     signs = ["*", "**", "_", "`", "``", "~~", "[", "](https://x.y)", "\\", " ", "a", "b c", "|", "\n", "\n\n", "\n- ",
              "\n1. ", "\n  - ", "\n> ", "\n# ", "\n```\n", "\n---\n", "\n|-|-|\n", "\na|b", "<b>", "https://x.y/z_",
              "!", "é🙂"]  # fmt: skip
@@ -345,8 +346,8 @@ def test_growing_replies_equal_complete_ones(markdown_page) -> None:
         assert markdown_page.evaluate(GROW, [texts, size]) == []
 
 
-def test_hostile_markdown_is_shown(markdown_page) -> None:
-    """Deep nesting and delimiters without partners: 50,000 characters each are shown, and nesting is limited."""
+def test_hostile_markdown_is_shown_with_limited_nesting(markdown_page) -> None:
+    """Deep nesting and unmatched delimiters, 50,000 characters each."""
     units = ["*a ", "**", "***a", "[", "[a](", "](", "`a``", "> ", "- ", "  - a\n", "*_", "|", "|a\n|-\n", "<http://",
              "# ", "```\n", "\\", "*a_b~~c[", '[x](https://a.b "', " ", "_a*"]  # fmt: skip
     deepest = markdown_page.evaluate("""async units => {
@@ -369,7 +370,7 @@ def test_copying_code_and_replies(markdown_page) -> None:
     page = markdown_page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     say(page, "Show everything")
-    ended(page)
+    messages(page)
     page.get_by_role("button", name="Copy this code").click()
     page.wait_for_selector(".bar >> text=Copied")
     code = 'def greet(name: str) -> str:\n    return f"Hello, {name}!  # **not bold**"\n'
@@ -380,7 +381,7 @@ def test_copying_code_and_replies(markdown_page) -> None:
 
 
 def test_streaming_keeps_finished_blocks_and_selections(markdown_page, reciting, monkeypatch) -> None:
-    """A reply grows in place: finished blocks keep their nodes, and the result equals a reply that is drawn at once."""
+    """Finished blocks keep their nodes, and the result equals a reply that is rendered at once."""
     page, engine = markdown_page, reciting.engine
     step = engine._step
     monkeypatch.setattr(engine, "_step", lambda batch: time.sleep(0.01) or step(batch))
@@ -393,12 +394,12 @@ def test_streaming_keeps_finished_blocks_and_selections(markdown_page, reciting,
     page.wait_for_selector(".busy pre .word")
     assert page.evaluate("window.heading.isConnected && getSelection().toString()") == "A plan for the day"
     assert re.fullmatch(r"\d+ tokens · [\d.,]+ tokens/s", page.locator(".busy .status").inner_text())
-    # The state at the end of the stream, before the conversation is drawn anew.
+    # The state at the end of the stream, before the conversation is rendered again.
     page.evaluate("""() => {
         const text = document.querySelector('.busy .markdown');
         new MutationObserver(() => { window.grown = text.innerHTML }).observe(text, {subtree: true, childList: true});
     }""")
-    ended(page)
+    messages(page)
     assert page.evaluate("window.grown") in page.locator("article.assistant .text").inner_html()
 
 
@@ -408,7 +409,7 @@ def test_a_reply_that_reaches_the_token_limit_can_be_continued(markdown_page, re
     page.locator("#max_tokens").fill("15")
     page.locator("#more").click()
     say(page, "Show everything")
-    ended(page)
+    messages(page)
     assert page.locator("article.assistant .status").inner_text().startswith("15 tokens · ")
     show(page, "continue")
     page.get_by_role("button", name="Continue this reply").click()
@@ -419,7 +420,7 @@ def test_a_reply_that_reaches_the_token_limit_can_be_continued(markdown_page, re
     assert page.locator("article.assistant .text").text_content() == reciting.tokenizer.decode(ids)
     page.locator("#max_tokens").fill("")
     page.get_by_role("button", name="Continue this reply").click()
-    ended(page)
+    messages(page)
     assert page.locator("article.assistant .text").text_content() == MARKDOWN
     assert page.get_by_role("button", name="Continue this reply").count() == 0
     assert page.locator("article.assistant").count() == 1
@@ -441,7 +442,7 @@ def test_the_prompt_box_grows_with_wrapped_lines(page) -> None:
     page.locator("#prompt").fill("a long sentence without a line end " * 12)
     page.keyboard.press("Enter")
     assert page.evaluate(height) == one
-    ended(page)
+    messages(page)
     page.get_by_role("button", name="Edit this message").click()
     area = page.get_by_label("Edit the message")
     page.wait_for_selector("article textarea:focus")
@@ -450,7 +451,7 @@ def test_the_prompt_box_grows_with_wrapped_lines(page) -> None:
 
 def test_actions_show_on_hover_and_focus(page) -> None:
     say(page, "Hello")
-    ended(page)
+    messages(page)
     opacity = "button => getComputedStyle(button).opacity"
     edit = page.get_by_role("button", name="Edit this message")
     page.mouse.move(1, 1)
@@ -468,16 +469,16 @@ def test_touch_screens_show_actions_and_probabilities(browser, address: str) -> 
     page = context.new_page()
     open_page(page, address)
     say(page, "Hello")
-    ended(page)
+    messages(page)
     for name in ("Edit this message", "Copy this reply", "Generate this reply again"):
         assert page.get_by_role("button", name=name).evaluate("button => getComputedStyle(button).opacity") == "1"
     page.locator("article.assistant .word").nth(2).tap()
     assert page.locator("#hint tr").count() >= 5
     show(page, "touch")
-    # The list covers a part of the page, and closes by a tap beside it. A long title does not make the notice tall.
+    # The list overlaps the page, and a tap outside closes it. A long title does not increase the notice's height.
     page.locator("#new").tap()
     say(page, "A long title of a conversation " * 4)
-    ended(page)
+    messages(page)
     page.locator("#list").tap()
     page.touchscreen.tap(380, 400)
     assert page.locator("#chats").is_hidden()
@@ -488,11 +489,11 @@ def test_touch_screens_show_actions_and_probabilities(browser, address: str) -> 
     context.close()
 
 
-def test_a_resting_mouse_opens_no_table(markdown_page, reciting, monkeypatch) -> None:
-    """Text that appears beneath a mouse which does not move."""
+def test_a_resting_mouse_does_not_open_the_table(markdown_page, reciting, monkeypatch) -> None:
+    """New text appears under a mouse that does not move."""
     page, engine = markdown_page, reciting.engine
     say(page, "Show everything")
-    ended(page)
+    messages(page)
     box = page.locator("article.assistant .text pre .word").nth(3).bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.locator("#new").click()
@@ -502,7 +503,7 @@ def test_a_resting_mouse_opens_no_table(markdown_page, reciting, monkeypatch) ->
     page.evaluate("""() => new MutationObserver(() => { window.opened ||= !document.getElementById('hint').hidden })
         .observe(document.getElementById('hint'), {attributes: true, childList: true})""")
     say(page, "Show everything")
-    ended(page)
+    messages(page)
     assert page.evaluate("([x, y]) => !!document.elementFromPoint(x, y).closest('.word')", [x, y])
     assert not page.evaluate("!!window.opened")
     page.mouse.move(x + 1, y)
@@ -515,7 +516,7 @@ def test_a_resting_mouse_opens_no_table(markdown_page, reciting, monkeypatch) ->
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844), (320, 640)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_header_is_one_row_with_the_whole_model_name(
+def test_the_header_is_one_row_with_the_full_model_name(
     browser, reciting, reciting_address: str, width: int, height: int, scheme: str
 ) -> None:
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
@@ -523,7 +524,7 @@ def test_the_header_is_one_row_with_the_whole_model_name(
     page.goto(reciting_address)
     page.wait_for_selector("#model option", state="attached")
     say(page, "Show everything")
-    ended(page)
+    messages(page)
     show(page, f"page-{width}-{scheme}")
     tops = page.locator("header button, header .pick").evaluate_all(
         "all => all.map(each => (each.getBoundingClientRect().top + each.getBoundingClientRect().bottom) / 2)"
@@ -545,7 +546,7 @@ BROKEN = {
 }  # fmt: skip
 
 
-def test_damaged_conversations_in_the_storage_are_left_out(page) -> None:
+def test_corrupt_conversations_in_the_storage_are_ignored(page) -> None:
     chats = {f"broken{number}": value for number, value in enumerate(BROKEN.values())}
     word = {"t": "reply", "k": []}
     chats["partly"] = {"leaf": "n7", "count": "x", "time": "y", "nodes": {
@@ -573,11 +574,11 @@ def test_damaged_conversations_in_the_storage_are_left_out(page) -> None:
     page.get_by_role("button", name="Previous version").click()
     assert page.locator("article .text").all_inner_texts() == ["sound", "reply"]
     say(page, "and a new message")
-    assert ended(page)[:3] == ["sound", "reply", "and a new message"]
+    assert messages(page)[:3] == ["sound", "reply", "and a new message"]
 
 
-def test_sampling_defaults_are_those_of_the_model(page, main_model) -> None:  # noqa: F811
-    """The page sends no value that a user has not set, and shows the model's."""
+def test_sampling_defaults_come_from_the_model(page, main_model) -> None:  # noqa: F811
+    """The page shows them and sends only values that a user has set."""
     bodies: list[dict[str, Any]] = []
     page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
     names = ("temperature", "top_p", "repetition_penalty")
@@ -586,19 +587,19 @@ def test_sampling_defaults_are_those_of_the_model(page, main_model) -> None:  # 
         assert float(page.locator(f"#{name}").get_attribute("placeholder")) == (defaults[name] or 1)
     assert [page.locator(f"#{name}").input_value() for name in names] == ["", "", ""]
     say(page, "Hello")
-    ended(page)
+    messages(page)
     assert not set(names) & set(bodies[0])
     page.locator("#more").click()
     page.locator("#temperature").fill("0.4")
     say(page, "Hello")
-    ended(page)
+    messages(page)
     assert (bodies[1]["temperature"], "top_p" in bodies[1]) == (0.4, False)
     page.reload()
     page.locator("#more").click()
     assert page.locator("#temperature").input_value() == "0.4"
     page.locator("#reset").click()
     assert page.locator("#temperature").input_value() == ""
-    # Values that older versions of the page stored without a user's choice.
+    # Older versions of the page stored default values, which are dropped.
     page.evaluate(
         "localStorage.setItem('minhub.settings', JSON.stringify({temperature: 0.8, top_p: 1, max_tokens: 9}))"
     )
@@ -623,23 +624,23 @@ def test_the_policy_allows_only_files_of_the_page(page, address: str) -> None:
         assert page.request.get(f"{address}/page/{name}").status == 404
 
 
-def test_an_error_is_told_and_can_be_mended(page) -> None:
+def test_an_error_is_shown_and_the_message_can_be_edited(page) -> None:
     page.locator("#more").click()
     say(page, "refuse me")
     page.wait_for_selector("#error")
     assert "no thanks" in page.get_by_role("alert").inner_text()
-    assert ended(page) == ["refuse me"]
+    assert messages(page) == ["refuse me"]
     show(page, "error")
     page.get_by_role("button", name="Edit this message").click()
     page.get_by_label("Edit the message").fill("<b>be kind</b>")
     page.get_by_role("button", name="Send the edited message").click()
     page.wait_for_selector("article.assistant")
-    assert ended(page)[0] == "<b>be kind</b>"
+    assert messages(page)[0] == "<b>be kind</b>"
     assert page.locator("#error").count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_small_screens(browser, address: str, scheme: str) -> None:
+def test_the_page_fits_small_screens(browser, address: str, scheme: str) -> None:
     context = browser.new_context(viewport={"width": 360, "height": 640}, color_scheme=scheme)
     page = context.new_page()
     open_page(page, address)
@@ -648,7 +649,7 @@ def test_small_screens(browser, address: str, scheme: str) -> None:
     show(page, f"settings-{scheme}")
     page.locator("#more").click()
     say(page, "A long message " * 10)
-    ended(page)
+    messages(page)
     show(page, f"small-{scheme}")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -658,9 +659,9 @@ def test_small_screens(browser, address: str, scheme: str) -> None:
     context.close()
 
 
-def test_a_key_is_asked_for(browser, main_model) -> None:  # noqa: F811
+def test_the_page_requests_the_api_key(browser, main_model) -> None:  # noqa: F811
     server = Server(Models([main_model]), key="secret")
-    with Background(server, grace=0.2) as address:
+    with BackgroundServer(server, grace=0.2) as address:
         page = browser.new_context().new_page()
         page.goto(address)
         page.wait_for_selector("#error")
@@ -672,29 +673,29 @@ def test_a_key_is_asked_for(browser, main_model) -> None:  # noqa: F811
         page.context.close()
 
 
-def test_dialogpts_bot(browser, bot: Path) -> None:  # noqa: F811
-    """The tutorial's: turns are separated by the end-of-text token, 50 tokens at most, temperature 0.8; and Reset."""
-    found = served("bot", bot, max_length=128)
-    with Background(Server(Models([found])), grace=0.2) as address:
+def test_dialogpt_on_the_page(browser, bot: Path) -> None:  # noqa: F811
+    """As in its tutorial: the end-of-text token separates turns, temperature 0.8."""
+    dialogpt = served("bot", bot, max_length=128)
+    with BackgroundServer(Server(Models([dialogpt])), grace=0.2) as address:
         page = browser.new_context().new_page()
         page.goto(address)
         page.wait_for_selector("#model option", state="attached")
-        assert "as DialoGPT's are" in page.locator("body").inner_text()
+        assert "as in DialoGPT" in page.locator("body").inner_text()
         page.locator("#more").click()
         for name, value in (("max_tokens", 20), ("temperature", 0.8), ("top_p", 1), ("seed", 5)):
             page.locator(f"#{name}").fill(str(value))
         page.locator("#markdown").uncheck()
         page.locator("#more").click()
         page.keyboard.press("Enter")  # an empty prompt is ignored
-        messages = []
+        turns = []
         for text in ("Good morning!", "How do you feel today?"):
-            messages.append({"role": "user", "content": text})
-            ids = found.template.encode(messages)
-            assert ids.count(0) == len(messages)
+            turns.append({"role": "user", "content": text})
+            ids = dialogpt.template.encode(turns)
+            assert ids.count(0) == len(turns)
             say(page, text)
-            reply = alone(found, ids, 20, 5, temperature=0.8)
-            assert ended(page)[-1].split() == reply.split()
-            messages.append({"role": "assistant", "content": reply})
+            reply = alone(dialogpt, ids, 20, 5, temperature=0.8)
+            assert messages(page)[-1].split() == reply.split()
+            turns.append({"role": "assistant", "content": reply})
         show(page, "dialogpt")
         page.context.close()
-    found.engine.close()
+    dialogpt.engine.close()

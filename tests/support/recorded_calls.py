@@ -37,7 +37,7 @@ class RecordingRunner(NativeRunner):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.compiled, self.library = self.library, self
-        self.long = None  # PyTorch's products are not what is recorded
+        self.long_prompt = None  # PyTorch's products are not what is recorded
         self.live: list[Tensor] = []  # of the cache
         self.used: Tensor | None = None
         self.memory = bytearray()
@@ -63,7 +63,7 @@ class RecordingRunner(NativeRunner):
                     self.point(at + offset, getattr(getattr(operation, matrix), name))
             self.point(at + Operation.bias.offset, operation.bias)
         at = self.put(bytes(call))
-        for name in ("ids", "rows", "positions", "source_lengths"):
+        for name in ("ids", "rows", "positions", "encoder_lengths"):
             self.point_at_numbers(at, name, getattr(call, name), call.tokens)
         if call.output_count:
             self.point_at_numbers(at, "outputs", call.outputs, call.output_count)

@@ -1,4 +1,4 @@
-"""Devices and dtypes on any machine; a GPU is optional, and found if there is one."""
+"""Choice of device and dtype on any machine, with or without a GPU."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ CPU = choose_device("cpu")
 OLD_GPU = Probe("cuda:0", True, "before Ampere", dtypes=("float32", "float16"))
 
 
-def test_the_probes_say_what_there_is() -> None:
+def test_devices_reports_all_device_types() -> None:
     report = devices()
     assert {probe.name.partition(":")[0] for probe in report.probes} == {"cuda", "xpu", "mps", "cpu"}
     assert all(probe.detail for probe in report.probes)
@@ -19,7 +19,7 @@ def test_the_probes_say_what_there_is() -> None:
     assert cuda_works == torch.cuda.is_available()
     if not cuda_works and not torch.xpu.is_available() and not torch.backends.mps.is_available():
         assert report.device == "cpu"
-    assert repr(report) == str(report)  # what a prompt and a notebook show
+    assert repr(report) == str(report)  # as a Python prompt and a notebook print it
     assert str(report).splitlines()[0].split() == ["DEVICE", "WORKS", "DETAIL"]
     assert str(report).endswith(f'"auto" selects {report.device}: {report.reason}')
     assert choose_device("auto").name == report.device
@@ -28,13 +28,13 @@ def test_the_probes_say_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda:99", r'device "cuda:99" does not work here: .*Use "auto" to select one that works'),
+        ("cuda:99", r"device \"cuda:99\" does not work here: .*use device='auto' to select a working device"),
         ("toaster", "is unknown; give"),
         ("meta", "is not one of"),
         (None, "is unknown; give"),
     ],
 )
-def test_a_device_that_is_not_there_is_an_error_that_says_why(device: str, message: str) -> None:
+def test_unavailable_devices_raise_value_errors(device: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         choose_device(device)
 
@@ -43,7 +43,7 @@ def test_auto_keeps_the_dtype_of_the_file() -> None:
     f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
     assert choose_dtype("auto", CPU, [f32]) == f32
     assert choose_dtype("auto", CPU, [bf16, bf16]) == bf16
-    assert choose_dtype("auto", CPU, [f16, f32, f16]) == f32  # the widest: nothing is rounded
+    assert choose_dtype("auto", CPU, [f16, f32, f16]) == f32  # the widest dtype
     assert choose_dtype("auto", CPU, [f16, bf16]) == f32
     assert choose_dtype("float16", CPU, [f32]) == f16
     assert choose_dtype(torch.bfloat16, CPU, [f32]) == bf16
@@ -55,20 +55,20 @@ def test_auto_keeps_the_dtype_of_the_file() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])
-def test_each_model_runs_in_each_dtype(family: str, dtype: str) -> None:
+def test_models_run_in_each_dtype(family: str, dtype: str) -> None:
     model = from_pretrained(f"minhub/shakespeare-{family}", dtype=dtype)
     exact = from_pretrained(f"minhub/shakespeare-{family}")
     ids = torch.arange(40).unsqueeze(0)
     with torch.no_grad():
         logits, expected = model(ids), exact(ids)
     assert logits.dtype == getattr(torch, dtype)
-    # bfloat16 keeps 8 bits: the probabilities are close, not equal.
+    # bfloat16 has 8 bits of precision: the probabilities are close, not equal.
     assert (logits.float().softmax(-1) - expected.softmax(-1)).abs().max() < {"float32": 1e-9}.get(dtype, 0.06)
 
 
-def test_which_r_and_which_rpy2() -> None:
+def test_r_and_compatible_versions_of_rpy2() -> None:
     r = find_r()
-    assert r is not None  # the set-up installs one
+    assert r is not None  # part of the development environment
     assert r.version >= (3, 6, 0)
     assert rpy2_range((4, 2, 2)) == ">=3.6.1,<3.6.6"
     assert rpy2_range((4, 5, 0)) == ">=3.6.1"

@@ -1,6 +1,6 @@
-"""`minhub doctor` on this machine, and on machines that are out of order: each says the exact next step.
+"""`minhub doctor` on this machine and on machines with problems, for which the report must state the next step.
 
-R is real; where another R is needed, or another rpy2 or R torch, a small one is put in its place.
+R is real. Other versions of R, rpy2 and R torch are small replacements.
 """
 
 import ast
@@ -31,21 +31,21 @@ PIP = f"{sys.executable} -m pip install"
 INDEX = "--force-reinstall torch --index-url … as https://pytorch.org/get-started/locally shows it for CUDA"
 
 
-def found(r_facts: Mapping[str, str] | None = None) -> dict[str, Finding]:
+def by_name(r_facts: Mapping[str, str] | None = None) -> dict[str, Finding]:
     return {finding.what: finding for finding in examine(r_facts)}
 
 
 def executable() -> str:
     r = find_r()
-    assert r is not None  # the set-up installs one
+    assert r is not None  # part of the development environment
     return r.executable
 
 
 @pytest.fixture
 def fake_r(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Puts a shell script on the PATH as R."""
+    """fake_r(script): put a shell script on the PATH as R."""
 
-    def put(script: str) -> str:
+    def write(script: str) -> str:
         path = tmp_path / "bin" / "R"
         path.parent.mkdir()
         path.write_text(f"#!/bin/sh\n{script}\n")
@@ -53,20 +53,20 @@ def fake_r(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
         monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
         return str(path)
 
-    return put
+    return write
 
 
-def test_here() -> None:
-    findings = found()
+def test_this_installation_has_no_problems() -> None:
+    findings = by_name()
     assert all(finding.fits for finding in findings.values()), findings
     assert findings["Python"].found.startswith(f"{sys.version.split()[0]} ({sys.executable}), ")
-    said = subprocess.run([executable(), "--slave", "-e", "cat(format(getRversion()), R.home())"],
+    version, home = subprocess.run([executable(), "--slave", "-e", "cat(format(getRversion()), R.home())"],
                           capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
-    assert findings["R"].found == f"{said[0]} ({executable()}), home {said[1]}"
+    assert findings["R"].found == f"{version} ({executable()}), home {home}"
     assert pip() == PIP
 
 
-def test_extras_are_those_of_pyproject() -> None:
+def test_extras_match_pyproject() -> None:
     declared = {
         extra: {name: version for name, version in map(least, requirements) if name != "minhub_py[json]"}
         for extra, requirements in declared_extras().items() if extra in EXTRAS
@@ -87,25 +87,25 @@ def least(requirement: str) -> tuple[str, str]:
 
 
 def test_missing_extras_are_listed_with_their_purpose_and_installation(tmp_path: Path) -> None:
-    """In a Python without any package, except one that is too old; a missing extra is no fault."""
+    """In a Python whose only package is outdated; a missing extra is not a problem."""
     python_package(tmp_path, "pyarrow", "3.0")
     code = (
         "import json, sys; sys.path[:0] = sys.argv[1:]; from minhub_py.system.doctor import examine;"
-        "print(json.dumps({each.what: [each.found, each.fits, each.advice] for each in examine()}))"
+        "print(json.dumps({f.what: [f.found, f.fits, f.advice] for f in examine()}))"
     )
     command = [sys.executable, "-S", "-c", code, ROOT, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    findings = json.loads(done.stdout)
-    for extra, missing, purpose in (
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    findings = json.loads(result.stdout)
+    for extra, packages, purpose in (
         ("serve", "starlette, uvicorn, llguidance", "serving"), ("json", "llguidance", "output that follows"),
         ("gguf", "gguf", "reading GGUF files"), ("plot", "matplotlib", "drawing plots"),
     ):  # fmt: skip
-        found, fits, advice = findings[f"extra {extra}"]
-        assert found.startswith(f"missing: {missing} (only needed for {purpose}")
+        state, fits, advice = findings[f"extra {extra}"]
+        assert state.startswith(f"missing: {packages} (only needed for {purpose}")
         assert fits
         assert advice.endswith(f" 'minhub_py[{extra}]'")
-    found, fits, advice = findings["extra tables"]
-    assert (found, fits) == ("pyarrow 3.0", False)
+    state, fits, advice = findings["extra tables"]
+    assert (state, fits) == ("pyarrow 3.0", False)
     assert advice.endswith("--upgrade 'minhub_py[tables]'")
 
 
@@ -116,8 +116,8 @@ def python_package(folder: Path, name: str, version: str) -> None:
     path.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
 
 
-def test_what_r_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's own library counts, wherever a profile names it, and what a profile prints does no harm."""
+def test_the_user_library_of_r_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile may set the library and print text, which is ignored."""
     library = tmp_path / "library"
     installed(library, "minhubpy", "9.8.7")
     (tmp_path / ".Renviron").write_text(f"R_LIBS_USER={library}\n")
@@ -128,14 +128,14 @@ def test_what_r_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     facts = ask_r(executable())
     assert facts["minhubpy"] == "9.8.7"
     assert facts.keys() <= {"version", "home", "minhubpy", "torch", "libtorch", "torch_works"}
-    finding = found()["R package minhubpy"]
+    finding = by_name()["R package minhubpy"]
     assert not finding.fits
     assert finding.found == f"9.8.7, which does not match minhub_py {__version__}"
     assert finding.advice == "minhub r --install"
 
 
 def installed(library: Path, name: str, version: str, code: str = "") -> None:
-    """A small R package, built and installed by R itself."""
+    """Build and install a small R package with R."""
     source = library.parent / f"{name}-source"
     (source / "R").mkdir(parents=True)
     library.mkdir(exist_ok=True)
@@ -160,14 +160,14 @@ torch_tensor <- function(x) switch(Sys.getenv("R_TORCH"),
 """
 
 
-def test_r_torch_beside_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package of that name is asked as R torch is: it works, has no LibTorch, or takes the process with it."""
+def test_r_torch_and_the_version_of_its_libtorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replacement of R torch works, has no LibTorch, or crashes the process."""
     library = tmp_path / "library"
     installed(library, "torch", "0.17.0", R_TORCH)
     monkeypatch.setenv("R_LIBS", str(library))
     for name in ("TORCH_HOME", "TORCH_VERIFY_LOAD", "TORCH_INSTALL"):
         monkeypatch.delenv(name, raising=False)
-    known = {"torch": "0.17.0", "libtorch": "2.8.0"}
+    versions = {"torch": "0.17.0", "libtorch": "2.8.0"}
     trials = {
         "works": {"torch_works": "yes"},
         "verifies": {"torch_works": "yes"},
@@ -177,72 +177,73 @@ def test_r_torch_beside_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for trial, answer in trials.items():
         monkeypatch.setenv("R_TORCH", trial)
         facts = ask_r(executable())
-        assert {key: facts[key] for key in facts if "torch" in key} == known | answer
-        finding = found(facts)["R torch"]
+        assert {key: facts[key] for key in facts if "torch" in key} == versions | answer
+        finding = by_name(facts)["R torch"]
         assert finding.fits is (answer == {"torch_works": "yes"})
         assert finding.found.startswith("0.17.0, LibTorch 2.8.0")
         assert finding.advice == ("" if finding.fits else "in R: torch::install_torch(reinstall = TRUE)")
     assert finding.found == "0.17.0, LibTorch 2.8.0, but: R ended or hung when it was loaded"
 
-    # What R torch's own installer leaves beside it says more than the package: it may have been replaced.
+    # The installer of R torch writes the version of LibTorch, which may differ from the package's default.
     (library / "torch" / "build-version").write_text(f"{torch.__version__}\n")
     monkeypatch.setenv("R_TORCH", "works")
     facts = ask_r(executable())
     assert facts["libtorch"] == torch.__version__
-    together = found(facts)["R torch with Python's"]
-    assert together.found.endswith("equal, so they can share a process")
-    assert together.advice == ""
-    apart = found(facts | {"libtorch": "1.2.3+cpu"})["R torch with Python's"]
-    assert apart.found == f"LibTorch 1.2.3+cpu and Python's {torch.__version__}: different, so they need two processes"
-    assert apart.fits  # nothing is wrong: a plain R session has two processes
-    assert "plain R session" in apart.advice
+    same = by_name(facts)["R torch with Python's"]
+    assert same.found.endswith("equal, so they can share a process")
+    assert same.advice == ""
+    different = by_name(facts | {"libtorch": "1.2.3+cpu"})["R torch with Python's"]
+    assert (
+        different.found == f"LibTorch 1.2.3+cpu and Python's {torch.__version__}: different, so they need two processes"
+    )
+    assert different.fits  # a plain R session has two processes
+    assert "plain R session" in different.advice
 
 
-def test_in_a_process_that_hosts_r_another_libtorch_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_libtorch_is_a_problem_in_a_process_that_hosts_r(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rpy2.rinterface", sys)
     facts = {"version": "4.2.2", "home": "/nowhere", "torch": "0.17.0", "libtorch": "1.2.3", "torch_works": "undefined"}
-    finding = found(facts)["R torch"]
+    finding = by_name(facts)["R torch"]
     assert finding.found == "0.17.0, LibTorch 1.2.3, which does not work in the same process as Python's torch"
     assert not finding.fits
     assert "plain R session" in finding.advice
 
 
-def test_no_r(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user of Python alone is told, and nothing is out of order."""
+def test_missing_r_is_reported_and_is_not_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = CliRunner().invoke(main, ["doctor", "--json"])
-    [r] = [finding for finding in json.loads(done.stdout) if finding["what"] == "R"]
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    [r] = [finding for finding in json.loads(result.stdout) if finding["what"] == "R"]
     assert r == {
         "what": "R", "found": "none (only R users need it)", "fits": True,
         "advice": "apt-get install r-base-core, or see https://www.r-project.org",
     }  # fmt: skip
-    assert done.exit_code == 0
-    assert "R package minhubpy" not in done.stdout
+    assert result.exit_code == 0
+    assert "R package minhubpy" not in result.stdout
 
 
-def test_an_r_that_does_not_start(fake_r: Callable[[str], str]) -> None:
+def test_r_that_does_not_start(fake_r: Callable[[str], str]) -> None:
     path = fake_r('[ "$1" = --version ] && exec echo "R version 4.4.1"\necho "cannot open base" >&2; exit 2')
-    done = CliRunner().invoke(main, ["doctor"])
-    assert done.exit_code == 1
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("NO")]
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 1
+    [line] = [line for line in result.stdout.splitlines() if line.startswith("NO")]
     assert f"{path} does not start: cannot open base -> run R in a terminal" in line
 
 
-def test_an_r_that_hangs(fake_r: Callable[[str], str]) -> None:
+def test_r_that_hangs(fake_r: Callable[[str], str]) -> None:
     path = fake_r("exec tail -f /dev/null")
-    with pytest.raises(OSError, match=f"{path} does not start: no answer in 0.5 seconds"):
+    with pytest.raises(OSError, match=f"{path} does not start: no response within 0.5 seconds"):
         ask_r(path, timeout=0.5)
 
 
-def test_an_r_that_is_none(fake_r: Callable[[str], str]) -> None:
+def test_program_named_r_that_is_not_r(fake_r: Callable[[str], str]) -> None:
     fake_r("echo This is a rabbit")
-    finding = found()["R"]
+    finding = by_name()["R"]
     assert not finding.fits
-    assert "says 'This is a rabbit'" in finding.found
+    assert "prints 'This is a rabbit'" in finding.found
 
 
 def test_rpy2_needs_r_as_a_library(tmp_path: Path) -> None:
-    finding = found({"version": "4.2.2", "home": str(tmp_path)})["rpy2"]
+    finding = by_name({"version": "4.2.2", "home": str(tmp_path)})["rpy2"]
     assert not finding.fits
     assert finding.found.endswith("this R has no shared library (lib/libR.so)")
     assert finding.advice.endswith("--enable-R-shlib")
@@ -252,14 +253,12 @@ def test_rpy2_needs_r_as_a_library(tmp_path: Path) -> None:
     ("r", "rpy2", "needed"),
     [("4.2.2", "3.6.7", ">=3.6.1,<3.6.6"), ("4.4.3", "3.6.6", ">=3.6.1,<3.6.6"), ("4.5.1", "3.5.0", ">=3.6.1")],
 )
-def test_rpy2_that_does_not_fit(
-    r: str, rpy2: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incompatible_rpy2(r: str, rpy2: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = an_r_home(tmp_path)
     installed_rpy2(rpy2, tmp_path, monkeypatch)
-    finding = found({"version": r, "home": home})["rpy2"]
+    finding = by_name({"version": r, "home": home})["rpy2"]
     assert finding == Finding(
-        "rpy2", f"{rpy2}, which does not import on R {r}", False, f"{PIP} 'rpy2-rinterface{needed}'"
+        "rpy2", f"{rpy2}, which cannot be imported with R {r}", False, f"{PIP} 'rpy2-rinterface{needed}'"
     )
 
 
@@ -270,7 +269,7 @@ def an_r_home(tmp_path: Path) -> str:
 
 
 def installed_rpy2(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An rpy2 of this version, found before any other, and which cannot be imported."""
+    """Install an rpy2 of this version, first on the path, that cannot be imported."""
     site = tmp_path / "site"
     (site / "rpy2").mkdir(parents=True)
     (site / "rpy2" / "__init__.py").touch()
@@ -282,22 +281,22 @@ def installed_rpy2(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", str(site))
 
 
-def test_rpy2_is_really_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its version fits, and yet it does not start R: built for another one, for example."""
+def test_rpy2_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An rpy2 with the right version may be built for another R."""
     home = an_r_home(tmp_path)
     installed_rpy2("3.6.5", tmp_path, monkeypatch)
-    finding = found({"version": "4.2.2", "home": home})["rpy2"]
+    finding = by_name({"version": "4.2.2", "home": home})["rpy2"]
     assert not finding.fits
     assert finding.found.endswith("does not start R: ImportError: libR.so: undefined symbol: R_getVar")
     assert finding.advice == f"{PIP} 'rpy2-rinterface>=3.6.1,<3.6.6' --force-reinstall --no-cache-dir"
     crash = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
     (tmp_path / "site" / "rpy2" / "rinterface.py").write_text(crash)
-    assert try_rpy2() == "it ended with status -11"
+    assert try_rpy2() == "it exited with status -11"
 
 
-def test_r_home_of_another_r(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r_home_of_another_r_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R_HOME", str(tmp_path / "other"))
-    finding = found({"version": "4.2.2", "home": an_r_home(tmp_path)})["rpy2"]
+    finding = by_name({"version": "4.2.2", "home": an_r_home(tmp_path)})["rpy2"]
     assert not finding.fits
     assert finding.found.endswith(f"R_HOME names another R: {tmp_path / 'other'}")
     assert finding.advice == "unset R_HOME"
@@ -323,7 +322,7 @@ NO_KERNEL = "CUDA error: no kernel image is available for execution on the devic
         ("12.6", Driver((12, 8), 1), NO_KERNEL, False,
          f"update the driver (https://www.nvidia.com/drivers), then: {PIP} {INDEX} 13.0"),
         ("13.0", Driver((13, 0), 1), "out of memory", False,
-         "look with nvidia-smi for what else uses the GPU, and run again"),
+         "check with nvidia-smi for other processes on the GPU, then run again"),
         ("13.0", Driver((13, 0), 0, "system has unsupported display driver / cuda driver combination"), "none", False,
          "restart the computer; if that does not help, update the driver (https://www.nvidia.com/drivers)"),
     ],
@@ -334,7 +333,7 @@ def test_cuda_build_and_driver(build: str | None, driver: Driver | None, fault: 
 
 
 class LibCuda:
-    """The four functions of NVIDIA's library that are called, for a machine of one GPU, with its `status`."""
+    """The functions of NVIDIA's library that doctor calls, for one GPU and the `status` of its driver."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -356,38 +355,38 @@ class LibCuda:
     ("status", "driver"),
     [(0, Driver((12, 4), 1)), (100, Driver((12, 4), 0)), (999, Driver((12, 4), 0, "unknown error"))],
 )
-def test_what_the_driver_says(status: int, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_queried(status: int, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: LibCuda(status))
     assert nvidia_driver() == driver
 
 
 def test_token_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a token comes from is said, the token itself never."""
+    """The report contains the source of the token, but never the token."""
     file, cache = tmp_path / "token", tmp_path / "hub"
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(file))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))  # no R, which would be asked each time
-    assert found()["Hub token"].found.startswith("none")
+    monkeypatch.setenv("PATH", str(tmp_path))  # without R, which would be started for each report
+    assert by_name()["Hub token"].found.startswith("none")
     file.write_text("hf_secret")
-    assert found()["Hub token"].found == f"found, from {file}"
+    assert by_name()["Hub token"].found == f"found, from {file}"
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert found()["Hub token"].found == "found, from HF_TOKEN"
+    assert by_name()["Hub token"].found == "found, from HF_TOKEN"
     assert "hf_secret" not in str(examine())
 
-    assert found()["unfinished downloads"] == Finding("unfinished downloads", "none", True)
+    assert by_name()["unfinished downloads"] == Finding("unfinished downloads", "none", True)
     blobs = cache / "models--owner--name" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "abc.incomplete").write_bytes(bytes(2_500_000))
     (blobs / "abd").write_bytes(bytes(10))
-    finding = found()["unfinished downloads"]
+    finding = by_name()["unfinished downloads"]
     assert finding.found == "2.5 MB of owner/name"
-    assert finding.advice == "minhub download owner/name, which continues where it stopped"
+    assert finding.advice == "minhub download owner/name, which resumes the download"
 
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(file / "hub"))  # below a file: even root cannot write there
-    cannot = found()["Hub cache"]
-    assert (cannot.fits, cannot.advice) == (False, "set HF_HOME to a folder that you can write to")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(file / "hub"))  # in a file, where even root cannot write
+    finding = by_name()["Hub cache"]
+    assert (finding.fits, finding.advice) == (False, "set HF_HOME to a writable folder")
 
 
 def test_the_r_package_has_the_version_of_the_python_package() -> None:
@@ -395,17 +394,17 @@ def test_the_r_package_has_the_version_of_the_python_package() -> None:
     assert f"\nVersion: {__version__}\n" in description.read_text()
 
 
-def test_examining_leaves_the_process_as_it_was() -> None:
-    """PyTorch's compiler must still find setuptools' distutils in a process that was examined."""
+def test_examine_does_not_hide_distutils() -> None:
+    """PyTorch's compiler needs setuptools' distutils in the same process."""
     code = "from minhub_py.system.doctor import examine; examine()"
     code += "; import setuptools, distutils; print(distutils.__file__)"
     command = [sys.executable, "-W", "error::UserWarning", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "setuptools" in done.stdout, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "setuptools" in result.stdout, result.stderr
 
 
-def test_the_native_decoder_is_looked_at() -> None:
+def test_the_native_decoder_is_reported() -> None:
     assert judge_decoder(*opened()).found == f"{opened()[1]} kernels: {KERNELS[opened()[1]]}"
     finding = judge_decoder(None, "not compiled when the package was installed")
-    assert finding.fits  # a machine without a compiler is in order
+    assert finding.fits  # the decoder is optional
     assert "C compiler" in finding.advice

@@ -25,21 +25,21 @@ EVIL = "\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\n\r\x9b1m\x7f\u202e\udc80"
 
 
-def test_what_is_written_out() -> None:
+def test_control_characters_are_escaped_and_other_text_is_unchanged() -> None:
     assert printable(EVIL) == SHOWN
     readable = "naïve 漢字 🎉 C:\\folder 'x' a\u3000b"
     assert printable(readable) == displayed(readable) == readable
     assert displayed("a\n\tb\r\n👩‍👩‍👧\x1b[2J") == "a\n\tb\r\n👩‍👩‍👧\\x1b[2J"
-    assert gist(Exception(f"x{EVIL}")) == r"x\x1b]0;title\x07\x1b[2J"  # of its first line
+    assert gist(Exception(f"x{EVIL}")) == r"x\x1b]0;title\x07\x1b[2J"  # the first line
     assert gist(KeyError()) == "KeyError"
 
 
-def test_each_way_out_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_say_note_and_emit_escape_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     table(["A", EVIL], [(EVIL, 1)])
     say(EVIL, EVIL)
     note(EVIL)
-    said = capsys.readouterr()
-    assert (said.out.count(SHOWN), said.err) == (4, SHOWN + "\n")
+    captured = capsys.readouterr()
+    assert (captured.out.count(SHOWN), captured.err) == (4, SHOWN + "\n")
     emit({EVIL: EVIL, "漢字": 1})
     text = capsys.readouterr().out
     assert json.loads(text) == {EVIL: EVIL, "漢字": 1}
@@ -48,7 +48,7 @@ def test_each_way_out_of_the_command(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("error", [ValueError, OSError, click.ClickException, click.UsageError, RuntimeError])
-def test_errors(error: type[Exception]) -> None:
+def test_error_messages_are_escaped(error: type[Exception]) -> None:
     @click.group(cls=Group)
     def group() -> None: ...
 
@@ -56,9 +56,9 @@ def test_errors(error: type[Exception]) -> None:
     def fail() -> None:
         raise error(f"bad {EVIL}")
 
-    said = CliRunner().invoke(group, ["fail"]).stderr
-    assert "bad" in said
-    assert all(line.replace("\u202e", "").isprintable() for line in said.splitlines())
+    stderr = CliRunner().invoke(group, ["fail"]).stderr
+    assert "bad" in stderr
+    assert all(line.replace("\u202e", "").isprintable() for line in stderr.splitlines())
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def evil(tmp_path: Path) -> Path:
     return folder
 
 
-def test_commands(hub: HubServer, evil: Path) -> None:
+def test_command_output_is_escaped(hub: HubServer, evil: Path) -> None:
     files = {path.name: path.read_bytes() for path in evil.iterdir()}
     hub.add("owner/model", files)
     hub.add("owner/none", {"config.json": "{}", f"{EVIL[:-1]}.gguf": "x"})
@@ -86,9 +86,9 @@ def test_commands(hub: HubServer, evil: Path) -> None:
         ["list"],
     ]
     for run in runs:
-        said = CliRunner().invoke(main, run).output
-        assert said
-        assert all(line.isprintable() for line in said.splitlines()), run
+        output = CliRunner().invoke(main, run).output
+        assert output
+        assert all(line.isprintable() for line in output.splitlines()), run
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a pseudo-terminal")
@@ -97,19 +97,19 @@ def test_text_on_a_terminal_and_in_a_pipe(evil: Path) -> None:
     command = [sys.executable, "-m", "minhub_py.cli.main", "generate", str(evil), "a", "-n", "40", "--seed", "1"]
     piped = CliRunner().invoke(main, command[3:]).stdout
     assert "\x1b" in piped
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    shown = b""
+    terminal, child_end = pty.openpty()
+    child = subprocess.Popen(command, stdin=child_end, stdout=child_end, stderr=child_end)
+    os.close(child_end)
+    output = b""
     while True:
         try:
-            part = os.read(ours, 1 << 16)
+            part = os.read(terminal, 1 << 16)
         except OSError:  # the other end is closed
             break
         if not part:
             break
-        shown += part
-    os.close(ours)
+        output += part
+    os.close(terminal)
     assert child.wait() == 0
-    assert shown.decode().strip() == displayed(piped).strip()
-    assert b"\x1b" not in shown
+    assert output.decode().strip() == displayed(piped).strip()
+    assert b"\x1b" not in output

@@ -27,14 +27,14 @@ def minhub(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def done(*arguments: object) -> Result:
+def succeeded(*arguments: object) -> Result:
     result = minhub(*arguments)
     assert result.exit_code == 0, result.output
     return result
 
 
 def failed(*arguments: object, status: int = 1) -> str:
-    """The message of a call that must fail: on standard error only, one or two lines if the work fails."""
+    """The message of a command that must fail: on standard error only; at most two lines for status 1."""
     result = minhub(*arguments)
     assert result.exit_code == status, result.output
     assert result.stdout == ""
@@ -45,54 +45,54 @@ def failed(*arguments: object, status: int = 1) -> str:
     return result.stderr
 
 
-def test_what_people_see(tmp_path: Path, text: Path) -> None:
-    """Standard error shows model and data, a line per evaluation, the samples, and how to use the model."""
-    result = done("train", text, "--out", tmp_path / "run", "--sample", "the", "--sample-tokens", "5", *OPTIONS)
+def test_the_console_output(tmp_path: Path, text: Path) -> None:
+    """Standard error shows the model and data, a line per evaluation, the samples, and how to use the model."""
+    result = succeeded("train", text, "--out", tmp_path / "run", "--sample", "the", "--sample-tokens", "5", *OPTIONS)
     assert result.stdout == ""
-    shown = result.stderr
+    output = result.stderr
     run = Run(tmp_path / "run")
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
-    assert f"GPT-2, {parameters:,} parameters, on cpu, float32" in shown
-    assert "3,600 tokens to train on, 400 held out; 6 steps of 4 × 16" in shown
-    rows = [line.split() for line in shown.splitlines() if re.match(r" +\d+  ", line)]
+    assert f"GPT-2, {parameters:,} parameters, on cpu, float32" in output
+    assert "3,600 tokens to train on, 400 held out; 6 steps of 4 × 16" in output
+    rows = [line.split() for line in output.splitlines() if re.match(r" +\d+  ", line)]
     assert [row[0] for row in rows] == ["0", "3", "6"]
     assert [row[1] for row in rows[:1]] == [f"{run.losses[0]['held_out_loss']:.4f}"]
     assert [row[1:3] for row in rows[1:]] == [
         [f"{row['train_loss']:.4f}", f"{row['held_out_loss']:.4f}"] for row in run.losses[1:]
     ]
-    assert shown.count("\nthe") == 3
-    assert f"minhub generate {tmp_path / 'run'} PROMPT" in shown
-    assert f"{run.best_loss:.4f}" in shown.splitlines()[-1]
-    assert "\x1b" not in shown
+    assert output.count("\nthe") == 3
+    assert f"minhub generate {tmp_path / 'run'} PROMPT" in output
+    assert f"{run.best_loss:.4f}" in output.splitlines()[-1]
+    assert "\x1b" not in output
 
 
-def test_json_alone_on_standard_output(tmp_path: Path, text: Path) -> None:
-    result = done("train", text, "--out", tmp_path / "run", "--family", "lstm", "--json", *OPTIONS)
+def test_standard_output_contains_json_only(tmp_path: Path, text: Path) -> None:
+    result = succeeded("train", text, "--out", tmp_path / "run", "--family", "lstm", "--json", *OPTIONS)
     assert all(line.startswith("Note: ") for line in result.stderr.splitlines())
-    found = json.loads(result.stdout)
+    actual = json.loads(result.stdout)
     run = Run(tmp_path / "run")
-    assert found["nats_per_token"] == found["nats_per_character"] == run.best_loss
-    assert (found["family"], found["steps"], found["vocab_size"]) == ("lstm", 6, len(set(TEXT)))
-    assert found["rows"][0]["train_loss"] is None
-    assert [row["held_out_loss"] for row in found["rows"]] == held_out_losses(run)
-    assert found["settings"]["width"] == 16
-    assert [found] == json.loads(done("compare", tmp_path / "run", "--json").stdout)
+    assert actual["nats_per_token"] == actual["nats_per_character"] == run.best_loss
+    assert (actual["family"], actual["steps"], actual["vocab_size"]) == ("lstm", 6, len(set(TEXT)))
+    assert actual["rows"][0]["train_loss"] is None
+    assert [row["held_out_loss"] for row in actual["rows"]] == held_out_losses(run)
+    assert actual["settings"]["width"] == 16
+    assert [actual] == json.loads(succeeded("compare", tmp_path / "run", "--json").stdout)
 
 
-def test_every_option_is_a_setting(tmp_path: Path, text: Path) -> None:
-    """Every option ends up in settings.json."""
-    wanted: dict[str, Any] = {
+def test_every_option_sets_a_setting(tmp_path: Path, text: Path) -> None:
+    """settings.json contains every option."""
+    expected: dict[str, Any] = {
         "family": "gptneo", "tokenizer": "bpe", "vocab_size": 300, "held_out": 0.2, "layers": 2, "width": 24,
         "heads": 3, "context": 8, "dropout": 0.25, "steps": 2, "batch": 6, "accumulate": 3,
         "learning_rate": 0.00123456789, "warm_up": 1, "floor": 0.3, "weight_decay": 0.2, "beta2": 0.9, "clip": 2.0,
         "evaluate_every": 2, "evaluate_tokens": 128, "checkpoint_every": 1, "patience": 5, "sample": "th",
         "sample_tokens": 4, "seed": 7, "device": "cpu", "dtype": "bfloat16", "parallel": "fsdp", "threads": 1,
     }  # fmt: skip
-    words = [word for name, value in wanted.items() for word in ("--" + name.replace("_", "-"), str(value))]
-    done("train", text, "--out", tmp_path / "run", "--no-carry", "--set", "window_size=4", *words)
-    found = json.loads((tmp_path / "run" / "settings.json").read_text())
-    wanted |= {"carry": False, "compile": False, "config": {"window_size": 4}, "start": None, "revision": None}
-    assert found == wanted
+    words = [word for name, value in expected.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    succeeded("train", text, "--out", tmp_path / "run", "--no-carry", "--set", "window_size=4", *words)
+    actual = json.loads((tmp_path / "run" / "settings.json").read_text())
+    expected |= {"carry": False, "compile": False, "config": {"window_size": 4}, "start": None, "revision": None}
+    assert actual == expected
     assert Run(tmp_path / "run").model.config.window_size == 4
 
 
@@ -101,9 +101,8 @@ def test_every_option_is_a_setting(tmp_path: Path, text: Path) -> None:
     [("attn_pdrop=0.5", 0.5), ("n_inner=24", 24), ("n_inner=null", None), ("scale_attn_weights=false", False),
      ("activation_function=relu", "relu"), ('activation_function="relu"', "relu"), ("layer_norm_epsilon=1e-6", 1e-6)],
 )  # fmt: skip
-def test_set(tmp_path: Path, text: Path, word: str, value: object) -> None:
-    """NAME=VALUE with JSON, or text, as a value."""
-    done("train", text, "--out", tmp_path / "run", "--set", word, *OPTIONS, "--steps", "1")
+def test_set_option_parses_json_or_text(tmp_path: Path, text: Path, word: str, value: object) -> None:
+    succeeded("train", text, "--out", tmp_path / "run", "--set", word, *OPTIONS, "--steps", "1")
     name = word.partition("=")[0]
     assert json.loads((tmp_path / "run" / "config.json").read_text())[name] == value
 
@@ -120,50 +119,46 @@ CARDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", CARDS, ids=["plain", "lstm", "gptneo", "bpe", "fine-tuned"])
-def test_the_cards_command_makes_the_model_again(
+def test_the_model_cards_command_reproduces_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """The command in README.md, run in another folder with the same texts, gives the same model bit for bit."""
+    """The command in README.md, run in another folder with the same texts, gives a bitwise identical model."""
     names = ["a text.txt", "b.txt"]
-    for place in ("first", "second"):
-        (tmp_path / place).mkdir()
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
         for number, name in enumerate(names):
-            (tmp_path / place / name).write_text(verses(2000, seed=number))
+            (tmp_path / folder / name).write_text(verses(2000, seed=number))
     first = tmp_path / "first"
     train([first / name for name in names], first / "my run", **TINY | {"steps": 5} | settings)
     monkeypatch.chdir(tmp_path / "second")
     [arguments] = commands_of(first / "my run")
-    done(*arguments)
-    found, wanted = (contents(tmp_path / place / "my run") for place in ("second", "first"))
-    same(found, wanted)
+    succeeded(*arguments)
+    actual, expected = (contents(tmp_path / folder / "my run") for folder in ("second", "first"))
+    same(actual, expected)
 
 
 def commands_of(run: Path) -> list[list[str]]:
-    """The arguments of the commands that the model card names."""
+    """The arguments of the commands in the model card."""
     [block] = re.findall(r"^```\n(.*?)\n```$", (run / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]
     assert {line[0] for line in lines} == {"minhub"}
     return [line[1:] for line in lines]
 
 
-def test_the_card_tells_what_was_changed_on_the_way(
-    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another number of steps bends the cosine: the commands of both parts make the model again, and the change is
-    said. A stop alone changes nothing, and what nothing is left of is not told.
-    """
+def test_the_model_card_records_changed_settings(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands before and after a change of steps reproduce the model; a resume without changes adds no command."""
     first, second = tmp_path / "first" / "run", tmp_path / "second" / "run"
-    done("train", text, "--out", first, *OPTIONS)
-    done("train", "--resume", first)
+    succeeded("train", text, "--out", first, *OPTIONS)
+    succeeded("train", "--resume", first)
     assert len(commands_of(first)) == 1
-    said = done("train", "--resume", first, "--steps", "10", "--checkpoint-every", "5").stderr
-    assert "Note: from step 6 the learning rate follows a cosine that ends at step 10, not at 6" in said
-    assert "Note" not in done("train", "--resume", first).stderr.replace("Note: the curves", "")
-    wanted = [{"step": 6, "before": {"steps": 6, "checkpoint_every": 2}}]
-    assert json.loads((first / "settings.json").read_text())["history"] == wanted
-    assert [(change.step, change.before) for change in Run(first).history] == [(6, wanted[0]["before"])]
-    found = json.loads(done("compare", first, "--json").stdout)
-    assert found[0]["history"] == wanted
+    errors = succeeded("train", "--resume", first, "--steps", "10", "--checkpoint-every", "5").stderr
+    assert "Note: from step 6 the learning rate follows a cosine that ends at step 10, not at 6" in errors
+    assert "Note" not in succeeded("train", "--resume", first).stderr.replace("Note: the loss curves", "")
+    expected = [{"step": 6, "before": {"steps": 6, "checkpoint_every": 2}}]
+    assert json.loads((first / "settings.json").read_text())["history"] == expected
+    assert [(change.step, change.before) for change in Run(first).history] == [(6, expected[0]["before"])]
+    actual = json.loads(succeeded("compare", first, "--json").stdout)
+    assert actual[0]["history"] == expected
 
     commands = commands_of(first)
     assert commands[1] == ["train", "--resume", "run", "--steps", "10", "--checkpoint-every", "5"]
@@ -171,12 +166,12 @@ def test_the_card_tells_what_was_changed_on_the_way(
     (second.parent / text.name).write_text(text.read_text())
     monkeypatch.chdir(second.parent)
     for command in commands:
-        done(*command)
+        succeeded(*command)
     same(contents(second), contents(first))
 
 
-def test_a_card_says_where_a_run_was_stopped(tmp_path: Path, text: Path) -> None:
-    """Before its end, with other settings from there on; a change at the same step takes the place of the first."""
+def test_the_model_card_records_a_stop(tmp_path: Path, text: Path) -> None:
+    """A run stops early and resumes with other settings; the last change at a step replaces earlier ones."""
     settings = TINY | {"steps": 12, "checkpoint_every": 12}
     run = tmp_path / "run"
     train(text, run, listener=Stop(), **settings)
@@ -190,63 +185,63 @@ def test_a_card_says_where_a_run_was_stopped(tmp_path: Path, text: Path) -> None
     assert "  # stopped after step 3\n" in card
     assert "\nminhub train --resume run --steps 16 --patience 5\n" in card
     assert "\nminhub train --resume run --steps 18  # without --patience\n" in card
-    # Of a run of an earlier version, which has no history.
+    # Early versions wrote no history.
     values = json.loads((run / "settings.json").read_text())
     del values["history"]
     (run / "settings.json").write_text(json.dumps(values))
     assert resume(run).history == []
 
 
-def test_standard_input(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text from a pipe: the run can be resumed without it, and no copy is kept."""
-    done("train", text, "--out", tmp_path / "file" / "run", *OPTIONS)
+def test_training_on_standard_input(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run can be resumed without its input, and contains no copy of the text."""
+    succeeded("train", text, "--out", tmp_path / "file" / "run", *OPTIONS)
     run = tmp_path / "pipe" / "run"
     result = CliRunner().invoke(main, ["train", "-", "--out", str(run), *OPTIONS], input=TEXT)
     assert result.exit_code == 0, result.output
-    found, wanted = contents(run), contents(tmp_path / "file" / "run")
-    assert (found.pop("tokens/tokens.json"), wanted.pop("tokens/tokens.json")) != (None, None)
+    actual, expected = contents(run), contents(tmp_path / "file" / "run")
+    assert (actual.pop("tokens/tokens.json"), expected.pop("tokens/tokens.json")) != (None, None)
     assert commands_of(run)[0][:2] == ["train", "-"]
-    assert (found.pop("README.md"), wanted.pop("README.md")) != (None, None)
-    same(found, wanted)
-    done("train", "--resume", run, "--steps", "7")
-    for given, message in (("", "-: the text is empty"), (b"\xff" * 99, "- is not UTF-8 text")):
-        result = CliRunner().invoke(main, ["train", "-", "--out", str(tmp_path / "new" / "run"), *OPTIONS], input=given)
+    assert (actual.pop("README.md"), expected.pop("README.md")) != (None, None)
+    same(actual, expected)
+    succeeded("train", "--resume", run, "--steps", "7")
+    for data, message in (("", "-: the text is empty"), (b"\xff" * 99, "- is not UTF-8 text")):
+        result = CliRunner().invoke(main, ["train", "-", "--out", str(tmp_path / "new" / "run"), *OPTIONS], input=data)
         assert message in result.stderr
         assert not (tmp_path / "new").exists()
     assert "Use - once" in failed("train", "-", "-", "--out", tmp_path / "new", status=2)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, text: Path) -> None:
+def test_an_invalid_output_folder_is_reported(tmp_path: Path, text: Path) -> None:
     message = failed("train", text, "--out", "/proc/x", *OPTIONS)
     assert "/proc/x cannot be written (No such file or directory): choose another folder (--out)" in message
 
 
 def test_messages_name_options(tmp_path: Path, text: Path) -> None:
     cases: list[tuple[list[object], str]] = [
-        (["--context", 4000], "give more text, or --context 450"),
+        (["--context", 4000], "use a longer text, or --context 450"),
         (["--family", "lstm", "--batch", 300], "a smaller --batch or --context, or --no-carry"),
         (["--accumulate", 3], "--batch (4) must be a multiple of --accumulate (3)"),
-        (["--from", "minhub/shakespeare-lstm", "--family", "gpt2"], "leave --family out"),
+        (["--from", "minhub/shakespeare-lstm", "--family", "gpt2"], "remove --family"),
     ]
     for arguments, message in cases:
         assert message in failed("train", text, "--out", tmp_path / "run", *OPTIONS, *arguments)
 
 
-def test_the_other_commands_read_a_run(tmp_path: Path, text: Path) -> None:
+def test_other_commands_read_a_run(tmp_path: Path, text: Path) -> None:
     run = str(tmp_path / "run")
-    done("train", text, "--out", run, *OPTIONS)
-    assert json.loads(done("verify", run, "--json").stdout)["problems"] == []
-    assert done("generate", run, "the", "-n", "5").stdout.startswith("the")
+    succeeded("train", text, "--out", run, *OPTIONS)
+    assert json.loads(succeeded("verify", run, "--json").stdout)["problems"] == []
+    assert succeeded("generate", run, "the", "-n", "5").stdout.startswith("the")
     (tmp_path / "held_out.txt").write_text(TEXT[-400:])
-    scores = json.loads(done("score", run, tmp_path / "held_out.txt", "--json").stdout)
+    scores = json.loads(succeeded("score", run, tmp_path / "held_out.txt", "--json").stdout)
     assert scores["nats_per_token"] == pytest.approx(Run(run).best_loss, rel=0.01)
-    assert json.loads(done("inspect", run, "--json").stdout)["config"]["n_embd"] == 16
+    assert json.loads(succeeded("inspect", run, "--json").stdout)["config"]["n_embd"] == 16
 
 
-# --- What is wrong with a call, or with the work
+# --- Errors
 
 
-def test_wrong_calls(tmp_path: Path, text: Path) -> None:
+def test_usage_errors(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
     cases: list[tuple[list[object], str]] = [
         ([], "TEXT"),
@@ -267,25 +262,25 @@ def test_wrong_calls(tmp_path: Path, text: Path) -> None:
     assert failed("compare", status=2)
 
 
-def test_failures(tmp_path: Path, text: Path) -> None:
+def test_failures_are_reported(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
-    done("train", text, "--out", run, *OPTIONS)
+    succeeded("train", text, "--out", run, *OPTIONS)
     before = contents(tmp_path)
     missing = tmp_path / "missing"
     cases: list[tuple[list[object], str]] = [
-        (["train", missing, "--out", tmp_path / "new", *OPTIONS], "there is no text file"),
-        (["train", text, "--out", run], f"holds a run already: resume it with minhub train --resume {run}, or"),
-        (["train", text, "--out", tmp_path / "new", "--dropout", "1"], "--dropout must be 0 to 0.99"),
+        (["train", missing, "--out", tmp_path / "new", *OPTIONS], "does not exist: check its name"),
+        (["train", text, "--out", run], f"contains a run already: resume it with minhub train --resume {run}, or"),
+        (["train", text, "--out", tmp_path / "new", "--dropout", "1"], "--dropout must be between 0 and 0.99"),
         (
             ["train", text, "--out", tmp_path / "new", "--set", "speed=3"],
-            "--set: unknown setting speed; those of gpt2 are",
+            "--set: unknown setting speed; the settings of gpt2 are",
         ),
         (["train", text, "--out", tmp_path / "new", "--context", "5000"], "longer than the training text"),
         (["train", text, "--out", tmp_path / "new", "--device", "abacus"], "device 'abacus' is unknown"),
-        (["train", "--resume", missing], "is no run of minhub train"),
+        (["train", "--resume", missing], "is not a run of minhub train"),
         (["train", "--resume", run, "--width", "32"], "--width cannot change"),
         (["train", "--resume", run, "--set", "n_inner=3"], "--set cannot change"),
-        (["compare", missing], "is no run of minhub train"),
+        (["compare", missing], "is not a run of minhub train"),
         (["compare", run, "--plot", tmp_path / "plot.pdf"], "ends in .png"),
         (["compare", run, "--plot", tmp_path / "plot.png"], "requires matplotlib"),
     ]
@@ -294,7 +289,7 @@ def test_failures(tmp_path: Path, text: Path) -> None:
     same(contents(tmp_path), before)
 
 
-def test_a_loss_that_is_no_number(tmp_path: Path, text: Path) -> None:
+def test_an_infinite_or_nan_loss_is_reported(tmp_path: Path, text: Path) -> None:
     call = ["train", text, "--out", tmp_path / "run", *OPTIONS, "--steps", "60", "--learning-rate", "100",
             "--weight-decay", "10", "--clip", "0", "--warm-up", "0"]  # fmt: skip
     result = minhub(*call)
@@ -303,11 +298,11 @@ def test_a_loss_that_is_no_number(tmp_path: Path, text: Path) -> None:
     assert "the loss is infinite or NaN at step" in result.stderr.splitlines()[-1]
 
 
-# --- Stopped
+# --- Stopping and resuming
 
 
 class Stop(Listener):
-    """Before step 3."""
+    """Stops before step 3."""
 
     def begins(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -316,23 +311,23 @@ class Stop(Listener):
         return bool(self.trainer.progress.step >= 3)
 
 
-def test_going_on(tmp_path: Path, text: Path) -> None:
-    """--resume gives the same model, prints where it continues, and accepts more steps."""
+def test_resume(tmp_path: Path, text: Path) -> None:
+    """--resume gives the same model, prints the step, and accepts more steps."""
     settings = {"layers": 1, "width": 16, "context": 16, "batch": 4, "steps": 6, "evaluate_every": 3,
                 "checkpoint_every": 2, "threads": 1}  # fmt: skip
-    done("train", text, "--out", tmp_path / "whole" / "run", *OPTIONS)
+    succeeded("train", text, "--out", tmp_path / "uninterrupted" / "run", *OPTIONS)
     train(text, tmp_path / "run", listener=Stop(), **settings)
-    result = done("train", "--resume", tmp_path / "run")
+    result = succeeded("train", "--resume", tmp_path / "run")
     assert "continues after step 3" in result.stderr
-    same(contents(tmp_path / "run"), contents(tmp_path / "whole" / "run"))
-    found = json.loads(done("train", "--resume", tmp_path / "run", "--steps", "8", "--json").stdout)
-    assert (found["steps"], found["settings"]["steps"]) == (8, 8)
+    same(contents(tmp_path / "run"), contents(tmp_path / "uninterrupted" / "run"))
+    actual = json.loads(succeeded("train", "--resume", tmp_path / "run", "--steps", "8", "--json").stdout)
+    assert (actual["steps"], actual["settings"]["steps"]) == (8, 8)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
-def test_a_signal_says_how_to_go_on(tmp_path: Path, text: Path, number: int, status: int) -> None:
-    """A process of its own, which gets it when it has shown an evaluation. Ctrl-C ends it by the signal itself: a
-    shell calls that 130, and ends its loop.
+def test_a_signal_prints_the_command_to_resume(tmp_path: Path, text: Path, number: int, status: int) -> None:
+    """A process receives the signal after it prints an evaluation. Ctrl-C ends it by the signal itself, which a shell
+    reports as status 130.
     """
     run = tmp_path / "my run"
     words = [sys.executable, "-m", "minhub_py.training", text, "--out", run, *OPTIONS, "--steps", "1000000"]
@@ -346,68 +341,68 @@ def test_a_signal_says_how_to_go_on(tmp_path: Path, text: Path, number: int, sta
                 if line.split()[:1] == ["3"]:
                     break
             process.send_signal(number)
-            shown, rest = process.communicate()
+            output, errors = process.communicate()
         finally:
             process.kill()
-    assert process.returncode == status, rest
-    assert shown == ""
-    assert "Traceback" not in rest
-    assert f"minhub train --resume '{run}'" in rest
+    assert process.returncode == status, errors
+    assert output == ""
+    assert "Traceback" not in errors
+    assert f"minhub train --resume '{run}'" in errors
     newest = Run(run).files.newest()
     assert newest is not None
     assert int(newest.name[5:]) >= 3
     assert (run / "README.md").exists()
 
 
-# --- Side by side
+# --- Comparison
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs: on characters, on longer tokens with a lower loss per character, and an untrained one."""
-    place = tmp_path_factory.mktemp("runs")
-    (place / "text.txt").write_text(verses(6000))
+    root = tmp_path_factory.mktemp("runs")
+    (root / "text.txt").write_text(verses(6000))
     settings = TINY | {"steps": 30, "evaluate_every": 10, "learning_rate": 0.01}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
-        train(place / "text.txt", place / "letters", family="lstm", **settings)
-        train(place / "text.txt", place / "_tok$ens", tokenizer="bpe", vocab_size=400, **settings | {"width": 64})
-        train(place / "text.txt", place / "new", family="gptneo", **settings | {"learning_rate": 0.0})
-    return place
+        train(root / "text.txt", root / "letters", family="lstm", **settings)
+        train(root / "text.txt", root / "_tok$ens", tokenizer="bpe", vocab_size=400, **settings | {"width": 64})
+        train(root / "text.txt", root / "new", family="gptneo", **settings | {"learning_rate": 0.0})
+    return root
 
 
-def test_compare(runs: Path) -> None:
-    """The lowest loss per character comes first, although its loss per token is the highest."""
+def test_compare_sorts_runs_by_loss(runs: Path) -> None:
+    """The run with the lowest loss per character is first, although its loss per token is the highest."""
     names = ["new", "letters", "_tok$ens"]
-    found = {run.folder.name: run for run in (Run(runs / name) for name in names)}
-    result = done("compare", *(runs / name for name in names))
+    actual = {run.folder.name: run for run in (Run(runs / name) for name in names)}
+    result = succeeded("compare", *(runs / name for name in names))
     assert result.stderr == ""
     heading, *lines = result.stdout.splitlines()
     assert heading.split()[:3] == ["RUN", "MODEL", "PARAMETERS"]
     cells = [re.split(r" {2,}", line.strip()) for line in lines]
     per_character = {
-        name: run.best_loss * run.corpus.held_out.count / run.corpus.characters for name, run in found.items()
+        name: run.best_loss * run.corpus.held_out.count / run.corpus.characters for name, run in actual.items()
     }
     assert [row[0] for row in cells] == sorted(names, key=per_character.__getitem__)
     assert cells[-1][0] == "new"
     for row in cells:
-        run = found[row[0]]
+        run = actual[row[0]]
         assert row[1] == {"new": "GPT-Neo", "letters": "LSTM", "_tok$ens": "GPT-2"}[row[0]]
         assert row[2] == f"{sum(parameter.numel() for parameter in run.model.parameters()):,}"
         assert row[3] == ("bpe" if row[0] == "_tok$ens" else "characters")
         assert row[5:7] == ["30", f"{run.best['step']:.0f}"]
         assert row[7:9] == [f"{run.best_loss:.4f}", f"{per_character[row[0]]:.4f}"]
-    assert per_character["_tok$ens"] < found["_tok$ens"].best_loss / 1.5
+    assert per_character["_tok$ens"] < actual["_tok$ens"].best_loss / 1.5
 
-    listed = json.loads(done("compare", *(runs / name for name in names), "--json").stdout)
+    listed = json.loads(succeeded("compare", *(runs / name for name in names), "--json").stdout)
     assert [run["name"] for run in listed] == [row[0] for row in cells]
     assert [run["nats_per_character"] for run in listed] == pytest.approx(sorted(per_character.values()))
 
 
-def test_compare_draws(runs: Path, tmp_path: Path, pictures: None) -> None:
-    """Works for any run name, and shows no warning from matplotlib."""
+def test_compare_plots_the_curves(runs: Path, tmp_path: Path, pictures: None) -> None:
+    """Any run name is supported, without a warning from matplotlib."""
     plot = tmp_path / "plot.png"
-    result = done("compare", *(runs / name for name in ("letters", "_tok$ens", "new")), "--plot", plot)
+    result = succeeded("compare", *(runs / name for name in ("letters", "_tok$ens", "new")), "--plot", plot)
     assert result.stderr == ""
     assert plot.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
@@ -415,7 +410,7 @@ def test_compare_draws(runs: Path, tmp_path: Path, pictures: None) -> None:
     assert "does not exist" in message
 
 
-def test_compare_of_what_has_not_begun(tmp_path: Path, text: Path) -> None:
+def test_compare_requires_an_evaluation(tmp_path: Path, text: Path) -> None:
     train(text, tmp_path / "run", listener=Stop(), **TINY)
     (tmp_path / "run" / "losses.csv").write_text("step\n")
     assert "has no losses yet" in failed("compare", tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Runs that are interrupted before their first step, and two runs in one folder."""
+"""Runs interrupted before their first step, and two processes in one folder."""
 
 import io
 import json
@@ -26,7 +26,7 @@ __all__ = ["no_pictures", "text"]  # fixtures
 
 
 class Stop(Notes):
-    """Raises an exception at the first report of one part of the preparation."""
+    """Raises an exception at the first report of a stage of the preparation."""
 
     def __init__(self, what: str, error: BaseException) -> None:
         super().__init__()
@@ -38,32 +38,32 @@ class Stop(Notes):
 
 
 @pytest.mark.parametrize("what", ["Reading", "Learning tokens", "Encoding"])
-def test_an_interrupted_preparation_continues(tmp_path: Path, text: Path, what: str) -> None:
+def test_resume_continues_an_interrupted_preparation(tmp_path: Path, text: Path, what: str) -> None:
     settings = SHORT | {"tokenizer": "bpe", "vocab_size": 260}
-    whole, folder = tmp_path / "whole" / "run", tmp_path / "stopped" / "run"
-    train(text, whole, **settings)
+    uninterrupted, folder = tmp_path / "uninterrupted" / "run", tmp_path / "stopped" / "run"
+    train(text, uninterrupted, **settings)
     for error in (KeyboardInterrupt(), SystemExit(143)):
         with pytest.raises(type(error)):
             train(text, folder, listener=Stop(what, error), **settings)
         with pytest.raises(
-            FileNotFoundError, match=r"preparation of its text was interrupted: resume\('.*'\) continues"
+            FileNotFoundError, match=r"preparation of its text was interrupted: continue it with resume\('.*'\)"
         ):
             Run(folder)
         with pytest.raises(type(error)):
             resume(folder, listener=Stop(what, error))
-        same(contents(resume(folder).folder), contents(whole))
+        same(contents(resume(folder).folder), contents(uninterrupted))
         shutil.rmtree(folder)
-    # The same call starts again.
+    # `train` starts again.
     with pytest.raises(KeyboardInterrupt):
         train(text, folder, listener=Stop(what, KeyboardInterrupt()), **settings)
-    same(contents(train(text, folder, **settings).folder), contents(whole))
+    same(contents(train(text, folder, **settings).folder), contents(uninterrupted))
 
 
-def test_killed_in_the_preparation(tmp_path: Path, text: Path) -> None:
-    """At each change of a file before the first step: resumed, the run has the same files as without the kill."""
-    whole = tmp_path / "whole" / "run"
-    train(text, whole, **SHORT)
-    wanted = contents(whole)
+def test_a_run_killed_during_its_preparation_resumes_identically(tmp_path: Path, text: Path) -> None:
+    """The process is killed at changes of files before the first step."""
+    uninterrupted = tmp_path / "uninterrupted" / "run"
+    train(text, uninterrupted, **SHORT)
+    expected = contents(uninterrupted)
     resumed = 0
     for last in range(1, 200, 3):
         folder = tmp_path / f"at{last}" / "run"
@@ -73,17 +73,17 @@ def test_killed_in_the_preparation(tmp_path: Path, text: Path) -> None:
         if not (folder / "tokens" / "begun.json").exists() and not (folder / "settings.json").exists():
             continue
         resume(folder)
-        same(contents(folder), wanted)
+        same(contents(folder), expected)
         resumed += 1
     assert resumed > 2
 
 
-def test_a_stream_is_copied_before_the_run_can_be_continued(tmp_path: Path, text: Path) -> None:
-    whole, folder = tmp_path / "whole" / "run", tmp_path / "stopped" / "run"
-    train(io.BytesIO(TEXT.encode()), whole, **SHORT)
+def test_resume_continues_with_a_copy_of_a_stream(tmp_path: Path, text: Path) -> None:
+    uninterrupted, folder = tmp_path / "uninterrupted" / "run", tmp_path / "stopped" / "run"
+    train(io.BytesIO(TEXT.encode()), uninterrupted, **SHORT)
     with pytest.raises(KeyboardInterrupt):
         train(io.BytesIO(TEXT.encode()), folder, listener=Stop("Encoding", KeyboardInterrupt()), **SHORT)
-    same(contents(resume(folder).folder), contents(whole))
+    same(contents(resume(folder).folder), contents(uninterrupted))
 
     class Broken(io.BytesIO):
         def read(self, count: int | None = -1) -> bytes:
@@ -100,16 +100,16 @@ def test_an_error_in_the_preparation_leaves_no_files(tmp_path: Path, text: Path)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_text_that_changed_meanwhile_is_refused(tmp_path: Path, text: Path) -> None:
+def test_resume_rejects_a_changed_text(tmp_path: Path, text: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         train(text, folder, listener=Stop("Encoding", KeyboardInterrupt()), **SHORT)
     before, times = contents(folder), text.stat()
     text.write_text(TEXT + "more")
-    with pytest.raises(ValueError, match=r"text.txt has changed since the run began: start a new one with train\(\)"):
+    with pytest.raises(ValueError, match=r"text.txt has changed since the run began: start a new run with train\(\)"):
         resume(folder)
     text.unlink()
-    with pytest.raises(FileNotFoundError, match=r"there is no text file .*text.txt"):
+    with pytest.raises(FileNotFoundError, match=r"text file .*text.txt does not exist"):
         resume(folder)
     same(contents(folder), before)
     text.write_text(TEXT)
@@ -117,12 +117,12 @@ def test_a_text_that_changed_meanwhile_is_refused(tmp_path: Path, text: Path) ->
     assert resume(folder).best_loss > 0
 
 
-def test_the_command_says_how_to_continue(tmp_path: Path, text: Path) -> None:
+def test_the_command_prints_how_to_continue(tmp_path: Path, text: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         train(text, folder, listener=Stop("Encoding", KeyboardInterrupt()), **TINY)
-    said = CliRunner().invoke(main, ["compare", str(folder)]).stderr
-    assert f"interrupted: minhub train --resume {folder} continues it" in said
+    errors = CliRunner().invoke(main, ["compare", str(folder)]).stderr
+    assert f"interrupted: continue it with minhub train --resume {folder}" in errors
     result = CliRunner().invoke(main, ["train", "--resume", str(folder)])
     assert result.exit_code == 0, result.output
     result = CliRunner().invoke(main, ["train", "--resume", str(folder)])
@@ -134,8 +134,8 @@ def test_the_command_says_how_to_continue(tmp_path: Path, text: Path) -> None:
     assert "The best model, of step" in result.stderr
 
 
-def test_another_model_to_fine_tune_is_refused(tmp_path: Path, text: Path) -> None:
-    """A run without a checkpoint starts from the model's files again: they must be the same."""
+def test_resume_rejects_a_changed_model_to_fine_tune(tmp_path: Path, text: Path) -> None:
+    """A run without a checkpoint starts again from the model's files, which must be unchanged."""
     source, folder = tmp_path / "source", tmp_path / "run"
     tokenizer = characters(sorted(set(TEXT)))
     sizes: dict[str, Any] = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
@@ -146,7 +146,9 @@ def test_another_model_to_fine_tune_is_refused(tmp_path: Path, text: Path) -> No
     shutil.rmtree(folder / "checkpoints")
     before = from_pretrained(source)
     save_pretrained(gpt2(**sizes), source, tokenizer)
-    with pytest.raises(ValueError, match="source has changed since the run .* began, which has no checkpoint yet"):
+    with pytest.raises(
+        ValueError, match="source has changed since the run .* began, and the run has no checkpoint yet"
+    ):
         resume(folder)
     save_pretrained(before, source, tokenizer_from_pretrained(source))
     resume(folder)
@@ -154,7 +156,7 @@ def test_another_model_to_fine_tune_is_refused(tmp_path: Path, text: Path) -> No
 
 
 class Pause(Listener):
-    """Reports its first step through a pipe and waits for a word."""
+    """Reports its first step through a pipe and waits for a reply."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
@@ -168,31 +170,31 @@ class Pause(Listener):
 
 
 def train_and_pause(text: Path, folder: Path, pipe: Any) -> None:
-    """In a child."""
+    """Train in a child process."""
     sys.modules["matplotlib"] = None  # type: ignore[assignment]
     train(text, folder, listener=Pause(pipe), **SHORT)
 
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_second_process_cannot_train_in_the_same_folder(tmp_path: Path, text: Path, killed: bool) -> None:
-    whole, folder = tmp_path / "whole" / "run", tmp_path / "two" / "run"
-    train(text, whole, **SHORT)
-    ours, theirs = SERVER.Pipe()
-    process = SERVER.Process(target=train_and_pause, args=(text, folder, theirs))
+    uninterrupted, folder = tmp_path / "uninterrupted" / "run", tmp_path / "two" / "run"
+    train(text, uninterrupted, **SHORT)
+    connection, child_connection = SERVER.Pipe()
+    process = SERVER.Process(target=train_and_pause, args=(text, folder, child_connection))
     process.start()
-    theirs.close()
-    ours.recv_bytes()
-    with pytest.raises(BusyError, match="another process is training in .*run: wait for its end"):
+    child_connection.close()
+    connection.recv_bytes()
+    with pytest.raises(BusyError, match="another process is training in .*run: wait until it ends"):
         resume(folder)
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError, match="contains a run already"):
         train(text, folder, **SHORT)
     if killed:
         process.kill()
     else:
-        ours.send_bytes(b".")
+        connection.send_bytes(b".")
     process.join()
-    resume(folder)  # a lock ends with its process
-    same(contents(folder), contents(whole))
+    resume(folder)  # the lock is released when its process ends
+    same(contents(folder), contents(uninterrupted))
 
 
 def test_a_second_process_cannot_prepare_in_the_same_folder(tmp_path: Path, text: Path) -> None:
@@ -207,5 +209,5 @@ def test_a_second_process_cannot_prepare_in_the_same_folder(tmp_path: Path, text
     second = Second()
     train(text, folder, listener=second, **SHORT)
     assert {what for what, _, _ in second.read} == {"Reading", "Encoding"}
-    train(text, tmp_path / "whole", **SHORT)
-    assert Run(folder).losses[-1]["held_out_loss"] == Run(tmp_path / "whole").losses[-1]["held_out_loss"]
+    train(text, tmp_path / "uninterrupted", **SHORT)
+    assert Run(folder).losses[-1]["held_out_loss"] == Run(tmp_path / "uninterrupted").losses[-1]["held_out_loss"]

@@ -1,4 +1,4 @@
-"""The output of `train` and `resume` in Python: in a pipe, on a terminal, and in a notebook."""
+"""Console output of `train` and `resume`: in a pipe, on a terminal, and in a notebook."""
 
 import io
 import re
@@ -12,45 +12,48 @@ from test_train import TINY, Notes, no_pictures, text
 
 from minhub_py import resume, train
 from minhub_py.system.spelling import ShellSpelling, use_spelling
-from minhub_py.training import loop
-from minhub_py.training import progress as screen
+from minhub_py.training import loop, progress
 
 __all__ = ["no_pictures", "text"]  # fixtures
 
 
 class Terminal(io.StringIO):
-    """A stream that claims to be a terminal, and interprets carriage returns like one."""
+    """A stream that behaves like a terminal, including carriage returns."""
 
     encoding = "utf-8"  # type: ignore[assignment]
 
     def isatty(self) -> bool:
         return True
 
-    def seen(self) -> list[str]:
+    def screen_lines(self) -> list[str]:
         lines = []
         for line in self.getvalue().split("\n"):
             shown: list[str] = []
-            place = 0
+            column = 0
             for character in line:
                 if character == "\r":
-                    place = 0
+                    column = 0
                     continue
-                shown[place : place + 1] = [character]
-                place += 1
+                shown[column : column + 1] = [character]
+                column += 1
             lines.append("".join(shown).rstrip())
         return lines
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report progress after each step."""
     monkeypatch.setattr(loop, "REPORT_INTERVAL", 0.0)
 
 
-def test_lines_for_a_pipe(
-    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], often: None, monkeypatch: pytest.MonkeyPatch
+def test_a_pipe_receives_lines(
+    tmp_path: Path,
+    text: Path,
+    capsys: pytest.CaptureFixture[str],
+    frequent_reports: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A line for each evaluation on standard error, and a progress line after a minute without one."""
+    """Standard error receives a line for each evaluation, and progress lines at intervals."""
     run = train(text, tmp_path / "run", **TINY)
     out, shown = capsys.readouterr()
     assert out == ""
@@ -61,7 +64,7 @@ def test_lines_for_a_pipe(
     last = f"The best model, of step {run.best['step']} with a loss of {run.best_loss:.4f}, is in {tmp_path / 'run'}"
     assert shown.splitlines()[-1] == last
 
-    monkeypatch.setattr(screen, "QUIET", 0.0)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.0)
     resume(tmp_path / "run", steps=16)
     shown = capsys.readouterr().err
     assert "continues after step 12" in shown
@@ -71,32 +74,33 @@ def test_lines_for_a_pipe(
     assert "\nstep 13: batch 1 of 1\n" in shown
 
 
-def test_the_duration_of_a_long_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the settings that shorten it, in the spelling of the caller."""
-    shown = screen.Screen()
-    shown.estimated(40, 1, 1)
+def test_the_estimate_of_a_long_run_lists_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """The names of the settings are spelled for the caller's interface."""
+    console = progress.ConsoleListener()
+    console.estimated(40, 1, 1)
     assert capsys.readouterr().err == "about 40 s for 1 step and 1 evaluation\n"
     with use_spelling(ShellSpelling()):
-        shown.estimated(2 * 3600, 2000, 9)
+        console.estimated(2 * 3600, 2000, 9)
     assert capsys.readouterr().err.splitlines() == [
         "about 2 h for 2,000 steps and 9 evaluations",
         "smaller values take less time: --steps, --batch, --context, --evaluate-tokens",
     ]
 
 
-def test_a_slow_batch_on_a_terminal(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pending batch is shown before it is computed, and leaves no trace."""
+def test_a_slow_batch_is_shown_on_a_terminal(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal shows the pending batch before its computation, and removes it afterwards."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(screen, "SLOW", 0.0)
+    monkeypatch.setattr(progress, "SLOW_BATCH", 0.0)
     train(text, tmp_path / "run", **TINY)
     assert "\revaluating: batch 1 of " in terminal.getvalue()
     assert "\rstep 12: batch 1 of 1" in terminal.getvalue()
-    assert not any("batch 1 of" in line for line in terminal.seen())
+    assert not any("batch 1 of" in line for line in terminal.screen_lines())
 
 
-def test_silent(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No output with progress=False or with a listener."""
+def test_no_output_with_a_listener_or_without_progress(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(text, tmp_path / "run", progress=False, **TINY)
     notes = Notes()
     resume(tmp_path / "run", listener=notes, steps=13)
@@ -106,38 +110,42 @@ def test_silent(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) 
         train(text, tmp_path / "new", progress="yes", **TINY)  # type: ignore[arg-type]
 
 
-def test_a_moving_line_on_a_terminal(tmp_path: Path, text: Path, often: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The progress bar is removed when the run ends or is stopped."""
+def test_the_progress_bar_on_a_terminal(
+    tmp_path: Path, text: Path, frequent_reports: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The progress bar is removed when the run ends or stops."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")
     train(text, tmp_path / "run", **TINY)
-    written, seen = terminal.getvalue(), terminal.seen()
+    written, lines = terminal.getvalue(), terminal.screen_lines()
     assert "\rReading the text: 100 %" in written
     assert "\r━━━━━━━━━━           6 of 12  loss " in written
-    moving = [part for part in written.split("\r") if " of 12  loss" in part]
-    assert max(len(part.rstrip()) for part in moving) == 57  # the terminal has 60 columns
-    assert max(map(len, moving)) < 60
-    assert [line for line in seen if " of 12  loss" in line or "100 %" in line] == []
-    assert len(seen) == 4 + 4 + 3 + 1  # the head, the table, what follows, and after the last line
+    bars = [part for part in written.split("\r") if " of 12  loss" in part]
+    assert max(len(part.rstrip()) for part in bars) == 57  # the terminal has 60 columns
+    assert max(map(len, bars)) < 60
+    assert [line for line in lines if " of 12  loss" in line or "100 %" in line] == []
+    assert len(lines) == 4 + 4 + 3 + 1  # model and data, the table, the best model, and the end of the last line
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
 
     def ctrl_c(self: object, step: int, *_: Any) -> None:
-        self.move("a line")  # type: ignore[attr-defined]
+        self.update_bar("a line")  # type: ignore[attr-defined]
         terminal.write("^C")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(screen.Screen, "stepped", ctrl_c)
+    monkeypatch.setattr(progress.ConsoleListener, "stepped", ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         train(text, tmp_path / "stopped", **TINY)
-    assert terminal.seen()[-1] == ""
+    assert terminal.screen_lines()[-1] == ""
 
 
-def test_a_notebook(tmp_path: Path, text: Path, often: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an IPython kernel there is a progress bar on standard output, whatever isatty() says."""
+def test_a_notebook_shows_a_progress_bar(
+    tmp_path: Path, text: Path, frequent_reports: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An IPython kernel receives the progress bar on standard output, also if isatty() is false."""
     kernel = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=object()))
     monkeypatch.setitem(sys.modules, "IPython", kernel)  # type: ignore[arg-type]
     out, err = Terminal(), Terminal()
@@ -148,16 +156,18 @@ def test_a_notebook(tmp_path: Path, text: Path, often: None, monkeypatch: pytest
     assert "6 of 12  loss" in out.getvalue()
     assert err.getvalue() == ""
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))  # type: ignore[arg-type]
-    assert not screen.in_notebook()
+    assert not progress.in_notebook()
 
 
-def test_a_screen_without_a_stream_is_silent(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in Python without a console on Windows."""
+def test_training_without_a_stream_is_silent(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has no streams on Windows without a console."""
     monkeypatch.setattr(sys, "stderr", None)
     assert train(text, tmp_path / "run", **TINY).losses[-1]["step"] == 12
 
 
-def test_ascii(tmp_path: Path, text: Path, often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ascii_streams_receive_an_ascii_bar(
+    tmp_path: Path, text: Path, frequent_reports: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", stream)

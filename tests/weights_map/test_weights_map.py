@@ -1,4 +1,4 @@
-"""The weight tables at the sizes of the published models, on meta tensors, and the engine's strictness."""
+"""Weight tables at published sizes, on meta tensors, and the engine's checks."""
 
 import random
 import sys
@@ -23,16 +23,16 @@ from weights_map.engine import (
     Mapped,
     Row,
     Table,
-    alternate,
-    by_part,
     cat,
     check_shapes,
+    deinterleave,
     drop,
     same,
     split,
     stack,
     tie,
     transpose,
+    ungroup_heads,
 )
 from weights_map.mxfp4 import unpack_mxfp4
 
@@ -40,12 +40,12 @@ PUBLISHED = [name for family in ARCHITECTURES.values() for name in family.preset
 
 
 def reference(name: str) -> dict[str, torch.Tensor]:
-    """The state dict that transformers itself has for a published size, on meta, as it would save it."""
+    """The state dict that transformers saves for a published size, on the meta device."""
     _, config = preset(name)
     hub = config.to_hub()
     hub.pop("architectures")
     settings = transformers.AutoConfig.for_model(hub.pop("model_type"), **hub)
-    # An encoder-decoder's embedding stands in its state dict three times; config.json's tie is of the head.
+    # The state dict of an encoder-decoder has the embedding three times; config.json ties the head.
     again = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"} if settings.is_encoder_decoder else set()
     auto = transformers.AutoModelForSeq2SeqLM if settings.is_encoder_decoder else transformers.AutoModelForCausalLM
     with torch.device("meta"):
@@ -61,7 +61,7 @@ def reference(name: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_both_directions_at_the_published_sizes(name: str) -> None:
+def test_tables_convert_published_sizes_in_both_directions(name: str) -> None:
     family, config = preset(name)
     theirs = {key: tensor for key, tensor in reference(name).items() if not key.endswith(".attention.bias")}
     ours = skeleton(family, config).state_dict()
@@ -78,11 +78,11 @@ def test_both_directions_at_the_published_sizes(name: str) -> None:
     [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200),
      ("gpt-neo-125m", 125_198_592), ("gpt-neo-1.3B", 1_315_575_808), ("gpt-neo-2.7B", 2_651_307_520)],
 )  # fmt: skip
-def test_the_presets_have_the_published_parameter_counts(name: str, count: int) -> None:
+def test_published_sizes_have_the_published_parameter_counts(name: str, count: int) -> None:
     assert sum(parameter.numel() for parameter in skeleton(*preset(name)).parameters()) == count
 
 
-def test_an_lstm_goes_both_ways() -> None:
+def test_lstm_converts_in_both_directions() -> None:
     model = ARCHITECTURES["lstm"].Model(
         ARCHITECTURES["lstm"].Config(vocab_size=11, embedding_size=6, hidden_size=5, num_layers=3)
     )
@@ -118,7 +118,7 @@ def toy(layers: int = 2) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def test_each_operation_and_its_reverse() -> None:
+def test_operations_have_inverses() -> None:
     hub = toy()
     native = Mapped(TABLE, hub, "hub")
     assert torch.equal(native["h.1.qkv"], torch.cat([hub["t.h.1.q"], hub["t.h.1.k"], hub["t.h.1.v"]]))
@@ -139,20 +139,20 @@ def test_same_and_transpose_copy_nothing() -> None:
     assert native["h.0.proj"].data_ptr() == hub["t.h.0.proj"].data_ptr()
 
 
-def test_tensors_are_fetched_only_when_asked_for() -> None:
+def test_tensors_are_loaded_on_access() -> None:
     class Watched(dict):
         def __getitem__(self, name: str) -> torch.Tensor:
-            asked.append(name)
+            loaded.append(name)
             return super().__getitem__(name)
 
-    asked: list[str] = []
+    loaded: list[str] = []
     native = Mapped(TABLE, Watched(toy()), "hub")
-    assert asked == []
+    assert loaded == []
     _ = native["h.1.qkv"]
-    assert asked == ["t.h.1.q", "t.h.1.k", "t.h.1.v"]
+    assert loaded == ["t.h.1.q", "t.h.1.k", "t.h.1.v"]
 
 
-def test_every_form_of_a_name() -> None:
+def test_alternative_spellings_and_wrappers_are_recognized() -> None:
     hub = toy()
     for change in (lambda n: n, lambda n: n.removeprefix("t."), lambda n: f"_orig_mod.{n}", lambda n: f"module.{n}",
                    lambda n: "_orig_mod.module." + n.removeprefix("t.")):  # fmt: skip
@@ -172,14 +172,14 @@ def test_every_form_of_a_name() -> None:
         (lambda t: t.update({"t.h.0.qq": t["t.h.0.q"], "x": t["head"]}), r"unknown: t\.h\.0\.qq, x"),
         (lambda t: t.pop("t.h.1.k"), r"missing: t\.h\.1\.k$"),
         (lambda t: [t.pop(f"t.h.0.{x}") for x in "qkv"], r"missing: t\.h\.0\.k, t\.h\.0\.q, t\.h\.0\.v"),
-        (lambda t: t.update({"h.0.q": t["t.h.0.q"]}), r"twice: h\.0\.q and t\.h\.0\.q"),
+        (lambda t: t.update({"h.0.q": t["t.h.0.q"]}), r"duplicate: h\.0\.q and t\.h\.0\.q"),
         (lambda t: t.update({"t.h.4.proj": t["t.h.0.proj"]}), r"missing: t\.h\.2\."),
         (lambda t: t.update({"t.h.00.proj": t["t.h.0.proj"]}), r"unknown: t\.h\.00\.proj"),
         (lambda t: t.update({"t.h.999999.proj": t["t.h.0.proj"]}), r"missing: .* and \d+ more"),
         (lambda t: t.clear(), r"missing: t\.embed\.weight"),
     ],
 )  # fmt: skip
-def test_whatever_does_not_fit_is_listed_by_name(change, message: str) -> None:
+def test_all_name_problems_are_listed(change, message: str) -> None:
     tensors = toy()
     change(tensors)
     with pytest.raises(ValueError, match=message):
@@ -189,14 +189,14 @@ def test_whatever_does_not_fit_is_listed_by_name(change, message: str) -> None:
 FUSED = Table(
     "fused",
     (
-        Row("h.{}.qkv.weight", "h.{}.c_attn.weight", by_part(3, "num_attention_heads")),
-        Row("h.{}.qkv.bias", "h.{}.c_attn.bias", by_part(3, "num_attention_heads")),
+        Row("h.{}.qkv.weight", "h.{}.c_attn.weight", ungroup_heads(3, "num_attention_heads")),
+        Row("h.{}.qkv.bias", "h.{}.c_attn.bias", ungroup_heads(3, "num_attention_heads")),
     ),
 )
 
 
-def test_heads_fused_one_by_one_become_three_parts() -> None:
-    """GPT-NeoX: what transformers takes from each head is what plain thirds are for us."""
+def test_per_head_projections_become_three_parts() -> None:
+    """GPT-NeoX: q, k and v of each head in transformers equal thirds of the native matrix."""
     heads, size, width = 4, 6, 24
     attention = transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXAttention(
         transformers.GPTNeoXConfig(hidden_size=width, num_attention_heads=heads, num_hidden_layers=1)
@@ -219,14 +219,16 @@ def test_heads_fused_one_by_one_become_three_parts() -> None:
     assert torch.equal(alone["h.0.c_attn.weight"], hub["h.0.qkv.weight"])
 
 
-def test_a_table_that_needs_the_config_says_so() -> None:
+def test_missing_config_is_explained() -> None:
     hub = {"h.0.qkv.weight": torch.randn(6, 2), "h.0.qkv.bias": torch.randn(7)}
     with pytest.raises(ValueError, match=r"table of fused needs the model's config, for num_attention_heads"):
         Mapped(FUSED, hub, "hub")
-    # A size that no such heads have is listed with all others.
+    # Sizes that do not match the heads are listed with the other problems.
     native = Mapped(FUSED, hub, "hub", SimpleNamespace(num_attention_heads=2))
     expected = {"h.0.c_attn.weight": torch.empty(6, 3), "h.0.c_attn.bias": torch.empty(6)}
-    message = r"wrong shape: h\.0\.c_attn\.weight is \(6, 2\).*, h\.0\.qkv\.bias \(7,\) cannot become h\.0\.c_attn"
+    message = (
+        r"wrong shape: h\.0\.c_attn\.weight is \(6, 2\).*, h\.0\.qkv\.bias \(7,\) cannot be converted to h\.0\.c_attn"
+    )
     with pytest.raises(ValueError, match=message):
         check_shapes(native, expected)
 
@@ -259,7 +261,7 @@ def experts(layers: int = 3) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def test_experts_have_an_index_of_their_own() -> None:
+def test_experts_have_a_second_index() -> None:
     hub = experts()
     native = Mapped(EXPERTS, hub, "hub", FOUR)
     assert torch.equal(native["layers.2.experts.3.gate.weight"], hub["model.layers.2.experts.3.gate.weight"].T)
@@ -271,19 +273,19 @@ def test_experts_have_an_index_of_their_own() -> None:
     assert all(torch.equal(back[name], hub[name]) for name in hub)
 
 
-def test_one_layers_experts_are_stacked_once() -> None:
-    """From the Hub's layout to the Hub's, as `minhub convert` goes: each expert's matrix is read once."""
-    asked: list[str] = []
+def test_experts_of_a_layer_are_stacked_once() -> None:
+    """Conversion from Hub to native and back, as in `minhub convert`, reads each expert's matrix once."""
+    loaded: list[str] = []
 
     class Watched(dict):
         def __getitem__(self, name: str) -> torch.Tensor:
-            asked.append(name)
+            loaded.append(name)
             return super().__getitem__(name)
 
     hub = experts()
     there = Mapped(EXPERTS, Mapped(EXPERTS, Watched(hub), "hub", FOUR), "native", FOUR)
     assert all(torch.equal(tensor, hub[name]) for name, tensor in there.items())
-    assert sorted(asked) == sorted(hub)
+    assert sorted(loaded) == sorted(hub)
 
 
 @pytest.mark.parametrize(
@@ -292,19 +294,19 @@ def test_one_layers_experts_are_stacked_once() -> None:
         (lambda t: t.pop("model.layers.1.experts.2.up.weight"), r"missing: model\.layers\.1\.experts\.2\.up\.weight$"),
         (lambda t: t.pop("model.layers.1.experts.3.up.weight"), r"missing: model\.layers\.1\.experts\.3\.up\.weight$"),
         (lambda t: t.update({"model.layers.1.experts.4.up.weight": torch.ones(5, 3)}),
-         r"left over: model\.layers\.1\.experts\.4\.up\.weight$"),
+         r"unused: model\.layers\.1\.experts\.4\.up\.weight$"),
         (lambda t: t.update({"model.layers.999999.experts.999999.up.weight": torch.ones(5, 3)}),
-         r"missing: model\.layers\.10\.norm\.weight.*left over: model\.layers\.999999\.experts\.999999\.up\.weight"),
+         r"missing: model\.layers\.10\.norm\.weight.*unused: model\.layers\.999999\.experts\.999999\.up\.weight"),
     ],
 )  # fmt: skip
-def test_experts_are_counted_by_the_config(change, message: str) -> None:
+def test_number_of_experts_follows_the_config(change, message: str) -> None:
     tensors = experts()
     change(tensors)
     with pytest.raises(ValueError, match=message):
         Mapped(EXPERTS, tensors, "hub", FOUR)
 
 
-def test_experts_with_an_index_on_both_sides_must_all_be_there() -> None:
+def test_missing_experts_with_an_index_on_both_sides_are_listed() -> None:
     rows = (Row("h.{}.experts.{}.w", "h.{}.e.{}.w"),)
     tensors = {f"h.{layer}.experts.{expert}.w": torch.randn(2) for layer in range(2) for expert in range(3)}
     assert set(Mapped(Table("toy", rows), tensors, "hub")) == {f"h.{i}.e.{j}.w" for i in range(2) for j in range(3)}
@@ -315,16 +317,16 @@ def test_experts_with_an_index_on_both_sides_must_all_be_there() -> None:
         Mapped(Table("toy", rows), {"h.999999.experts.999999.w": torch.ones(1)}, "hub")
 
 
-def test_too_many_or_too_few_experts_in_one_tensor() -> None:
+def test_stacked_tensor_with_a_wrong_number_of_experts_is_rejected() -> None:
     native = dict(Mapped(EXPERTS, experts(), "hub", FOUR))
     native["layers.2.experts.up"] = torch.ones(5, 5, 3)
     back = Mapped(EXPERTS, native, "native", FOUR)
-    message = r"layers\.2\.experts\.up \(5, 5, 3\) cannot become .* \(stack: 5 tensors for 4 names\)"
+    message = r"layers\.2\.experts\.up \(5, 5, 3\) cannot be converted to .* \(stack: 5 tensors for 4 names\)"
     with pytest.raises(ValueError, match=message):
         back["model.layers.2.experts.0.up.weight"]
 
 
-def test_a_whole_part_of_a_file_may_be_dropped() -> None:
+def test_wildcards_drop_parts_of_a_file() -> None:
     hub = experts()
     native = set(Mapped(EXPERTS, hub, "hub", FOUR))
     more = ("mtp.fc.weight", "mtp.layers.7.experts.0.up.weight", "model.visual.blocks.11.attn.qkv.bias",
@@ -334,7 +336,7 @@ def test_a_whole_part_of_a_file_may_be_dropped() -> None:
         Mapped(EXPERTS, {**hub, **dict.fromkeys(["mtp", "model.mtp.fc", "model.visual"], torch.ones(1))}, "hub", FOUR)
 
 
-def test_stacks_of_unequal_depth() -> None:
+def test_stacks_may_have_different_depths() -> None:
     rows = tuple(
         Row(f"{side}.block.{{}}.{name}.weight", f"{side}.{{}}.{name}.weight")
         for side, names in {"encoder": ("norm", "mlp"), "decoder": ("norm", "cross", "mlp")}.items()
@@ -357,8 +359,8 @@ def test_stacks_of_unequal_depth() -> None:
         Mapped(table, {name: tensor for name, tensor in hub.items() if name.startswith("decoder")}, "hub")
 
 
-def test_the_parts_of_an_lstms_layer_are_of_one_stack() -> None:
-    """Its index stands at the end of a word, not of a module: weight_ih_l0."""
+def test_index_inside_a_word_counts_layers() -> None:
+    """The index of the LSTM's weight_ih_l0 is at the end of a word, not of a module."""
     architecture = ARCHITECTURES["lstm"]
     model = architecture.Model(architecture.Config(vocab_size=5, embedding_size=4, hidden_size=4, num_layers=3))
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lstm.bias_hh_l2"}
@@ -367,9 +369,9 @@ def test_the_parts_of_an_lstms_layer_are_of_one_stack() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, -2])
-def test_columns_in_turn(dim: int) -> None:
-    """GPT-OSS: even columns are the gate's, odd ones up's."""
-    table = Table("toy", (Row("gate_up", ("gate", "up"), alternate(2, dim)),))
+def test_deinterleave_separates_alternating_columns(dim: int) -> None:
+    """As in GPT-OSS: even columns belong to gate, odd columns to up."""
+    table = Table("toy", (Row("gate_up", ("gate", "up"), deinterleave(2, dim)),))
     hub = {"gate_up": torch.randn(4, 6, 8)}
     native = Mapped(table, hub, "hub")
     assert torch.equal(native["gate"], hub["gate_up"].transpose(0, dim)[0::2].transpose(0, dim))
@@ -378,18 +380,18 @@ def test_columns_in_turn(dim: int) -> None:
 
 
 HEADS, EXPERTS_EACH = 2, 3
-# Operations, the templates that each has on the Hub's side and on ours, and the shape of one of the Hub's tensors.
+# Operations, the number of Hub and of native templates, and the shape of a Hub tensor.
 OPERATIONS = [
     (same, 1, 1, (3, 5)), (transpose, 1, 1, (3, 5)), (cat(3), 3, 1, (2, 5)), (cat(2, dim=1), 2, 1, (2, 5)),
-    (split(2), 1, 2, (4, 3)), (split(3, dim=-1), 1, 3, (2, 6)), (alternate(2, dim=-1), 1, 2, (3, 8)),
-    (alternate(3, dim=0), 1, 3, (6,)), (by_part(3, "heads"), 1, 1, (12, 5)), (by_part(2, "heads"), 1, 1, (8,)),
-    (stack("experts"), 1, 1, (4, 2)),
+    (split(2), 1, 2, (4, 3)), (split(3, dim=-1), 1, 3, (2, 6)), (deinterleave(2, dim=-1), 1, 2, (3, 8)),
+    (deinterleave(3, dim=0), 1, 3, (6,)), (ungroup_heads(3, "heads"), 1, 1, (12, 5)),
+    (ungroup_heads(2, "heads"), 1, 1, (8,)), (stack("experts"), 1, 1, (4, 2)),
 ]  # fmt: skip
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8]
 
 
 def random_checkpoint(seed: int) -> tuple[Table, dict[str, torch.Tensor], set[str]]:
-    """A table of up to four stacks, tensors of its Hub side, and the names that are ours."""
+    """A random table of up to four stacks, Hub tensors, and their native names."""
     random.seed(seed)
     torch.manual_seed(seed)
     rows, hub, native = [], {}, set()
@@ -422,7 +424,7 @@ def random_checkpoint(seed: int) -> tuple[Table, dict[str, torch.Tensor], set[st
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_table_goes_both_ways_bit_for_bit(seed: int) -> None:
+def test_random_tables_are_bitwise_reversible(seed: int) -> None:
     table, hub, names = random_checkpoint(seed)
     config = SimpleNamespace(heads=HEADS, experts=EXPERTS_EACH)
     shuffled = random.sample(sorted(hub), len(hub))
@@ -446,16 +448,16 @@ def test_any_table_goes_both_ways_bit_for_bit(seed: int) -> None:
         Mapped(table, {**without, f"x.{lost}": hub[lost]}, "hub", config)
 
 
-def test_shapes_are_compared_all_at_once() -> None:
+def test_all_shape_problems_are_listed() -> None:
     expected = {"a": torch.empty(2, 3), "b": torch.empty(4), "c": torch.empty(1)}
     found = {"a": torch.empty(3, 2), "b": torch.empty(4), "d": torch.empty(1), "head": torch.empty(1)}
-    message = r"missing: c; left over: d; wrong shape: a is \(3, 2\), the config says \(2, 3\)"
+    message = r"missing: c; unused: d; wrong shape: a is \(3, 2\), the config says \(2, 3\)"
     with pytest.raises(ValueError, match=message):
         check_shapes(found, expected, spare={"head"})
     check_shapes(expected, expected)
 
 
-def test_whole_numbers_are_no_weights_and_weights_no_whole_numbers() -> None:
+def test_integer_and_float_dtypes_are_not_interchangeable() -> None:
     expected = {"a": torch.empty(2), "b": torch.empty(2, dtype=torch.uint8), "c": torch.empty(2)}
     found = {"a": torch.empty(2, dtype=torch.uint8), "b": torch.empty(2), "c": torch.empty(2, dtype=torch.bfloat16)}
     message = r"wrong dtype: a is torch\.uint8, the model's is torch\.float32, b is torch\.float32, .* torch\.uint8$"
@@ -463,7 +465,7 @@ def test_whole_numbers_are_no_weights_and_weights_no_whole_numbers() -> None:
         check_shapes(found, expected)
 
 
-def test_every_row_of_every_table_has_its_own_names() -> None:
+def test_rows_of_each_table_have_unique_names() -> None:
     assert set(weights_map.tables) == {family.model_type for family in ARCHITECTURES.values()}
     for table in weights_map.tables.values():
         for side in ("hub", "native"):
@@ -471,7 +473,7 @@ def test_every_row_of_every_table_has_its_own_names() -> None:
             assert len(names) == len(set(names))
 
 
-def test_mxfp4_is_unpacked_as_transformers_does() -> None:
+def test_mxfp4_unpacking_matches_transformers() -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     blocks = torch.arange(256, dtype=torch.uint8).repeat(3 * 5 * 2 * 16 // 256 + 1)[: 3 * 5 * 2 * 16].view(3, 5, 2, 16)
@@ -500,7 +502,7 @@ class PackedConfig:
 
 
 class Packed(torch.nn.Module):
-    """A model with weights of 4 bits, as they lie in the file."""
+    """A model with 4-bit weights in the file's format."""
 
     def __init__(self, config: PackedConfig) -> None:
         super().__init__()
@@ -509,8 +511,8 @@ class Packed(torch.nn.Module):
         self.wte = torch.nn.Embedding(config.vocab_size, 4)
 
 
-def test_whole_numbers_stay_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaded, converted and saved in another dtype, packed weights are the file's own bytes."""
+def test_integer_weights_keep_their_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading, converting and saving in another dtype keep the bytes of packed weights."""
     module = SimpleNamespace(Packed=Packed, PackedConfig=PackedConfig)
     family = Architecture("packed", "Packed", "packed", ("PackedConfig", "Packed"), Training({}))
     table = Table("packed", (Row("model.blocks", "blocks"), Row("model.embed.weight", "wte.weight")))
@@ -546,14 +548,12 @@ def test_whole_numbers_stay_whole_numbers(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_a_file_in_8_bit_floats_is_refused_by_name(tmp_path: Path, dtype: torch.dtype, kind: str) -> None:
+def test_fp8_files_are_rejected_by_name(tmp_path: Path, dtype: torch.dtype, kind: str) -> None:
     tensors = {"lstm.weight_ih_l0": torch.randn(4, 4).to(dtype)}
     if kind == "safetensors":
         save_file(tensors, tmp_path / "model.safetensors")
     else:
         torch.save(tensors, tmp_path / "pytorch_model.bin")
-    message = (
-        r"lstm\.weight_ih_l0 is stored as .*8_?e.m.*: the file is FP8-quantized, .* Take the repository of the same"
-    )
+    message = r"lstm\.weight_ih_l0 is stored as .*8_?e.m.*: FP8-quantized files are not supported. Use the BF16"
     with pytest.raises(ValueError, match=f"(?i){message}"):
         Checkpoint(tmp_path).meta()

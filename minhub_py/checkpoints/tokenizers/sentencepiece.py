@@ -1,17 +1,15 @@
-"""sentencepiece's model file -> a `tokenizers.Tokenizer`: BPE (Llama 2, Mistral, Gemma) and unigram (T5).
+"""Tokenizers from SentencePiece models: BPE (Llama 2, Mistral, Gemma) and unigram (T5).
 
-Sources
-    Kudo & Richardson (2018), "SentencePiece"; its sentencepiece_model.proto for the numbers of the fields.
-    Protocol Buffers' description of their encoding.
+Scores order the merges of BPE; for unigram they are log-probabilities. A space is added before each text, also before
+a text that begins with a space, unlike the library's Metaspace.
 
-Traps
-    Scores order the merges of a BPE; of a unigram they are log-probabilities.
-    The prefix space is added even before a text that begins with one, which the library's Metaspace does not do.
-    The library applies a table of characters (T5's NFKC) to a grapheme's first character and drops what follows, where
-    sentencepiece takes the longest match: combining marks after a character of the table are lost, as they are with
-    T5's own tokenizer.json.
-    sentencepiece sees no special tokens in a text, and this tokenizer does. What lies between them is encoded as
-    sentencepiece encodes it on its own.
+Differences from SentencePiece:
+    The library applies a character map (T5's NFKC) to the first character of a grapheme and drops the others.
+    SentencePiece uses the longest match. Combining marks after a mapped character are lost, as in T5's tokenizer.json.
+    Special tokens in a text are recognized. The text between them is encoded separately.
+
+Sources: Kudo & Richardson (2018), "SentencePiece"; sentencepiece_model.proto for the field numbers; the encoding of
+Protocol Buffers.
 """
 
 import math
@@ -28,7 +26,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer_json import check_charsmap
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths, cuts
 
 SPACE = "\u2581"
-# Kinds of pieces, and of models.
+# Types of pieces and of models.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM, BPE = 1, 2
 
@@ -36,7 +34,7 @@ Message = dict[int, list[int | bytes]]
 
 
 class Piece(NamedTuple):
-    """A token: its text, its score, and its kind."""
+    """A token."""
 
     text: str
     score: float = 0.0
@@ -45,32 +43,32 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class SentencePiece:
-    """The content of a model file, as far as it changes ids. Defaults are those of the format."""
+    """The content of a model file that determines token IDs. Defaults are the format's."""
 
     pieces: list[Piece]
     model_type: int = UNIGRAM
     byte_fallback: bool = False
-    bos_id: int = 1  # negative: there is none
+    bos_id: int = 1  # negative: not used
     eos_id: int = 2
-    charsmap: bytes = field(default=b"", repr=False)  # characters -> characters, in sentencepiece's own packing
+    charsmap: bytes = field(default=b"", repr=False)  # map of characters, in SentencePiece's encoding
     add_dummy_prefix: bool = True  # a space before the text
     remove_extra_whitespaces: bool = True
 
     def token(self, id: int) -> str | None:
-        """The text of a piece; None: there is no such id."""
+        """The text of a piece; None for an invalid ID."""
         return self.pieces[id].text if 0 <= id < len(self.pieces) else None
 
     def of_kind(self, kind: int) -> list[str]:
-        """The pieces of a kind, by their ids."""
+        """The pieces of a type, ordered by ID."""
         return [piece.text for piece in self.pieces if piece.kind == kind]
 
 
 def read_sentencepiece(path: Path) -> SentencePiece:
-    """The content of a model file. ValueError: it is damaged, or asks for what is not implemented here."""
+    """Read a model file. ValueError: it is corrupt, or uses an unsupported setting."""
     try:
         model = parse_message(path.read_bytes())
         trainer, normalizer = parse_message(last(model, 2, b"")), parse_message(last(model, 3, b""))
-        found = SentencePiece(
+        result = SentencePiece(
             pieces=[parse_piece(piece) for piece in model.get(1, [])],
             model_type=number(trainer, 3, UNIGRAM),
             byte_fallback=bool(number(trainer, 35, 0)),
@@ -80,27 +78,29 @@ def read_sentencepiece(path: Path) -> SentencePiece:
             add_dummy_prefix=bool(number(normalizer, 3, 1)),
             remove_extra_whitespaces=bool(number(normalizer, 4, 1)),
         )
-        check_pieces(found)
-        if found.charsmap:
-            check_charsmap(found.charsmap)
+        check_pieces(result)
+        if result.charsmap:
+            check_charsmap(result.charsmap)
     except (ValueError, struct.error) as error:
-        raise ValueError(f"{path} is no sentencepiece model ({error}); it is damaged or cut: fetch it again") from error
-    # Settings that change the result, and the one value that is implemented; no published language model has another.
-    unusual = {
-        "word or character pieces": found.model_type not in (UNIGRAM, BPE),
-        "unused pieces": any(piece.kind == UNUSED for piece in found.pieces),
+        raise ValueError(
+            f"{path} is not a SentencePiece model ({error}): if it is corrupt or truncated, download it again"
+        ) from error
+    # Settings that change the result. Published language models do not use them.
+    unsupported = {
+        "word or character pieces": result.model_type not in (UNIGRAM, BPE),
+        "unused pieces": any(piece.kind == UNUSED for piece in result.pieces),
         "spaces after words": number(trainer, 24, 0),
         "unescaped spaces": not number(normalizer, 5, 1),
     }
-    if asked := [what for what, there in unusual.items() if there]:
-        raise ValueError(f"{path} has {', '.join(asked)}, which this package does not read: use a tokenizer.json")
-    return found
+    if names := [name for name, is_set in unsupported.items() if is_set]:
+        raise ValueError(f"{path} has {', '.join(names)}, which is not supported: use a tokenizer.json")
+    return result
 
 
 def parse_message(data: Any) -> Message:
-    """A Protocol Buffers message: field number -> the values in their order. ValueError: it is none."""
+    """Parse a Protocol Buffers message: field number -> values in order. ValueError: it is invalid."""
     if not isinstance(data, bytes):
-        raise ValueError("a number stands where a message should")
+        raise ValueError("a field should contain a message, not a number")
     message: Message = {}
     position = 0
     while position < len(data):
@@ -123,8 +123,8 @@ def parse_message(data: Any) -> Message:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of at most ten bytes, seven bits each, and the position after it."""
-    if position < len(data) and data[position] < 0x80:  # nearly all are of one byte
+    """Parse a varint of at most ten bytes with seven bits each. Returns the number and the position after it."""
+    if position < len(data) and data[position] < 0x80:  # most have one byte
         return data[position], position + 1
     value = 0
     for shift in range(0, 70, 7):
@@ -139,7 +139,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def last(message: Message, number: int, default: bytes) -> bytes:
-    """A field of bytes: the format says that the last one counts."""
+    """A field of bytes. The last value counts, by the format."""
     value = message.get(number, [default])[-1]
     if not isinstance(value, bytes):
         raise ValueError(f"field {number} should not be a number")
@@ -147,7 +147,7 @@ def last(message: Message, number: int, default: bytes) -> bytes:
 
 
 def number(message: Message, number: int, default: int) -> int:
-    """A field with a whole number, which may be negative."""
+    """A field with a signed integer."""
     value = message.get(number, [default])[-1]
     if not isinstance(value, int):
         raise ValueError(f"field {number} should be a number")
@@ -155,7 +155,7 @@ def number(message: Message, number: int, default: int) -> int:
 
 
 def parse_piece(data: int | bytes) -> Piece:
-    """A piece. ValueError: its text is no UTF-8, or its score is no number."""
+    """Parse a piece. ValueError: its text is not UTF-8, or its score is not finite."""
     message = parse_message(data)
     [score] = struct.unpack("<f", last(message, 2, bytes(4)))
     if not math.isfinite(score):
@@ -164,13 +164,13 @@ def parse_piece(data: int | bytes) -> Piece:
 
 
 def check_pieces(model: SentencePiece) -> None:
-    """ValueError: the pieces cannot be a vocabulary."""
+    """ValueError: the pieces are not a valid vocabulary."""
     texts = [piece.text for piece in model.pieces]
     check_lengths(texts)
     if not all(texts) or len(set(texts)) < len(texts):
-        raise ValueError("a piece is empty, or is there twice")
+        raise ValueError("a piece is empty or a duplicate")
     if len(model.of_kind(UNKNOWN)) != 1:
-        raise ValueError("there should be one piece for what is unknown")
+        raise ValueError("it should have one piece for unknown characters")
     if not any(piece.kind == NORMAL for piece in model.pieces):
         raise ValueError("it has no pieces")
     if model.byte_fallback and not {f"<0x{byte:02X}>" for byte in range(256)} <= set(model.of_kind(BYTE)):
@@ -178,20 +178,20 @@ def check_pieces(model: SentencePiece) -> None:
 
 
 def sentencepiece_tokenizer(model: SentencePiece) -> Tokenizer:
-    """The tokenizer of a model file, without what it puts around a text."""
+    """The tokenizer of a model file, without bos and eos."""
     [unknown] = model.of_kind(UNKNOWN)
-    own = model.of_kind(USER_DEFINED)  # each is always one token
+    user_defined = model.of_kind(USER_DEFINED)  # never split
     if model.model_type == UNIGRAM:
         tokenizer = Tokenizer(unigram(model))
     else:
         ids = {piece.text: id for id, piece in enumerate(model.pieces)}
-        # A word that is a token as it stands is not merged: so each of `own` is a word by itself.
+        # A word that is a token is not split, so user-defined pieces become separate words.
         tokenizer = Tokenizer(
             models.BPE(ids, merges(model), unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback,
-                       ignore_merges=bool(own))
+                       ignore_merges=bool(user_defined))
         )  # fmt: skip
-        if own:
-            longest_first = "|".join(re.escape(text) for text in sorted(own, key=len, reverse=True))
+        if user_defined:
+            longest_first = "|".join(re.escape(text) for text in sorted(user_defined, key=len, reverse=True))
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(longest_first), "isolated")
     tokenizer.normalizer = normalizers.Sequence(list(normalization(model)))
     steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -205,7 +205,7 @@ def sentencepiece_tokenizer(model: SentencePiece) -> Tokenizer:
 
 
 def normalization(model: SentencePiece) -> Iterator[Any]:
-    """The normalizers that a text goes through before it is cut into pieces."""
+    """The normalizers in order."""
     if model.charsmap:
         yield normalizers.Precompiled(model.charsmap)
     if model.remove_extra_whitespaces:
@@ -216,21 +216,21 @@ def normalization(model: SentencePiece) -> Iterator[Any]:
 
 
 def unigram(model: SentencePiece) -> models.Unigram:
-    """The most probable pieces. The library knows no kinds of pieces, so scores stand for them."""
+    """The unigram model. The library has no types of pieces, so their scores determine whether they are used."""
     scores = [piece.score for piece in model.pieces if piece.kind == NORMAL]
-    never = min(scores) - 1000  # of what no text is cut into
+    unused = min(scores) - 1000
 
     def score(piece: Piece) -> float:
-        if piece.kind == USER_DEFINED:  # sentencepiece's own formula: better than any logarithm
+        if piece.kind == USER_DEFINED:  # SentencePiece's formula: higher than any log-probability
             return 0.1 * (len(piece.text.encode()) - 1)
-        return piece.score if piece.kind == NORMAL else never
+        return piece.score if piece.kind == NORMAL else unused
 
     unknown = next(id for id, piece in enumerate(model.pieces) if piece.kind == UNKNOWN)
     return models.Unigram([(piece.text, score(piece)) for piece in model.pieces], unknown, model.byte_fallback)
 
 
 def merges(model: SentencePiece) -> list[tuple[str, str]]:
-    """Each way to put a piece together from two others, the best score first."""
+    """All pairs of pieces that form a piece, the highest score first."""
     ids = {piece.text: id for id, piece in enumerate(model.pieces) if piece.kind == NORMAL}
     by_score = sorted(
         (-model.pieces[ids[text]].score, ids[text], ids[left], ids[right], left, right)

@@ -4,25 +4,25 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Streamed text up to the first completed stop string, independent of how the text is split into pieces.
+    """Streamed text up to the first complete stop string, independent of how the text is split into pieces.
 
-    A suffix that may begin a stop string is held back. Knuth-Morris-Pratt search: the time is linear in the text's
-    length and, once, in the stop strings' length.
+    A suffix that may begin a stop string is delayed. Knuth-Morris-Pratt search: the time is linear in the text's length
+    and, once, in the stop strings' length.
 
     Attributes:
-        found: whether a stop string has ended the text.
+        stopped: whether a stop string has ended the text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.stops, self.held, self.found = stops, "", False
+        self.stops, self.pending, self.stopped = stops, "", False
         self._borders = [borders(stop) for stop in stops]
         self._matched = [0] * len(stops)  # length of each stop string's longest prefix that the text ends with
 
     def add(self, piece: str) -> str:
-        """The text that is certain after one more piece."""
+        """Add a piece. Returns the text that cannot be part of a stop string."""
         if not self.stops:
             return piece
-        text, start = self.held + piece, len(self.held)
+        text, start = self.pending + piece, len(self.pending)
         for end, char in enumerate(piece, start + 1):
             for i, (stop, border) in enumerate(zip(self.stops, self._borders, strict=True)):
                 length = self._matched[i]
@@ -33,24 +33,24 @@ class StopStrings:
                 len(stop) for stop, length in zip(self.stops, self._matched, strict=True) if length == len(stop)
             ]
             if complete:
-                self.held, self.found = "", True
+                self.pending, self.stopped = "", True
                 return text[: end - max(complete)]
         certain = len(text) - max(self._matched)
-        self.held = text[certain:]
+        self.pending = text[certain:]
         return text[:certain]
 
-    def rest(self) -> str:
-        """What was held back, at the end of the text."""
-        text, self.held = self.held, ""
+    def flush(self) -> str:
+        """Return the delayed text at the end of the stream."""
+        text, self.pending = self.pending, ""
         return text
 
 
 def borders(text: str) -> list[int]:
     """For each prefix of a text, the length of its longest proper prefix that is also its suffix."""
-    found, length = [0], 0
+    lengths, length = [0], 0
     for char in text[1:]:
         while length and text[length] != char:
-            length = found[length - 1]
+            length = lengths[length - 1]
         length += text[length] == char
-        found.append(length)
-    return found
+        lengths.append(length)
+    return lengths

@@ -1,9 +1,10 @@
-"""Files of ranks -> a `tokenizers.Tokenizer`: byte-level BPE as tiktoken does it (Llama 3, Qwen) and Mistral's tekken.
+"""Tokenizers from tiktoken files (Llama 3, Qwen) and Mistral's tekken.json: byte-level BPE by ranks.
 
-The tokens of such a file are bytes, in the order in which they were learnt: two neighbours are merged if together they
-are a token, that of the lowest rank first, and a word that is a token is not cut at all. What the files lack, the
-pattern of words and the special tokens, stands here, from Meta's llama-models (llama3/tokenizer.py), Qwen's
-tokenization_qwen.py, and mistral-common's tekken.py. tekken.json has its own pattern.
+These files list tokens as bytes, ordered by rank. BPE merges two adjacent tokens if their concatenation is a token,
+starting with the lowest rank. A word that is a token is not split. tiktoken files lack the word pattern and the special
+tokens, which are defined here; tekken.json has its own pattern.
+
+Sources: Meta's llama-models (llama3/tokenizer.py), Qwen's tokenization_qwen.py, and mistral-common's tekken.py.
 """
 
 import base64
@@ -18,20 +19,20 @@ from minhub_py.checkpoints.storage import read_object
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths, cuts
 from minhub_py.system.printable import gist
 
-# Words, as in OpenAI's cl100k; {} is how many digits are one.
+# The word pattern of OpenAI's cl100k. {} is the number of digits in a word.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Of a tokenizer.model: of those files this is all that tells Llama 3's from others, whose words are other ones.
+# The number of tokens distinguishes Llama 3's tokenizer.model from other models', which have other word patterns.
 LLAMA3_TOKENS = 128_000
-# Special tokens that are not reserved, by their distance from the first; the names are those of Llama 3.1 on the Hub.
+# Special tokens that are not reserved, by their offset from the first. The names are Llama 3.1's on the Hub.
 LLAMA3 = {
     0: "<|begin_of_text|>", 1: "<|end_of_text|>", 4: "<|finetune_right_pad_id|>", 6: "<|start_header_id|>",
     7: "<|end_header_id|>", 8: "<|eom_id|>", 9: "<|eot_id|>", 10: "<|python_tag|>",
 }  # fmt: skip
 QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
-# Where tekken.json names none itself; the rest are <SPECIAL_20> and so on.
+# Special tokens of a tekken.json that lists none. Further ones are <SPECIAL_20> and so on.
 TEKKEN = """<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS]
     [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT]
     [TOOL_CONTENT]""".split()
@@ -39,35 +40,44 @@ TEKKEN = """<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [
 
 @dataclass(frozen=True)
 class Ranks:
-    """The content of a file: tokens as bytes in the order of their ranks, and what is known of the rest.
+    """The content of a file.
 
-    special: special tokens, with ids before those of `tokens` where `special_first`, else after them.
+    Attributes:
+        tokens: as bytes, ordered by rank.
+        pattern: the word pattern.
+        special: special tokens.
+        special_first: special tokens have the first IDs, otherwise the last.
+        bos: the token before each text.
+        eos: the token after a text.
+        nfc: texts are normalized to NFC.
     """
 
     tokens: Sequence[bytes] = field(repr=False)
     pattern: str
     special: Sequence[str] = ()
     special_first: bool = False
-    bos: str | None = None  # which is put before every text
+    bos: str | None = None
     eos: str | None = None
-    nfc: bool = False  # whether a text is brought to Unicode's composed form first
+    nfc: bool = False
 
 
 def read_tiktoken(path: Path) -> Ranks:
-    """Qwen's or Llama 3's file: lines of a token in base64 and its rank. ValueError: it is damaged, or of another."""
+    """Read a tiktoken file of Qwen or Llama 3: lines of a base64 token and a rank. ValueError: it is corrupt."""
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
         tokens = [base64.b64decode(token, validate=True) for token, _ in lines]
         if [int(rank) for _, rank in lines] != list(range(len(lines))):
-            raise ValueError("its ranks are not 0, 1, 2 and so on")
+            raise ValueError("its ranks are not 0, 1, 2, …")
         check_tokens(tokens)
     except ValueError as error:
-        raise ValueError(f"{path} is no file of ranks ({gist(error)}); it is damaged or cut: fetch it again") from error
+        raise ValueError(
+            f"{path} is not a tiktoken file ({gist(error)}): if it is corrupt or truncated, download it again"
+        ) from error
     if path.suffix == ".tiktoken":
         return Ranks(tokens, WORDS.format(""), QWEN, eos=QWEN[0], nfc=True)
     if len(tokens) != LLAMA3_TOKENS:
-        raise ValueError(f"{path} has {len(tokens):,} ranks, and Llama 3's {LLAMA3_TOKENS:,}: what another model's "
-                         "words are is not known, so use a tokenizer.json")  # fmt: skip
+        raise ValueError(f"{path} has {len(tokens):,} tokens instead of Llama 3's {LLAMA3_TOKENS:,}. The word patterns "
+                         "of other models are unknown: use a tokenizer.json")  # fmt: skip
     return Ranks(tokens, WORDS.format("{1,3}"), llama3_special(), bos=LLAMA3[0], eos=LLAMA3[1])
 
 
@@ -78,43 +88,45 @@ def llama3_special() -> list[str]:
 
 
 def read_tekken(path: Path) -> Ranks:
-    """Mistral's tekken.json. ValueError: it is damaged."""
+    """Read Mistral's tekken.json. ValueError: it is corrupt."""
     content = read_object(path)
     try:
         config, vocabulary = content["config"], content["vocab"]
-        pattern, total, room = (
+        pattern, total, special_count = (
             config[name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")
         )
-        if type(total) is not int or type(room) is not int or not 0 < total - room <= len(vocabulary) or room > 2**16:
-            raise ValueError("its numbers of tokens do not fit each other")
-        vocabulary = vocabulary[: total - room]  # the file may hold more than the model knows
+        if type(total) is not int or type(special_count) is not int:
+            raise ValueError("its numbers of tokens are not integers")
+        if not 0 < total - special_count <= len(vocabulary) or special_count > 2**16:
+            raise ValueError("its numbers of tokens are inconsistent")
+        vocabulary = vocabulary[: total - special_count]  # the file may list more tokens than the model has
         tokens = [base64.b64decode(entry["token_bytes"], validate=True) for entry in vocabulary]
         if [entry["rank"] for entry in vocabulary] != list(range(len(tokens))):
-            raise ValueError("its ranks are not 0, 1, 2 and so on")
+            raise ValueError("its ranks are not 0, 1, 2, …")
         check_tokens(tokens)
-        named = {entry["rank"]: entry["token_str"] for entry in content.get("special_tokens") or ()}
-        named = named or dict(enumerate(TEKKEN))
-        special = [named.get(i, f"<SPECIAL_{i}>") for i in range(room)]
-        if not all(isinstance(text, str) and text for text in (pattern, *special)) or len(set(special)) < room:
-            raise ValueError("a special token is no text, or is there twice")
+        names = {entry["rank"]: entry["token_str"] for entry in content.get("special_tokens") or ()}
+        names = names or dict(enumerate(TEKKEN))
+        special = [names.get(i, f"<SPECIAL_{i}>") for i in range(special_count)]
+        if not all(isinstance(text, str) and text for text in (pattern, *special)) or len(set(special)) < special_count:
+            raise ValueError("a special token is not text, or a duplicate")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no tekken tokenizer ({type(error).__name__}: {gist(error)}); "
-                         "it is damaged: fetch it again") from error  # fmt: skip
+        raise ValueError(f"{path} is not a tekken tokenizer ({type(error).__name__}: {gist(error)}): "
+                         "download it again") from error  # fmt: skip
     bos, eos = (token if token in special else None for token in ("<s>", "</s>"))
     return Ranks(tokens, pattern, special, special_first=True, bos=bos, eos=eos)
 
 
 def check_tokens(tokens: Sequence[bytes]) -> None:
-    """ValueError: they cannot be a vocabulary, in which every byte is a token."""
+    """ValueError: tokens are empty, duplicate or too long, or a single byte is missing."""
     check_lengths(tokens)
     if not all(tokens) or len(set(tokens)) < len(tokens):
-        raise ValueError("a token is empty, or is there twice")
+        raise ValueError("a token is empty or a duplicate")
     if not {bytes([byte]) for byte in range(256)} <= set(tokens):
         raise ValueError("tokens of single bytes are missing")
 
 
 def byte_bpe(ranks: Ranks, special: Sequence[str] | None = None) -> Tokenizer:
-    """The tokenizer of a file, without what it puts around a text. `special`: other names for the special tokens."""
+    """The tokenizer of a file, without bos and eos. special: replaces the names of the special tokens."""
     special = ranks.special if special is None else special
     names = list(map(letters, ranks.tokens))
     if ranks.special_first:
@@ -134,19 +146,19 @@ def byte_bpe(ranks: Ranks, special: Sequence[str] | None = None) -> Tokenizer:
 
 @cache
 def alphabet() -> dict[int, str]:
-    """The letter that stands for each byte in a byte-level BPE: its own where it has one, else one from U+0100 on."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {byte: chr(byte) for byte in seen} | {byte: chr(0x100 + i) for i, byte in enumerate(hidden)}
+    """The character of each byte in byte-level BPE: Latin-1's if printable, otherwise one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + i) for i, byte in enumerate(hidden)}
 
 
 def letters(token: bytes) -> str:
-    """A token as the library's byte-level BPE writes it."""
+    """A token as characters of byte-level BPE."""
     return token.decode("latin-1").translate(alphabet())
 
 
 def merges(tokens: Sequence[bytes]) -> list[tuple[str, str]]:
-    """Each way to put a token together from two others, the lowest rank first."""
+    """All pairs of tokens that form a token, ordered by rank."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
     by_rank = sorted((ranks[token], ranks[left], ranks[right]) for token, left, right in cuts(tokens))
     names = list(map(letters, tokens))

@@ -1,7 +1,7 @@
 """Limits on the tokens of a vocabulary, and the merges that follow from them.
 
-Files of sentencepiece and of ranks have tokens without merges: each cut of a token into two others is a merge. The time
-and the memory for them grow with the square of a token's length, so both the length and the total are limited.
+SentencePiece and tiktoken files have tokens without merges: each cut of a token into two other tokens is a merge. Time
+and memory for them grow with the square of a token's length, so both the length and the total are limited.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -22,18 +22,18 @@ def check_lengths(tokens: Iterable[object]) -> None:
 
 
 def cuts(tokens: Collection[Token]) -> Iterator[tuple[Token, Token, Token]]:
-    """Each token with a left and a right side that are tokens, too, in the order of the tokens.
+    """Each cut of a token into two tokens, as (token, left, right), in the order of the tokens.
 
     ValueError: the tokens have more cuts than a vocabulary needs.
     """
     check_lengths(tokens)
-    known = frozenset(tokens)
-    lengths = {len(token) for token in known}
+    token_set = frozenset(tokens)
+    lengths = {len(token) for token in token_set}
     merged = 0
     for token in tokens:
         size = len(token)
         for cut in range(1, size):
-            if cut in lengths and size - cut in lengths and token[:cut] in known and token[cut:] in known:
+            if cut in lengths and size - cut in lengths and token[:cut] in token_set and token[cut:] in token_set:
                 merged += size
                 if merged > MAX_MERGED:
                     raise ValueError(f"the merges of its tokens have more than {MAX_MERGED:,} characters")

@@ -1,8 +1,8 @@
-"""vocab.dat and rules.dat -> a `tokenizers.Tokenizer`: BPE within words, with a mark at their end.
+"""Tokenizers from vocab.dat and rules.dat: BPE within words, with an end-of-word marker.
 
-The files are text, as christianb93's MLLM writes them: a symbol a line, in the order of the ids, and a merge a line,
-the oldest first. Words are what stands between spaces; their last character has `</w>` at its end, so that merges know
-ends from beginnings. A character that is not in the vocabulary is the first symbol, `</unk>`.
+christianb93's MLLM writes these text files: a symbol per line in the order of IDs, and a merge per line in the order of
+training. Spaces separate words, and `</w>` is appended to a word's last character, so that merges distinguish the ends
+of words. A character that is not in the vocabulary becomes the first symbol, `</unk>`.
 
 Sources: Sennrich et al. (2016), "Neural Machine Translation of Rare Words with Subword Units"; MLLM, wiki/BPE.py.
 """
@@ -16,20 +16,21 @@ END = "</w>"
 
 
 def read_word_bpe(path: Path) -> Tokenizer:
-    """The tokenizer of a vocab.dat, with the rules.dat beside it. ValueError: one of them is damaged, or no text."""
+    """Read the tokenizer of a vocab.dat and the rules.dat in its folder. ValueError: a file is missing or corrupt."""
     rules = path.with_name("rules.dat")
     if not rules.exists():
-        raise ValueError(f"{path} is one of two files: copy the rules.dat that belongs to it into its folder")
-    symbols = [line.strip("\t ") for line in lines_of(path)]
-    pairs = [line.split() for line in lines_of(rules)]
-    vocabulary = {symbol: id for id, symbol in enumerate(symbols)}  # of two that are alike the last one counts
+        raise ValueError(f"{path} requires a second file: copy its rules.dat into the same folder")
+    symbols = [line.strip("\t ") for line in read_lines(path)]
+    pairs = [line.split() for line in read_lines(rules)]
+    vocabulary = {symbol: id for id, symbol in enumerate(symbols)}  # a duplicate symbol has its last ID
     if not all(symbols) or any(len(pair) != 2 for pair in pairs):
         raise ValueError(f"{path} and {rules.name} should have a symbol and a pair of symbols on each line")
     merges = [(left, right) for left, right in pairs]
     for left, right in merges:
         if not {left, right, left + right} <= vocabulary.keys():
             raise ValueError(
-                f"{path} lacks a symbol of the pair {brief(f'{left} {right}')} in {rules.name}: they do not fit"
+                f"{path} lacks a symbol of the pair {brief(f'{left} {right}')} in {rules.name}: use files that belong "
+                "together"
             )
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=symbols[0], end_of_word_suffix=END))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -37,14 +38,14 @@ def read_word_bpe(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def lines_of(path: Path) -> list[str]:
-    """The lines of a file of text. ValueError: it is none, or is empty."""
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file. ValueError: the file is empty or not text."""
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is no UTF-8 text. If it is a pickle, which is not read here since it may run code, load it where "
-            "it was made and write it as text there, a symbol (or a pair of symbols) a line"
+            f"{path} is not UTF-8 text. Pickles are not supported, because they can run code: load a pickle with the "
+            "program that wrote it, and write it as text, with a symbol (or a pair of symbols) per line"
         ) from error
     if lines == [""]:
         raise ValueError(f"{path} is empty")

@@ -53,7 +53,7 @@ INLINE vec nibbles(bits codes, vec scale, vec offset) {
 }
 
 /* Weights k to k + 31 of a row: each is its code times a scale, plus an offset. Both products are exact, so the sum is
- * rounded identically whichever product the compiler fuses with it. */
+ * rounded identically if the compiler fuses either product with it. */
 INLINE_FORMAT void unpack_block(const uint8_t *row, int64_t k, int dtype, vec *weights) {
     if (dtype == Q8_0) { /* scale, 32 signed codes */
         const uint8_t *block = row + k / 32 * 34;

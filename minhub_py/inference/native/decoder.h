@@ -1,4 +1,4 @@
-/* Data structures and the kernel table that all parts of the decoder share. native_runner.py mirrors the structures. */
+/* Data structures and the kernel table that all parts of the decoder share. library.py mirrors the structures. */
 
 #ifndef DECODER_H
 #define DECODER_H
@@ -40,13 +40,13 @@ enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, S
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
-#define MAX_TOKENS 128   /* of one product */
+#define MAX_TOKENS 128   /* per product */
 #define BF16_PADDING 64  /* bfloat16 inputs between tokens: 4 KB apart, all tokens would share a few sets of the L1 cache */
-#define MAX_OUTPUTS 256  /* of one chunk; together with a unit of 64 outputs, times the tokens, the space for its sums */
+#define MAX_OUTPUTS 256  /* per chunk; the space for its sums is a unit of 64 outputs larger, times the tokens */
 #define MAX_CHOICES 1024 /* selected experts of all tokens of a call */
 #define QUERIES 6        /* tokens that attend together */
 #define MAX_BF16_HEAD 256 /* largest head size of bfloat16 attention */
-#define PANEL (1 << 15)  /* floats of one unpacked panel of weights */
+#define PANEL (1 << 15)  /* floats per unpacked panel of weights */
 #define PREFETCH 8192    /* distance of prefetched weights in bytes; measured (docs/benchmarks/experiments.md) */
 #define PREFETCH_KV 4096 /* the same for keys and values */
 
@@ -96,13 +96,14 @@ enum {
     MORE_LINEAR = 1,                  /* LINEAR: the next LINEAR appends its output to this one */
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; NORM: replaces the residual stream, too */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
-    BIDIRECTIONAL = 1,                /* ATTEND: to the complete source, or to `window` positions on both sides */
+    BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides */
 };
 
 typedef struct {
     int64_t tokens;
     const int64_t *ids, *rows, *positions; /* of each token: its ID, its row of the cache, its position in that row */
-    const int64_t *source_lengths; /* of each token: length of its row's source (encoder-decoder, encoder) */
+    const int64_t *encoder_lengths; /* of each token: positions in the encoder cache of its row (encoder-decoder), or of
+                                     its text (encoder) */
     const int64_t *types; /* of each token: its row of TYPES; NULL: row 0 */
     void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, H); DELTA_RULE: convolution window, float32 */
     void *const *values;  /* by layer: the same; LSTM: c (B, H); DELTA_RULE: state (B, H, K, V), float32 */

@@ -70,7 +70,7 @@ API int has_bfloat16_tiles(void) {
 #endif
 }
 
-/* A fingerprint of the structures, which native_runner.py compares: a checkout may be newer than its compiled library. */
+/* A fingerprint of the structures, which library.py compares: a checkout can be newer than its compiled library. */
 API int64_t interface(void) {
     return 17 + 1000 * (int64_t)(sizeof(operation) + 1000 * sizeof(call)); /* 16: incremented when a meaning changes */
 }

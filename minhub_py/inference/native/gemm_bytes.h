@@ -6,7 +6,8 @@
 
 #define PANEL_GROUPS (DEEP / 32)
 
-/* As `pack_int`, but for each four inputs the weights of all rows; the scales of NF4 go to `scales` (groups, PANEL_ROWS). */
+/* As `pack_int`, but with the weights of all rows for groups of four inputs; the scales of NF4 go to `scales` (groups,
+ * PANEL_ROWS). */
 INLINE void pack_bytes(const uint8_t *data, int64_t stride, int64_t columns, int64_t begin, int64_t end,
                              uint8_t *panel, uint8_t *scales, int dtype) {
     const __m512i signs = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
@@ -99,7 +100,7 @@ INLINE void gemm_bytes(const product *p, int dtype) {
     double *totals = (double *)(group_scales + PANEL_GROUPS * PANEL_ROWS);
     /* Cache lines that a tile prefetches with each group, so that the tiles prefetch all of the next rows. */
     const int64_t steps = (tokens + TILE - 1) / TILE * (padded / 32);
-    const int64_t each = (PANEL_ROWS * w->stride / 64 + steps - 1) / steps;
+    const int64_t lines_per_step = (PANEL_ROWS * w->stride / 64 + steps - 1) / steps;
     for (int64_t n = p->begin; n < p->end; n += PANEL_ROWS) {
         /* Moved back into the weights if the panel would end beyond them. */
         const int64_t from = min64(n, w->rows - PANEL_ROWS);
@@ -117,7 +118,7 @@ INLINE void gemm_bytes(const product *p, int dtype) {
     }
             /* Tiles of about equal size: a tile of few tokens takes almost as long as a full one. */
             for (int64_t t = 0, left = (tokens + TILE - 1) / TILE, count; left > 0; t += count, left--) {
-                const int64_t lines = ahead < end_ahead ? each : 0;
+                const int64_t lines = ahead < end_ahead ? lines_per_step : 0;
                 count = (tokens - t + left - 1) / left;
                 FOR_TILE(count, DO)
                 ahead += (last - k) / 32 * lines * 64;

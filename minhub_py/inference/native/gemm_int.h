@@ -267,7 +267,7 @@ INLINE void gemv_int(const uint8_t *data, int64_t stride, const float *row_scale
  * rows are unpacked once into a panel: for each pair of inputs, the weights of all its rows. So each lane has the sum of
  * one row. After as many inputs as fit into 32 bits, the upper 16 bits of each sum are moved to a second vector. */
 
-/* The number of tokens from which on panels are faster, at least PANEL_TOKENS; measured where LANES >= 8. */
+/* The minimum number of tokens for panels, at least PANEL_TOKENS; measured with LANES >= 8. */
 INLINE int64_t min_panel_tokens(int dtype) {
     if (dtype == INT8) return LANES == 16 ? 32 : 20;
     return LANES == 8 ? 8 : LANES == 16 ? 24 : 12;
@@ -353,8 +353,8 @@ INLINE void tile_int(const int16_t *panel, int64_t count, const int16_t *codes, 
     add_totals(sums, upper, totals, begins, T);
 }
 
-/* As many rows as make complete panels. Returns their number. workspace: PANEL floats, of which the panel takes a half at
- * most, and the totals of MAX_TOKENS a quarter. */
+/* The rows of all complete panels. Returns their number. workspace: PANEL floats; the panel uses up to a half, and the
+ * totals of MAX_TOKENS a quarter. */
 INLINE int64_t gemm_int(const product *p, int dtype) {
     const matrix *w = p->weight;
     const uint8_t *data = (const uint8_t *)w->data + p->begin * w->stride;
@@ -366,7 +366,7 @@ INLINE int64_t gemm_int(const product *p, int dtype) {
     double *totals = (double *)(panel + DEEP * PANEL_ROWS);
     /* Cache lines that a tile prefetches with each 32 inputs, so that the tiles prefetch all of the next rows. */
     const int64_t steps = tokens / PANEL_TOKENS * (padded / 32);
-    const int64_t each = (PANEL_ROWS * stride / 64 + steps - 1) / steps;
+    const int64_t lines = (PANEL_ROWS * stride / 64 + steps - 1) / steps;
     int64_t n = 0;
     for (; n + PANEL_ROWS <= rows; n += PANEL_ROWS) {
         const uint8_t *ahead = data + (n + PANEL_ROWS) * stride, *end_ahead = ahead + PANEL_ROWS * stride;
@@ -375,8 +375,8 @@ INLINE int64_t gemm_int(const product *p, int dtype) {
             pack_int(data + n * stride, stride, w->columns, k, end, panel, dtype);
 #define DO(T)                                                                                                           \
     tile_int(panel, end - k, codes + t * padded + k, padded, MAX_PRODUCTS(dtype), totals + t * PANEL_ROWS, k == 0,      \
-             ahead, ahead < end_ahead ? each : 0, T)
-            for (int64_t t = 0, count; t < tokens; t += count, ahead += (end - k) / 32 * each * 64) {
+             ahead, ahead < end_ahead ? lines : 0, T)
+            for (int64_t t = 0, count; t < tokens; t += count, ahead += (end - k) / 32 * lines * 64) {
                 count = tokens - t >= PANEL_TOKENS ? PANEL_TOKENS : min64(tokens - t, TILE);
                 if (count == PANEL_TOKENS) DO(PANEL_TOKENS);
                 else FOR_TILE(count, DO)

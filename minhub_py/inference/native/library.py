@@ -1,6 +1,6 @@
-"""The C decoder as a shared library: its structures, and how it is opened.
+"""Loads the C decoder, a shared library that setup.py compiles from this folder.
 
-setup.py compiles the C files of this folder. The constants and structures here match the C code.
+The constants and structures match the C code.
 """
 
 import ctypes
@@ -25,14 +25,14 @@ KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "
          "hidden_states": 21}  # fmt: skip
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
-MOST_TOKENS = 128  # of one call: bounds the memory, and each weight read is used many times
-MOST_CHOICES = 1024  # experts of all tokens of a call
-BF16_PADDING = 64  # 16-bit codes between two tokens
-QUERIES, PANEL = 6, 1 << 15  # tokens that attend together; floats of weights that are unpacked together
+MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
+MAX_CHOICES = 1024  # selected experts of all tokens of a call
+BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
+QUERIES, PANEL = 6, 1 << 15  # tokens that attend together; weights that are unpacked together, in floats
 
 
 class UnsupportedError(Exception):
-    """The reason why only the model's own `forward` can compute."""
+    """The reason why a model needs `TorchRunner`."""
 
 
 integer_array, pointer_array = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_void_p)
@@ -94,11 +94,11 @@ class Operation(ctypes.Structure):
 class Call(ctypes.Structure):
     _fields_ = [
         ("tokens", ctypes.c_int64), ("ids", integer_array), ("rows", integer_array), ("positions", integer_array),
-        ("source_lengths", integer_array), ("types", integer_array), ("keys", pointer_array), ("values", pointer_array),
-        ("sizes", integer_array),
-        ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("outputs", integer_array),
-        ("output_count", ctypes.c_int64), ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
-        ("g", ctypes.c_void_p), ("saved", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
+        ("encoder_lengths", integer_array), ("types", integer_array), ("keys", pointer_array),
+        ("values", pointer_array), ("sizes", integer_array), ("cache_dtype", ctypes.c_int32),
+        ("threads", ctypes.c_int32), ("outputs", integer_array), ("output_count", ctypes.c_int64),
+        ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p), ("g", ctypes.c_void_p),
+        ("saved", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
         ("scratch", ctypes.c_void_p), ("scratch_width", ctypes.c_int64),
     ]  # fmt: skip
 
@@ -126,21 +126,17 @@ def load(path: Path) -> Any:
         library = ctypes.CDLL(str(path))
     except OSError as error:  # compiled on another system
         raise UnsupportedError(f"does not load: {error}") from error
-    if not hasattr(library, "interface") or interface_of(library) != INTERFACE:
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    if interface := getattr(library, "interface", None):
+        interface.restype = number
+    if not interface or interface() != INTERFACE:
         raise UnsupportedError("of another version of the package: install it again")
     library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
     library.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
     library.decode.restype = None
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.pack_nf4.argtypes = [pointer, number, number, pointer, number, pointer, pointer, pointer]
     library.pack_nf4.restype = None
     return library
-
-
-def interface_of(library: Any) -> int:
-    """The version and sizes of structures of a library."""
-    library.interface.restype = ctypes.c_int64
-    return int(library.interface())
 
 
 def library() -> Any:

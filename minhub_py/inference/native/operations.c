@@ -106,7 +106,7 @@ static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
 /* A linear layer. Each thread has the same number of chunks, which are small, so that no thread waits long for the last. */
 static void linear(const operation *op, const call *c, float *in, float *out, int64_t tokens, int alone) {
     const matrix *w = &op->weight;
-    for (; tokens > MAX_TOKENS; tokens -= MAX_TOKENS) { /* of a source, which the encoder reads at once */
+    for (; tokens > MAX_TOKENS; tokens -= MAX_TOKENS) { /* of an encoder's prompt, which is not divided into chunks */
         linear(op, c, in, out, MAX_TOKENS, alone);
         in += MAX_TOKENS * c->width;
         out += MAX_TOKENS * c->width;
@@ -152,7 +152,7 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     int64_t count = 0;
     for (int64_t m = first; m < end; m++) {
         const int complete = op->kind == CROSS_ATTEND || op->flags & BIDIRECTIONAL;
-        const int64_t length = complete ? c->source_lengths[m] : c->positions[m] + 1;
+        const int64_t length = complete ? c->encoder_lengths[m] : c->positions[m] + 1;
         int64_t start = op->attend.window && op->attend.window < length ? length - op->attend.window : 0, stop = length;
         if (op->attend.window && op->flags & BIDIRECTIONAL) { /* as many positions on both sides */
             start = max64(c->positions[m] - op->attend.window + 1, 0);
@@ -250,7 +250,7 @@ static void attend(const operation *op, const call *c, float *in, float *out, in
     parallel((c->tokens + QUERIES - 1) / QUERIES * op->attend.heads, attend_chunk, &t, alone);
 }
 
-/* Fills the encoder cache of a layer of cross attention with the source's keys and values; keeps `in`. */
+/* Fills the encoder cache of a layer of cross attention with its keys and values; does not change `in`. */
 static void fill_encoder_cache(const operation *op, const call *c, float *in, float *out, int alone) {
     operation part = {.kind = LINEAR, .weight = op->weight};
     linear(&part, c, in, out, c->tokens, alone);
@@ -321,14 +321,14 @@ static void select_experts(const float *scores, int64_t stride, int64_t tokens, 
         for (int64_t i = 0; i < top; i++) {
             int64_t best = -1;
             for (int64_t e = 0; e < experts; e++) {
-                int taken = 0; /* no token has an expert twice, even if scores are NaN: the buffers have no space for that */
-                for (int64_t j = 0; j < i; j++) taken |= selected[m * top + j] == e;
-                if (!taken && (best < 0 || row[e] > row[best] || isnan(row[e]))) best = e;
+                int selected_before = 0; /* also for NaN scores: the buffers have space for distinct experts only */
+                for (int64_t j = 0; j < i; j++) selected_before |= selected[m * top + j] == e;
+                if (!selected_before && (best < 0 || row[e] > row[best] || isnan(row[e]))) best = e;
             }
             selected[m * top + i] = best;
             weight[i] = row[best];
         }
-        /* The first one is the largest. */
+        /* The first score is the largest. */
         for (int64_t i = top - 1; i >= 0; i--) total += weight[i] = expf(weight[i] - weight[0]);
         for (int64_t i = 0; i < top; i++) weight[i] /= total;
     }

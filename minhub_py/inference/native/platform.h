@@ -19,10 +19,10 @@ static inline void wake_all(condition *c) { WakeAllConditionVariable(c); }
 static inline void yield_thread(void) { SwitchToThread(); }
 
 static double now(void) { /* seconds */
-    LARGE_INTEGER ticks, each;
+    LARGE_INTEGER ticks, frequency;
     QueryPerformanceCounter(&ticks);
-    QueryPerformanceFrequency(&each);
-    return (double)ticks.QuadPart / each.QuadPart;
+    QueryPerformanceFrequency(&frequency);
+    return (double)ticks.QuadPart / frequency.QuadPart;
 }
 
 /* Starts a thread that never ends. Returns 0 on failure. */

@@ -1,13 +1,13 @@
 """From a model's `steps` to the operations of the C decoder, with pointers to the weights.
 
-Weights remain where PyTorch stores them, in float32, 16 bits or quantized (quantize.py). The computation is in float32,
-with two exceptions. Products with int8 and nf4 weights round their inputs (quantize.py). Products with bfloat16
-weights, keys and values round them to bfloat16 on processors with AVX-512 BF16 (not for experts). With other 16-bit
-weights the logits equal the float32 model with the same, rounded weights, except that keys and values
-are rounded to 16 bits.
+Weights remain where PyTorch stores them, in float32, in 16 bits or quantized (quantize.py). The computation is in
+float32, with two exceptions. Products with int8 and nf4 weights quantize activations (quantize.py). Products with
+bfloat16 weights (except experts), keys and values round activations to bfloat16 on processors with AVX-512 BF16. With
+other 16-bit weights, logits equal the logits of a float32 model with the same weights, except that the KV cache rounds
+keys and values to 16 bits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ from minhub_py.inference.native.library import (
     INTERLEAVED,
     JOINT_NORM,
     KINDS,
+    MAX_CHOICES,
+    MAX_TOKENS,
     MORE_LINEAR,
-    MOST_CHOICES,
-    MOST_TOKENS,
     MXFP4,
     TO_STREAM,
     AttendParameters,
@@ -87,47 +87,10 @@ class Program:
 
     def operations(self, step: Step) -> list[Operation]:
         """The operations of a step."""
-        match step:
-            case Embed():
-                return [self.embed(step)]
-            case AddPositions():
-                return [Operation(kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :]))]
-            case AddTypes():
-                return [Operation(kind=KINDS["types"], weight=self.matrix(step.types))]
-            case StoreResidual():
-                return [Operation(kind=KINDS["store"])]
-            case HiddenStates():
-                return [Operation(kind=KINDS["hidden_states"], weight=Matrix(columns=step.size))]
-            case SaveResidual():
-                return [Operation(kind=KINDS["save"])]
-            case LoadResidual():
-                return [Operation(kind=KINDS["copy"])]
-            case Norm():
-                return [self.norm(step)]
-            case Linear():
-                return self.linear(step)
-            case Rotate():
-                return [self.rotate(step)]
-            case Attend():
-                return [self.attend(step)]
-            case CrossAttend():
-                return [self.cross_attend(step)]
-            case CacheEncoder():
-                return [self.cache_encoder(step)]
-            case DeltaRule():
-                return [self.delta_rule(step)]
-            case Gate():
-                return [self.gate(step)]
-            case Add():
-                return [self.add(step)]
-            case Experts():
-                return self.experts(step)
-            case Recurrent():
-                return self.recurrent(step)
-            case Logits():
-                return [self.logits(step)]
-            case _:
-                raise UnsupportedError(f"an operation {type(step).__name__}")
+        if type(step) not in TRANSLATORS:
+            raise UnsupportedError(f"an operation {type(step).__name__}")
+        operations = TRANSLATORS[type(step)](self, step)
+        return operations if isinstance(operations, list) else [operations]
 
     def embed(self, step: Embed) -> Operation:
         second = Matrix() if step.positions is None else self.matrix(step.positions)
@@ -139,6 +102,24 @@ class Program:
         if operation.weight.transposed or operation.second.transposed:
             raise UnsupportedError("an embedding whose rows are not contiguous")
         return operation
+
+    def add_positions(self, step: AddPositions) -> Operation:
+        return Operation(kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :]))
+
+    def add_types(self, step: AddTypes) -> Operation:
+        return Operation(kind=KINDS["types"], weight=self.matrix(step.types))
+
+    def store_residual(self, step: StoreResidual) -> Operation:
+        return Operation(kind=KINDS["store"])
+
+    def hidden_states(self, step: HiddenStates) -> Operation:
+        return Operation(kind=KINDS["hidden_states"], weight=Matrix(columns=step.size))
+
+    def save_residual(self, step: SaveResidual) -> Operation:
+        return Operation(kind=KINDS["save"])
+
+    def load_residual(self, step: LoadResidual) -> Operation:
+        return Operation(kind=KINDS["copy"])
 
     def norm(self, step: Norm) -> Operation:
         layer = step.layer
@@ -211,11 +192,11 @@ class Program:
             cap=step.softcap or 0, window=step.window or 0,
         )  # fmt: skip
         if step.bias is not None:
-            weight, far = step.bias.weight, step.bias.far
+            weight, reach = step.bias.weight, step.bias.max_distance
             check_memory(weight)
-            distances = torch.arange(-far, far + 1, device=CPU)  # larger distances equal the largest
-            buckets = distance_buckets(distances, weight.size(0), far, step.bias.bidirectional)
-            operation.second, operation.attend.reach = self.vector(weight[buckets].t()), far
+            distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
+            buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
+            operation.second, operation.attend.reach = self.vector(weight[buckets].t()), reach
         self.layers = self.layers + 1 if step.causal else 1  # the layers of an encoder cache nothing
         return operation
 
@@ -265,7 +246,7 @@ class Program:
         return operation
 
     def experts(self, step: Experts) -> list[Operation]:
-        if step.top * MOST_TOKENS > MOST_CHOICES:
+        if step.top * MAX_TOKENS > MAX_CHOICES:
             raise UnsupportedError(f"{step.top} experts per token")
         router = self.product(KINDS["route"], step.router, step.router.bias)
         router.route.top = step.top
@@ -366,6 +347,16 @@ class Program:
             raise UnsupportedError(f"weights of experts in {tensor.dtype} with strides {tensor.stride()}")
         self.references.append(tensor.detach())
         return self.references[-1]
+
+
+TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] = {
+    Embed: Program.embed, AddPositions: Program.add_positions, AddTypes: Program.add_types,
+    StoreResidual: Program.store_residual, HiddenStates: Program.hidden_states, SaveResidual: Program.save_residual,
+    LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
+    Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,
+    DeltaRule: Program.delta_rule, Gate: Program.gate, Add: Program.add, Experts: Program.experts,
+    Recurrent: Program.recurrent, Logits: Program.logits,
+}  # fmt: skip
 
 
 def check_memory(tensor: Tensor) -> None:

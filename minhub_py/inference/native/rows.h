@@ -10,9 +10,10 @@
     for (int64_t first = 0, last; first < (tokens); first = last) {                                                     \
         int64_t n = begin;                                                                                              \
         last = min64(first + (group), tokens);                                                                          \
-        const int64_t tiles = (last - first + (most) - 1) / (most), each = (last - first + tiles - 1) / tiles;          \
+        const int64_t tiles = (last - first + (most) - 1) / (most);                                                     \
+        const int64_t tile_tokens = (last - first + tiles - 1) / tiles;                                                 \
         for (; !(one_row) && n + 4 <= (end); n += 4)                                                                    \
-            for (int64_t t = first; t < last; t += each) FOR_TILE(min64(last - t, each), DO_FOUR)                       \
+            for (int64_t t = first; t < last; t += tile_tokens) FOR_TILE(min64(last - t, tile_tokens), DO_FOUR)         \
         for (; n < (end); n++) {                                                                                        \
             int64_t t = first;                                                                                          \
             for (; (one_row) && t + 2 <= last; t += 2) DO_ROWS(1, 2);                                                   \

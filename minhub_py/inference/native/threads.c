@@ -50,7 +50,7 @@ static inline int is_open(uint64_t ticket) {
     return (ticket & CHUNK_MASK) < (ticket >> CHUNK_BITS & CHUNK_MASK);
 }
 
-/* Takes a chunk for a thread. Returns 0 if none is available. The job cannot change until the chunk is finished. */
+/* Takes a chunk for a thread. Returns 0 if no chunk remains. The job cannot change until the chunk is finished. */
 static int take(int thread, int64_t *chunk) {
     const int threads = atomic_load(&pool.threads);
     for (int i = 0; i < threads; i++) {

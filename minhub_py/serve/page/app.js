@@ -1,4 +1,4 @@
-// The page of `minhub serve`: conversations with the server's models, and how likely each word of a reply was.
+// Web page of `minhub serve`: conversations with the server's models, and token probabilities of the replies.
 import { add, all, fresh, isKey, last, load, path, read, readSettings, remove, siblings, store, title, writeSettings } from "./chats.js";
 import { element, Reply } from "./reply.js";
 
@@ -18,7 +18,7 @@ function open(other) {
   editing = null;
   error = "";
   save();
-  draw();
+  render();
 }
 
 // Messages
@@ -45,14 +45,14 @@ function message(id) {
 }
 function tools(id, node) {
   const result = element("div", { className: "tools" }), versions = siblings(chat, id), at = versions.indexOf(id);
-  const go = version => { chat.leaf = last(chat, version); save(); draw() };
+  const go = version => { chat.leaf = last(chat, version); save(); render() };
   if (busy?.id !== id) {
     if (versions.length > 1) result.append(button("‹", "Previous version", () => go(versions.at(at - 1))),
       element("span", { textContent: `${at + 1} of ${versions.length}` }),
       button("›", "Next version", () => go(versions[(at + 1) % versions.length])));
     if (node.end) result.append(element("span", { textContent: node.end }));
     if (node.end && id === chat.leaf) result.append(button("Continue", "Continue this reply", () => proceed(id), "main"));
-    if (node.role === "user") result.append(button("Edit", "Edit this message", () => { editing = id; draw() }, "act"));
+    if (node.role === "user") result.append(button("Edit", "Edit this message", () => { editing = id; render() }, "act"));
     else result.append(button("Again", "Generate this reply again", () => reply(node.parent), "act"),
       element("button", { type: "button", className: "act copy", textContent: "Copy", source: node, ariaLabel: "Copy this reply" }));
   }
@@ -67,7 +67,7 @@ function speed(node) {
 }
 function editor(id, node, article) {
   const area = element("textarea", { value: node.text, ariaLabel: "Edit the message" });
-  const done = () => { editing = null; send(area.value, node.parent) }, cancel = () => { editing = null; draw() };
+  const done = () => { editing = null; send(area.value, node.parent) }, cancel = () => { editing = null; render() };
   area.oninput = () => grow(area);
   area.onkeydown = event => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); done() }
@@ -78,7 +78,7 @@ function editor(id, node, article) {
   setTimeout(() => { grow(area); area.focus() });
   return article;
 }
-function draw() {
+function render() {
   scrolled(() => {
     const log = $("log");
     log.setAttribute("aria-busy", !!busy);
@@ -97,7 +97,7 @@ function draw() {
   $("stop").hidden = !busy; $("send").hidden = !!busy; $("new").disabled = !!busy;
   list();
 }
-// Run `change`, and stay at the end of the conversation if it was visible.
+// Run `change`, and scroll to the end of the conversation if it was visible.
 function scrolled(change) {
   const log = $("log"), low = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
   change();
@@ -141,23 +141,23 @@ function drawer(shown) { $("chats").hidden = !shown; $("list").setAttribute("ari
 // Requests
 
 const headers = () => ({ "Content-Type": "application/json", ...($("key").value ? { Authorization: `Bearer ${$("key").value}` } : {}) });
-async function refused(answer) {
-  const body = await answer.json().catch(() => ({}));
-  if (answer.status === 401) { panel(true); $("key").focus() }
-  return new Error(body.error?.message || `The server answered with status ${answer.status}.`);
+async function errorOf(response) {
+  const body = await response.json().catch(() => ({}));
+  if (response.status === 401) { panel(true); $("key").focus() }
+  return new Error(body.error?.message || `The server responded with status ${response.status}.`);
 }
 async function listModels() {
   try {
-    const answer = await fetch("v1/models", { headers: headers() });
-    if (!answer.ok) throw await refused(answer);
-    const data = (await answer.json()).data;
+    const response = await fetch("v1/models", { headers: headers() });
+    if (!response.ok) throw await errorOf(response);
+    const data = (await response.json()).data;
     models = Object.fromEntries(data.map(each => [each.id, each.meta ?? {}]));
     if (!(settings.model in models)) settings.model = data[0].id;
     $("model").replaceChildren(...data.map(each => new Option(each.id, each.id, false, each.id === settings.model)));
     error = "";
-  } catch (problem) { error = problem instanceof TypeError ? "The server does not answer. Start it again and reload this page." : problem.message }
+  } catch (problem) { error = problem instanceof TypeError ? "The server does not respond. Start it again and reload this page." : problem.message }
   showModel();
-  draw();
+  render();
 }
 // The chosen model's name, and its sampling defaults in the empty fields of the settings.
 function showModel() {
@@ -173,45 +173,45 @@ function send(text, parent) {
 }
 function reply(parent) { return request(add(chat, "assistant", parent), path(chat, parent)) }
 function proceed(id) { return request(id, path(chat, id), { continue_final_message: true }) }
-async function request(id, ids, more = {}) {
-  const node = chat.nodes[id], control = new AbortController(), before = node.text;
+async function request(id, ids, fields = {}) {
+  const node = chat.nodes[id], control = new AbortController(), previous = node.text;
   const messages = ids.map(each => ({ role: chat.nodes[each].role, content: chat.nodes[each].text }));
   if (settings.system) messages.unshift({ role: "system", content: settings.system });
-  const body = { model: settings.model, messages, stream: true, logprobs: true, top_logprobs: 5, ...more };
+  const body = { model: settings.model, messages, stream: true, logprobs: true, top_logprobs: 5, ...fields };
   for (const name of [...SAMPLING, "max_tokens", "seed"]) if (settings[name] !== "") body[name] = Number(settings[name]);
   const end = node.end;
   delete node.end;
-  node.model = settings.model; error = ""; busy = { id, control }; save(); draw();
+  node.model = settings.model; error = ""; busy = { id, control }; save(); render();
   try {
-    const answer = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: control.signal });
-    if (!answer.ok) throw await refused(answer);
-    await receive(answer.body, node);
+    const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: control.signal });
+    if (!response.ok) throw await errorOf(response);
+    await receive(response.body, node);
   } catch (problem) {
-    node.end = control.signal.aborted ? "Stopped" : node.text === before && end ? end : "Interrupted";
+    node.end = control.signal.aborted ? "Stopped" : node.text === previous && end ? end : "Interrupted";
     if (!control.signal.aborted) error = problem instanceof TypeError ? "The connection to the server was lost." : problem.message;
   }
   busy = null;
   if (!node.text && (error || node.end === "Stopped")) { chat.leaf = node.parent; delete chat.nodes[id] }
-  save(); draw(); $("prompt").focus();
+  save(); render(); $("prompt").focus();
 }
 async function receive(stream, node) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader(), start = performance.now(), clock = {};
-  const before = { tokens: node.tokens ?? 0, timed: node.timed ?? 0, seconds: node.seconds ?? 0 };
-  for (let rest = "", ended = false; !ended;) {
+  const previous = { tokens: node.tokens ?? 0, timed: node.timed ?? 0, seconds: node.seconds ?? 0 };
+  for (let buffer = "", ended = false; !ended;) {
     const { value, done } = await reader.read();
-    const lines = (rest + (value ?? "")).split("\n");
-    rest = lines.pop();
+    const lines = (buffer + (value ?? "")).split("\n");
+    buffer = lines.pop();
     for (const line of lines.filter(each => each.startsWith("data: "))) {
       if (line === "data: [DONE]") { ended = true; continue }
       const data = JSON.parse(line.slice(6));
       if (data.error) throw new Error(data.error.message);
       if (data.choices[0]) take(data.choices[0], node, clock);
     }
-    // Speed is measured from the first piece on, as llama.cpp does, or for all of a reply that arrives at once.
+    // The speed excludes the time to the first delta, as in llama.cpp, unless the complete reply arrives at once.
     const seconds = (performance.now() - (clock.first ?? start)) / 1000, all = seconds < 0.001;
-    if (clock.count) Object.assign(node, { tokens: before.tokens + clock.count,
-      timed: before.timed + (all ? clock.count : clock.count - clock.initial),
-      seconds: before.seconds + (all ? Math.max(0.001, (performance.now() - start) / 1000) : seconds) });
+    if (clock.count) Object.assign(node, { tokens: previous.tokens + clock.count,
+      timed: previous.timed + (all ? clock.count : clock.count - clock.initial),
+      seconds: previous.seconds + (all ? Math.max(0.001, (performance.now() - start) / 1000) : seconds) });
     refresh(node);
     if (done && !ended) throw new TypeError("cut");
   }
@@ -223,9 +223,9 @@ function take(choice, node, clock) {
   if (choice.finish_reason === "length") node.end = "Token limit reached";
   if (!text) return;
   node.text += text;
-  node.words.push({ t: text, k: tokens.map(one => [one.token, one.logprob, one.top_logprobs.map(top => [top.token, top.logprob])]) });
+  node.words.push({ t: text, k: tokens.map(token => [token.token, token.logprob, token.top_logprobs.map(top => [top.token, top.logprob])]) });
 }
-// Show the new words, at most once per frame.
+// Show new words, at most once per frame.
 function refresh(node) {
   if (busy.waits) return;
   const { view } = busy;
@@ -255,7 +255,7 @@ function hint(word) {
   $("hint").style.left = `${Math.max(4, Math.min(at.left, innerWidth - own.width - 4))}px`;
   $("hint").style.top = `${at.bottom + own.height + 8 < innerHeight ? at.bottom + 4 : Math.max(4, at.top - own.height - 4)}px`;
 }
-// A mouse opens the table when it moves onto a word and stays there; not when text moves beneath a resting mouse.
+// The table opens when the mouse moves to a word and stays there, but not when text moves under a resting mouse.
 let pointer = "", intent;
 $("log").addEventListener("pointermove", event => {
   const position = `${event.screenX} ${event.screenY}`;
@@ -286,13 +286,13 @@ document.addEventListener("click", async event => {
   if (!button) return;
   const text = button.source.text ?? button.source.textContent;
   try { await navigator.clipboard.writeText(text) }
-  catch { // no permission, or a page without https
+  catch { // no permission, or a page without HTTPS
     const area = element("textarea", { value: text, className: "hidden" });
     document.body.append(area);
     area.select();
     const copied = document.execCommand("copy");
     area.remove();
-    if (!copied) return toast("Copying is not allowed here. Select the text instead.", closer());
+    if (!copied) return toast("The browser does not allow copying. Select the text instead.", closer());
   }
   button.textContent = "Copied";
   setTimeout(() => { button.textContent = "Copy" }, 2000);
@@ -312,7 +312,7 @@ for (const name of FIELDS) $(name).oninput = () => {
   writeSettings(settings);
   document.documentElement.dataset.theme = settings.theme;
   if (name === "model") showModel();
-  if (["shade", "markdown", "model"].includes(name)) draw();
+  if (["shade", "markdown", "model"].includes(name)) render();
 };
 $("reset").onclick = () => {
   for (const name of SAMPLING) settings[name] = "";
@@ -328,7 +328,7 @@ $("new").onclick = () => { open(fresh()); $("prompt").focus() };
 $("stop").onclick = () => busy?.control.abort();
 $("ask").onsubmit = event => {
   event.preventDefault();
-  // A new message replaces one without a reply.
+  // A new message replaces a message without a reply.
   const node = chat.nodes[chat.leaf], parent = node?.role === "user" ? node.parent : chat.leaf;
   if (send($("prompt").value, parent)) { $("prompt").value = ""; grow($("prompt")) }
 };

@@ -1,12 +1,12 @@
-// Conversations in this browser's storage. A conversation is a tree: a message that was edited, or generated again, has
-// siblings. Each is stored under its own key, so that two tabs do not overwrite each other's. Stored data is checked
-// when it is read, as other programs and older versions of this page may have written it.
+// Conversations in the browser's storage. A conversation is a tree: edited messages and regenerated replies have
+// siblings. Each conversation has a separate key, so that tabs do not overwrite each other's conversations. Stored data
+// is validated when it is read, because other programs and older versions of this page may have written it.
 
 const PREFIX = "minhub.chat.";
 const DEFAULTS = { system: "", temperature: "", top_p: "", repetition_penalty: "", max_tokens: 512, seed: "", theme: "",
   shade: false, markdown: true, model: "" };
 const NUMBERS = ["temperature", "top_p", "repetition_penalty", "max_tokens", "seed"];
-const VERSION = 2; // of the settings: sampling settings of version 1 are dropped: it stored them without a user's choice
+const VERSION = 2; // of the settings. Version 1 stored default values, so its sampling settings are dropped
 
 export const read = (storage, key) => { try { return JSON.parse(storage.getItem(key)) } catch { return null } };
 
@@ -21,13 +21,13 @@ export function readSettings() {
 }
 export function writeSettings(settings) {
   try { localStorage.setItem("minhub.settings", JSON.stringify({ ...settings, version: VERSION })) }
-  catch { /* full: the settings apply to this visit */ }
+  catch { /* full: the settings apply until the page is closed */ }
 }
 
 export const fresh = () => ({ id: `${Date.now()}-${Math.random().toString(36).slice(2)}`, nodes: {}, leaf: null, count: 0 });
 
-// A stored conversation with its valid messages, from the first ones down; null without any. Messages whose parents are
-// missing or form a circle are dropped.
+// A stored conversation with its valid messages; null if it has none. Messages with missing or circular parents are
+// dropped.
 function checked(id, stored) {
   if (typeof stored?.nodes !== "object" || !stored.nodes) return null;
   const text = value => typeof value === "string", number = value => Number.isFinite(value), below = new Map(), nodes = {};
@@ -49,7 +49,7 @@ function checked(id, stored) {
     if ([tokens, timed, seconds].every(number)) Object.assign(nodes[key], { tokens, timed, seconds });
     queue.push(...(below.get(key) ?? []));
   }
-  // In the order of their numbers, since the newest of several siblings is the last.
+  // Ordered by number, because the last sibling is the newest.
   const keys = Object.keys(nodes).sort((a, b) => a.slice(1) - b.slice(1));
   if (!keys.length) return null;
   const ordered = Object.fromEntries(keys.map(key => [key, nodes[key]]));
@@ -75,13 +75,13 @@ export function all() {
   return result.sort((a, b) => b.time - a.time);
 }
 
-// Store a conversation. If the storage is full, the oldest ones are removed; false if that is not enough.
+// Store a conversation. If the storage is full, remove the oldest ones. Returns false if that is not sufficient.
 export function store(chat) {
   const write = () => localStorage.setItem(PREFIX + chat.id, JSON.stringify(chat));
   try { write(); return true } catch { /* full */ }
   for (const old of all().reverse().filter(each => each.id !== chat.id)) {
     remove(old.id);
-    try { write(); return true } catch { /* not enough yet */ }
+    try { write(); return true } catch { /* still full */ }
   }
   return false;
 }
@@ -99,7 +99,7 @@ export function path(chat, leaf = chat.leaf) { // from the first message to the 
 }
 export const siblings = (chat, id) => Object.keys(chat.nodes).filter(each => chat.nodes[each].parent === chat.nodes[id].parent
   && chat.nodes[each].role === chat.nodes[id].role);
-export function last(chat, id) { // the newest message below
+export function last(chat, id) { // the newest descendant
   for (;;) {
     const below = Object.keys(chat.nodes).filter(each => chat.nodes[each].parent === id);
     if (!below.length) return id;

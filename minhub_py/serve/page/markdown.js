@@ -1,11 +1,12 @@
-// Markdown -> a tree of plain objects -> DOM nodes. No HTML is parsed, at any stage.
+// Markdown -> a tree of plain objects -> DOM nodes. HTML is never parsed.
 //
 // A safe subset of CommonMark with tables and strikethrough from GFM: headings, paragraphs, emphasis, code spans, fenced
-// code, lists, block quotes, rules, links to http and https. Everything else, HTML included, is shown as text. Line ends
-// within paragraphs are kept, as chat models mean them. Indented code, setext headings and images are not supported.
+// code, lists, block quotes, rules, links to http and https. Everything else, including HTML, is shown as text. Line ends
+// in paragraphs are preserved, because chat models intend them. Indented code, setext headings and images are not
+// supported.
 //
-// Leaves are ranges of the source, `{from, to}`, so that each character on the page belongs to a known token.
-// All loops are linear in the text, since a model can produce any text; nesting is limited to DEPTH levels.
+// Leaves are ranges of the source, `{from, to}`, so that each character on the page can be assigned to a token.
+// All loops take linear time, because a model can generate any text. Nesting is limited to DEPTH levels.
 
 const DEPTH = 12;
 const FENCE = /^ {0,3}(`{3,}(?!.*`)|~{3,})[ \t]*([^\s`]*)/;
@@ -17,9 +18,9 @@ const TARGET = /^\(\s*<?((?:[^\s<>()]|\([^\s<>()]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const LETTER = /[\p{L}\p{N}]/u;
 
-const node = (tag, kids, more = {}) => ({ tag, kids, ...more });
+const node = (tag, kids, properties = {}) => ({ tag, kids, ...properties });
 
-// The top-level blocks of `source` from offset `start`, each with the offset `from` at which it begins.
+// The top-level blocks of `source` from offset `start`, each with its start offset `from`.
 export function parse(source, start = 0) {
   const lines = [];
   for (let from = start; from < source.length;) {
@@ -85,7 +86,7 @@ function list(source, lines, start, depth, text, blank) {
   const items = [];
   let i = start;
   for (let match; i < lines.length && (match = ITEM.exec(text(lines[i]))) && kind(match) === kind(first) && !RULE.test(text(lines[i]));) {
-    // Lines with two more spaces than the marker belong to the item: models often indent by less than CommonMark asks.
+    // Lines indented by two spaces more than the marker belong to the item: models often indent less than CommonMark requires.
     const indent = match[1].length + 2, content = match[0].length;
     const body = [{ from: lines[i].from + content, to: lines[i].to }];
     let gap = false;
@@ -118,7 +119,7 @@ function table(source, lines, i, text) {
   return { i: next, block: node("table", [node("thead", [row("th", header)]), node("tbody", rows)]) };
 }
 
-// The ranges of the cells of a table's line, without the space around them.
+// The ranges of the cells in a table row, without surrounding space.
 function cells(source, line) {
   const result = [];
   const push = (from, to) => {
@@ -139,7 +140,7 @@ function cells(source, line) {
   return result;
 }
 
-// Leaves for whole lines; the line end after each is part of it, except after the last one.
+// Leaves for complete lines, including their line ends, except the last line's.
 function ranges(source, lines, last = false) {
   const result = [];
   lines.forEach((line, i) => {
@@ -150,8 +151,8 @@ function ranges(source, lines, last = false) {
   return result;
 }
 
-// Emphasis, code spans and links within lines. Delimiters that may open emphasis wait on a stack; a closing one takes
-// the nearest opening one of its kind, and those between them become text.
+// Emphasis, code spans and links within lines. Potential opening delimiters are on a stack; a closing delimiter matches
+// the nearest opening delimiter of its type, and the delimiters between them become text.
 function inline(source, lines) {
   const items = [], openers = [], count = {};
   const push = (from, to) => {
@@ -164,7 +165,7 @@ function inline(source, lines) {
   const wrap = (tag, kids, more) => ({ ...node(tag, kids.map(({ from, to, mark, ...kid }) => kid.tag ? kid : { from, to }), more), depth: depth(kids) });
 
   for (const { from, to } of ranges(source, lines)) {
-    // Offsets of code span delimiters by length, found once for the line, so that unclosed ones cost nothing.
+    // Offsets of code span delimiters by length, computed once per line, so that unclosed ones take no time.
     const ticks = {};
     for (const match of source.slice(from, to).matchAll(/`+/g)) (ticks[match[0].length] ??= []).push(from + match.index);
     for (let at = from; at < to;) {
@@ -245,7 +246,7 @@ function inline(source, lines) {
     if (!kids.length || depth(kids) > DEPTH) { push(at, at + 1); return at + 1 }
     items.length = index;
     const before = items.at(-1);
-    if (before && !before.tag && source[before.to - 1] === "!") before.to--; // an image: only its description is shown
+    if (before && !before.tag && source[before.to - 1] === "!") before.to--; // an image: show only its description
     items.push(wrap("a", kids.flatMap(kid => kid.tag === "a" ? kid.kids : [kid]), { href: target[1] }));
     return at + 1 + target[0].length;
   }

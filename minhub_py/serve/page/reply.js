@@ -1,5 +1,5 @@
-// A reply on the page: Markdown or plain text, with a span for each piece of it that the server has sent. While a reply
-// grows, only its last blocks are parsed again, and only nodes that changed are replaced: selections in the text survive.
+// A reply on the page: Markdown or plain text, with a span for each delta from the server. While a reply grows, only its
+// last blocks are parsed again and only changed nodes are replaced, so that selections in the text remain.
 import { parse } from "./markdown.js";
 
 export function element(tag, properties = {}, ...kids) {
@@ -9,7 +9,7 @@ export function element(tag, properties = {}, ...kids) {
 }
 
 export class Reply {
-  // words: pieces of text `{t, k}`; k are their tokens: [text, logprob, [[text, logprob] of the most likely]].
+  // words: text deltas `{t, k}`; k contains their tokens: [text, logprob, [[text, logprob] of most likely tokens]].
   constructor(words, markdown) {
     Object.assign(this, { words, markdown, text: "", starts: [], blocks: [] });
     this.dom = element("div", { className: markdown ? "text markdown" : "text", tabIndex: 0 });
@@ -19,8 +19,7 @@ export class Reply {
 
   // Show the words that were added since the last call.
   update() {
-    // The first line of a block and the next one decide where it begins: until both are complete, it may merge into the
-    // block before it.
+    // The first two lines of a block determine its start: until both are complete, it may merge with the previous block.
     const started = block => this.text.slice(block.from).split("\n", 3).length === 3;
     let last = this.markdown ? Math.max(0, this.blocks.length - 1) : 0;
     while (last > 0 && !started(this.blocks[last])) last--;
@@ -35,7 +34,7 @@ export class Reply {
     this.blocks = blocks;
   }
 
-  // The tree with a leaf for each word.
+  // A tree with one leaf per word.
   #split(item) {
     if (item.tag) return { ...item, kids: item.kids.flatMap(kid => this.#split(kid)) };
     const result = [];
@@ -47,7 +46,7 @@ export class Reply {
     return result;
   }
 
-  // The word with the character at an offset.
+  // The index of the word at an offset.
   #at(offset) {
     let low = 0, high = this.starts.length;
     while (high - low > 1) {
@@ -70,7 +69,7 @@ const same = (a, b) => a.tag === b.tag && (a.tag
   ? ["href", "language", "start", "align"].every(name => a[name] === b[name])
   : a.from === b.from && a.to === b.to && a.word === b.word);
 
-// Change the children of `parent` from one list of items to another.
+// Update the children of `parent` from one list of items to another.
 function patch(parent, before, after, span) {
   after.forEach((item, i) => {
     const old = before[i], dom = parent.childNodes[i];

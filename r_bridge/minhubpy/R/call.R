@@ -1,12 +1,12 @@
-# R's calls of Python. A link leads to a worker (wire.R) or to the Python that hosts this R; calls are the same for both.
+# Calls from R to Python, through a link to a worker process (wire.R) or to the Python process that hosts R.
 
-# Calls a Python method and returns its value. `news` is a function that takes what the method sends before it.
-ask <- function(method, ..., news = NULL) {
+# Calls a Python method and returns its value. `on_event` receives the events that the method sends before its value.
+ask <- function(method, ..., on_event = NULL) {
   not_now()
   link <- connect()
   arguments <- lapply(list(...), reference)
-  # Interrupts are taken only while there is nothing to read, so that each answer is read whole or not at all.
-  answer <- suspendInterrupts(exchange(link, method, arguments, news))
+  # An interrupt is handled between two frames only: a partly read frame would break the connection.
+  answer <- suspendInterrupts(exchange(link, method, arguments, on_event))
   for (text in answer$warnings) warn(text)
   switch(answer$kind,
     done = answer$value,
@@ -15,8 +15,8 @@ ask <- function(method, ..., news = NULL) {
   )
 }
 
-# Sends a call and reads its frames. Returns the last one, list(kind, value), with the warnings that came before it.
-exchange <- function(link, method, arguments, news) {
+# Sends a call and reads its frames. Returns the last frame, list(kind, value), with the warnings that preceded it.
+exchange <- function(link, method, arguments, on_event) {
   call <- link$calls <- link$calls + 1L
   ended <- FALSE
   warnings <- character()
@@ -33,8 +33,8 @@ exchange <- function(link, method, arguments, news) {
     if (frame$kind == "part") {
       if (is_warning(frame$value)) {
         warnings <- c(warnings, frame$value$warning)
-      } else if (!is.null(news)) {
-        allowInterrupts(news(frame$value))
+      } else if (!is.null(on_event)) {
+        allowInterrupts(on_event(frame$value))
       }
       next
     }
@@ -46,7 +46,7 @@ exchange <- function(link, method, arguments, news) {
 is_warning <- function(value) is.list(value) && identical(names(value), "warning")
 
 not_now <- function() {
-  if (is_busy()) fail("a function that is called while Python is at work cannot call Python itself: do so afterwards")
+  if (is_busy()) fail("a callback cannot call Python while a call is running: call it after that call returns")
 }
 
 is_busy <- function() isTRUE(session$link$busy) && session$link$owner == Sys.getpid()
@@ -56,14 +56,14 @@ connect <- function() {
   # A forked child (parallel::mclapply) must not use its parent's link.
   if (!is.null(link) && link$owner != Sys.getpid()) link <- session$link <- NULL
   if (!is.null(link) && !suspendInterrupts(link$is_alive())) {
-    note("The Python worker has ended", last_words(link$log), ": starting another")
+    note("The Python worker ended", last_words(link$log), ": starting a new worker")
     disconnect()
     link <- NULL
   }
   if (is.null(link)) suspendInterrupts(start_link()) else link
 }
 
-# Call it with interrupts suspended: it takes them only while it waits, so that no worker is left that R does not know.
+# Requires suspended interrupts, and handles them only while it waits: otherwise R could lose track of a new worker.
 start_link <- function() {
   link <- start_worker(choose_python())
   link$calls <- 0L
@@ -80,8 +80,8 @@ disconnect <- function() {
   invisible()
 }
 
-# Called by a Python process that hosts R (r_bridge.RSession), which then serves in place of a worker. send(raw) starts a
-# call, or cancels it with raw(0); receive() returns its next frame.
+# Called by a Python process that hosts R (r_bridge.RSession) and replaces the worker. send(raw) starts a call, and
+# send(raw(0)) cancels it. receive() returns the next frame.
 attach_host <- function(send, receive) {
   link <- new.env(parent = emptyenv())
   link$owner <- Sys.getpid()
@@ -99,15 +99,15 @@ attach_host <- function(send, receive) {
   invisible()
 }
 
-# Signals an interrupt, as Ctrl-C does.
+# Signals an interrupt, like Ctrl-C.
 interrupt <- function(message = "interrupted") {
   signalCondition(structure(list(message = message, call = NULL), class = c("interrupt", "condition")))
   invokeRestart("abort")
 }
 
-# Objects that Python holds for R
+# References to Python objects
 
-# The number of an object in Python, and the link that it belongs to. Python drops the object after R has.
+# The number and the link of a Python object. Python releases the object after R's garbage collection.
 new_handle <- function(number) {
   handle <- new.env(parent = emptyenv())
   handle$number <- number
@@ -124,54 +124,53 @@ take_released <- function() {
   released
 }
 
-# An argument as it is sent: the number of a model or tokenizer, any other value itself. An object of an earlier worker,
-# or one that was read from a file, is made again first.
+# Replaces a model or tokenizer by its number in Python. Reloads objects of an earlier worker or from an RDS file.
 reference <- function(x) {
   if (!inherits(x, c("minhub_model", "minhub_tokenizer"))) return(x)
   self <- attr(x, "self")
   if (!identical(self$handle$epoch, session$link$epoch)) {
     if (isTRUE(self$changed)) {
       fail(
-        "the weights that this model was given are gone with the Python worker that had them: ",
-        "model$load_state_dict() gives them again; save_pretrained() would have kept them"
+        "the weights from load_state_dict() were lost with the previous Python worker: ",
+        "load them again with model$load_state_dict(), and keep them with save_pretrained()"
       )
     }
-    note("The Python worker is new: loading ", self$title, " again")
-    load_again(self)
+    note("Loading ", self$title, " again in the new Python worker")
+    reload(self)
   }
   self$handle$number
 }
 
-# R's part of an object that Python holds: the call that made it, as plain data, so that it can be made again, also from
-# a file and by another version of this package.
+# The R side of a Python object. Stores the call that created the object as plain data, so that an RDS file can recreate
+# it with another version of this package.
 new_self <- function(method, arguments, title) {
   self <- new.env(parent = emptyenv())
   self$title <- title
   self$how <- list(method = method, arguments = arguments)
-  made <- make(self)
-  self$how$arguments <- arguments[names(arguments) != "token"] # a secret must not get into a file; the model is in the cache now
-  if (is.list(made)) remember(self, made)
+  result <- create(self)
+  self$how$arguments <- arguments[names(arguments) != "token"] # saveRDS() must not write a secret
+  if (is.list(result)) store_description(self, result)
   self
 }
 
-make <- function(self) {
-  made <- do.call(ask, c(list(self$how$method), self$how$arguments, list(news = show_progress())))
-  self$handle <- new_handle(if (is.list(made)) made$number else made)
-  made
+create <- function(self) {
+  result <- do.call(ask, c(list(self$how$method), self$how$arguments, list(on_event = show_progress())))
+  self$handle <- new_handle(if (is.list(result)) result$number else result)
+  result
 }
 
-load_again <- function(self) {
-  made <- make(self)
-  if (!is.list(made)) return(invisible())
+reload <- function(self) {
+  result <- create(self)
+  if (!is.list(result)) return(invisible())
   mode <- self$about$training
-  remember(self, made)
+  store_description(self, result)
   model <- as_model(self)
   if (!is.null(self$moved)) move_model(model, self$moved$device, self$moved$dtype)
-  if (!identical(mode, made$training)) set_mode(model, mode)
+  if (!identical(mode, result$training)) set_mode(model, mode)
 }
 
-# Stores Python's facts about a model. The same commit is loaded again, even if a branch has moved.
-remember <- function(self, about) {
+# Stores Python's description of a model. Reloading uses the same commit, even if the branch has moved.
+store_description <- function(self, about) {
   self$about <- about
   if (!is.null(about$commit)) self$how$arguments$revision <- about$commit
 }

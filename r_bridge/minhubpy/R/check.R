@@ -1,43 +1,43 @@
-# Checks of arguments. Each function returns the value to send to Python, or fails.
+# Argument checks. Each function returns the value to send to Python, or raises an error.
 
 string <- function(x, what = deparse(substitute(x))) {
   texts(x, what, one = TRUE)
 }
 
-# Text as UTF-8, without names: factors are text here, NA and broken encodings are mistakes.
+# Converts strings and factors to unnamed UTF-8 strings. Rejects NA and invalid encodings.
 texts <- function(x, what = deparse(substitute(x)), one = FALSE) {
-  force(what) # before x changes
+  force(what) # deparses x before its value changes
   if (is.factor(x)) x <- as.character(x)
   if (is_plain_list(x) && all(lengths(x) == 1L)) x <- unlist(x, use.names = FALSE)
   if (!is.character(x)) fail(what, " must be text, not ", describe(x))
   if (one && length(x) != 1L) fail(what, " must be one string, not ", describe(x))
-  if (anyNA(x)) fail(what, " has NA at ", places(is.na(x)), ": drop or replace it first")
+  if (anyNA(x)) fail(what, " must not contain NA, as at position ", positions_of(is.na(x)), ": drop or replace it")
   x <- as.character(x)
-  # In the C locale R does not know what its bytes mean; almost everywhere they are UTF-8.
+  # In the C locale, R does not know the encoding, which is almost always UTF-8.
   if (!l10n_info()[["MBCS"]] && !l10n_info()[["Latin-1"]]) Encoding(x)[Encoding(x) == "unknown"] <- "UTF-8"
   in_utf8 <- Encoding(x) %in% c("UTF-8", "bytes") | (Encoding(x) == "unknown" & l10n_info()[["UTF-8"]])
   wrong <- in_utf8 & !validUTF8(x)
-  if (any(wrong)) fail(what, " is not valid UTF-8 at ", places(wrong), ": convert it with iconv() first")
+  if (any(wrong)) fail(what, " must be valid UTF-8, unlike position ", positions_of(wrong), ": convert it with iconv()")
   enc2utf8(x)
 }
 
-number <- function(x, what = deparse(substitute(x)), least = -Inf, most = Inf, above = NULL, whole = FALSE) {
+number <- function(x, what = deparse(substitute(x)), min = -Inf, max = Inf, above = NULL, integer = FALSE) {
   if (is.factor(x) || !is.numeric(x) || length(x) != 1L || is.na(x)) {
     fail(what, " must be one number, not ", describe(x))
   }
-  if (whole && x != floor(x)) fail(what, " must be a whole number, not ", format(x))
-  if (x < least || x > most || (!is.null(above) && x <= above)) {
+  if (integer && x != floor(x)) fail(what, " must be a whole number, not ", format(x))
+  if (x < min || x > max || (!is.null(above) && x <= above)) {
     range <- c(
-      if (!is.null(above)) paste("above", above) else if (is.finite(least)) paste("at least", least),
-      if (is.finite(most)) paste("at most", format(most, scientific = FALSE))
+      if (!is.null(above)) paste("above", above) else if (is.finite(min)) paste("at least", min),
+      if (is.finite(max)) paste("at most", format(max, scientific = FALSE))
     )
     fail(what, " must be ", paste(range, collapse = " and "), ", not ", format(x))
   }
   as.vector(x)
 }
 
-whole <- function(x, what = deparse(substitute(x)), least = 0, most = .Machine$integer.max) {
-  as.integer(number(x, what, least = least, most = most, whole = TRUE))
+whole_number <- function(x, what = deparse(substitute(x)), min = 0, max = .Machine$integer.max) {
+  as.integer(number(x, what, min = min, max = max, integer = TRUE))
 }
 
 flag <- function(x, what = deparse(substitute(x))) {
@@ -45,16 +45,16 @@ flag <- function(x, what = deparse(substitute(x))) {
   as.vector(x)
 }
 
-# One of a few words; the first if the argument is the default, all of them.
-choice <- function(x, words, what = deparse(substitute(x))) {
-  if (identical(x, words)) return(words[[1L]])
-  if (!is.character(x) || length(x) != 1L || !x %in% words) {
-    fail(what, " must be one of ", paste(dQuote(words, FALSE), collapse = ", "), ", not ", describe(x))
+# match.arg() with the errors of this package.
+choice <- function(x, choices, what = deparse(substitute(x))) {
+  if (identical(x, choices)) return(choices[[1L]])
+  if (!is.character(x) || length(x) != 1L || !x %in% choices) {
+    fail(what, " must be one of ", paste(dQuote(choices, FALSE), collapse = ", "), ", not ", describe(x))
   }
   as.vector(x)
 }
 
-# The title of a plot, or one for each panel: text or plotmath.
+# The title of a plot or of each panel: text or plotmath.
 check_main <- function(main) {
   if (is.language(main)) return(as.expression(main))
   if (!is.atomic(main) || !length(main)) fail("main must be text or an expression, not ", describe(main))
@@ -62,55 +62,55 @@ check_main <- function(main) {
 }
 
 check_color <- function(col) {
-  known <- is.atomic(col) && length(col) > 0L && !is.factor(col) && !anyNA(col) && !(is.numeric(col) && any(col > .Machine$integer.max))
-  valid <- known && tryCatch(is.matrix(grDevices::col2rgb(col)), error = function(e) FALSE)
+  plausible <- is.atomic(col) && length(col) > 0L && !is.factor(col) && !anyNA(col) && !(is.numeric(col) && any(col > .Machine$integer.max))
+  valid <- plausible && tryCatch(is.matrix(grDevices::col2rgb(col)), error = function(e) FALSE)
   if (!valid) fail("col must be a color, such as \"#0072B2\" or \"steelblue\", not ", describe(col))
   as.vector(col)
 }
 
-# Whether x is a list without a class, such as a data frame has.
+# Whether x is a list without a class, unlike a data frame.
 is_plain_list <- function(x) is.list(x) && !is.object(x)
 
 optional <- function(x, check, ...) if (is.null(x)) NULL else check(x, ...)
 
-# Token ids as a vector, matrix or list of vectors; Python checks each id (id_rows in convert.py).
+# Token IDs as a vector, matrix or list of vectors. Python checks the range of the IDs (id_rows in convert.py).
 token_ids <- function(x, what = deparse(substitute(x))) {
   if (inherits(x, "minhub_encoding")) return(x$ids)
   if (is.object(x) || is.character(x) || is.logical(x) || !(is.numeric(x) || is.list(x))) {
-    fail(what, " must be token ids, not ", describe(x), "; tok$encode() makes ids of text")
+    fail(what, " must be token IDs, not ", describe(x), ": encode text with tok$encode()")
   }
-  if (length(x) == 0L) fail(what, " is empty: give at least one id")
+  if (length(x) == 0L) fail(what, " is empty: pass at least one token ID")
   if (is.list(x)) return(lapply(unname(x), token_ids, what = what))
   structure(as.vector(x), dim = dim(x))
 }
 
-# Prompts or texts, given as text or as ids.
+# Prompts or texts as strings, or as a list of vectors of token IDs.
 texts_or_ids <- function(x, what = deparse(substitute(x))) {
-  if (length(x) == 0L) fail(what, " is empty: give at least one text")
+  if (length(x) == 0L) fail(what, " is empty: pass at least one text")
   is_text <- is.character(x) || is.factor(x) || (is_plain_list(x) && all(vapply(x, is.character, NA)))
   if (is_text) return(texts(x, what))
-  if (inherits(x, "torch_tensor")) fail(what, " cannot be an R torch tensor here: as.integer(", what, ") - 1L are its ids")
+  if (inherits(x, "torch_tensor")) fail(what, " must not be an R torch tensor: pass as.integer(", what, ") - 1L")
   if (is.logical(x) || is.function(x) || (is.object(x) && !inherits(x, "minhub_encoding"))) {
-    advice <- if (is.data.frame(x) && length(x)) paste0(": give a column of it, such as x$", deparse(as.name(names(x)[1L]), backtick = TRUE))
-    fail(what, " must be text or token ids, not ", describe(x), advice)
+    advice <- if (is.data.frame(x) && length(x)) paste0(": pass one column, such as x$", deparse(as.name(names(x)[1L]), backtick = TRUE))
+    fail(what, " must be text or token IDs, not ", describe(x), advice)
   }
   ids <- token_ids(x, what)
   if (is.list(ids)) ids else if (is.matrix(ids)) asplit_rows(ids) else list(ids)
 }
 
-# Missing texts as "", which has no tokens.
+# Replaces missing texts by "", which has no tokens.
 na_as_empty <- function(x) {
   if (is.factor(x) || (is.logical(x) && all(is.na(x)))) x <- as.character(x)
   if (is.character(x)) x[is.na(x)] <- ""
   x
 }
 
-# The names of the texts in x, as texts_or_ids() reads it.
+# The names of the texts in an argument of texts_or_ids().
 labels_of <- function(x) {
   if (is.matrix(x) && is.numeric(x)) rownames(x) else if (is.character(x) || is.factor(x) || is_plain_list(x)) names(x)
 }
 
-# The text of each row of a result: its number, or a factor of names if the texts have some, with levels in their order.
+# The column `text` of a result: numbers, or for named texts a factor with the names as levels.
 text_of_row <- function(number, labels) {
   if (is.null(labels)) return(number)
   unnamed <- is.na(labels) | !nzchar(labels)
@@ -135,7 +135,7 @@ describe <- function(x) {
   paste0(if (grepl("^[aeiou]", kind)) "an " else "a ", kind, " of length ", length(x))
 }
 
-places <- function(where) {
-  found <- which(where)
-  paste0(paste(utils::head(found, 5L), collapse = ", "), if (length(found) > 5L) ", ...")
+positions_of <- function(where) {
+  positions <- which(where)
+  paste0(paste(utils::head(positions, 5L), collapse = ", "), if (length(positions) > 5L) ", ...")
 }

@@ -1,4 +1,4 @@
-# Raises an error of this package: class minhubpy_error, the user's call, and a message that says what to do next.
+# Raises an error of class minhubpy_error with the user's call. A message states the problem, then the solution.
 fail <- function(..., class = NULL, call = users_call()) {
   stop(structure(
     class = c(class, "minhubpy_error", "error", "condition"),
@@ -6,21 +6,21 @@ fail <- function(..., class = NULL, call = users_call()) {
   ))
 }
 
-# Raises a warning: class minhubpy_warning and the user's call.
+# Raises a warning of class minhubpy_warning with the user's call.
 warn <- function(text, call = users_call()) {
   warning(structure(class = c("minhubpy_warning", "warning", "condition"), list(message = text, call = call)))
 }
 
-# The call by which the user entered this package, which an error shows in place of an inner function.
+# The user's call of an exported function. Errors show it instead of an internal call.
 users_call <- function() {
   for (number in seq_len(sys.nframe())) {
-    # Compared by name: a model's namespace may have been unloaded since.
+    # Compares names, because the namespace of an older model may be unloaded.
     if (environmentName(topenv(environment(sys.function(number)))) == "minhubpy") return(as_written(sys.call(number)))
   }
   NULL
 }
 
-# R calls methods of `$` and `[[` by their own names: `$.minhub_chat`(bot, last) is bot$last again.
+# Restores the operator in calls of S3 methods: `$.minhub_chat`(bot, last) is bot$last.
 as_written <- function(call) {
   name <- if (is.name(call[[1L]])) as.character(call[[1L]]) else ""
   operator <- sub("^([$]|\\[\\[)[.]minhub_.*", "\\1", name)
@@ -28,13 +28,12 @@ as_written <- function(call) {
   call
 }
 
-# A message for a person who waits, on standard error.
+# A message on standard error, unless the option minhubpy.quiet is set.
 note <- function(...) {
   if (!quiet()) message(printable(paste0(...)))
 }
 
-# Text with its control characters written out, since a terminal would obey them: names of files and tokens may have
-# some. Python has done so with its own messages.
+# Escapes control characters in file names and tokens, which a terminal would execute. Python escapes its own messages.
 printable <- function(x) {
   x <- enc2utf8(x)
   x[!validUTF8(x)] <- iconv(x[!validUTF8(x)], "UTF-8", "UTF-8", sub = "byte")

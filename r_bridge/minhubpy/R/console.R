@@ -1,40 +1,32 @@
-# Methods of print(), format(), str(), summary() and `$` for the classes of the package, and their helpers.
+# print(), format(), str(), summary() and `$` methods of the classes of this package.
 
-# Prints what format() returns.
 print_format <- function(x, ...) {
   cat(format(x, ...), sep = "\n")
   invisible(x)
 }
 
-# The first line of format(), which is how str() shows an object, also inside of a list.
+# str() prints the first line of format(), also for an object in a list.
 str_format <- function(object) cat(" ", format(object)[[1L]], "\n", sep = "")
 
-# Reports an unknown member of an object and lists the members; `what` names the kind of object. A similar name comes first.
+# Raises an error for an unknown member, with a similar name or the list of members. `what` names the class of object.
 no_member <- function(what, name, fields, methods = character(), advice = NULL) {
-  known <- c(fields, methods)
-  distances <- if (nchar(name) > 2L) utils::adist(name, known, ignore.case = TRUE)
-  similar <- known[which.min(distances)]
+  members <- c(fields, methods)
+  distances <- if (nchar(name) > 2L) utils::adist(name, members, ignore.case = TRUE)
+  similar <- members[which.min(distances)]
   if (length(similar) && min(distances) <= max(1, nchar(name) %/% 3)) {
     advice <- paste0(": did you mean ", similar, "?")
   }
-  if (is.null(advice)) advice <- if (length(known)) paste0("; it has ", toString(c(fields, if (length(methods)) paste0(methods, "()"))))
+  if (is.null(advice)) advice <- if (length(members)) paste0("; it has ", toString(c(fields, if (length(methods)) paste0(methods, "()"))))
   fail(what, " has no ", name, advice)
 }
 
-# The index of a field by name, for `[[`; `what` names the kind of object.
+# Checks the index of `[[`, the name of a field. `what` names the class of object.
 member_name <- function(i, what, fields) {
-  if (!is.character(i)) fail(what, "'s fields have names: ", toString(fields))
+  if (!is.character(i)) fail("the fields of ", what, " must be selected by name: ", toString(fields))
   string(i)
 }
 
-# A list of values with a name each as lines of two columns. Values that are NULL are left out.
-labelled <- function(values) {
-  values <- Filter(length, values)
-  if (!length(values)) return(character())
-  paste0("  ", format(names(values)), "  ", vapply(values, function(value) toString(format(value)), ""))
-}
-
-# Settings as they are written in a call.
+# Settings as the arguments of a call.
 as_call <- function(settings) {
   settings <- Filter(Negate(is.null), settings)
   shown <- vapply(settings, function(value) {
@@ -61,8 +53,8 @@ str.minhub_chat <- function(object, ...) str_format(object)
 
 #' @export
 summary.minhub_chat <- function(object, ...) {
-  said <- as.data.frame(object)
-  replies <- said[said$role == "assistant", ]
+  messages <- as.data.frame(object)
+  replies <- messages[messages$role == "assistant", ]
   tokens <- sum(replies$tokens)
   logprob <- sum(replies$logprob)
   exchanges <- attr(object, "self")$exchanges
@@ -70,7 +62,7 @@ summary.minhub_chat <- function(object, ...) {
     list(
       chat = format(object), system = object$system, replies = nrow(replies), tokens = tokens,
       seconds = sum(replies$seconds), logprob = logprob, perplexity = if (tokens) exp(-logprob / tokens) else NA_real_,
-      ends = table(vapply(exchanges, function(each) each$reply$end, "")), settings = attr(object, "self")$settings
+      ends = table(vapply(exchanges, function(exchange) exchange$reply$end, "")), settings = attr(object, "self")$settings
     ),
     class = "summary.minhub_chat"
   )
@@ -90,7 +82,7 @@ print.summary.minhub_chat <- function(x, ...) {
   invisible(x)
 }
 
-# Lines of labelled values, wrapped to the console.
+# A named list of values as two columns of text, wrapped to the width of the console. Empty values are omitted.
 strwrap_labelled <- function(values) {
   values <- Filter(length, values)
   labels <- format(names(values))
@@ -155,10 +147,10 @@ str.minhub_tokenizer <- function(object, ...) str_format(object)
 
 #' @export
 summary.minhub_tokenizer <- function(object, ...) {
-  all <- object$get_vocab()
+  vocabulary <- object$get_vocab()
   learned <- object$get_vocab(with_added_tokens = FALSE)
   structure(
-    list(tokenizer = format(object), size = nrow(all), added = all[!all$id %in% learned$id, , drop = FALSE]),
+    list(tokenizer = format(object), size = nrow(vocabulary), added = vocabulary[!vocabulary$id %in% learned$id, , drop = FALSE]),
     class = "summary.minhub_tokenizer"
   )
 }
@@ -166,10 +158,10 @@ summary.minhub_tokenizer <- function(object, ...) {
 #' @export
 print.summary.minhub_tokenizer <- function(x, ...) {
   added <- utils::head(encodeString(x$added$token, quote = '"'), 20L)
-  more <- nrow(x$added) - length(added)
+  omitted <- nrow(x$added) - length(added)
   cat(x$tokenizer, strwrap_labelled(list(
     vocabulary = counted(x$size),
-    added = if (length(added)) paste(c(added, if (more) paste("and", counted(more), "more")), collapse = " ")
+    added = if (length(added)) paste(c(added, if (omitted) paste("and", counted(omitted), "more")), collapse = " ")
   )), sep = "\n")
   invisible(x)
 }
@@ -295,7 +287,7 @@ str.minhub_parameters <- function(object, ...) str_format(object)
 #' @export
 summary.minhub_parameters <- function(object, ...) weights_by_part(object())
 
-# Numbers of weights in each part of a model, such as a layer.
+# The number of parameters of each part of a model, such as a layer.
 weights_by_part <- function(table) {
   part <- sub("^(transformer\\.)?([^.]*(\\.[0-9]+)?).*", "\\2", table$name)
   parts <- unique(part)
@@ -366,15 +358,16 @@ summary.minhub_attention <- function(object, ...) {
   heads <- expand.grid(
     head = as.integer(dimnames(object)[[2L]]), layer = as.integer(dimnames(object)[[1L]])
   )[c("layer", "head")]
-  each <- lapply(seq_len(nrow(heads)), function(i) {
+  matrices <- lapply(seq_len(nrow(heads)), function(i) {
     at <- c((i - 1L) %/% size[[2L]] + 1L, (i - 1L) %% size[[2L]] + 1L)
     matrix(weights[at[[1L]], at[[2L]], , ], n)
   })
   bits <- function(p) -sum(ifelse(p > 0, p * log2(p), 0))
   previous <- if (n > 1L) function(w) mean(w[cbind(2:n, 1:(n - 1L))]) else function(w) NA_real_
   data.frame(
-    heads, entropy = vapply(each, function(w) mean(apply(w, 1L, bits)), 0), to_first = vapply(each, function(w) mean(w[, 1L]), 0),
-    to_previous = vapply(each, previous, 0), to_self = vapply(each, function(w) mean(diag(w)), 0)
+    heads, entropy = vapply(matrices, function(w) mean(apply(w, 1L, bits)), 0),
+    to_first = vapply(matrices, function(w) mean(w[, 1L]), 0), to_previous = vapply(matrices, previous, 0),
+    to_self = vapply(matrices, function(w) mean(diag(w)), 0)
   )
 }
 

@@ -1,9 +1,11 @@
-#' List the devices that models can run on
+#' List devices
 #'
-#' @returns A data frame with a row for each device that was probed: `device`,
-#'   `works`, `dtypes` (those that it computes in), `detail`, and `picked`,
-#'   which is `TRUE` for the one that `"auto"` picks. It is printed as a line
-#'   for each.
+#' Lists the devices that models can run on, and the device that
+#' `device = "auto"` selects.
+#'
+#' @returns A data frame of class `minhub_devices` with one row per probed
+#'   device and the columns `device`, `works`, `dtypes` (supported dtypes),
+#'   `detail`, and `picked` (`TRUE` for the device that `"auto"` selects).
 #' @family functions for the Python side
 #' @examplesIf minhubpy:::is_ready()
 #' minhub_devices()
@@ -22,6 +24,6 @@ format.minhub_devices <- function(x, ...) {
 #' @export
 print.minhub_devices <- function(x, ...) {
   if (!all(c("device", "works", "dtypes", "detail", "picked") %in% names(x))) return(NextMethod())
-  cat(format(x), if (any(x$picked)) paste0("\"auto\" picks ", x$device[x$picked]), sep = "\n")
+  cat(format(x), if (any(x$picked)) paste0("\"auto\" selects ", x$device[x$picked]), sep = "\n")
   invisible(x)
 }

@@ -1,12 +1,13 @@
-#' Check what is installed, and whether it fits together
+#' Diagnose the installation
 #'
-#' R, the Python that this package uses and why, Python's packages and the extras
-#' of minhub_py that some functions need (see [minhub_install()]), devices
-#' and CUDA, rpy2, R torch and its LibTorch against Python's, tokens and cache
-#' folders. It changes nothing and opens no connection.
+#' Checks R, the selected Python, the versions of Python packages, the extras of
+#' minhub_py (see [minhub_install()]), devices and CUDA, rpy2, R torch and
+#' whether its LibTorch is compatible with Python's PyTorch, tokens and cache
+#' folders. `minhub_doctor()` changes nothing and opens no connection.
 #'
-#' @returns A data frame with the columns `what`, `found`, `fits` and
-#'   `advice`: the next step where something does not fit.
+#' @returns A data frame of class `minhub_doctor` with one row per check and the
+#'   columns `what` (the component), `found` (its state), `fits` (`TRUE` without
+#'   a problem) and `advice` (how to fix a problem).
 #' @family functions for the Python side
 #' @examplesIf minhubpy:::is_ready()
 #' minhub_doctor()
@@ -35,7 +36,7 @@ finding <- function(what, found, fits = TRUE, advice = "") {
   data.frame(what = what, found = found, fits = fits, advice = advice)
 }
 
-# Facts about this R for Python, whose doctor.py judges them, so that `minhub doctor` says the same.
+# Facts about this R session. Python evaluates them, so that `minhub doctor` reports the same problems.
 own_facts <- function() {
   facts <- list()
   r_facts(function(key, value) facts[[key]] <<- value)

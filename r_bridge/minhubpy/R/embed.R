@@ -1,32 +1,31 @@
-#' Texts as numbers
+#' Compute text embeddings
 #'
-#' Reads texts with a model and gives for each a vector of numbers, the hidden
-#' state of one of its layers: texts of like meaning get vectors of like
-#' direction. A matrix of them is what [stats::lm()], [stats::prcomp()],
-#' [stats::hclust()] and any classifier take.
+#' Computes one vector per text from the hidden states of a layer. Texts with
+#' similar meanings have vectors with similar directions. The resulting matrix is
+#' suitable for [stats::lm()], [stats::prcomp()], [stats::hclust()] and any
+#' classifier.
 #'
-#' A text longer than the model's context is read in overlapping parts, as
-#' [token_logprobs()] reads it. Esc or Ctrl-C stops a long call; the session and the
-#' model stay as they are. The function of this name that R has, which lags a
-#' time series, stays there as [stats::embed()].
+#' Texts longer than the model's context are processed in overlapping windows, as
+#' in [token_logprobs()]. Esc or Ctrl-C interrupts a long call; the session and
+#' the model remain usable.
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens
 #' @param texts A character vector or a factor, such as a column of a data
-#'   frame; or ids, as for [generate()]. A text that is `NA` or `""` gives a row
-#'   of `NA`.
-#' @param layer Which layer: 0 is the embeddings, 1 the first layer, and so on;
-#'   -1 the last one, -2 the one before. Layers in the middle often tell more of
-#'   a text's meaning than the last, which is made to predict the next token.
-#'   An encoder-decoder such as T5 gives the layers of its encoder.
-#' @param pool What becomes of the tokens of a text: their `"mean"`, the
-#'   `"last"` one, which alone has seen the whole text, or `"none"`: each token
-#'   keeps a vector of its own.
-#' @param resume The name of a file (.rds) that keeps what is done of a long job:
-#'   see [word_logprobs()].
-#' @returns A matrix with a row for each text, in their order, and their names
-#'   as row names. With `pool = "none"`, a list of matrices with a row for each
-#'   token of the text, which is its row name.
+#'   frame, or token IDs as in [generate()]. The row of a text that is `NA` or
+#'   `""` is `NA`.
+#' @param layer The layer: 0 for the embeddings, 1 for the first layer, -1 for the
+#'   last layer, -2 for the layer before it. Middle layers often represent the
+#'   meaning of a text better than the last layer, which is trained to predict
+#'   the next token. For an encoder-decoder such as T5, the layers of the encoder.
+#' @param pool How to pool the tokens of a text: `"mean"`; `"last"`, the only
+#'   token whose hidden state depends on the complete text; or `"none"`, which
+#'   returns one vector per token.
+#' @param resume The path of an .rds file that stores the results of a long job,
+#'   so that the same call can resume it, see [word_logprobs()].
+#' @returns A numeric matrix with one row per text, in the order of `texts`, and
+#'   the names of `texts` as row names. With `pool = "none"`, a list of matrices
+#'   with one row per token and the tokens as row names.
 #' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
@@ -45,30 +44,30 @@ text_embeddings <- function(model, texts, layer = -1, pool = c("mean", "last", "
   pool <- choice(pool, c("mean", "last", "none"))
   if (is.data.frame(texts)) {
     column <- deparse(as.name(names(texts)[1L]), backtick = TRUE)
-    fail("texts must be one column of the data frame, such as ", deparse(substitute(texts))[[1L]], "$", column)
+    fail("texts must be a column of the data frame, not the data frame: pass ", deparse(substitute(texts))[[1L]], "$", column)
   }
   labels <- labels_of(texts)
   texts <- texts_or_ids(na_as_empty(texts), "texts")
-  settings <- list(tokenizer = check_tokenizer(tokenizer), layer = whole(layer, least = -1e6), pool = pool)
-  found <- in_parts(seq_along(texts), resume, c(list(call = "embed", model = model, texts = texts), settings), function(rows, news) {
-    do.call(ask, c(list("embed", model = model, texts = texts[rows]), settings, list(news = news)))
+  settings <- list(tokenizer = check_tokenizer(tokenizer), layer = whole_number(layer, min = -1e6), pool = pool)
+  result <- in_parts(seq_along(texts), resume, c(list(call = "embed", model = model, texts = texts), settings), function(rows, on_event) {
+    do.call(ask, c(list("embed", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
   }, size = TEXTS_OF_PART, join = join_vectors)
   if (pool != "none") {
-    rownames(found$vectors) <- labels
-    return(found$vectors)
+    rownames(result$vectors) <- labels
+    return(result$vectors)
   }
-  each <- Map(function(vectors, tokens) {
+  matrices <- Map(function(vectors, tokens) {
     if (length(tokens) && !anyNA(tokens)) rownames(vectors) <- tokens
     vectors
-  }, found$vectors, found$tokens)
-  stats::setNames(each, labels)
+  }, result$vectors, result$tokens)
+  stats::setNames(matrices, labels)
 }
 
-TEXTS_OF_PART <- 256L # of a long job, see in_parts()
+TEXTS_OF_PART <- 256L # texts in each part of a long job, see in_parts()
 
-# What text_embeddings() has of each part: rows of a matrix, or a matrix and the tokens of each text.
-join_vectors <- function(found, rows) {
-  part <- function(name) lapply(found, `[[`, name)
-  if (is.matrix(found[[1L]]$vectors)) return(list(vectors = do.call(rbind, part("vectors"))))
+# Joins the results of the parts: matrices, or with pool = "none" lists of matrices and of tokens.
+join_vectors <- function(result, rows) {
+  part <- function(name) lapply(result, `[[`, name)
+  if (is.matrix(result[[1L]]$vectors)) return(list(vectors = do.call(rbind, part("vectors"))))
   list(vectors = do.call(c, part("vectors")), tokens = do.call(c, part("tokens")))
 }

@@ -1,6 +1,6 @@
-# Reports facts about R by say(key, value). R torch comes last, since a LibTorch that does not fit may end the process; it
-# must not ask for a download, nor test itself in another R. `minhub doctor` runs this file in an R without this package
-# (r_bridge/probe.py), so it needs base R alone.
+# Reports facts about R with say(key, value). Loads R torch last, because an incompatible LibTorch may end the process,
+# and prevents its download prompt and its self-test in another R process. `minhub doctor` runs this file in an R
+# without this package (r_bridge/probe.py), so that it depends on base R only.
 r_facts <- function(say) {
   version_of <- function(package) {
     version <- suppressWarnings(utils::packageDescription(package, fields = "Version"))

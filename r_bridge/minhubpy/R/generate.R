@@ -1,50 +1,53 @@
 #' Generate text
 #'
-#' Continues one or more prompts, or, with an encoder-decoder such as T5,
-#' answers them. Esc or Ctrl-C stops it; the session and
-#' the model stay as they are. Characters for which the tokenizer has no token,
-#' as one of characters may, are left out, with a warning.
+#' Continues one or more prompts. An encoder-decoder such as T5 generates an
+#' answer to each prompt instead. Esc or Ctrl-C interrupts the generation; the
+#' session and the model remain usable. Characters that the vocabulary does not
+#' contain are omitted with a warning.
 #'
 #' @param x A model, see [from_pretrained()], or a run of [minhub_train()].
-#' @param prompts Text: a character vector. Or 0-based ids: a vector, a matrix
-#'   with a row for each prompt, or a list of vectors of any lengths.
-#' @param max_new_tokens The most tokens to add to each.
-#' @param temperature Divides the logits: below 1 is more sober, above 1 more
-#'   adventurous, 0 takes the likeliest token each time (greedy).
-#' @param top_k Sample from the `top_k` likeliest tokens.
-#' @param top_p Sample from the fewest likeliest tokens whose probabilities
-#'   reach `top_p`.
-#' @param repetition_penalty Above 1: tokens that stand in the text already
-#'   become less likely.
-#' @param seed A whole number for all prompts, or one for each. If not given,
-#'   R's random numbers give each prompt one, so `set.seed()` before makes
-#'   the texts repeatable. A prompt of many gets the text that it gets alone, so
-#'   one number for all gives equal texts to equal prompts: for three texts from
-#'   one prompt, `generate(model, rep("ROMEO:", 3), seed = 1:3)`.
-#' @param eos_id The ids that end a text: `"auto"` are the model's own, `NULL`
-#'   none.
-#' @param stop Strings that end a text; they are not part of it.
-#' @param tokenizer The tokenizer, if not the model's own.
-#' @param stream `TRUE`: show the text while it is made (one prompt of text),
-#'   `FALSE`: do not. Or a function that is called with each new piece of text.
-#'   `"auto"` shows it where the call itself is what was typed at an interactive
-#'   console; not where its value is assigned or goes to another function.
-#' @param speculate The most tokens to guess at a time from what the text
-#'   repeats. The text stays the same; where it repeats itself it comes faster.
-#'   An LSTM makes no guesses, nor does a model on a graphics card.
-#' @param resume The name of a file (.rds) that keeps what is done of a long job:
-#'   see [word_logprobs()]. The job needs a `seed`, or `temperature = 0`.
-#' @param ... Arguments of the method.
+#' @param prompts A character vector. Or 0-based token IDs: a vector, a matrix
+#'   with one row per prompt, or a list of vectors, which may differ in length.
+#' @param max_new_tokens The maximum number of new tokens for each prompt.
+#' @param temperature Divides the logits. Values below 1 favor likely tokens,
+#'   values above 1 increase variety, and 0 selects the most likely token (greedy
+#'   decoding).
+#' @param top_k Sample from the `top_k` most likely tokens. `NULL`: no limit.
+#' @param top_p Sample from the smallest set of most likely tokens whose
+#'   probabilities sum to at least `top_p`. `NULL`: no limit.
+#' @param repetition_penalty Values above 1 reduce the probability of tokens that
+#'   the sequence already contains.
+#' @param seed An integer for all prompts, or one per prompt. By default, seeds
+#'   are drawn from R's random numbers, so `set.seed()` makes the text
+#'   reproducible. The text of a prompt does not depend on the other prompts:
+#'   equal prompts with equal seeds have equal texts. For three different texts,
+#'   use `generate(model, rep("ROMEO:", 3), seed = 1:3)`.
+#' @param eos_id The end-of-sequence token IDs. `"auto"` uses the model's token
+#'   IDs, and `NULL` none.
+#' @param stop Stop strings. A text ends before the first of them.
+#' @param tokenizer A tokenizer, see [tokenizer_from_pretrained()]. By default,
+#'   the model's tokenizer.
+#' @param stream Whether to print the text while it is generated (for one prompt
+#'   of text). Or a function that is called with each new piece of text. `"auto"`
+#'   prints the text if the call is a complete expression at an interactive
+#'   console, and does not if its value is assigned or passed to another function.
+#' @param speculate The maximum number of draft tokens per decoding step for
+#'   speculative decoding by prompt lookup. The output is unchanged; repetitive
+#'   text is generated faster. No effect on an LSTM or on a GPU.
+#' @param resume The path of an .rds file that stores the results of a long job,
+#'   so that the same call can resume it, see [word_logprobs()]. Requires a
+#'   `seed` or `temperature = 0`.
+#' @param ... Arguments of the methods.
 #'
 #' @details
 #' `generate()` is an S3 generic. Its methods are also methods of
-#' `generics::generate()`, so the call is the same if a package that exports
-#' that generic, such as infer, is attached after this one.
+#' `generics::generate()`, so the call works the same way if a package that
+#' exports that generic, such as infer, is attached after this package.
 #'
-#' @returns For text, the new text of each prompt: a character vector, with
-#'   the names of `prompts`; invisible if it was shown already. For ids, a
-#'   list of the new ids of each prompt.
-#' @family functions that write text
+#' @returns For text, a character vector with the new text of each prompt and the
+#'   names of `prompts`, invisibly if the text was printed. For token IDs, a list
+#'   of integer vectors with the new token IDs.
+#' @family functions that generate text
 #' @seealso [from_pretrained()], [tokenizer_from_pretrained()]
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
@@ -65,42 +68,43 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)
   one_text <- is.character(prompts) && length(prompts) == 1L
-  if (is.function(stream) && !one_text) fail("stream can be a function for one prompt of text only")
+  if (is.function(stream) && !one_text) fail("stream must not be a function for several prompts or token IDs: pass one prompt of text")
   if (!is.null(resume)) {
-    if (is.null(seed) && temperature > 0) fail("resume needs a seed, by which the same call gives the same texts: give seed = 1")
-    if (!identical(stream, "auto") && !isFALSE(stream)) fail("resume is for many prompts, and stream for one: give one of them")
+    if (is.null(seed) && temperature > 0) fail("resume requires a seed, such as seed = 1, so that the same call generates the same texts")
+    if (!identical(stream, "auto") && !isFALSE(stream)) fail("resume and stream exclude each other: pass one of them")
     stream <- FALSE
   }
-  if (identical(stream, "auto")) stream <- interactive() && one_text && was_typed(sys.call(-1L), sys.nframe() - 1L) # of the generic
+  # The caller is the generic.
+  if (identical(stream, "auto")) stream <- interactive() && one_text && was_typed(sys.call(-1L), sys.nframe() - 1L)
   streaming <- (is.function(stream) || flag(stream)) && one_text
-  answers <- isTRUE(model$config$is_encoder_decoder) # rather than to go on from the prompt
-  echo <- once(function() if (!answers) cat(printable(prompts))) # only when the first text is there
+  # Prints the prompt before the first new text. An encoder-decoder does not continue it.
+  echo <- once(function() if (!isTRUE(model$config$is_encoder_decoder)) cat(printable(prompts)))
   show <- if (is.function(stream)) stream else function(piece) {
     echo()
     cat(printable(piece))
     utils::flush.console()
   }
   settings <- list(
-    max_new_tokens = whole(max_new_tokens), temperature = as.double(number(temperature, least = 0, most = 1e6)),
-    top_k = optional(top_k, whole, what = "top_k", least = 1),
-    top_p = optional(top_p, function(x) as.double(number(x, "top_p", above = 0, most = 1))),
-    repetition_penalty = as.double(number(repetition_penalty, above = 0, most = 1e6)),
+    max_new_tokens = whole_number(max_new_tokens), temperature = as.double(number(temperature, min = 0, max = 1e6)),
+    top_k = optional(top_k, whole_number, what = "top_k", min = 1),
+    top_p = optional(top_p, function(x) as.double(number(x, "top_p", above = 0, max = 1))),
+    repetition_penalty = as.double(number(repetition_penalty, above = 0, max = 1e6)),
     eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
-    stop = stop_strings(stop), stream = streaming, speculate = whole(speculate)
+    stop = stop_strings(stop), stream = streaming, speculate = whole_number(speculate)
   )
-  if (streaming && !is.function(stream)) on.exit(if (is_done(echo)) cat("\n")) # also if the text is interrupted
+  if (streaming && !is.function(stream)) on.exit(if (has_run(echo)) cat("\n"))
   seeds <- seeds(seed, length(prompts), temperature)
   job <- c(list(call = "generate", model = model, prompts = prompts, seeds = seeds), settings)
-  made <- in_parts(seq_along(prompts), resume, job, function(rows, news) {
+  result <- in_parts(seq_along(prompts), resume, job, function(rows, on_event) {
     part <- list("generate", model = model, prompts = prompts[rows], seeds = seeds[rows])
-    do.call(ask, c(part, settings, list(news = if (streaming) show else news)))
-  }, size = PROMPTS_OF_PART, join = join_made)
+    do.call(ask, c(part, settings, list(on_event = if (streaming) show else on_event)))
+  }, size = PROMPTS_OF_PART, join = join_texts)
   if (streaming && !is.function(stream)) echo()
   if (is.character(prompts)) {
-    text <- stats::setNames(made$texts, labels)
+    text <- stats::setNames(result$texts, labels)
     if (streaming) invisible(text) else text
   } else {
-    stats::setNames(made$ids, labels)
+    stats::setNames(result$ids, labels)
   }
 }
 
@@ -112,55 +116,55 @@ generate.minhub_run <- generate.minhub_model
 #' @export
 generate.default <- function(x, ...) check_model(x)
 
-# Refuses arguments that only the generic's `...` accepts.
+# Rejects unknown arguments, which the `...` of the generic accepts.
 no_more_arguments <- function(...) {
   if (!...length()) return(invisible())
   name <- names(list(...))[[1L]] %||% ""
-  if (nzchar(name)) fail("unknown argument ", name, ": ?generate lists the arguments")
-  fail("too many arguments: give the settings by name, such as max_new_tokens = 40")
+  if (nzchar(name)) fail("unknown argument ", name, ": see ?generate for the arguments")
+  fail("too many arguments: pass settings by name, such as max_new_tokens = 40")
 }
 
-PROMPTS_OF_PART <- 64L # of a long job, see in_parts()
+PROMPTS_OF_PART <- 64L # prompts in each part of a long job, see in_parts()
 
-join_made <- function(found, rows) {
-  list(texts = unlist(lapply(found, `[[`, "texts")), ids = do.call(c, lapply(found, `[[`, "ids")))
+join_texts <- function(result, rows) {
+  list(texts = unlist(lapply(result, `[[`, "texts")), ids = do.call(c, lapply(result, `[[`, "ids")))
 }
 
-# A function that runs its code at its first call only; is_done() tells whether it has.
+# A function that runs its code only once. has_run() returns whether it has run.
 once <- function(code) {
-  done <- FALSE
+  run <- FALSE
   function() {
-    if (!done) code()
-    done <<- TRUE
+    if (!run) code()
+    run <<- TRUE
   }
 }
 
-is_done <- function(once) environment(once)$done
+has_run <- function(once) environment(once)$run
 
-# Whether a call at top level (depth 1) is all that was typed at the console. A function cannot see whether its value is
-# assigned, but R's history of typed lines shows it. Without a history the answer is yes.
+# Whether a call is a complete expression at the console. A function cannot detect whether its value is assigned, so
+# that this searches R's command history. Without a history, every call at top level (depth 1) is a complete expression.
 was_typed <- function(call, depth, lines = typed_lines()) {
   if (depth != 1L) return(FALSE)
   attr(call, "srcref") <- NULL
-  wanted <- as_one_line(call)
-  alone <- TRUE
-  # The last lines may be one expression: try more and more of them. Lines before it do no harm.
+  code <- as_one_line(call)
+  complete <- TRUE
+  # The number of lines of the last expression is unknown: parse the last line, the last two lines, and so on.
   for (first in rev(seq_along(lines))) {
     typed <- tryCatch(parse(text = lines[first:length(lines)], keep.source = FALSE), error = function(e) NULL)
-    with_call <- Filter(function(each) grepl(wanted, as_one_line(each), fixed = TRUE), as.list(typed))
-    if (length(with_call)) alone <- stands_alone(call, with_call[[length(with_call)]])
+    with_call <- Filter(function(expression) grepl(code, as_one_line(expression), fixed = TRUE), as.list(typed))
+    if (length(with_call)) complete <- is_statement(call, with_call[[length(with_call)]])
   }
-  alone
+  complete
 }
 
 as_one_line <- function(code) gsub("[[:space:]]", "", paste(deparse(code), collapse = ""))
 
-# Whether the call is the whole expression, or a statement of a loop, a condition or braces.
-stands_alone <- function(call, expression) {
+# Whether the call is the expression, or a statement in a loop, a condition or braces.
+is_statement <- function(call, expression) {
   if (identical(expression, call)) return(TRUE)
   around <- c("{", "(", "for", "while", "repeat", "if")
   if (!is.call(expression) || !deparse(expression[[1L]])[[1L]] %in% around) return(FALSE)
-  any(vapply(as.list(expression)[-1L], stands_alone, NA, call = call))
+  any(vapply(as.list(expression)[-1L], is_statement, NA, call = call))
 }
 
 typed_lines <- function() {
@@ -177,9 +181,9 @@ typed_lines <- function() {
 }
 
 seeds <- function(seed, n, temperature) {
-  if (is.null(seed)) return(if (temperature > 0) draw_seeds(n) else numeric(n)) # greedy text needs no random numbers
+  if (is.null(seed)) return(if (temperature > 0) draw_seeds(n) else numeric(n)) # greedy decoding draws no random numbers
   if (!is.numeric(seed) || !length(seed) %in% c(1L, n) || anyNA(seed) || any(seed != floor(seed) | abs(seed) > 2^53)) {
-    fail("seed must be one whole number, or one for each prompt, not ", describe(seed))
+    fail("seed must be a whole number, or one for each prompt, not ", describe(seed))
   }
   rep_len(as.double(seed), n)
 }
@@ -189,7 +193,7 @@ end_ids <- function(eos_id) {
   if (is.null(eos_id)) return(integer())
   most <- .Machine$integer.max
   if (!is.numeric(eos_id) || anyNA(eos_id) || any(eos_id != floor(eos_id) | eos_id < 0 | eos_id > most)) {
-    fail('eos_id must be "auto", NULL or token ids, not ', describe(eos_id))
+    fail('eos_id must be "auto", NULL or token IDs, not ', describe(eos_id))
   }
   as.integer(eos_id)
 }
@@ -197,30 +201,35 @@ end_ids <- function(eos_id) {
 stop_strings <- function(stop) {
   if (is.null(stop)) return(NULL)
   stop <- texts(stop, "stop")
-  if (!all(nzchar(stop))) fail("a stop string cannot be empty")
+  if (!all(nzchar(stop))) fail("stop must not contain an empty string")
   stop
 }
 
 check_tokenizer <- function(tokenizer) {
   if (!is.null(tokenizer) && !inherits(tokenizer, "minhub_tokenizer")) {
-    fail("tokenizer must be what tokenizer_from_pretrained() returns, not ", describe(tokenizer))
+    fail("tokenizer must be a tokenizer, as tokenizer_from_pretrained() returns, not ", describe(tokenizer))
   }
   tokenizer
 }
 
-#' Find the likeliest next tokens
+#' Predict the next token
+#'
+#' Returns the most likely next tokens after a prompt and their probabilities.
 #'
 #' @inheritParams generate
 #' @param model A model, see [from_pretrained()], or a run of [minhub_train()].
-#' @param prompt Text: one, or a character vector of several. Or 0-based ids, as
-#'   for [generate()].
-#' @param n How many tokens for each.
-#' @returns A data frame with the columns `token`, `id`, `prob` and `logprob`
-#'   (nats), likeliest first. Several prompts give their rows one after the
-#'   other, and a first column `prompt` says which: a number from 1, or a factor
-#'   of the names of `prompt`. It has a `plot()` method, and its `summary()` has
-#'   a row for each prompt: the likeliest token, and the probability of all `n`
-#'   `together`.
+#' @param prompt A character vector, or 0-based token IDs as in [generate()].
+#' @param n The number of tokens for each prompt.
+#' @returns A data frame of class `minhub_next_tokens` with `n` rows per prompt,
+#'   sorted by probability, and the columns
+#'   * `prompt`, for several prompts: the number of the prompt, or a factor of the
+#'     names of `prompt`;
+#'   * `token` and `id` (0-based);
+#'   * `prob` and `logprob` (natural log).
+#'
+#'   It has a [plot()][plot.minhub()] method. `summary()` returns one row per
+#'   prompt with the most likely token and `together`, the sum of the
+#'   probabilities of all `n` tokens.
 #' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
@@ -234,49 +243,59 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
   model <- check_model(model)
   labels <- labels_of(prompt)
   prompts <- texts_or_ids(prompt, "prompt")
-  found <- ask(
+  result <- ask(
     "next_tokens",
-    model = model, prompts = prompts, tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1)
+    model = model, prompts = prompts, tokenizer = check_tokenizer(tokenizer), n = whole_number(n, min = 1)
   )
-  if (length(prompts) == 1L) found$prompt <- NULL else found$prompt <- text_of_row(found$prompt, labels)
-  structure(found, class = c("minhub_next_tokens", "data.frame"))
+  if (length(prompts) == 1L) result$prompt <- NULL else result$prompt <- text_of_row(result$prompt, labels)
+  structure(result, class = c("minhub_next_tokens", "data.frame"))
 }
 
-#' Score texts
+#' Compute the log-probability of each token
 #'
-#' `token_logprobs()` gives the log-probability of every token after a text's first,
-#' given those before it; with `targets`, that of every token of the targets,
-#' each given its text before it. `perplexity()` is `exp(-mean(logprob))` of each text.
-#' A text longer than the model's context is read in overlapping windows.
+#' `token_logprobs()` computes the log-probability of each token of a text, given
+#' the preceding tokens. With `targets`, it computes the log-probability of each
+#' token of a target, given its text. `perplexity()` computes
+#' `exp(-mean(logprob))` for each text.
+#'
+#' Texts longer than the model's context are processed in overlapping windows.
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens
-#' @param texts A character vector; or ids, as for [generate()]. A text that is
-#'   `NA` has no tokens, as `""` has none.
-#' @param targets A text for each of `texts`, of the same kind, to score in
-#'   their place. An encoder-decoder such as T5 needs them, as it predicts the
-#'   answer to a text and not the text. With other models a target continues its
-#'   text, after `sep`.
-#' @param sep Text between a text and its target, which are both strings without
-#'   white space there: `""` for languages without spaces. It has no effect on
-#'   ids and encoder-decoders.
-#' @param bits `TRUE`: two more columns, in bits: `surprisal`, which is `-log2` of
-#'   the token's probability, and `entropy`, of what the model expects in its place.
-#' @param resume The name of a file (.rds) that keeps what is done of a long job:
-#'   see [word_logprobs()].
-#' @returns `token_logprobs()`: a data frame with a row for each token after the first
-#'   of its text, or for each of its target, and the columns `text` (which one: a number from 1, or a
-#'   factor of the names of `texts`), `position` (of the token in its text, from
-#'   1), `token`, `id` (0-based) and `logprob` (nats). It has `plot()` and
-#'   `summary()` methods. `perplexity()`: a number for each text, `NA` for a text
-#'   of fewer than two tokens, with the names of `texts`.
+#' @param texts A character vector, or token IDs as in [generate()]. `NA` and
+#'   `""` have no tokens.
+#' @param targets Targets to score, one for each of `texts` and of the same type.
+#'   An encoder-decoder such as T5 requires them, because it predicts an answer
+#'   to a text and not the text. With other models, a target continues its text
+#'   after `sep`.
+#' @param sep The string between a text and its target. Use `""` for languages
+#'   without spaces. If `sep` is a space, white space next to it is an error. It
+#'   has no effect on token IDs and encoder-decoders.
+#' @param bits Whether to add the columns `surprisal` and `entropy`, both in bits.
+#' @param resume The path of an .rds file that stores the results of a long job,
+#'   so that the same call can resume it, see [word_logprobs()].
+#' @returns `token_logprobs()` returns a data frame of class
+#'   `minhub_token_logprobs` with one row per token (without the first token of a
+#'   text) and the columns
+#'   * `text`: the number of the text, or a factor of the names of `texts`;
+#'   * `position`: the position of the token in its text, from 1;
+#'   * `token` and `id` (0-based);
+#'   * `logprob`: the natural logarithm of the token's probability;
+#'   * `surprisal`, with `bits = TRUE`: `-log2` of the token's probability;
+#'   * `entropy`, with `bits = TRUE`: the entropy in bits of the distribution that
+#'     the model predicts at the token's position.
+#'
+#'   It has [plot()][plot.minhub()] and `summary()` methods.
+#'
+#'   `perplexity()` returns a numeric vector with one value per text and the names
+#'   of `texts`. The perplexity of a text with fewer than two tokens is `NA`.
 #' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' surprise <- token_logprobs(model, "To be, or not to be")
-#' head(surprise)
-#' summary(surprise)
-#' plot(surprise)
+#' logprobs <- token_logprobs(model, "To be, or not to be")
+#' head(logprobs)
+#' summary(logprobs)
+#' plot(logprobs)
 #' perplexity(model, c(verse = "To be, or not to be", noise = "xq zzk vv"))
 #' \dontshow{minhubpy:::end_example()}
 #' @export
@@ -286,25 +305,25 @@ token_logprobs <- function(model, texts, tokenizer = NULL, targets = NULL, sep =
   texts <- texts_or_ids(na_as_empty(texts), "texts")
   if (!is.null(targets)) {
     targets <- texts_or_ids(targets, "targets")
-    if (length(targets) != length(texts)) fail(length(targets), " targets for ", length(texts), " texts: give one for each")
+    if (length(targets) != length(texts)) fail("targets must have one value for each of ", length(texts), " texts, not ", length(targets))
   }
   settings <- list(tokenizer = check_tokenizer(tokenizer), bits = flag(bits), sep = string(sep, "sep"))
   job <- c(list(call = "score", model = model, texts = texts, targets = targets), settings)
-  found <- in_parts(seq_along(texts), resume, job, function(rows, news) {
+  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
     part <- list("score", model = model, texts = texts[rows], targets = targets[rows])
-    do.call(ask, c(part, settings, list(news = news)))
+    do.call(ask, c(part, settings, list(on_event = on_event)))
   }, size = TEXTS_OF_PART, join = join_tokens)
-  found$text <- text_of_row(found$text, labels)
-  # For the plot, which shows a whole text: the rows lack its first token.
-  structure(found, class = c("minhub_token_logprobs", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
+  result$text <- text_of_row(result$text, labels)
+  # The attribute contains the first token of each text, which has no row, for plot().
+  structure(result, class = c("minhub_token_logprobs", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
 }
 
-# Data frames whose column `text` counts the texts of a part.
-join_tokens <- function(found, rows) {
+# Joins the data frames of the parts. Their column `text` counts from the first text of the part.
+join_tokens <- function(result, rows) {
   do.call(rbind, Map(function(part, rows) {
     part$text <- rows[part$text]
     part
-  }, found, rows))
+  }, result, rows))
 }
 
 #' @rdname token_logprobs
@@ -313,7 +332,7 @@ perplexity <- function(model, texts, tokenizer = NULL) {
   model <- check_model(model)
   values <- ask(
     "perplexity",
-    model = model, texts = texts_or_ids(na_as_empty(texts), "texts"), tokenizer = check_tokenizer(tokenizer), news = show_progress()
+    model = model, texts = texts_or_ids(na_as_empty(texts), "texts"), tokenizer = check_tokenizer(tokenizer), on_event = show_progress()
   )
   stats::setNames(values, labels_of(texts))
 }
@@ -330,11 +349,10 @@ summary.minhub_token_logprobs <- function(object, ...) {
   )
 }
 
-# Tokens in quotes, so that spaces can be seen.
 #' @export
 print.minhub_next_tokens <- function(x, ...) {
   shown <- structure(x, class = "data.frame")
-  if (is.character(shown$token)) shown$token <- encodeString(shown$token, quote = '"')
+  if (is.character(shown$token)) shown$token <- encodeString(shown$token, quote = '"') # shows spaces
   print(shown, ...)
   invisible(x)
 }
@@ -342,39 +360,40 @@ print.minhub_next_tokens <- function(x, ...) {
 #' @export
 print.minhub_token_logprobs <- print.minhub_next_tokens
 
-# A line of progress with the time left, in an interactive console only, for calls that take longer than a moment.
+# A progress bar with the remaining time, in an interactive console only. Short calls send no events.
 show_progress <- function() {
   if (quiet() || !interactive()) return(NULL)
-  began <- NULL
-  shown <- NULL
-  function(news) {
-    if (news$total == 0) { # Python waits, and may name what for
-      if (nzchar(news$what)) note(news$what)
+  start <- NULL
+  file <- NULL
+  function(event) {
+    if (event$total == 0) { # Python waits and may state the reason
+      if (nzchar(event$what)) note(event$what)
       return(invisible())
     }
     now <- proc.time()[["elapsed"]]
-    if (!identical(news$what, shown) && news$done < news$total) {
-      if (nzchar(news$what)) message("Downloading ", news$what, " (", megabytes(news$total), ")")
-      began <<- list(time = now, done = news$done)
-      shown <<- news$what
+    if (!identical(event$what, file) && event$done < event$total) {
+      if (nzchar(event$what)) message("Downloading ", event$what, " (", megabytes(event$total), ")")
+      start <<- list(time = now, done = event$done)
+      file <<- event$what
     }
-    if (!is.null(began)) {
-      cat("\r", progress_line(news$done, news$total, now - began$time, began$done), sep = "")
+    if (!is.null(start)) {
+      cat("\r", progress_line(event$done, event$total, now - start$time, start$done), sep = "")
       utils::flush.console()
-      if (news$done >= news$total) {
+      if (event$done >= event$total) {
         cat("\n")
-        began <<- NULL
-        shown <<- NULL
+        start <<- NULL
+        file <<- NULL
       }
     }
   }
 }
 
-# A bar, and the time left by what was done in some seconds, `before` of it earlier.
+# A progress bar and the remaining time. `before` is the amount that was complete when the clock started.
 progress_line <- function(done, total, seconds, before = 0) {
   bar <- strrep("=", floor(40 * done / total))
-  left <- if (seconds >= 1 && done > before) round(seconds * (total - done) / (done - before))
-  sprintf("|%-40s| %3.0f%%  %-16s", bar, floor(100 * done / total), if (is.null(left)) "" else paste(clock(left), "left"))
+  remaining <- if (seconds >= 1 && done > before) round(seconds * (total - done) / (done - before))
+  text <- if (is.null(remaining)) "" else paste(clock(remaining), "left")
+  sprintf("|%-40s| %3.0f%%  %-16s", bar, floor(100 * done / total), text)
 }
 
 # Seconds as 0:07 or 2:05:00.

@@ -1,19 +1,24 @@
-#' What the heads of a model attend to
+#' Compute attention weights
 #'
-#' Each head of each layer of a transformer gives every token of a text weights
-#' for the tokens up to it, by which it takes something of them. They sum to 1,
-#' but in GPT-OSS to less. Layers without attention, as Qwen 3.5 has them, are
-#' left out. An encoder-decoder such as T5 gives those of its encoder, where a
-#' token sees all others.
+#' Returns the attention weights of each head of each layer of a transformer. In
+#' a decoder, a token attends to itself and to the preceding tokens. The weights
+#' of a token sum to 1, except in GPT-OSS, whose attention sinks reduce the sum.
+#'
+#' Layers without attention, such as the linear layers of Qwen 3.5, are omitted.
+#' For an encoder-decoder such as T5, the function returns the weights of the
+#' encoder, in which a token attends to all tokens.
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens
-#' @param text A text, or its 0-based ids; not longer than the model's context.
-#' @returns An array `[layer, head, token, attended to]`, with the tokens as
-#'   names. It has a [plot][plot.minhub_attention()] method. Its `summary()` is a
-#'   data frame with a row for each `layer` and `head`: the mean `entropy` of a
-#'   token's weights, in bits, and the mean weights `to_first` (the first token),
-#'   `to_previous` (the token before) and `to_self`.
+#' @param text A string, or its 0-based token IDs, not longer than the model's
+#'   context.
+#' @returns An array of class `minhub_attention` with the dimensions layer, head,
+#'   token and attended-to token, and the tokens as dimension names. It has
+#'   [plot()][plot.minhub_attention()] and [as.data.frame()][tidy.minhub]
+#'   methods. `summary()` returns a data frame with one row per `layer` and
+#'   `head`: the mean `entropy` of the weights, in bits, and the mean weights
+#'   `to_first` (the first token), `to_previous` (the preceding token) and
+#'   `to_self`.
 #' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
@@ -26,21 +31,21 @@
 #' @export
 attention_weights <- function(model, text, tokenizer = NULL) {
   model <- check_model(model)
-  found <- ask(
+  result <- ask(
     "attention_weights",
-    model = model, text = one_text(text, model), tokenizer = check_tokenizer(tokenizer)
+    model = model, text = single_text(text, model), tokenizer = check_tokenizer(tokenizer)
   )
-  tokens <- ifelse(is.na(found$tokens), paste0("#", found$ids), found$tokens)
-  names <- list(layer = found$layers, head = seq_len(dim(found$weights)[[2L]]), token = tokens, attended_to = tokens)
-  structure(found$weights, dimnames = names, ids = found$ids, class = "minhub_attention")
+  tokens <- ifelse(is.na(result$tokens), paste0("#", result$ids), result$tokens)
+  names <- list(layer = result$layers, head = seq_len(dim(result$weights)[[2L]]), token = tokens, attended_to = tokens)
+  structure(result$weights, dimnames = names, ids = result$ids, class = "minhub_attention")
 }
 
-# The one text of a call, as text or as ids.
-one_text <- function(text, model) {
-  given <- texts_or_ids(text, "text")
-  if (length(given) != 1L) fail("text must be one text, not ", describe(text), ": call it for each")
-  if (!is.character(given)) check_length(length(given[[1L]]), model$context)
-  given
+# Checks a single text, as a string or as token IDs.
+single_text <- function(text, model) {
+  texts <- texts_or_ids(text, "text")
+  if (length(texts) != 1L) fail("text must be one text, not ", describe(text), ": call the function for each text")
+  if (!is.character(texts)) check_length(length(texts[[1L]]), model$context)
+  texts
 }
 
 #' @export
@@ -52,41 +57,46 @@ format.minhub_attention <- function(x, ...) {
   c(
     paste0("<attention> ", size[[1L]], " layers, ", size[[2L]], " heads, ", grouped(size[[3L]]), " tokens"),
     paste0("  ", paste(shown, collapse = " "), if (length(tokens) > length(shown)) " ..."),
-    "  x[layer, head, token, attended to] are the weights; plot(x) shows them"
+    "  x[layer, head, token, attended-to token]; plot(x) draws the weights"
   )
 }
 
-#' What each layer would predict next
+#' Apply the logit lens
 #'
-#' The last layer of a model makes its prediction of the next token. This shows
-#' what the layers before would predict if they were the last, which is known as
-#' the logit lens: how a prediction takes shape from layer to layer.
+#' Applies the output layer of a model to the hidden states of each layer (the
+#' logit lens). The result shows how the prediction of the next token develops
+#' from layer to layer.
 #'
 #' @inheritParams attention_weights
-#' @param n How many of the likeliest tokens.
-#' @returns A data frame with `n` rows for each layer and token, and the columns
-#'   `layer` (0 is the embeddings), `position` (of the token in its text, from
-#'   1), `token`, `rank` (1 is the likeliest), `predicted` (the text of the token
-#'   that would come next), `id` (of the same) and `prob`. It has a
-#'   [plot][plot.minhub_logit_lens()] method. Its `summary()` is a data frame with
-#'   a row for each `layer`: the mean `prob` of the likeliest token, and how often
-#'   that token is the last layer's (`as_last_layer`) and the text's next token
-#'   (`as_text`).
+#' @param n The number of most likely tokens for each layer and token.
+#' @returns A data frame of class `minhub_logit_lens` with `n` rows per layer and
+#'   token and the columns
+#'   * `layer`: 0 for the embeddings, 1 for the first layer;
+#'   * `position`: the position of the token in the text, from 1;
+#'   * `token`: the token at this position;
+#'   * `rank`: 1 for the most likely next token;
+#'   * `predicted` and `id` (0-based): the predicted next token;
+#'   * `prob`: its probability.
+#'
+#'   It has a [plot()][plot.minhub_logit_lens()] method. `summary()` returns a
+#'   data frame with one row per `layer`: the mean `prob` of the most likely
+#'   token, and the proportions of positions at which it is the prediction of the
+#'   last layer (`as_last_layer`) and the next token of the text (`as_text`).
 #' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' found <- logit_lens(model, "O Romeo, Rom")
-#' found[found$position == 12 & found$rank == 1, ]
-#' plot(found)
+#' lens <- logit_lens(model, "O Romeo, Rom")
+#' lens[lens$position == 12 & lens$rank == 1, ]
+#' plot(lens)
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 logit_lens <- function(model, text, n = 5, tokenizer = NULL) {
   model <- check_model(model)
-  found <- ask(
+  result <- ask(
     "logit_lens",
-    model = model, text = one_text(text, model), tokenizer = check_tokenizer(tokenizer), n = whole(n, least = 1)
+    model = model, text = single_text(text, model), tokenizer = check_tokenizer(tokenizer), n = whole_number(n, min = 1)
   )
-  structure(found$frame, ids = found$ids, class = c("minhub_logit_lens", "data.frame"))
+  structure(result$frame, ids = result$ids, class = c("minhub_logit_lens", "data.frame"))
 }
 
 #' @export
@@ -97,32 +107,31 @@ print.minhub_logit_lens <- function(x, ...) {
     print(shown, ...)
     return(invisible(x))
   }
-  likeliest <- shown[shown$rank == min(shown$rank), ]
-  layers <- sort(unique(likeliest$layer), decreasing = TRUE)
-  positions <- sort(unique(likeliest$position))
+  top <- shown[shown$rank == min(shown$rank), ]
+  layers <- sort(unique(top$layer), decreasing = TRUE)
+  positions <- sort(unique(top$position))
   grid <- matrix("", length(layers), length(positions), dimnames = list(
-    layer = layers, likeliest$token[match(positions, likeliest$position)]
+    layer = layers, top$token[match(positions, top$position)]
   ))
-  grid[cbind(match(likeliest$layer, layers), match(likeliest$position, positions))] <- likeliest$predicted
-  cat("The likeliest next token after each token, by layer (0: the embeddings)\n")
+  grid[cbind(match(top$layer, layers), match(top$position, positions))] <- top$predicted
+  cat("The most likely next token after each token, by layer (0: the embeddings)\n")
   print(grid, quote = FALSE, ...)
   cat(sprintf("A data frame of %d rows: %s\n", nrow(x), paste(names(x), collapse = ", ")))
   invisible(x)
 }
 
-#' Plots of attention and of what layers predict
+#' Plot attention weights and the logit lens
 #'
-#' Draws what [attention_weights()] returns: a panel for each head of each layer,
-#' from the first token (top) to the last; or, with `layer`, the heads of that
-#' layer; or, with `head` too, one of them, with its tokens at both sides. The
-#' darker, the more a token (row) attends to another (column). If the panels of
-#' all heads would be too small for the device, the mean of each layer's heads is
-#' shown.
+#' The method for [attention_weights()] draws one panel per head of each layer,
+#' with `layer` only the heads of that layer, and with `layer` and `head` one
+#' head with its tokens. Rows are queries and columns are keys, from the first
+#' token on; darker cells are larger weights. If the panels of all heads would be
+#' too small for the device, the plot shows the mean over the heads of each layer.
 #'
-#' @param x What [attention_weights()] returned.
-#' @param layer,head Which layer and head to show, by number; all, if not given.
+#' @param x The result of [attention_weights()] or [logit_lens()].
+#' @param layer,head The numbers of the layer and the head. By default, all.
 #' @param main The title.
-#' @param col The darkest colour.
+#' @param col The darkest color.
 #' @param ... Graphical parameters for [graphics::par()], such as `cex` or `bg`.
 #' @returns `x`, invisibly.
 #' @family plots
@@ -133,24 +142,24 @@ print.minhub_logit_lens <- function(x, ...) {
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 plot.minhub_attention <- function(x, layer = NULL, head = NULL, main = NULL, col = "#0072B2", ...) {
-  known <- dimnames(x)
-  rows <- one_of(layer, known[[1L]], "layer")
-  columns <- one_of(head, known[[2L]], "head")
+  labels <- dimnames(x)
+  rows <- index_of(layer, labels[[1L]], "layer")
+  columns <- index_of(head, labels[[2L]], "head")
   what <- paste0("Attention", if (!is.null(layer)) paste(", layer", layer), if (!is.null(head)) paste(", head", head))
-  names <- data.frame(token = known[[3L]], id = attr(x, "ids"))
+  names <- data.frame(token = labels[[3L]], id = attr(x, "ids"))
   shade <- shades(check_color(col))
   weights <- function(row, column) matrix(x[row, column, , ], nrow = dim(x)[[3L]])
-  every <- length(rows) > 1L && length(columns) > 1L
-  if (every && min(figure_width() / length(columns), figure_height() / length(rows)) >= SMALLEST_PANEL) {
+  all_heads <- length(rows) > 1L && length(columns) > 1L
+  if (all_heads && min(figure_width() / length(columns), figure_height() / length(rows)) >= SMALLEST_PANEL) {
     draw <- function(i) draw_heads(x, shade)
-  } else if (every) {
+  } else if (all_heads) {
     what <- paste0(what, ", mean of the ", length(columns), " heads of each layer")
     means <- lapply(rows, function(row) Reduce(`+`, lapply(columns, weights, row = row)) / length(columns))
-    draw <- function(i) draw_grid(means, paste("layer", known[[1L]]), names, shade, "; layer = and head = select")
+    draw <- function(i) draw_grid(means, paste("layer", labels[[1L]]), names, shade, "; layer = and head = select")
   } else if (length(rows) * length(columns) > 1L) {
-    titles <- if (length(rows) > 1L) paste("layer", known[[1L]]) else paste("head", known[[2L]])
-    all <- Map(weights, rows, columns)
-    draw <- function(i) draw_grid(all, titles, names, shade)
+    titles <- if (length(rows) > 1L) paste("layer", labels[[1L]]) else paste("head", labels[[2L]])
+    matrices <- Map(weights, rows, columns)
+    draw <- function(i) draw_grid(matrices, titles, names, shade)
   } else {
     draw <- function(i) draw_head(weights(rows, columns), names, shade)
   }
@@ -158,15 +167,15 @@ plot.minhub_attention <- function(x, layer = NULL, head = NULL, main = NULL, col
   invisible(x)
 }
 
-SMALLEST_PANEL <- 0.5 # inches; of the heads of all layers
+SMALLEST_PANEL <- 0.5 # inches
 AXES <- "rows: queries; columns: keys (attended to)"
 
-# The places of what was chosen, by number; all of them for NULL.
-one_of <- function(chosen, known, what) {
-  if (is.null(chosen)) return(seq_along(known))
-  place <- match(number(chosen, what), as.integer(known))
-  if (is.na(place)) fail("there is no ", what, " ", chosen, ": give one of ", toString(utils::head(known, 40L)))
-  place
+# The index of a layer or head by its number; all indices for NULL.
+index_of <- function(value, numbers, what) {
+  if (is.null(value)) return(seq_along(numbers))
+  index <- match(number(value, what), as.integer(numbers))
+  if (is.na(index)) fail(what, " must be one of ", toString(utils::head(numbers, 40L)), ", not ", value)
+  index
 }
 
 draw_head <- function(weights, names, shade) {
@@ -184,15 +193,15 @@ draw_head <- function(weights, names, shade) {
   footer(AXES, room = 0.6)
 }
 
-# A grid of panels with their names; tokens are at its left and lower edge if they fit.
-draw_grid <- function(all, titles, names, shade, hint = "") {
+# A grid of named panels. Tokens are at the left and lower edges, if they fit.
+draw_grid <- function(matrices, titles, names, shade, hint = "") {
   labels <- shorten(readable(names), 10L)
   above <- lines_high(1.1) # a panel's name
   area <- c(figure_width() - 0.4, figure_height() - lines_high(6))
-  columns <- seq_along(all)
-  sizes <- pmin(area[[1L]] / columns, area[[2L]] / ceiling(length(all) / columns) - above)
+  columns <- seq_along(matrices)
+  sizes <- pmin(area[[1L]] / columns, area[[2L]] / ceiling(length(matrices) / columns) - above)
   wide <- columns[[which.max(sizes)]]
-  tall <- ceiling(length(all) / wide)
+  tall <- ceiling(length(matrices) / wide)
   size <- text_size(labels, figure_width() * 0.12, max(sizes) * 0.85 / nrow(names))
   labelled <- size >= 0.35
   beside <- if (labelled) text_width(labels, size) + 0.15 else lines_high(0.5)
@@ -203,15 +212,15 @@ draw_grid <- function(all, titles, names, shade, hint = "") {
   graphics::plot.window(c(0, wide), c(graphics::par("pin")[[2L]] / unit[[2L]], 0), xaxs = "i", yaxs = "i")
   high <- side / unit[[2L]]
   name_size <- min(0.75, unit[[1L]] * 0.95 / text_width(titles, 1, ""))
-  for (i in seq_along(all)) {
+  for (i in seq_along(matrices)) {
     left <- (i - 1L) %% wide
     top <- (i - 1L) %/% wide + 1 - high
-    draw_weights(all[[i]], left, top, side / unit[[1L]], shade, high = high)
+    draw_weights(matrices[[i]], left, top, side / unit[[1L]], shade, high = high)
     panel_name(left, top - 0.5 * above / unit[[2L]], titles[[i]], adj = c(0, 0.5), cex = name_size)
     if (!labelled) next
     at <- (seq_len(nrow(names)) - 0.5) / nrow(names)
     if (left == 0) token_text(left - graphics::xinch(0.05), top + high * at, labels, adj = c(1, 0.5), cex = size)
-    if (i + wide > length(all)) {
+    if (i + wide > length(matrices)) {
       y <- rep(top + high + 0.05 / unit[[2L]], nrow(names))
       token_text(left + side / unit[[1L]] * at, y, labels, adj = c(1, 0.5), srt = 90, cex = size)
     }
@@ -220,7 +229,7 @@ draw_grid <- function(all, titles, names, shade, hint = "") {
   footer(AXES, hint, room = 0.6)
 }
 
-# A small panel for each head of each layer.
+# One small panel per head of each layer.
 draw_heads <- function(x, shade) {
   tall <- dim(x)[[1L]]
   wide <- dim(x)[[2L]]
@@ -240,14 +249,14 @@ draw_heads <- function(x, shade) {
 
 panel_name <- function(x, y, name, adj = c(0.5, 0.5), cex = 0.75) graphics::text(x, y, name, adj = adj, cex = cex, xpd = NA)
 
-# A square of weights, from the first token on top; `left` and `top` are its corner.
+# A square of weights with the first token at the top. `left` and `top` are its corner.
 draw_weights <- function(weights, left, top, wide, shade, high = wide) {
   colours <- matrix(shade[1L + round(100 * pmin(weights, 1))], nrow(weights))
   graphics::rasterImage(grDevices::as.raster(colours), left, top + high, left + wide, top, interpolate = FALSE)
   graphics::rect(left, top + high, left + wide, top, border = "grey80", lwd = 0.7)
 }
 
-# The scale of shades from 0 to 1, at the lower left.
+# The color scale from 0 to 1, at the lower left.
 legend_of_shares <- function(shade, what) {
   area <- graphics::par("usr")
   wide <- min(graphics::par("pin")[[1L]] * 0.2, lines_high(10)) / length(shade)
@@ -264,22 +273,22 @@ legend_of_shares <- function(shade, what) {
 
 #' @rdname plot.minhub_attention
 #' @description
-#' Draws what [logit_lens()] returns: a row for each layer, the last on top, and in
-#' each cell the token that it thinks likeliest after the token below; the
-#' darker, the likelier. A frame means that this token does come next.
-#' @param start,most Which tokens to show: from the `start`-th on, at most so
-#'   many.
+#' The method for [logit_lens()] draws one row per layer, with the last layer at
+#' the top. A cell contains the most likely next token after the token at the
+#' bottom; darker cells are larger probabilities. A frame marks a prediction that
+#' is the next token of the text.
+#' @param start,most The first token to draw, and the maximum number of tokens.
 #' @export
 plot.minhub_logit_lens <- function(x, start = 1, most = 14, main = NULL, col = "#0072B2", ...) {
   check_plotted(x, c("layer", "position", "token", "rank", "predicted", "id", "prob"))
-  from <- whole(start, "start", least = 1)
+  from <- whole_number(start, "start", min = 1)
   ids <- attr(x, "ids")
   count <- max(x$position)
-  if (from > count) fail("start is ", from, ", but the text has ", count, " tokens")
+  if (from > count) fail("start must be at most ", count, ", the number of tokens, not ", from)
   col <- check_color(col)
-  shown <- x[x$rank == 1 & x$position >= from & x$position < from + whole(most, "most", least = 1), ]
+  shown <- x[x$rank == 1 & x$position >= from & x$position < from + whole_number(most, "most", min = 1), ]
   draw_panels(
-    if (is.null(main)) "What each layer would predict next" else main,
+    if (is.null(main)) "Most likely next token by layer" else main,
     function(i) draw_layers(shown, ids, count, shades(col)), ...
   )
   invisible(x)
@@ -314,5 +323,5 @@ draw_layers <- function(shown, ids, count, shade) {
   )
   legend_of_shares(shade, "probability")
   part <- if (length(positions) < count) paste0("; tokens ", positions[[1L]], " to ", max(positions), " of ", count)
-  footer(if (any(right)) "framed: the actual next token" else "token of the text", part, room = 0.6)
+  footer(if (any(right)) "framed: next token of the text" else "token of the text", part, room = 0.6)
 }

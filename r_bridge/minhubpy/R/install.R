@@ -1,52 +1,47 @@
-# minhub_install(), the only function of this package that installs anything.
-
-#' Create a Python for this package
+#' Install minhub_py
 #'
-#' Creates a virtualenv in the user's data folder, with minhub_py and its
-#' dependencies (PyTorch is the largest), including the optional packages that
-#' functions of this package use. It replaces the virtualenv of an earlier call.
-#' No other function installs anything.
+#' Creates a virtual environment in the user's data folder and installs minhub_py
+#' with its dependencies (PyTorch is the largest) and the optional packages that
+#' functions of this package use. Replaces the virtual environment of an earlier
+#' call. No other function of this package installs anything.
 #'
 #' @section Optional Python packages:
-#' Three extras of minhub_py are needed by some functions only. `minhub_install()`
-#' installs them; a Python of your own may lack them, and
-#' [minhub_doctor()] lists those that are missing.
+#' Some functions require an extra of minhub_py. `minhub_install()` installs all
+#' of them. [minhub_doctor()] lists the extras that another Python lacks.
 #'
 #' * `minhub_py[serve]`: [minhub_serve()].
 #' * `minhub_py[json]`: replies that follow a `schema`.
 #' * `minhub_py[gguf]`: GGUF files.
 #'
-#' `python -m pip install "minhub_py[serve,json,gguf]"` adds them to another
-#' Python.
+#' To add them to another Python, run
+#' `python -m pip install "minhub_py[serve,json,gguf]"`.
 #'
 #' @section PyTorch and package indexes:
-#' On Linux the build of PyTorch on the package index brings CUDA, and takes 5.5
-#' to 6.2 GB on disk; PyTorch's build for CPUs takes 1.0 GB and comes from
-#' PyTorch's own index, `https://download.pytorch.org/whl/cpu`.
+#' On Linux, PyTorch's build on the package index includes CUDA and takes 5.5 to
+#' 6.2 GB on disk. The CPU build takes 1.0 GB and comes from PyTorch's own index,
+#' `https://download.pytorch.org/whl/cpu`.
 #'
-#' Where only a mirror is reachable, name the mirror's copy of that index as
+#' If only a mirror is reachable, pass the mirror's copy of that index as
 #' `torch_index`. If pip is configured with an index (the environment variables
 #' `PIP_INDEX_URL` and `PIP_EXTRA_INDEX_URL`, or a pip.conf), or if `pip_args`
-#' names one, `torch = "auto"` installs the build that this index offers.
+#' contains an index, `torch = "auto"` installs the build of that index.
 #'
-#' @param source The package that pip installs: the path of a checkout or wheel
-#'   of minhub_py, or a URL that pip knows, such as `"git+https://..."`. If not
-#'   given, the source of this package: the checkout from which `R CMD INSTALL`
-#'   installed it, or the repository of `remotes::install_github()`. A package that was
-#'   installed from a file knows neither; then pip asks the package index for
-#'   the release of minhub_py with this package's version.
-#' @param python The Python that creates the virtualenv: 3.10 or newer, with the
-#'   modules venv and ensurepip. If not given, the first suitable one of:
+#' @param source The package for pip to install: the path of a checkout or wheel
+#'   of minhub_py, or a URL that pip supports, such as `"git+https://..."`. By
+#'   default, the source of this package: the checkout of `R CMD INSTALL`, or the
+#'   repository of `remotes::install_github()`. For a package that was installed
+#'   from a file, pip installs the release of minhub_py with the same version.
+#' @param python The Python that creates the virtual environment: 3.10 or newer,
+#'   with the modules venv and ensurepip. By default, the first suitable one of
 #'   `python3` and `python` in all folders of the `PATH`, `python3.14` to
 #'   `python3.10`, the versions of pyenv, asdf or mise if their shims are on the
-#'   `PATH`, and on Windows the Pythons that the `py`
-#'   launcher lists.
+#'   `PATH`, and on Windows the versions that the `py` launcher lists.
 #' @param pip_args Further arguments of `pip install`, such as
 #'   `c("--index-url", "https://...")`.
-#' @param torch The build of PyTorch: `"cpu"`; `"cuda"`, the one of the package
-#'   index; or `"auto"`, which selects `"cpu"` on Linux without an NVIDIA GPU,
-#'   and says so.
-#' @param torch_index The URL of the index with PyTorch's build, in place of
+#' @param torch The build of PyTorch: `"cpu"`; `"cuda"`, the build on the package
+#'   index; or `"auto"`, which selects `"cpu"` on Linux without an NVIDIA GPU and
+#'   reports its choice.
+#' @param torch_index The URL of an index with PyTorch's build, instead of
 #'   PyTorch's own index.
 #' @returns The path of the new Python, invisibly.
 #' @family functions for the Python side
@@ -70,26 +65,26 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   dir.create(dirname(folder), recursive = TRUE, showWarnings = FALSE)
   disconnect()
   session$python <- NULL
-  # A virtualenv cannot be moved while in use: the old one is set aside, and restored if this fails.
-  before <- paste0(folder, "-before")
-  if (dir.exists(folder)) file.rename(folder, before)
-  done <- FALSE
-  on.exit(if (done) {
-    unlink(before, recursive = TRUE)
+  # Set the previous virtual environment aside, and restore it if the installation fails.
+  backup <- paste0(folder, "-backup")
+  if (dir.exists(folder)) file.rename(folder, backup)
+  installed <- FALSE
+  on.exit(if (installed) {
+    unlink(backup, recursive = TRUE)
   } else {
     unlink(folder, recursive = TRUE)
-    if (dir.exists(before)) file.rename(before, folder)
+    if (dir.exists(backup)) file.rename(backup, folder)
   })
-  run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed; on Debian: apt-get install python3-venv")
+  run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed: on Debian, run apt-get install python3-venv")
   new <- python_in(folder)
   pip <- c("-m", "pip", "install", "--disable-pip-version-check", shQuote(pip_args))
-  # minhub_py alone first, so that a wrong source fails before PyTorch is downloaded.
+  # Install minhub_py first, so that a wrong source fails backup the download of PyTorch.
   if (is.null(source)) {
     install_release(new, pip)
   } else {
     run(
       new, c(pip, "--no-deps", shQuote(source)),
-      "pip could not install it, for the reason above; minhub_install(\"/path/to/minhub_py\") takes a folder"
+      "pip could not install minhub_py, see the output above; a folder works too: minhub_install(\"/path/to/minhub_py\")"
     )
   }
   index <- torch_index %||% if (takes_cpu_build(torch, base, pip_args, new)) CPU_INDEX
@@ -97,13 +92,13 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
     run(
       new, c(pip, "--index-url", shQuote(index), "torch"),
       paste0(
-        "pip could not install PyTorch from ", index, ", for the reason above; torch_index = \"https://...\" names a mirror, ",
-        "torch = \"cuda\" takes the build of the package index"
+        "pip could not install PyTorch from ", index, ", see the output above: set torch_index = \"https://...\" to a mirror, ",
+        "or torch = \"cuda\" for the build on the package index"
       )
     )
   }
-  run(new, c(pip, shQuote(WITH_EXTRAS)), "pip could not install the packages that minhub_py needs, for the reason above")
-  done <- TRUE
+  run(new, c(pip, shQuote(WITH_EXTRAS)), "pip could not install the dependencies of minhub_py, see the output above")
+  installed <- TRUE
   note("Installed: ", new)
   invisible(new)
 }
@@ -113,7 +108,7 @@ CPU_INDEX <- "https://download.pytorch.org/whl/cpu"
 # The extras of minhub_py that functions of this package use.
 WITH_EXTRAS <- "minhub_py[gguf,json,serve]"
 
-# Installs the release with this package's version. Without one, the error is clearer than pip's.
+# Installs the release with this package's version. Replaces pip's unclear error if the index does not contain it.
 install_release <- function(python, pip) {
   version <- as.character(utils::packageVersion("minhubpy"))
   output <- suppressWarnings(
@@ -124,13 +119,13 @@ install_release <- function(python, pip) {
   if (any(grepl("No matching distribution", output, fixed = TRUE))) {
     fail(
       "the package index has no release ", version, " of minhub_py, or cannot be reached: ",
-      "minhub_install(\"/path/to/minhub_py\") takes a checkout, minhub_install(\"git+https://...\") a repository"
+      "pass a checkout, minhub_install(\"/path/to/minhub_py\"), or a repository, minhub_install(\"git+https://...\")"
     )
   }
   fail("pip could not install minhub_py ", version, ": ", error_line(output) %||% paste("status", status))
 }
 
-# Whether to install PyTorch from its index of CPU builds. Not if the user names an index, which then selects the build.
+# Whether to install PyTorch from its index of CPU builds. An index of the user has precedence.
 takes_cpu_build <- function(torch, base, pip_args, python) {
   if (torch != "auto") return(torch == "cpu")
   named <- any(grepl("^(-i|--index-url|--extra-index-url|--no-index)", pip_args))
@@ -138,29 +133,29 @@ takes_cpu_build <- function(torch, base, pip_args, python) {
   index <- configured_index(python)
   if (!is.null(index)) {
     note(
-      "pip is configured with ", index, ": installing the PyTorch of that index (torch = \"cpu\" takes the CPU build ",
-      "of PyTorch's own index, torch_index = \"https://...\" names another)"
+      "pip is configured with ", index, ": installing the PyTorch of that index (torch = \"cpu\" selects the CPU build ",
+      "of PyTorch's own index, torch_index = \"https://...\" another index)"
     )
     return(FALSE)
   }
   gpu <- has_nvidia_gpu(base)
   note(
-    if (gpu) "Found an NVIDIA GPU: taking PyTorch with CUDA" else "Found no NVIDIA GPU: taking PyTorch's CPU build",
-    if (gpu) " (5.5 to 6.2 GB; " else " (1.0 GB instead of 5.5 to 6.2; ",
-    "torch = \"", if (gpu) "cpu" else "cuda", "\" takes the other)"
+    if (gpu) "NVIDIA GPU detected: installing PyTorch with CUDA" else "No NVIDIA GPU detected: installing PyTorch's CPU build",
+    if (gpu) " (5.5 to 6.2 GB; " else " (1.0 GB instead of 5.5 to 6.2 GB; ",
+    "torch = \"", if (gpu) "cpu" else "cuda", "\" selects the other build)"
   )
   !gpu
 }
 
-# An index in pip's configuration, which includes environment variables: "index-url = https://...". NULL without one.
+# The index in pip's configuration, which includes environment variables: "index-url = https://...", or NULL.
 configured_index <- function(python) {
   lines <- suppressWarnings(run_python(python, c("-m", "pip", "config", "list"), stdout = TRUE, stderr = FALSE))
   found <- grep("^(global|install|:env:)[.](extra-index-url|index-url|no-index)=", lines, value = TRUE)
-  # Credentials in a URL are not shown.
+  # Removes credentials from the URL.
   if (length(found)) gsub("//[^/@]*@", "//", sub("^[^.]*[.]([a-z-]+)='?(.*?)'?$", "\\1 = \\2", found[[1L]], perl = TRUE))
 }
 
-# Asks the driver's own library, as `minhub doctor` does: nvidia-smi may hang, or be missing.
+# Calls the driver's library, like `minhub doctor`: nvidia-smi may hang or be missing.
 has_nvidia_gpu <- function(python) {
   code <- c(
     "import ctypes, sys", "n = ctypes.c_int()", "try:", "    cuda = ctypes.CDLL('libcuda.so.1')",
@@ -170,10 +165,10 @@ has_nvidia_gpu <- function(python) {
   run_python(python, c("-c", shQuote(paste(code, collapse = "\n"))), stdout = FALSE, stderr = FALSE) == 0L
 }
 
-# The checkout that holds the package's source. R CMD INSTALL evaluates this line in the folder of the source.
+# The checkout with the package's source. R CMD INSTALL evaluates this line in the source folder.
 CHECKOUT <- if (all(file.exists("../../pyproject.toml", "../../minhub_py"))) normalizePath("../..")
 
-# The source of the Python half of this package; NULL if only a release can have it.
+# The source of minhub_py; NULL for a release.
 own_source <- function() {
   about <- utils::packageDescription("minhubpy")
   if (identical(about$RemoteType, "github")) {
@@ -182,25 +177,23 @@ own_source <- function() {
   if (!is.null(CHECKOUT) && file.exists(file.path(CHECKOUT, "pyproject.toml"))) CHECKOUT
 }
 
-# A call of minhub_install() that works here, whether or not there is a release.
+# A call of minhub_install() that also works without a release.
 install_call <- function() {
   if (is.null(own_source())) "minhub_install(\"/path/to/minhub_py\")" else "minhub_install()"
 }
 
 run <- function(command, arguments, advice) {
   status <- run_python(command, arguments)
-  if (status != 0L) fail(advice, " (", command, " ended with status ", status, ")")
+  if (status != 0L) fail(advice, " (", command, " exited with status ", status, ")")
 }
 
-# The Python that creates the virtualenv
-
+# The Python that creates the virtual environment
 check_base <- function(path) {
   problem <- base_problem(path)
-  if (!is.null(problem)) fail(path, " ", problem, ": name a Python 3.10 or newer with the modules venv and ensurepip")
+  if (!is.null(problem)) fail(path, " ", problem, ": pass a Python 3.10 or newer with the modules venv and ensurepip")
   path
 }
 
-# The first Python that can create the virtualenv.
 find_base_python <- function() {
   candidates <- base_pythons()
   problems <- character()
@@ -210,12 +203,12 @@ find_base_python <- function() {
     problems <- c(problems, paste0("\n  ", path, " ", problem))
   }
   fail(
-    "found no Python 3.10 or newer that can create a virtualenv: install one (on Debian: apt-get install python3-venv), ",
-    "or name one, as in minhub_install(python = \"/path/to/python3\")", if (length(problems)) "\nTried:", problems
+    "no Python 3.10 or newer can create a virtual environment: install one (on Debian: apt-get install python3-venv), ",
+    "or pass one, minhub_install(python = \"/path/to/python3\")", if (length(problems)) "\nTried:", problems
   )
 }
 
-# Why a Python cannot create the virtualenv, or NULL.
+# The reason why a Python cannot create the virtual environment, or NULL.
 base_problem <- function(path) {
   answer <- query_python(path, c(
     "import sys",
@@ -230,7 +223,7 @@ base_problem <- function(path) {
   paste0("lacks the module ", answer[[2L]], " (on Debian: apt-get install python3-venv)")
 }
 
-# Every Python of this machine that has a usual name or location: the default ones first, then by version.
+# The Python installations with a usual name or location: first the default ones, then by version.
 base_pythons <- function() {
   defaults <- unlist(lapply(c("python3", "python"), programs_on_path))
   versions <- unlist(lapply(paste0("python3.", 14:10), programs_on_path))
@@ -238,7 +231,7 @@ base_pythons <- function() {
   found[!duplicated(found)]
 }
 
-# The Pythons behind the shims of pyenv, asdf and mise: a shim runs the version of the current folder only.
+# The versions of pyenv, asdf and mise. Their shims only run the version selected for the current folder.
 shimmed_pythons <- function() {
   roots <- dirname(grep("/shims/?$", path_folders(), value = TRUE))
   found <- Sys.glob(file.path(rep(roots, each = 2L), c("versions", "installs/python"), "*", "bin", "python3"))
@@ -247,7 +240,7 @@ shimmed_pythons <- function() {
   found[order(version, decreasing = TRUE, na.last = TRUE)]
 }
 
-# The Pythons that the launcher of Windows lists.
+# The versions that the py launcher of Windows lists.
 launcher_pythons <- function(lines = launcher_lines()) {
   pattern <- "[A-Za-z]:\\\\.*python[0-9.]*[.]exe"
   regmatches(lines, regexpr(pattern, lines))

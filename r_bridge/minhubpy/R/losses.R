@@ -1,16 +1,17 @@
-# Losses of one run or several: print, compare and plot them. plot.R has the tools.
+# Losses of training runs: printing, comparison and plots. plot.R contains the helpers.
 
-#' Compare runs
+#' Compare training runs
 #'
-#' Puts runs of [minhub_train()] side by side, the lowest loss first.
+#' Compares runs of [minhub_train()], sorted by their loss.
 #'
-#' @param ... Runs, or folders of runs. Names given here are shown, else those
-#'   of the variables or of the folders.
-#' @returns A data frame with a row for each run, and the columns `run`,
-#'   `family`, `parameters`, `tokenizer`, `vocab_size`, `steps`, `best_step`,
-#'   `nats_per_token` and `nats_per_character` (of the text that did not train;
-#'   the second compares runs of different tokenizers), `tokens_per_second`,
-#'   `seconds` and `folder`. It has a [plot()][plot.minhub_losses] method.
+#' @param ... Runs, or folders of runs. Argument names are the names of the runs;
+#'   the default is the name of the variable or of the folder.
+#' @returns A data frame of class `minhub_comparison` with one row per run and the
+#'   columns `run`, `family` (the architecture), `parameters`, `tokenizer`,
+#'   `vocab_size`, `steps`, `best_step`, `nats_per_token` and
+#'   `nats_per_character` (the loss on held-out text; the latter is comparable
+#'   between tokenizers), `tokens_per_second`, `seconds` and `folder`. It has a
+#'   [plot()][plot.minhub_losses] method.
 #' @family functions for training
 #' @examplesIf minhubpy:::is_ready()
 #' text <- rep("To be, or not to be, that is the question.", 50)
@@ -26,40 +27,40 @@
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 minhub_compare <- function(...) {
-  given <- list(...)
-  written <- as.list(substitute(list(...)))[-1L]
-  labels <- if (is.null(names(given))) character(length(given)) else names(given)
-  of_run <- vapply(given, inherits, NA, "minhub_run") & vapply(written, is.name, NA) & !nzchar(labels)
-  names(given) <- replace(labels, of_run, vapply(written[of_run], as.character, ""))
-  runs <- do.call(c, lapply(given, function(x) {
+  arguments <- list(...)
+  expressions <- as.list(substitute(list(...)))[-1L]
+  labels <- if (is.null(names(arguments))) character(length(arguments)) else names(arguments)
+  is_variable <- vapply(arguments, inherits, NA, "minhub_run") & vapply(expressions, is.name, NA) & !nzchar(labels)
+  names(arguments) <- replace(labels, is_variable, vapply(expressions[is_variable], as.character, ""))
+  runs <- do.call(c, lapply(arguments, function(x) {
     if (inherits(x, "minhub_run")) return(list(x))
     if (is.character(x) || is_plain_list(x)) return(as.list(x))
-    fail("a run must be what minhub_train() returned, or its folder, not ", describe(x))
+    fail("a run must be the result of minhub_train() or its folder, not ", describe(x))
   }))
-  if (!length(runs)) fail("there is no run to compare: give some, or their folders")
-  found <- lapply(unname(runs), function(run) ask("read_run", out = run_folder(run)))
-  folders <- vapply(found, function(about) about$folder, "")
+  if (!length(runs)) fail("minhub_compare() requires at least one run: pass runs or their folders")
+  results <- lapply(unname(runs), function(run) ask("read_run", out = run_folder(run)))
+  folders <- vapply(results, function(about) about$folder, "")
   labels <- if (is.null(names(runs))) character(length(runs)) else names(runs)
   labels[!nzchar(labels)] <- basename(folders)[!nzchar(labels)]
   columns <- c(
     "family", "parameters", "tokenizer", "vocab_size", "steps", "best_step", "nats_per_token", "nats_per_character",
     "tokens_per_second", "seconds", "folder"
   )
-  values <- lapply(stats::setNames(columns, columns), function(name) unlist(lapply(found, `[[`, name)))
+  values <- lapply(stats::setNames(columns, columns), function(name) unlist(lapply(results, `[[`, name)))
   table <- data.frame(run = make.unique(labels), values, stringsAsFactors = FALSE)
-  losses <- stats::setNames(lapply(found, `[[`, "losses"), table$run)
+  losses <- stats::setNames(lapply(results, `[[`, "losses"), table$run)
   structure(
     table[order(table$nats_per_character), ],
     class = c("minhub_comparison", "data.frame"), row.names = seq_len(nrow(table)), losses = losses
   )
 }
 
-# A subset of its rows can be plotted too.
+# Keeps the losses, so that plot() works for a subset of the rows.
 #' @export
 `[.minhub_comparison` <- function(x, ...) {
-  some <- NextMethod()
-  if (is.data.frame(some)) attr(some, "losses") <- attr(x, "losses")
-  some
+  subset <- NextMethod()
+  if (is.data.frame(subset)) attr(subset, "losses") <- attr(x, "losses")
+  subset
 }
 
 #' @export
@@ -75,24 +76,24 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
   invisible(x)
 }
 
-#' Plots of losses
+#' Plot training losses
 #'
-#' Draws the losses of a run against its steps: on the held-out text as a line,
-#' with a point at the best model, and on the training text as a dotted line. A
-#' training loss is the mean of the steps since the last evaluation, so it is
-#' drawn in their middle. For what [minhub_compare()] returns, it draws a line
-#' for each run, in nats per character.
+#' Draws the losses of a run: the loss on held-out text as a solid line, with a
+#' point at the best model, and the loss on training text as a dotted line. A
+#' training loss is the mean since the last evaluation, so it is drawn between
+#' the two evaluations. For the result of [minhub_compare()], the plot has one
+#' line per run, in nats per character.
 #'
-#' The first tenth of a long run may leave the plot at the top, so that the rest
-#' can be seen.
+#' The first tenth of a long run may exceed the upper limit of the plot, so that
+#' the remaining losses are readable.
 #'
-#' @param x A run, its losses, or what [minhub_compare()] returned.
-#' @param against What the horizontal axis counts: `"step"`, `"tokens"` or
+#' @param x A run, its losses, or the result of [minhub_compare()].
+#' @param against The unit of the horizontal axis: `"step"`, `"tokens"` or
 #'   `"seconds"`.
 #' @param main The title.
-#' @param col The colour, or for a comparison one for each run.
-#' @param ... Graphical parameters for [graphics::par()], such as `cex` or
-#'   `bg`. They hold for this plot only.
+#' @param col The color, or for a comparison one color per run.
+#' @param ... Graphical parameters for [graphics::par()], such as `cex` or `bg`.
+#'   They apply to this plot only.
 #' @returns `x`, invisibly.
 #' @family plots
 #' @examplesIf minhubpy:::is_ready()
@@ -107,11 +108,11 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 #' @export
 plot.minhub_losses <- function(x, against = c("step", "tokens", "seconds"), main = "Losses", col = "#0072B2", ...) {
   against <- choice(against, c("step", "tokens", "seconds"))
-  check_plotted(x, c(against, "train_loss", "held_out_loss"), "there is no loss to plot: nothing was measured yet")
+  check_plotted(x, c(against, "train_loss", "held_out_loss"), "there is no loss to plot: the run has no evaluation yet")
   main <- optional(main, check_main)
   col <- check_color(col)
-  before <- begin_plot(...)
-  on.exit(graphics::par(before))
+  old <- begin_plot(...)
+  on.exit(graphics::par(old))
 
   draw_losses(list(x), against, "token")
   draw_curves(x, against, col)
@@ -139,30 +140,30 @@ plot.minhub_run <- function(x, ...) {
 plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), main = "Losses on held-out text",
                                    col = NULL, ...) {
   against <- choice(against, c("step", "tokens", "seconds"))
-  check_plotted(x, c("run", "nats_per_token", "nats_per_character"), "there is no run to plot: keep some rows")
+  check_plotted(x, c("run", "nats_per_token", "nats_per_character"), "there is no run to plot: select at least one row")
   losses <- attr(x, "losses")[x$run]
-  if (is.null(losses) || !all(lengths(losses))) fail("its losses are lost: plot what minhub_compare() returned, or some rows of it")
+  if (is.null(losses) || !all(lengths(losses))) fail("the data frame has lost the losses of its runs: plot the result of minhub_compare() or some of its rows")
   scaled <- Map(function(rows, scale) {
     rows[c("train_loss", "held_out_loss")] <- rows[c("train_loss", "held_out_loss")] * scale
     rows
   }, losses, x$nats_per_character / x$nats_per_token)
   main <- optional(main, check_main)
   colours <- rep_len(optional(col, check_color) %||% MANY, nrow(x))
-  # Equal curves do not hide each other: their lines and signs differ, and the signs are at different steps.
+  # Different dashes, symbols and symbol positions keep equal curves visible.
   dashes <- rep_len(c("solid", "44", "1343", "73", "2262"), nrow(x))
   signs <- if (nrow(x) > 1L) rep_len(c(16L, 15L, 17L, 18L), nrow(x)) else NA
-  before <- begin_plot(...)
-  on.exit(graphics::par(before))
+  old <- begin_plot(...)
+  on.exit(graphics::par(old))
 
   draw_losses(scaled, against, "character")
   for (i in seq_along(scaled)) {
     rows <- scaled[[i]]
     graphics::lines(rows[[against]], rows$held_out_loss, col = colours[[i]], lwd = 2, lty = dashes[[i]])
-    every <- max(1L, nrow(rows) %/% 12L)
-    some <- seq_len(nrow(rows)) %% (every * nrow(x)) == ((i - 1L) * every + 1L) %% (every * nrow(x))
-    graphics::points(rows[[against]][some], rows$held_out_loss[some], col = colours[[i]], pch = signs[[min(i, length(signs))]])
+    interval <- max(1L, nrow(rows) %/% 12L)
+    marked <- seq_len(nrow(rows)) %% (interval * nrow(x)) == ((i - 1L) * interval + 1L) %% (interval * nrow(x))
+    graphics::points(rows[[against]][marked], rows$held_out_loss[marked], col = colours[[i]], pch = signs[[min(i, length(signs))]])
     best <- which.min(rows$held_out_loss)
-    size <- min(3, 1.2 + 0.5 * (nrow(x) - i)) # equal ones are around each other
+    size <- min(3, 1.2 + 0.5 * (nrow(x) - i)) # rings at the same point are concentric
     graphics::points(rows[[against]][[best]], rows$held_out_loss[[best]], col = colours[[i]], lwd = 2, cex = size)
   }
   graphics::legend("topright", paste0(x$run, sprintf("  %.3f", x$nats_per_character)), col = colours, lty = dashes,
@@ -175,13 +176,13 @@ plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), 
 
 MANY <- c("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666") # Okabe and Ito's
 
-# Axis limits that fit all losses except the first of a long run.
-draw_losses <- function(all, against, unit) {
+# The vertical axis omits the first losses of a long run.
+draw_losses <- function(runs, against, unit) {
   set_margins(left = lines_high(3.8), bottom = lines_high(4.2), right = 0.2)
-  high <- max(vapply(all, function(x) max(x$held_out_loss[seq_len(nrow(x)) > nrow(x) %/% 10L], min(x$held_out_loss)), 0))
-  low <- min(unlist(lapply(all, function(x) c(x$held_out_loss, x$train_loss))), na.rm = TRUE)
+  high <- max(vapply(runs, function(x) max(x$held_out_loss[seq_len(nrow(x)) > nrow(x) %/% 10L], min(x$held_out_loss)), 0))
+  low <- min(unlist(lapply(runs, function(x) c(x$held_out_loss, x$train_loss))), na.rm = TRUE)
   room <- max(high - low, 0.05)
-  across <- unlist(lapply(all, `[[`, against))
+  across <- unlist(lapply(runs, `[[`, against))
   graphics::plot.window(range(across), c(low - 0.12 * room, high + 0.06 * room), yaxs = "i")
   ticks <- pretty(graphics::par("usr")[3:4], 5L)
   graphics::abline(h = ticks, col = "grey88")
@@ -194,8 +195,7 @@ draw_losses <- function(all, against, unit) {
   graphics::title(xlab = against, line = 1.7)
 }
 
-# Steps at which training losses are drawn: each is the mean since the last evaluation. Without the first rows, the step
-# before the first is taken to be as far away as the one after it.
+# The midpoints between evaluations. The interval old the first row is assumed to equal the interval after it.
 middles <- function(x) {
   gaps <- diff(x)
   x - c(if (length(gaps)) gaps[[1L]] else 0, gaps) / 2
@@ -208,7 +208,7 @@ draw_curves <- function(x, against, col) {
   graphics::points(x[[against]][[best]], x$held_out_loss[[best]], col = col, pch = 16L, cex = 1.2)
 }
 
-# Places a label on the side of its point away from the other curve, and within the plot.
+# Draws the label of the best loss within the plot, on the side of the point that the other curve leaves free.
 name_best <- function(x, y, above) {
   usr <- graphics::par("usr")
   aside <- (x - usr[[1L]]) / (usr[[2L]] - usr[[1L]])
@@ -216,7 +216,7 @@ name_best <- function(x, y, above) {
   graphics::text(x, if (above) y + away else y - away, sprintf("%.3f", y), adj = c(aside, if (above) 0 else 1), cex = 0.8)
 }
 
-# Draws the legend at the right of the title, where it hides no curve.
+# Draws the legend next to the title, where it hides no curve.
 legend_above <- function(labels, col, lty, lwd) {
   usr <- graphics::par("usr")
   y <- usr[[4L]] + graphics::yinch(lines_high(1.15))

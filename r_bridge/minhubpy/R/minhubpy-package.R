@@ -1,40 +1,47 @@
-#' Language models of the Hugging Face Hub, shared with Python
+#' Language models of the Hugging Face Hub
 #'
-#' One call loads a model, another writes text with it:
+#' minhubpy loads language models of the Hugging Face Hub, generates text, and
+#' computes log-probabilities, embeddings and attention weights:
 #'
 #' ```r
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' generate(model, "ROMEO:")
 #' ```
 #'
-#' The models are those of the Python package minhub_py. R does not load
-#' Python: the first call starts a Python process of its own (a worker), which
-#' ends with the R session. [minhub_start()] says which Python that
-#' is, and how to get one. Some functions need an extra of minhub_py:
-#' [minhub_serve()] `minhub_py[serve]`, replies with a `schema` `minhub_py[json]`,
-#' and GGUF files `minhub_py[gguf]`. [minhub_install()] installs them, and
-#' [minhub_doctor()] lists those that are missing.
+#' The models run in a Python process with the package minhub_py. R does not load
+#' Python: the first call starts the process (the worker), which ends with the R
+#' session. [minhub_start()] reports the selected Python, and [minhub_install()]
+#' installs minhub_py.
 #'
-#' Ids of tokens count from 0, as on the Hub, with one exception: in and out of
-#' an R torch tensor they count from 1, as everything does in R torch.
+#' Token IDs are 0-based, as on the Hub. R torch tensors are the only exception:
+#' they contain 1-based token IDs, like all indices in R torch.
 #'
-#' Every error has the class `minhubpy_error`; an error from Python also has
-#' the name of Python's exception as a class, such as `FileNotFoundError`.
-#' Python's warnings are R warnings of class `minhubpy_warning`.
+#' The column `logprob` of all data frames is a natural logarithm. The columns
+#' `surprisal` and `entropy` are in bits.
 #'
-#' @seealso [from_pretrained()] and [generate()] to begin with;
-#'   `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")` and
-#'   `vignette("chat")`.
+#' Errors have the class `minhubpy_error`. An error from Python also has the
+#' class of the Python exception, such as `FileNotFoundError`. Warnings from
+#' Python have the class `minhubpy_warning`.
+#'
+#' @seealso
+#' Start with [from_pretrained()] and [generate()]. The vignettes
+#' `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")` and
+#' `vignette("chat")` are guides with examples.
+#'
+#' An installation from the source folder, such as by `minhub r --install`,
+#' contains no vignettes, and `browseVignettes("minhubpy")` finds none. To install
+#' them, run `make vignette` in a checkout of minhub_py and install the package
+#' that it builds. Their sources are in the folder `vignettes` of the package.
 #'
 #' @section Options:
-#' * `minhubpy.python`: the Python to use, see [minhub_start()].
-#' * `minhubpy.quiet`: `TRUE` for no messages and no progress.
+#' * `minhubpy.python`: the path of a Python, see [minhub_start()].
+#' * `minhubpy.quiet`: `TRUE` suppresses messages and progress bars.
 #' @importFrom tools pskill
 #' @importFrom utils .DollarNames str
 #' @keywords internal
 "_PACKAGE"
 
-# State of the R session: the link to Python, and the numbers of dropped objects to send to it.
+# State of the R session: the link to Python, and the numbers of objects that Python can release.
 session <- new.env(parent = emptyenv())
 session$link <- NULL
 session$released <- integer()

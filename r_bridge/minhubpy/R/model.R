@@ -1,31 +1,35 @@
 #' Load a pretrained model
 #'
-#' `from_pretrained()` takes any family, the others only their own. Files that
-#' are not in the Hub's cache are downloaded and checked by their hash; a
-#' download that was stopped continues where it was.
+#' `from_pretrained()` loads a model of any supported architecture. Functions
+#' such as `gpt2_from_pretrained()` load models of their architecture only. Files
+#' that are not in the Hub's cache are downloaded, and their hash is verified. An
+#' interrupted download continues at the next call.
 #'
 #' @param identifier A repository of the Hub (`"gpt2"`,
 #'   `"EleutherAI/gpt-neo-125m"`), a local folder in the Hub's layout, a GGUF
-#'   file (`"model.gguf"`, or `"owner/name:model.gguf"` of a repository), or a
-#'   model that comes with the package: `"minhub/shakespeare-gpt2"`,
-#'   `"minhub/shakespeare-gptneo"` or `"minhub/shakespeare-lstm"`.
+#'   file (`"model.gguf"`, or `"owner/name:model.gguf"` in a repository), or a
+#'   built-in model: `"minhub/shakespeare-gpt2"`, `"minhub/shakespeare-gptneo"` or
+#'   `"minhub/shakespeare-lstm"`.
 #' @param revision A branch, tag or commit of the repository.
 #' @param device `"auto"` (see [minhub_devices()]), `"cpu"`, `"cuda"`,
-#'   `"cuda:1"`, `"mps"` or `"xpu"`, or a `torch_device()` of R torch. Devices
-#'   count from 0.
-#' @param dtype `"auto"` (as stored, where the device computes in it),
-#'   `"float32"`, `"bfloat16"` or `"float16"`, or a dtype of R torch, such as
+#'   `"cuda:1"` (0-based), `"mps"`, `"xpu"`, or a `torch_device()` of R torch.
+#' @param dtype `"auto"` (the dtype of the checkpoint, if the device supports
+#'   it), `"float32"`, `"bfloat16"`, `"float16"`, or a dtype of R torch, such as
 #'   `torch_float16()`.
-#' @param token A token for gated and private repositories; if not given, the
-#'   environment variable `HF_TOKEN` or what `hf auth login` stored.
-#' @param local_files_only `TRUE`: use the cache alone, open no connection.
-#' @param quantize `"int8"` or `"nf4"` (4 bits): smaller weights and, on a CPU,
-#'   faster text, from results that differ a little. With `dtype = "bfloat16"`
-#'   prompts are read faster still, and results differ more; `"auto"` is float32
-#'   then, on a CPU. Such a model has no float weights to look at, and cannot be made an R torch module, or saved.
-#'   `"auto"`: compute with the quantized weights of a GGUF file, without loss.
-#'   `"none"`: turn them into floating point. `NULL`, the default, is `"auto"`
-#'   for a GGUF file on a CPU if `dtype` is `"auto"`, and `"none"` otherwise.
+#' @param token A token for gated and private repositories. By default, the
+#'   environment variable `HF_TOKEN` or the token stored by `hf auth login`.
+#' @param local_files_only Whether to use the cache only, without a connection.
+#' @param quantize The quantization of the weights:
+#'   * `"int8"` or `"nf4"` (4 bits) reduce the size of the model and increase its
+#'     speed on a CPU. Results differ slightly. With `dtype = "bfloat16"`, prefill
+#'     is faster and results differ more; `"auto"` is float32 on a CPU. A
+#'     quantized model has no float weights, cannot be saved, and cannot become an
+#'     R torch module.
+#'   * `"auto"` computes with the quantized weights of a GGUF file, without
+#'     further loss.
+#'   * `"none"` converts them to floating point.
+#'   * `NULL` is `"auto"` for a GGUF file on a CPU with `dtype = "auto"`, and
+#'     `"none"` otherwise.
 #' @returns A model, see [minhub_model].
 #' @seealso [generate()], [next_tokens()], [token_logprobs()]
 #' @family functions for models
@@ -39,7 +43,7 @@ from_pretrained <- function(identifier, revision = "main", device = "auto", dtyp
   load_model(identifier, revision, NULL, device, dtype, token, local_files_only, quantize)
 }
 
-# Makes the same function for one family, so that a family costs one line.
+# from_pretrained() for one architecture.
 pretrained_of <- function(family) {
   force(family)
   function(identifier, revision = "main", device = "auto", dtype = "auto",
@@ -146,21 +150,22 @@ path_or_name <- function(identifier) {
   if (startsWith(identifier, "~")) path.expand(identifier) else if (file.exists(identifier)) normalizePath(identifier) else identifier
 }
 
-#' Make a model with random weights
+#' Create a model with random weights
 #'
-#' `gpt2()`, `llama()` and the others take settings by the names of the Hub's
-#' config.json; what is not given is as in the first published model of the
-#' family. The `_from_config()` functions take the settings of a repository or
-#' folder. The weights follow R's random numbers: `set.seed()` before, or
-#' `seed`, makes them repeatable.
+#' `gpt2()`, `llama()` and similar functions create a model from settings with the
+#' names of the Hub's config.json. The defaults are the settings of the first
+#' published model of the architecture. The `_from_config()` functions use the
+#' settings of a repository or a folder.
 #'
 #' @inheritParams from_pretrained
-#' @param vocab_size,n_embd,n_head,n_layer Sizes of a GPT-2.
+#' @param vocab_size,n_embd,n_head,n_layer The vocabulary size, the number of
+#'   channels, of heads per layer, and of layers of a GPT-2.
 #' @param ... Further settings, such as `n_positions = 512` or
-#'   `resid_pdrop = 0` (GPT-2), `hidden_size = 64` (the others).
-#' @param max_pos,pdrop The names that the package minhub has for
-#'   `n_positions`, and for `embd_pdrop`, `attn_pdrop` and `resid_pdrop`.
-#' @param seed A whole number; if not given, R's random numbers give one.
+#'   `resid_pdrop = 0` (GPT-2) or `hidden_size = 64` (other architectures).
+#' @param max_pos,pdrop The names in the R package minhub for `n_positions`, and
+#'   for `embd_pdrop`, `attn_pdrop` and `resid_pdrop`.
+#' @param seed An integer. By default, the seed is drawn from R's random numbers,
+#'   so `set.seed()` makes the weights reproducible.
 #' @returns A model in training mode, see [minhub_model].
 #' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
@@ -171,7 +176,7 @@ path_or_name <- function(identifier) {
 #' @export
 gpt2 <- function(vocab_size = 50257, n_embd = 768, n_head = 12, n_layer = 12, max_pos = NULL, pdrop = NULL, ...,
                  seed = NULL) {
-  new_fresh("gpt2", c(
+  new_random_model("gpt2", c(
     list(vocab_size = vocab_size, n_embd = n_embd, n_head = n_head, n_layer = n_layer),
     if (!is.null(max_pos)) list(n_positions = max_pos),
     if (!is.null(pdrop)) list(embd_pdrop = pdrop, attn_pdrop = pdrop, resid_pdrop = pdrop),
@@ -179,262 +184,268 @@ gpt2 <- function(vocab_size = 50257, n_embd = 768, n_head = 12, n_layer = 12, ma
   ), seed)
 }
 
-fresh_of <- function(family) {
+random_model_of <- function(family) {
   force(family)
-  function(..., seed = NULL) new_fresh(family, list(...), seed)
+  function(..., seed = NULL) new_random_model(family, list(...), seed)
 }
 
-configured_of <- function(family) {
+from_config_of <- function(family) {
   force(family)
   function(identifier, revision = "main", token = NULL, local_files_only = FALSE, seed = NULL) {
-    configured(family, identifier, revision, token, local_files_only, seed)
+    load_config(family, identifier, revision, token, local_files_only, seed)
   }
 }
 
 #' @rdname gpt2
 #' @export
-gptneo <- fresh_of("gptneo")
+gptneo <- random_model_of("gptneo")
 
 #' @rdname gpt2
 #' @export
-gptbigcode <- fresh_of("gptbigcode")
+gptbigcode <- random_model_of("gptbigcode")
 
 #' @rdname gpt2
 #' @export
-gptneox <- fresh_of("gptneox")
+gptneox <- random_model_of("gptneox")
 
 #' @rdname gpt2
 #' @export
-gptoss <- fresh_of("gptoss")
+gptoss <- random_model_of("gptoss")
 
 #' @rdname gpt2
 #' @export
-gptj <- fresh_of("gptj")
+gptj <- random_model_of("gptj")
 
 #' @rdname gpt2
 #' @export
-phi <- fresh_of("phi")
+phi <- random_model_of("phi")
 
 #' @rdname gpt2
 #' @export
-opt <- fresh_of("opt")
+opt <- random_model_of("opt")
 
 #' @rdname gpt2
 #' @export
-lstm <- fresh_of("lstm")
+lstm <- random_model_of("lstm")
 
 #' @rdname gpt2
 #' @export
-sinusoidal <- fresh_of("sinusoidal")
+sinusoidal <- random_model_of("sinusoidal")
 
 #' @rdname gpt2
 #' @export
-llama <- fresh_of("llama")
+llama <- random_model_of("llama")
 
 #' @rdname gpt2
 #' @export
-mistral <- fresh_of("mistral")
+mistral <- random_model_of("mistral")
 
 #' @rdname gpt2
 #' @export
-ministral <- fresh_of("ministral")
+ministral <- random_model_of("ministral")
 
 #' @rdname gpt2
 #' @export
-qwen2 <- fresh_of("qwen2")
+qwen2 <- random_model_of("qwen2")
 
 #' @rdname gpt2
 #' @export
-qwen3 <- fresh_of("qwen3")
+qwen3 <- random_model_of("qwen3")
 
 #' @rdname gpt2
 #' @export
-gemma <- fresh_of("gemma")
+gemma <- random_model_of("gemma")
 
 #' @rdname gpt2
 #' @export
-gemma2 <- fresh_of("gemma2")
+gemma2 <- random_model_of("gemma2")
 
 #' @rdname gpt2
 #' @export
-gemma3 <- fresh_of("gemma3")
+gemma3 <- random_model_of("gemma3")
 
 #' @rdname gpt2
 #' @export
-olmo2 <- fresh_of("olmo2")
+olmo2 <- random_model_of("olmo2")
 
 #' @rdname gpt2
 #' @export
-qwen35 <- fresh_of("qwen35")
+qwen35 <- random_model_of("qwen35")
 
 #' @rdname gpt2
 #' @export
-t5 <- fresh_of("t5")
+t5 <- random_model_of("t5")
 
 #' @rdname gpt2
 #' @export
-gpt2_from_config <- configured_of("gpt2")
+gpt2_from_config <- from_config_of("gpt2")
 
 #' @rdname gpt2
 #' @export
-gptneo_from_config <- configured_of("gptneo")
+gptneo_from_config <- from_config_of("gptneo")
 
 #' @rdname gpt2
 #' @export
-gptbigcode_from_config <- configured_of("gptbigcode")
+gptbigcode_from_config <- from_config_of("gptbigcode")
 
 #' @rdname gpt2
 #' @export
-gptneox_from_config <- configured_of("gptneox")
+gptneox_from_config <- from_config_of("gptneox")
 
 #' @rdname gpt2
 #' @export
-gptoss_from_config <- configured_of("gptoss")
+gptoss_from_config <- from_config_of("gptoss")
 
 #' @rdname gpt2
 #' @export
-gptj_from_config <- configured_of("gptj")
+gptj_from_config <- from_config_of("gptj")
 
 #' @rdname gpt2
 #' @export
-phi_from_config <- configured_of("phi")
+phi_from_config <- from_config_of("phi")
 
 #' @rdname gpt2
 #' @export
-opt_from_config <- configured_of("opt")
+opt_from_config <- from_config_of("opt")
 
 #' @rdname gpt2
 #' @export
-lstm_from_config <- configured_of("lstm")
+lstm_from_config <- from_config_of("lstm")
 
 #' @rdname gpt2
 #' @export
-sinusoidal_from_config <- configured_of("sinusoidal")
+sinusoidal_from_config <- from_config_of("sinusoidal")
 
 #' @rdname gpt2
 #' @export
-llama_from_config <- configured_of("llama")
+llama_from_config <- from_config_of("llama")
 
 #' @rdname gpt2
 #' @export
-mistral_from_config <- configured_of("mistral")
+mistral_from_config <- from_config_of("mistral")
 
 #' @rdname gpt2
 #' @export
-ministral_from_config <- configured_of("ministral")
+ministral_from_config <- from_config_of("ministral")
 
 #' @rdname gpt2
 #' @export
-qwen2_from_config <- configured_of("qwen2")
+qwen2_from_config <- from_config_of("qwen2")
 
 #' @rdname gpt2
 #' @export
-qwen3_from_config <- configured_of("qwen3")
+qwen3_from_config <- from_config_of("qwen3")
 
 #' @rdname gpt2
 #' @export
-gemma_from_config <- configured_of("gemma")
+gemma_from_config <- from_config_of("gemma")
 
 #' @rdname gpt2
 #' @export
-gemma2_from_config <- configured_of("gemma2")
+gemma2_from_config <- from_config_of("gemma2")
 
 #' @rdname gpt2
 #' @export
-gemma3_from_config <- configured_of("gemma3")
+gemma3_from_config <- from_config_of("gemma3")
 
 #' @rdname gpt2
 #' @export
-olmo2_from_config <- configured_of("olmo2")
+olmo2_from_config <- from_config_of("olmo2")
 
 #' @rdname gpt2
 #' @export
-qwen35_from_config <- configured_of("qwen35")
+qwen35_from_config <- from_config_of("qwen35")
 
 #' @rdname gpt2
 #' @export
-t5_from_config <- configured_of("t5")
+t5_from_config <- from_config_of("t5")
 
-new_fresh <- function(family, config, seed) {
+new_random_model <- function(family, config, seed) {
   config <- plain_config(config, paste0(family, "(vocab_size = 65)"))
   new_model("fresh", list(family = family, config = config, seed = one_seed(seed)))
 }
 
-# Settings by the names of config.json. Python checks which names there are.
+# Settings with the names of config.json. Python checks the names.
 plain_config <- function(config, example) {
   if (length(config) && (is.null(names(config)) || !all(nzchar(names(config))))) {
-    fail("settings need names, such as ", example)
+    fail("settings must have names, such as ", example)
   }
-  if (anyDuplicated(names(config))) fail("settings are given twice: ", names(config)[duplicated(names(config))][[1L]])
+  if (anyDuplicated(names(config))) fail("settings must not be repeated: ", names(config)[duplicated(names(config))][[1L]])
   plain <- function(x) {
     kind <- is.numeric(x) || is.logical(x) || is.list(x) || (is.character(x) && all(validUTF8(x)))
     kind && !is.object(x) && length(x) > 0L && !anyNA(x, recursive = TRUE)
   }
   bad <- Position(Negate(plain), config)
-  if (!is.na(bad)) fail("the setting ", names(config)[[bad]], " cannot be ", describe(config[[bad]]))
+  if (!is.na(bad)) fail("the setting ", names(config)[[bad]], " must not be ", describe(config[[bad]]))
   config
 }
 
-configured <- function(family, identifier, revision, token, local_files_only, seed) {
+load_config <- function(family, identifier, revision, token, local_files_only, seed) {
   new_model("from_config", list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
     token = optional(token, string, what = "token"), local_files_only = flag(local_files_only), seed = one_seed(seed)
   ))
 }
 
-# The given seed, or one drawn from R's random numbers, so that set.seed() decides Python's draws too.
-one_seed <- function(seed) if (is.null(seed)) draw_seeds(1L) else whole(seed, "seed")
+# A NULL seed is drawn from R's random numbers, so that set.seed() also determines Python's random numbers.
+one_seed <- function(seed) if (is.null(seed)) draw_seeds(1L) else whole_number(seed, "seed")
 
 draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 
-#' A model
+#' Language models
 #'
-#' What [from_pretrained()] and similar functions return: a function from token
-#' ids to logits. The weights are in Python; R holds a reference to them.
+#' A model, such as the result of [from_pretrained()], is a function from token
+#' IDs to logits. Python stores the weights, and the R object is a reference to
+#' them.
 #'
-#' @section As a function:
-#' `model(idx)` takes 0-based ids: a vector (one row), a matrix (a row each)
-#' or a list of vectors of one length. It returns the logits as an array with
-#' the dimensions batch, time and vocabulary. With an R torch tensor of ids,
-#' which count from 1, it returns an R torch tensor, on the device of the ids
-#' and in the dtype of the model, without gradients: [as_torch_module()] is for
-#' training. `model(x = idx)` is the same: `x` is the name in the package
-#' minhub.
+#' @section Logits:
+#' `model(idx)` computes logits. `idx` contains 0-based token IDs: a vector (one
+#' sequence), a matrix with one row per sequence, or a list of vectors of equal
+#' length. The result is an array with the dimensions batch, position and
+#' vocabulary.
+#'
+#' For an R torch tensor of 1-based token IDs, the result is an R torch tensor on
+#' the device of `idx` and with the dtype of the model. It has no gradients; use
+#' [as_torch_module()] for training. `model(x = idx)` is equivalent, for
+#' compatibility with the package minhub.
 #'
 #' @section Fields:
-#' * `model$config`: the settings, by the names of config.json.
-#' * `model$family`, `model$device`, `model$dtype`, `model$context` (the most
-#'   ids it can look back on; `NULL` for an LSTM), `model$vocab_size`,
-#'   `model$training`.
-#' * `model$eval()`, `model$train()`: dropout off, or on.
-#' * `model$to(device =, dtype =)`: moves the weights.
-#' * `model$parameters()`: a data frame with the name, shape, number of
-#'   elements and dtype of each weight. `model$parameters` is also like a list
-#'   of the weights, for `lapply()`, `names()` and `[[`.
-#' * `model$parameter(name)`: one weight as an array.
-#' * `model$state_dict()`: copies of all weights, a list with names: of arrays,
-#'   or after `library(torch)` of R torch tensors.
-#' * `model$load_state_dict(state_dict)`: takes such a list, also that of a
-#'   module that was trained in R torch, or of a checkpoint with the Hub's
-#'   names (`transformer.wte.weight`, `lm_head.weight`) and layout. All weights
-#'   must be there, of the right shapes and without NaN; otherwise the model
-#'   stays as it is.
-#' * `model$wte$weight` and the like: a weight by its path, with `$shape`,
-#'   `$dtype` and `$numel()`. `as.array()` has its values, and `[`, `mean()`
-#'   and arithmetic work on them. After `library(torch)` it is an R torch
-#'   tensor, a copy. The Hub's names, `model$transformer$wte$weight` and
-#'   `model$lm_head$weight`, work too.
+#' * `model$config`: the settings, with the names of config.json.
+#' * `model$family` (the architecture), `model$device`, `model$dtype`,
+#'   `model$context` (the maximum number of tokens; `NULL` for an LSTM),
+#'   `model$vocab_size`, `model$training`.
 #'
-#' Models survive `saveRDS()` and the end of the Python worker: a pretrained
-#' one is loaded again, from the same commit, and a random one is made again
-#' from its seed. Weights that came by `load_state_dict()` do not:
-#' [save_pretrained()] keeps them, and `load_state_dict()` can give them again.
+#' @section Methods:
+#' * `model$eval()` and `model$train()` disable and enable dropout.
+#' * `model$to(device =, dtype =)` moves or converts the weights.
+#' * `model$parameters()` returns a data frame with the name, shape, number of
+#'   elements and dtype of each weight. `model$parameters` is also a list-like
+#'   object for `lapply()`, `names()` and `[[`.
+#' * `model$parameter(name)` returns a weight as an array.
+#' * `model$state_dict()` returns a named list with copies of all weights: arrays,
+#'   or R torch tensors if torch is attached.
+#' * `model$load_state_dict(state_dict)` replaces the weights of the model. It
+#'   accepts such a list, the state dict of a module that was trained in R torch,
+#'   and weights with the names and layout of the Hub (`transformer.wte.weight`,
+#'   `lm_head.weight`). All weights are required, with matching shapes and without
+#'   NaN; otherwise the model remains unchanged.
+#' * `model$wte$weight` is a weight by its path, with `$shape`, `$dtype` and
+#'   `$numel()`. `as.array()` returns its values. `[`, `mean()` and arithmetic
+#'   operate on them. If torch is attached, it is an R torch tensor with a copy of
+#'   the values. The names of the Hub, `model$transformer$wte$weight` and
+#'   `model$lm_head$weight`, are aliases.
+#'
+#' @section Saving and reloading:
+#' `saveRDS()` saves the call that created a model, not its weights. After
+#' `readRDS()` or a restart of the worker, a pretrained model is reloaded from the
+#' same commit, and a random model is recreated from its seed. Weights from
+#' `load_state_dict()` are lost unless [save_pretrained()] has saved them.
 #'
 #' @param x,object A model.
 #' @param ... Not used.
-#' @returns `print()`: the model, invisibly. `summary()`: a list with the line
-#'   that describes the `model`, the number of parameters of its `parts`, and its
-#'   `config`, which has a `print()` method.
+#' @returns `print()` returns the model, invisibly. `summary()` returns a list of
+#'   class `summary.minhub_model` with a description of the `model`, the number of
+#'   parameters of its `parts`, and its `config`.
 #' @seealso [generate()], [token_logprobs()]
 #' @name minhub_model
 #' @family functions for models
@@ -451,8 +462,7 @@ new_model <- function(method, arguments) {
   as_model(new_self(method, arguments, title))
 }
 
-# The namespace is looked up at each call: a model that was read from a file, or made before the package was loaded again,
-# may have another.
+# The function looks up the namespace at each call, because readRDS() and reloading the package replace it.
 as_model <- function(self) {
   model <- structure(
     function(idx, x) getNamespace("minhubpy")$forward(model, idx, x),
@@ -463,9 +473,9 @@ as_model <- function(self) {
 
 forward <- function(model, idx, x) {
   if (missing(idx) && missing(x)) {
-    fail("idx is missing: give the model token ids, such as tok$encode(\"ROMEO:\")$ids")
+    fail("idx is missing: pass token IDs, such as tok$encode(\"ROMEO:\")$ids")
   }
-  if (!missing(idx) && !missing(x)) fail("idx and x are two names of one argument: give one of them")
+  if (!missing(idx) && !missing(x)) fail("idx and x are names of the same argument: pass one of them")
   if (missing(idx)) idx <- x
   if (inherits(idx, "torch_tensor")) return(forward_torch(model, idx))
   ids <- token_ids(idx)
@@ -473,9 +483,9 @@ forward <- function(model, idx, x) {
   ask("forward", model = model, ids = ids, first = 0L, as_torch = FALSE)
 }
 
-# Before ids are sent: millions of them take many seconds to convert.
-check_length <- function(longest, context) {
-  if (!is.null(context) && longest > context) fail(longest, " positions; this model has ", context)
+# Checks the length before the token IDs are sent, because converting millions of them is slow.
+check_length <- function(length, context) {
+  if (!is.null(context) && length > context) fail("a sequence must have at most ", context, " tokens, the model's context, not ", length)
 }
 
 MODEL_FIELDS <- c("config", "family", "device", "dtype", "context", "vocab_size", "training", "quantized")
@@ -513,7 +523,7 @@ no_model_member <- function(name) {
 
 #' @export
 `$<-.minhub_model` <- function(x, name, value) {
-  fail("a model's ", name, " cannot be set; model$to() moves it, model$train() and model$eval() switch dropout")
+  fail("the fields of a model are read-only, as is ", name, ": use model$to(), model$train() or model$eval()")
 }
 
 #' @export
@@ -537,7 +547,7 @@ move_model <- function(model, device, dtype) {
   invisible(model)
 }
 
-# R torch users pass torch_device("cuda") and torch_float16().
+# Accepts torch_device("cuda") of R torch.
 device_name <- function(device) {
   if (!inherits(device, "torch_device")) return(string(device))
   if (is.null(device$index)) device$type else paste0(device$type, ":", device$index)
@@ -546,8 +556,8 @@ device_name <- function(device) {
 dtype_name <- function(dtype) {
   if (!inherits(dtype, "torch_dtype")) return(string(dtype))
   name <- as.character(dtype)
-  known <- c(Float = "float32", Double = "float64", Half = "float16", BFloat16 = "bfloat16")
-  if (name %in% names(known)) known[[name]] else name # Python refuses it
+  dtypes <- c(Float = "float32", Double = "float64", Half = "float16", BFloat16 = "bfloat16")
+  if (name %in% names(dtypes)) dtypes[[name]] else name # Python rejects the name
 }
 
 #' @export
@@ -565,7 +575,7 @@ format.minhub_model <- function(x, ...) {
 print.minhub_model <- function(x, ...) {
   about <- attr(x, "self")$about
   cat(format(x), "\n", sep = "")
-  context <- if (is.null(about$context)) "any length" else paste(about$context, "ids")
+  context <- if (is.null(about$context)) "any length" else paste(about$context, "tokens")
   cat("  vocabulary ", about$vocab_size, ", context ", context, if (about$training) ", training mode", "\n", sep = "")
   invisible(x)
 }
@@ -592,7 +602,7 @@ print.summary.minhub_model <- function(x, ...) {
 
 #' @export
 plot.minhub_model <- function(x, ...) {
-  fail("a model has no picture; plot(next_tokens(model, \"ROMEO\")) and plot(token_logprobs(model, \"To be\")) show what it expects")
+  fail("a model has no plot: use plot(next_tokens(model, \"ROMEO\")) or plot(token_logprobs(model, \"To be\"))")
 }
 
 #' @export
@@ -608,15 +618,14 @@ as.list.minhub_model <- function(x, ...) attr(x, "self")$about[MODEL_FIELDS]
 
 #' Save a model
 #'
-#' Writes config.json and model.safetensors, and tokenizer.json if there is a
-#' tokenizer, as the Hub has them: [from_pretrained()] and Python's
-#' transformers load the folder.
+#' Writes config.json, model.safetensors and, if the model has a tokenizer,
+#' tokenizer.json in the Hub's layout. [from_pretrained()] and Python's
+#' transformers can load the folder.
 #'
-#' @param model A model.
-#' @param folder Where to.
-#' @param tokenizer The tokenizer to write with it; the model's own, if not
-#'   given.
-#' @returns The folder, invisibly.
+#' @param model A model, see [from_pretrained()], or a run of [minhub_train()].
+#' @param folder The path of the folder.
+#' @param tokenizer The tokenizer to save. By default, the model's tokenizer.
+#' @returns `folder`, invisibly.
 #' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' model <- lstm_from_pretrained("minhub/shakespeare-lstm")
@@ -633,28 +642,28 @@ save_pretrained <- function(model, folder, tokenizer = NULL) {
 
 file_path <- function(x, what = deparse(substitute(x))) {
   x <- string(x, what)
-  if (!nzchar(x)) fail(what, " is empty: give a path")
+  if (!nzchar(x)) fail(what, " is empty: pass a path")
   path.expand(x)
 }
 
-# Python may have another working directory than R.
+# The working directories of R and Python may differ.
 absolute <- function(path) {
   if (grepl("^(/|[A-Za-z]:|\\\\\\\\)", path)) return(path)
-  if (is.null(getwd())) fail("the working directory was removed: setwd() changes to another")
+  if (is.null(getwd())) fail("the working directory was removed: change to another one with setwd()")
   file.path(getwd(), path)
 }
 
-# A model, or that of a run.
+# Returns a model, or the model of a run.
 check_model <- function(model) {
   if (inherits(model, "minhub_run")) model <- model$model
   if (inherits(model, "nn_module")) {
     fail(
       "model must be a model of this package, not an R torch module: ",
-      "model$load_state_dict(module$state_dict()) brings a module's weights back to its model"
+      "copy the weights to its model with model$load_state_dict(module$state_dict())"
     )
   }
   if (!inherits(model, "minhub_model")) {
-    fail("model must be a model, such as from_pretrained() returns, not ", describe(model))
+    fail("model must be a model, as from_pretrained() returns, not ", describe(model))
   }
   model
 }

@@ -1,31 +1,33 @@
 #' List, download and delete models
 #'
-#' `minhub_models()` lists the models that are on this machine: those that come
-#' with the package, and those in the Hub's cache, which Python's
-#' huggingface_hub and transformers share. `minhub_download()` downloads a model
-#' into the cache, such as before a trip or for a cluster without internet
-#' access, and `minhub_delete()` removes it.
+#' `minhub_models()` lists the models on this machine: the built-in models, and
+#' the models in the Hub's cache, which Python's huggingface_hub and transformers
+#' share. `minhub_download()` downloads a model into the cache without loading it,
+#' for example before a trip or for a cluster without internet access.
+#' `minhub_delete()` deletes a model from the cache.
 #'
-#' An interrupted download continues at the next call, and the hash of every file
+#' An interrupted download continues at the next call, and the hash of each file
 #' is verified. [from_pretrained()] also downloads a model that is not in the
-#' cache. The environment variable `HF_HUB_CACHE` sets the folder
-#' of the cache.
+#' cache. The environment variable `HF_HUB_CACHE` sets the folder of the cache.
 #'
 #' @param identifier A repository of the Hub (`"gpt2"`,
-#'   `"EleutherAI/gpt-neo-125m"`), or one GGUF file of it
+#'   `"EleutherAI/gpt-neo-125m"`), or one GGUF file of a repository
 #'   (`"owner/name:model.gguf"`).
 #' @param revision A branch, tag or commit of the repository. For
 #'   `minhub_delete()`, `NULL` selects all cached revisions.
-#' @param token A token for gated and private repositories. The default is the
-#'   environment variable `HF_TOKEN`, or the token stored by `hf auth login`.
-#' @param ask `TRUE`: ask for a confirmation before the files are deleted; the
-#'   default in an interactive session.
-#' @returns `minhub_models()`: a data frame with a row for each model and
-#'   revision, and the columns `model`, `source` (`"built-in"` or `"cache"`),
-#'   `revision`, `bytes`, `complete` (whether it can be opened without a
-#'   connection) and `folder`. `minhub_download()`: the folder of the model, or
-#'   the path of its GGUF file, invisibly. `minhub_delete()`: `TRUE` if the files
-#'   were deleted and `FALSE` if not, invisibly.
+#' @param token A token for gated and private repositories. By default, the
+#'   environment variable `HF_TOKEN` or the token stored by `hf auth login`.
+#' @param ask Whether to ask for confirmation before deleting the files. The
+#'   default is `TRUE` in an interactive session.
+#' @returns
+#' * `minhub_models()`: a data frame of class `minhub_models` with one row per
+#'   model and revision and the columns `model`, `source` (`"built-in"` or
+#'   `"cache"`), `revision`, `bytes`, `complete` (whether the model can be loaded
+#'   without a connection) and `folder`.
+#' * `minhub_download()`: the folder of the model or the path of its GGUF file,
+#'   invisibly.
+#' * `minhub_delete()`: `TRUE` if the files were deleted, otherwise `FALSE`,
+#'   invisibly.
 #' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' minhub_models()
@@ -43,7 +45,7 @@ minhub_download <- function(identifier, revision = "main", token = NULL) {
   folder <- ask(
     "download",
     identifier = string(identifier), revision = string(revision), token = optional(token, string, what = "token"),
-    news = show_progress()
+    on_event = show_progress()
   )
   invisible(folder)
 }
@@ -76,7 +78,7 @@ format.minhub_models <- function(x, ...) {
 print.minhub_models <- function(x, ...) {
   if (!all(c("model", "source", "revision", "bytes", "complete") %in% names(x))) return(NextMethod())
   cat(format(x), sep = "\n")
-  if (!any(x$source == "cache")) cat("No cached models yet: minhub_download() downloads one\n")
+  if (!any(x$source == "cache")) cat("No cached models yet: download one with minhub_download()\n")
   invisible(x)
 }
 

@@ -1,39 +1,39 @@
-#' Plots of next tokens and of surprise
+#' Plot next tokens, surprisals and replies
 #'
-#' Draws what [next_tokens()] returns as bars, the likeliest token on top, with a
-#' panel for each prompt or text.
+#' The method for [next_tokens()] draws the probability of each token as a bar,
+#' with one panel per prompt.
 #'
-#' Draws what [token_logprobs()] returns as the surprise of each token, which is
-#' -log2 of its probability: 0 bits for what was certain, 1 for one of two
-#' equally likely tokens, 10 for one in a thousand.
+#' The method for [token_logprobs()] draws the surprisal of each token, which is
+#' `-log2` of its probability, in bits. A token with a probability of 1 has a
+#' surprisal of 0 bits, 1/2 of 1 bit, and 1/1000 of 10 bits. It has one panel per
+#' text and three types:
+#' * `"bars"`: one bar per token, with the token below it.
+#' * `"text"`: the text itself, with a darker background for a larger surprisal.
+#'   Words are not broken across lines, and line ends are visible. Text that does
+#'   not fit the device is omitted, as the footer then states.
+#' * `"line"`: one point per token, the running mean, and the words with the
+#'   largest surprisals.
 #'
-#' * `type = "bars"`: a bar for each token, with the token beneath it;
-#' * `type = "text"`: the text itself, the darker the more surprising. Words
-#'   are kept whole and line ends are shown. What does not fit the device is
-#'   left out, which a note below says. `col` is the darkest colour;
-#' * `type = "line"`: a point for each token, the running mean, and the words
-#'   of the most surprising tokens.
+#' `"auto"` draws bars for up to 60 tokens, text for up to 2,000, and a line for
+#' longer texts.
 #'
-#' `"auto"` takes the first of the three that stays readable: bars for up to
-#' 60 tokens, the text for up to 2,000.
+#' The method for replies of [minhub_chat()] draws the probability of each token
+#' as a bar, with the most likely alternatives.
 #'
-#' Draws a reply of a [minhub_chat()] as a bar for each token, how likely it was, and
-#' beside it the likeliest tokens that were not taken.
+#' Bars and points show a space as a raised dot, a line end as `\n`, and a token
+#' without text as its token ID, such as `#7`.
 #'
-#' In bars and points, a space is shown as a raised dot, a line end as `\n`,
-#' and a token without text as its id, such as `#7`.
-#'
-#' @param x What [next_tokens()] or [token_logprobs()] returned, or some rows of it; or a
-#'   reply.
-#' @param text Which texts to show, by their numbers or names in the column
-#'   `text`; all, if not given. Each has a panel, up to 12.
+#' @param x The result of [next_tokens()] or [token_logprobs()], or some of its
+#'   rows, or a reply.
+#' @param text The texts to draw, by number or by name. By default, all. The plot
+#'   has at most 12 panels.
 #' @param type `"auto"`, `"bars"`, `"text"` or `"line"`.
-#' @param most The most tokens to show, from the first on.
-#' @param main The title, or one for each panel.
-#' @param col The colour of the bars, of the running mean, or of the most
-#'   surprising tokens in a text.
-#' @param ... Graphical parameters for [graphics::par()], such as `cex` or
-#'   `bg`. They hold for this plot only.
+#' @param most The maximum number of tokens.
+#' @param main The title, or one title per panel.
+#' @param col The color of the bars, of the running mean, or of the largest
+#'   surprisals in a text.
+#' @param ... Graphical parameters for [graphics::par()], such as `cex` or `bg`.
+#'   They apply to this plot only.
 #' @returns `x`, invisibly.
 #' @name plot.minhub
 #' @family plots
@@ -41,17 +41,17 @@
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' plot(next_tokens(model, "O Romeo, Rom"))
 #'
-#' surprise <- token_logprobs(model, "To be, or not to be, that is the question")
-#' plot(surprise)
-#' plot(surprise, type = "text")
+#' logprobs <- token_logprobs(model, "To be, or not to be, that is the question")
+#' plot(logprobs)
+#' plot(logprobs, type = "text")
 #' plot(token_logprobs(model, c(verse = "To be, or not to be", noise = "xq zzk vv qj xk")))
 #' \dontshow{minhubpy:::end_example()}
 NULL
 
 MANY_BARS <- 60L
 MUCH_TEXT <- 2000L
-TOP_BITS <- 10 # one in a thousand: the darkest colour
-BLUE <- "#0072B2" # of Okabe and Ito's palette, which everybody can tell apart, as is the next
+TOP_BITS <- 10 # the darkest color is a probability of 1/1000
+BLUE <- "#0072B2" # Okabe and Ito's colorblind-safe palette
 VERMILLION <- "#D55E00"
 MANY_PANELS <- 12L
 
@@ -59,10 +59,10 @@ MANY_PANELS <- 12L
 #' @export
 plot.minhub_next_tokens <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
   check_plotted(x, c("token", "id", "prob"))
-  most <- whole(most, least = 1)
+  most <- whole_number(most, min = 1)
   col <- check_color(col)
   prompts <- if (is.null(x$prompt)) list(x) else split(x, factor(x$prompt, unique(x$prompt)))
-  titles <- panel_titles(main, "Likeliest next tokens", "prompt", x$prompt)
+  titles <- panel_titles(main, "Most likely next tokens", "prompt", x$prompt)
   draw_panels(titles, function(i) draw_next_tokens(utils::head(prompts[[i]], most), col), ...)
   invisible(x)
 }
@@ -78,7 +78,7 @@ draw_next_tokens <- function(shown, col) {
   graphics::rect(0, seq_len(n) - 0.4, shown$prob, seq_len(n) + 0.4, col = col, border = NA)
   token_text(-graphics::xinch(0.08), seq_len(n), labels, adj = c(1, 0.5), cex = size)
   graphics::text(shown$prob + graphics::xinch(0.06), seq_len(n), values, adj = c(0, 0.5), cex = size, xpd = NA)
-  footer("all other tokens together: ", percent(max(0, 1 - sum(shown$prob))))
+  footer("all other tokens: ", percent(max(0, 1 - sum(shown$prob))))
 }
 
 #' @rdname plot.minhub
@@ -87,23 +87,22 @@ plot.minhub_token_logprobs <- function(x, text = NULL, type = c("auto", "bars", 
                               col = NULL, ...) {
   check_plotted(x, c("text", "position", "token", "id", "logprob"))
   type <- choice(type, c("auto", "bars", "text", "line"))
-  most <- optional(most, whole, what = "most", least = 1)
+  most <- optional(most, whole_number, what = "most", min = 1)
   col <- optional(col, check_color)
-  titles <- panel_titles(main, "Surprise of each token", "text", x$text)
+  titles <- panel_titles(main, "Surprisal of each token", "text", x$text)
   if (!is.null(text)) {
-    chosen <- texts_in(x, text)
-    titles <- titles[match(chosen, unique(x$text))]
-    x <- `attr<-`(x[x$text %in% chosen, ], "texts", attr(x, "texts"))
+    selected <- texts_in(x, text)
+    titles <- titles[match(selected, unique(x$text))]
+    x <- `attr<-`(x[x$text %in% selected, ], "texts", attr(x, "texts"))
   }
   scored <- split(x, factor(x$text, unique(x$text)))
-  # The number or the name of a text.
   number <- match(names(scored), if (is.factor(x$text)) levels(x$text) else seq_len(max(x$text)))
-  shown <- lapply(scored, function(all) {
-    some <- all[seq_len(min(nrow(all), most)), ]
-    some$bits <- -some$logprob / log(2)
-    some
+  shown <- lapply(scored, function(rows) {
+    rows <- rows[seq_len(min(nrow(rows), most)), ]
+    rows$bits <- -rows$logprob / log(2)
+    rows
   })
-  top <- max(1, unlist(lapply(shown, `[[`, "bits"))) # the same for all panels, which are compared
+  top <- max(1, unlist(lapply(shown, `[[`, "bits"))) # all panels have the same scale
   draw_panels(titles, function(i) {
     all <- scored[[i]]
     shown <- shown[[i]]
@@ -114,7 +113,7 @@ plot.minhub_token_logprobs <- function(x, text = NULL, type = c("auto", "bars", 
   invisible(x)
 }
 
-# The wanted texts, by number or by name.
+# Selects texts by number or by name.
 texts_in <- function(x, text) {
   known <- unique(x$text)
   if (!length(text) || !(is.numeric(text) || is.character(text))) {
@@ -122,15 +121,15 @@ texts_in <- function(x, text) {
   }
   places <- match(text, if (is.numeric(text)) as.integer(known) else as.character(known))
   if (anyNA(places)) {
-    fail("no token of text ", text[is.na(places)][[1L]], " was scored; there are some of ", toString(utils::head(known, 5L)))
+    fail("text ", text[is.na(places)][[1L]], " has no scored token: select from ", toString(utils::head(known, 5L)))
   }
   known[places]
 }
 
-# The text before the first token that has a score.
+# The text before the first scored token.
 opening <- function(text, tokens) {
-  rest <- paste(tokens, collapse = "")
-  if (length(text) && endsWith(text, rest)) substr(text, 1L, nchar(text) - nchar(rest)) else "..."
+  scored <- paste(tokens, collapse = "")
+  if (length(text) && endsWith(text, scored)) substr(text, 1L, nchar(text) - nchar(scored)) else "..."
 }
 
 plot_type <- function(type, n) {
@@ -158,7 +157,6 @@ draw_bars <- function(shown, of, top, col) {
   footer("dashed: ", average(shown, of))
 }
 
-# Positions as in the column, so that they can be looked up there.
 draw_line <- function(shown, of, top, col) {
   n <- nrow(shown)
   set_margins(left = lines_high(3.4), bottom = lines_high(4.2), right = 0.2)
@@ -176,7 +174,7 @@ draw_line <- function(shown, of, top, col) {
   footer("line: running mean of ", window, "; ", average(shown, of))
 }
 
-# The words with the most surprising tokens, as many as there is room for.
+# Labels the words with the largest surprisals, without overlaps.
 name_peaks <- function(shown) {
   word <- cumsum(opens_word(shown$token))
   apart <- graphics::xinch(text_width("M", 0.7) * 14)
@@ -191,7 +189,7 @@ name_peaks <- function(shown) {
   }
 }
 
-# Whether a word begins with each token.
+# Whether each token starts a word.
 opens_word <- function(tokens) {
   n <- length(tokens)
   c(TRUE, grepl("^[ \t]", tokens[-1L]) | grepl("[[:space:]]$|^$", tokens[-n]))
@@ -204,8 +202,8 @@ axis_of_bits <- function() {
   graphics::title(ylab = "bits", line = 2.1)
 }
 
-# Draws the text in the largest size at which all of it fits. The opening has no score and no colour. Colours have one
-# scale, so that `top` is not needed.
+# Draws the text in the largest size that fits. The opening has no score and no color. `top` has no effect, because the
+# color scale is fixed.
 draw_text <- function(shown, of, top, col) {
   set_margins(left = 0.2, bottom = lines_high(4.2), right = 0.2)
   area <- graphics::par("pin")
@@ -213,29 +211,30 @@ draw_text <- function(shown, of, top, col) {
   for (size in seq(1.6, 0.4, by = -0.1)) {
     columns <- max(1L, floor(area[[1L]] / text_width("M", size)))
     rows <- max(1L, floor(area[[2L]] / (size * lines_high(1.1))))
-    some <- utils::head(all, columns * rows)
-    words <- shorten(written(some), columns)
-    place <- flow(nchar(words, "width"), opens_word(some$token), lines_ended(some$token), columns)
-    if (nrow(some) == nrow(all) && max(place$row) <= rows) break
+    drawn <- utils::head(all, columns * rows)
+    words <- shorten(written(drawn), columns)
+    position <- flow(nchar(words, "width"), opens_word(drawn$token), lines_ended(drawn$token), columns)
+    if (nrow(drawn) == nrow(all) && max(position$row) <= rows) break
   }
-  seen <- place$row <= rows
-  place <- place[seen, ]
-  some <- some[seen, ]
+  visible <- position$row <= rows
+  position <- position[visible, ]
+  drawn <- drawn[visible, ]
   shade <- shades(col)
-  graphics::plot.window(c(0, columns), c(max(place$row, rows / 1.5), 0), xaxs = "i", yaxs = "i")
+  graphics::plot.window(c(0, columns), c(max(position$row, rows / 1.5), 0), xaxs = "i", yaxs = "i")
   graphics::rect(
-    place$column, place$row - 1, place$column + place$wide, place$row,
-    col = shade[1L + round(100 * pmin(some$bits / TOP_BITS, 1))], border = "white", lwd = 0.5
+    position$column, position$row - 1, position$column + position$wide, position$row,
+    col = shade[1L + round(100 * pmin(drawn$bits / TOP_BITS, 1))], border = "white", lwd = 0.5
   )
-  token_text(place$column, place$row - 0.5, words[seen], adj = c(0, 0.5), cex = size)
+  token_text(position$column, position$row - 0.5, words[visible], adj = c(0, 0.5), cex = size)
   legend_of_bits(shade)
-  if (nrow(some) > 1L) footer(average(some[-1L, ], of))
+  if (nrow(drawn) > 1L) footer(average(drawn[-1L, ], of))
 }
 
-# Line and column of each token, by widths. `opens`: a word begins with it; `ends`: it has a line end.
+# Breaks tokens into lines. Returns the row and the column of each token. `opens`: whether a token starts a word;
+# `ends`: the number of line ends in a token.
 flow <- function(wide, opens, ends, columns) {
   word <- cumsum(opens)
-  needs <- ifelse(opens, tapply(wide, word, sum)[word], wide) # a word longer than a line is broken
+  needs <- ifelse(opens, tapply(wide, word, sum)[word], wide) # breaks words that are longer than a line
   row <- column <- integer(length(wide))
   at <- 0L
   line <- 1L
@@ -273,9 +272,9 @@ legend_of_bits <- function(shade) {
   )
 }
 
-# How tokens are shown
+# Display of tokens
 
-# A token by itself, with visible signs for white space.
+# A token outside its text, with visible white space.
 readable <- function(tokens) {
   shown <- written(tokens)
   shown <- gsub(" ", "\u00b7", shown)
@@ -289,12 +288,12 @@ shorten <- function(labels, most) {
   labels
 }
 
-# A token within its text: spaces stay, other invisible characters are written out.
+# A token in its text. Escapes invisible characters except spaces.
 written <- function(tokens) {
   shown <- encodeString(tokens$token)
   shapeless <- grepl("[\\p{Cf}\\p{Co}\\p{Zl}\\p{Zp}]|(?! )\\p{Zs}", shown, perl = TRUE)
   shown[shapeless] <- iconv(shown[shapeless], "UTF-8", "ASCII", sub = "Unicode")
-  # These devices have one encoding at a time, and warn of other characters.
+  # These devices support one encoding and warn about other characters.
   western <- names(grDevices::dev.cur()) %in% c("pdf", "postscript", "xfig")
   if (western) shown <- iconv(shown, "UTF-8", "latin1", sub = "Unicode")
   ifelse(is.na(tokens$token), paste0("#", tokens$id), shown)
@@ -314,46 +313,46 @@ average <- function(shown, of) {
 
 grouped <- function(n) format(n, big.mark = ",")
 
-check_plotted <- function(x, columns, empty = "there is no token to plot: a text of fewer than two has no score") {
-  lacking <- setdiff(columns, names(x))
-  if (length(lacking)) fail("to be plotted it needs the column ", lacking[[1L]], ": keep the columns, drop rows")
+check_plotted <- function(x, columns, empty = "there is no token to plot: a text with fewer than two tokens has no score") {
+  missing <- setdiff(columns, names(x))
+  if (length(missing)) fail("plot() requires the column ", missing[[1L]], ": select rows, not columns")
   if (!nrow(x)) fail(empty)
   plotted <- columns[[length(columns)]]
-  if (!is.numeric(x[[plotted]]) || !all(is.finite(x[[plotted]]))) fail("the column ", plotted, " must be finite numbers")
+  if (!is.numeric(x[[plotted]]) || !all(is.finite(x[[plotted]]))) fail("the column ", plotted, " must contain finite numbers")
 }
 
-# Base graphics, in inches. Margins are set after plot.new(), since widths of text are known only then.
+# Base graphics in inches. Margins are set after plot.new(), because the width of text is not available before.
 
-# Returns the old par().
+# Returns the previous par().
 begin_plot <- function(...) {
-  before <- set_parameters(1L, ...)
+  old <- set_parameters(1L, ...)
   begin_panel()
-  before
+  old
 }
 
-# Begins a plot of some panels, which share one page unless the user has divided it.
+# Divides the page into panels, unless the user has divided it.
 set_parameters <- function(panels, ...) {
   of_page <- graphics::par("mfrow", "cex")
-  before <- graphics::par(mar = graphics::par("mar"), ...)
-  before <- rev(before) # cex before mar, whose unit it is
-  if (panels == 1L || any(of_page$mfrow != 1L)) return(before)
+  old <- graphics::par(mar = graphics::par("mar"), ...)
+  old <- rev(old) # cex is the unit of mar, so that it must be restored first
+  if (panels == 1L || any(of_page$mfrow != 1L)) return(old)
   graphics::par(mfrow = grDevices::n2mfrow(panels)) # this sets cex
   graphics::par(cex = list(...)$cex %||% graphics::par("cex"))
-  c(of_page, before)
+  c(of_page, old)
 }
 
 begin_panel <- function() {
-  graphics::par(mar = c(0, 0, 0, 0)) # fits figures of any size
+  graphics::par(mar = c(0, 0, 0, 0)) # plot.new() fails if the margins exceed the figure
   graphics::plot.new()
 }
 
-# Draws a panel for each title: draw(i) draws the i-th within its margins.
+# Draws one panel per title. draw(i) draws panel i.
 draw_panels <- function(titles, draw, ...) {
   titles <- check_main(titles)
   panels <- min(length(titles), MANY_PANELS)
-  if (panels < length(titles)) note("Showing the first ", panels, " of ", length(titles), ": plot some of them to see others")
-  before <- set_parameters(panels, ...)
-  on.exit(graphics::par(before))
+  if (panels < length(titles)) note("Showing the first ", panels, " of ", length(titles), " panels: select rows to plot others")
+  old <- set_parameters(panels, ...)
+  on.exit(graphics::par(old))
   for (i in seq_len(panels)) {
     begin_panel()
     draw(i)
@@ -361,7 +360,7 @@ draw_panels <- function(titles, draw, ...) {
   }
 }
 
-# A title in the largest size, at most the usual one, at which it fits.
+# Reduces the size of a title that is too wide.
 title_above <- function(text) {
   usual <- graphics::par("cex.main")
   wide <- graphics::strwidth(text, units = "inches", cex = usual, font = graphics::par("font.main"))
@@ -369,7 +368,7 @@ title_above <- function(text) {
   graphics::title(text, line = 0.8, adj = 0, cex.main = usual * max(0.05, min(1, room / max(wide, 0.01))))
 }
 
-# `which`: the column with the text or prompt of each row, if there is one.
+# `which`: the column with the text or prompt of each row, or NULL.
 panel_titles <- function(main, default, what, which) {
   known <- unique(which)
   if (!is.null(main)) return(rep_len(check_main(main), max(1L, length(known))))
@@ -387,22 +386,22 @@ figure_width <- function() graphics::par("fin")[[1L]]
 figure_height <- function() graphics::par("fin")[[2L]]
 lines_high <- function(n) n * graphics::par("cin")[[2L]] * graphics::par("cex")
 
-# The width of the widest label, in inches.
+# The maximum width of labels, in inches.
 text_width <- function(labels, size, family = token_family()) {
   max(graphics::strwidth(labels, units = "inches", cex = size, family = family))
 }
 
-# The largest size, at most 1, at which each label fits a box.
+# The largest size, at most 1, at which all labels fit a box.
 text_size <- function(labels, width, height) {
   max(0.1, min(1, width / text_width(labels, 1), height / lines_high(1)))
 }
 
 token_text <- function(x, y, labels, ...) graphics::text(x, y, labels, family = token_family(), xpd = NA, ...)
 
-# A font of fixed width; postscript() has only the fonts that were declared to it.
+# A font with a fixed width. postscript() supports declared fonts only.
 token_family <- function() if (names(grDevices::dev.cur()) == "postscript") "" else "mono"
 
-# A line at the lower right. room: share of the figure's width that it may have.
+# A line at the lower right. `room`: the maximum share of the figure's width.
 footer <- function(..., line = graphics::par("mar")[[1L]] - 1.2, room = 1) {
   text <- paste0(...)
   size <- 0.8 * min(1, (room * figure_width() - 0.1) / text_width(text, 0.8, ""))

@@ -1,28 +1,29 @@
 #' Start and stop the Python worker
 #'
-#' The first call that needs Python starts a worker process; it ends with the
-#' R session, whatever ends that. `minhub_start()` starts it at once, and says
-#' which Python it took and why. `minhub_stop()` ends the worker; models and
-#' tokenizers are loaded again at their next use, except models with weights
-#' from `load_state_dict()`. The choice of a Python is kept until
-#' `minhub_stop()`.
+#' The first call that requires Python starts a worker process, which ends with
+#' the R session. `minhub_start()` starts it immediately and reports which Python
+#' it selected, and why. `minhub_stop()` stops it. Models and tokenizers are
+#' reloaded at their next use, except for weights from `load_state_dict()`. The
+#' selected Python remains the same until `minhub_stop()`.
 #'
-#' @section Which Python:
-#' The first of these that exists, is 3.10 or newer, and has minhub_py:
+#' @section Selection of a Python:
+#' The package selects the first Python in this list that exists, is version 3.10
+#' or newer, and has minhub_py:
 #'
 #' 1. the option `minhubpy.python`, then the environment variable
-#'    `MINHUBPY_PYTHON`: with one of them set, no other is tried;
+#'    `MINHUBPY_PYTHON` (if one of them is set, no other Python is tried);
 #' 2. the environment variable `RETICULATE_PYTHON`;
-#' 3. an active virtualenv (`VIRTUAL_ENV`) or conda environment
+#' 3. an active virtual environment (`VIRTUAL_ENV`) or conda environment
 #'    (`CONDA_PREFIX`);
 #' 4. `.venv` in the working directory or a directory above it;
 #' 5. the Python whose `minhub r --install` installed this package;
-#' 6. the virtualenv that [minhub_install()] made;
+#' 6. the virtual environment of [minhub_install()];
 #' 7. `python3`, then `python`, on the `PATH`.
 #'
-#' @param python The path of a Python to use instead.
-#' @returns `minhub_start()`: a list with `python`, `why`, and the versions
-#'   `version`, `minhub_py` and `torch`, invisibly. `minhub_stop()`: nothing.
+#' @param python The path of a Python, which overrides the list.
+#' @returns `minhub_start()` returns a list, invisibly: `python` (the path),
+#'   `why` (the reason for the selection), and the versions `version` (of Python),
+#'   `minhub_py` and `torch`. `minhub_stop()` returns `NULL`, invisibly.
 #' @family functions for the Python side
 #' @examplesIf minhubpy:::is_ready()
 #' str(minhub_start())
@@ -31,16 +32,16 @@
 minhub_start <- function(python = NULL) {
   if (!is.null(python)) {
     not_now()
-    if (is_hosted()) fail("this R runs inside Python, and can use no other")
+    if (is_hosted()) fail("R runs inside a Python process and cannot use another Python: start a plain R session")
     python <- check_named(string(python), "the argument python")
     disconnect()
     session$python <- python
   }
   about <- suppressMessages(ask("hello"))
-  found <- if (is.null(session$python)) list(why = "it hosts this R") else session$python
-  note("Python ", about$python, " (", about$executable, "): ", found$why)
+  why <- if (is.null(session$python)) "it hosts this R session" else session$python$why
+  note("Python ", about$python, " (", about$executable, "): ", why)
   invisible(list(
-    python = about$executable, why = found$why, version = about$python,
+    python = about$executable, why = why, version = about$python,
     minhub_py = about$minhub_py, torch = about$torch
   ))
 }
@@ -49,7 +50,7 @@ minhub_start <- function(python = NULL) {
 #' @export
 minhub_stop <- function() {
   not_now()
-  if (is_hosted()) fail("this R runs inside Python, which cannot be stopped from here")
+  if (is_hosted()) fail("R runs inside a Python process, which minhub_stop() cannot stop")
   disconnect()
   session$python <- NULL
   invisible()
@@ -61,24 +62,24 @@ python_in <- function(folder) {
   if (.Platform$OS.type == "windows") file.path(folder, "Scripts", "python.exe") else file.path(folder, "bin", "python")
 }
 
-# Candidates in the order of the help page of minhub_start().
+# Candidates in the order that ?minhub_start documents.
 python_candidates <- function() {
   variable <- function(name) {
     value <- Sys.getenv(name)
     if (nzchar(value)) value
   }
   inside <- function(folder) if (!is.null(folder)) python_in(folder)
-  found <- list(
+  candidates <- list(
     RETICULATE_PYTHON = variable("RETICULATE_PYTHON"),
     "the active virtualenv" = inside(variable("VIRTUAL_ENV")),
     "the active conda environment" = conda_python(variable("CONDA_PREFIX")),
     "the .venv of this folder" = inside(project_virtualenv()),
-    "it installed this package" = installer(),
-    "made by minhub_install()" = if (dir.exists(private_virtualenv())) python_in(private_virtualenv()),
+    "the Python that installed this package" = installer(),
+    "created by minhub_install()" = if (dir.exists(private_virtualenv())) python_in(private_virtualenv()),
     "python3 on the PATH" = on_path("python3"),
     "python on the PATH" = on_path("python")
   )
-  Filter(Negate(is.null), found)
+  Filter(Negate(is.null), candidates)
 }
 
 conda_python <- function(prefix) {
@@ -86,19 +87,19 @@ conda_python <- function(prefix) {
   if (.Platform$OS.type == "windows") file.path(prefix, "python.exe") else python_in(prefix)
 }
 
-# Written by r_bridge/host/library.py.
+# r_bridge/host/library.py writes this file.
 installer <- function() {
   file <- system.file("python", package = "minhubpy")
   if (nzchar(file)) readLines(file, n = 1L, encoding = "UTF-8")
 }
 
-# The program of a name or path, or NULL.
+# The path of a program, or NULL.
 on_path <- function(name) {
   programs <- programs_on_path(name)
   if (length(programs)) programs[[1L]]
 }
 
-# All programs of a name on the PATH, or the program of a path. Not by Sys.which(), which runs a shell that Ctrl-C may end.
+# All programs with this name on the PATH, or the program at a path. Sys.which() runs a shell, which Ctrl-C may end.
 programs_on_path <- function(name) {
   if (.Platform$OS.type == "windows") {
     files <- unname(Sys.which(name))
@@ -119,7 +120,7 @@ project_virtualenv <- function(folder = getwd()) {
   }
 }
 
-# The path of the Python to use. It is looked for once in a session, which keeps list(path, why).
+# The path of the selected Python. The session stores list(path, why).
 choose_python <- function() {
   if (is.null(session$python)) {
     session$python <- look_for_python()
@@ -129,10 +130,10 @@ choose_python <- function() {
 }
 
 look_for_python <- function() {
-  wanted <- getOption("minhubpy.python")
-  if (!is.null(wanted)) return(check_named(string(wanted, "the option minhubpy.python"), "the option minhubpy.python"))
-  wanted <- Sys.getenv("MINHUBPY_PYTHON")
-  if (nzchar(wanted)) return(check_named(wanted, "the environment variable MINHUBPY_PYTHON"))
+  path <- getOption("minhubpy.python")
+  if (!is.null(path)) return(check_named(string(path, "the option minhubpy.python"), "the option minhubpy.python"))
+  path <- Sys.getenv("MINHUBPY_PYTHON")
+  if (nzchar(path)) return(check_named(path, "the environment variable MINHUBPY_PYTHON"))
   candidates <- python_candidates()
   problems <- character()
   for (why in names(candidates)) {
@@ -141,7 +142,7 @@ look_for_python <- function() {
     problems <- c(problems, paste0("\n  ", candidates[[why]], " (", why, ") ", problem))
   }
   fail(
-    "no Python with minhub_py was found; ", install_call(), " makes one, or set options(minhubpy.python = \"/path/to/python\")",
+    "no Python with minhub_py was found: run ", install_call(), ", or set options(minhubpy.python = \"/path/to/python\")",
     if (length(problems)) "\nTried:", problems,
     class = "minhubpy_no_python"
   )
@@ -151,14 +152,14 @@ check_named <- function(path, why) {
   path <- path.expand(path)
   problem <- python_problem(path)
   if (is.null(problem)) return(list(path = path, why = why))
-  # A named Python takes precedence over the one of minhub_install(), which fixes none that does not start.
+  # minhub_install() does not repair a Python that does not start, and the setting has precedence over its Python.
   install <- if (!inherits(problem, "start_problem")) {
-    paste0(if (why == "the argument python") ", or run " else ", or name none and run ", install_call())
+    paste0(if (why == "the argument python") ", or run " else ", or unset it and run ", install_call())
   }
-  fail(path, " (", why, ") ", problem, ": name another Python", install, class = "minhubpy_no_python")
+  fail(path, " (", why, ") ", problem, ": set another Python", install, class = "minhubpy_no_python")
 }
 
-# Why a Python cannot run the worker, or NULL. Imports the standard library only.
+# The reason why a Python cannot run the worker, or NULL. Imports the standard library only.
 python_problem <- function(path) {
   modules <- "'minhub_py', 'r_bridge', 'torch'"
   answer <- query_python(path, c(
@@ -175,17 +176,17 @@ python_problem <- function(path) {
   if (length(missing)) lacks[[missing[[1L]]]]
 }
 
-# The words that code prints after "minhubpy"; if it prints none, the reason, as a problem.
-# The statements share one line, as a command line of Windows requires.
+# The words that Python code prints after "minhubpy", or the reason why it prints none, as a problem. The statements
+# share one line, because a command line of Windows is a single line.
 query_python <- function(path, code) {
-  if (is.null(on_path(path))) return(new_problem("is not there"))
+  if (is.null(on_path(path))) return(new_problem("does not exist"))
   output <- suspendInterrupts(python_output(path, paste(code, collapse = "; ")))
   answer <- grep("^minhubpy ", output, value = TRUE)
   if (length(answer)) return(strsplit(answer[[1L]], " ", fixed = TRUE)[[1L]][-1L])
   home <- Sys.getenv("PYTHONHOME")
   new_problem(
     "does not start as Python 3 (", error_line(output) %||% "it prints nothing",
-    if (nzchar(home)) paste0("; the environment variable PYTHONHOME is ", home, ", which Sys.unsetenv(\"PYTHONHOME\") removes"),
+    if (nzchar(home)) paste0("; the environment variable PYTHONHOME is ", home, ": unset it with Sys.unsetenv(\"PYTHONHOME\")"),
     ")",
     class = "start_problem"
   )
@@ -195,7 +196,7 @@ new_problem <- function(..., class = NULL) structure(paste0(...), class = c(clas
 
 is_problem <- function(x) inherits(x, "problem")
 
-# The line of a Python's output that states its error: the last that names one, or else the last. NULL if it has no line.
+# The line of Python's output with the error: the last line that names an error, or the last line. NULL without output.
 error_line <- function(lines) {
   lines <- trimws(lines)
   lines <- lines[nzchar(lines)]
@@ -204,7 +205,7 @@ error_line <- function(lines) {
   if (length(shown)) substr(shown[[length(shown)]], 1L, 200L)
 }
 
-# system2() for a Python, which runs as if R had not started it.
+# system2() for Python, without the environment variables that R sets.
 run_python <- function(python, arguments, ...) {
   if (.Platform$OS.type == "windows") return(system2(python, c("-X", "utf8", arguments), ...))
   system2("sh", c(without_r(), shQuote(python), arguments), ...)
@@ -212,13 +213,13 @@ run_python <- function(python, arguments, ...) {
 
 without_r <- function() shQuote(c(system.file("without_r.sh", package = "minhubpy"), file.path(R.home("etc"), "ldpaths")))
 
-# Runs Python code and returns the lines of its output and errors. Call it with interrupts suspended; Ctrl-C ends the wait.
+# Runs Python code and returns its output and errors. Requires suspended interrupts; Ctrl-C ends the wait.
 python_output <- function(python, code, seconds = 30) {
   arguments <- c("-c", shQuote(code))
   if (.Platform$OS.type == "windows") {
     return(suppressWarnings(run_python(python, arguments, stdout = TRUE, stderr = TRUE, timeout = seconds)))
   }
-  folder <- private_folder() # not tempdir(), which may be full
+  folder <- private_folder() # tempdir() may be full
   log <- file.path(folder, "log")
   pid <- NULL
   ended <- FALSE
@@ -231,23 +232,23 @@ python_output <- function(python, code, seconds = 30) {
   readLines(log, warn = FALSE)
 }
 
-# Starts a Python without waiting for it. Returns its process id, or NULL on Windows, where R cannot learn it. Call it
-# with interrupts suspended. Ctrl-C reaches R alone: a shell that is not interactive has commands before & ignore it.
+# Starts a Python process in the background. Returns its process ID, or NULL on Windows, where it is not available.
+# Requires suspended interrupts. Ctrl-C does not reach the process, because a shell ignores it for background commands.
 start_python <- function(python, arguments, log) {
   if (.Platform$OS.type == "windows") {
     run_python(python, arguments, stdout = log, stderr = log, wait = FALSE)
     return(NULL)
   }
   command <- c("sh", without_r(), shQuote(python), arguments, ">", shQuote(log), "2>&1 </dev/null & echo $!")
-  # No timeout: with one, R itself would not notice Ctrl-C.
+  # With a timeout, R would not notice Ctrl-C.
   pid <- as.integer(suppressWarnings(system(paste(command, collapse = " "), intern = TRUE)))
   if (length(pid) == 1L) return(pid)
-  allowInterrupts(Sys.sleep(0)) # an interrupt here, if Ctrl-C ended the shell
+  allowInterrupts(Sys.sleep(0)) # handles a Ctrl-C that ended the shell
   fail("the shell did not start ", python, ": try again")
 }
 
-# Whether a process is running; yes for NULL, an unknown one. In a container whose first process does not wait for its
-# children, a process that has ended stays as a zombie (state Z).
+# Whether a process is running; TRUE for NULL, an unknown process. A process that has ended may remain as a zombie
+# (state Z) in a container whose first process does not wait for its children.
 is_running <- function(pid) {
   if (is.null(pid)) return(TRUE)
   nothing <- function(condition) ""
@@ -255,14 +256,14 @@ is_running <- function(pid) {
   pskill(pid, 0L) && !any(grepl(") Z ", state, fixed = TRUE))
 }
 
-# Lets a stopped process continue; no effect on a running one. Not on Windows, where every signal ends the process.
+# Continues a stopped process. On Windows, any signal would end the process.
 resume_process <- function(pid) if (!is.null(pid) && .Platform$OS.type != "windows") pskill(pid, tools::SIGCONT)
 
-# Ends a process at once.
 kill <- function(pid) if (!is.null(pid)) pskill(pid, tools::SIGKILL)
 
-# Waits until a condition holds; FALSE after so many seconds. Call it in allowInterrupts(): Ctrl-C and setTimeLimit(),
-# which R checks in Sys.sleep(), end it, also when the condition holds, since Ctrl-C may have ended the process.
+# Waits until a condition holds. Returns FALSE after a timeout in seconds. Requires allowInterrupts(): R checks for
+# Ctrl-C and setTimeLimit() in Sys.sleep(), which also runs if the condition holds, because Ctrl-C may have ended the
+# process.
 wait_until <- function(condition, seconds) {
   deadline <- Sys.time() + seconds
   pause <- 0.005
@@ -283,14 +284,13 @@ set_environment <- function(values) {
 
 is_hosted <- function() !is.null(session$link) && startsWith(session$link$epoch, "host")
 
-# What each example ends with. A check as CRAN makes it wants no connection left open; in others the next example goes
-# on with the same worker, which starts in seconds.
+# The last line of the examples. CRAN's checks reject open connections. Otherwise all examples share one worker.
 end_example <- function() {
-  wanted <- tolower(Sys.getenv("_R_CHECK_CONNECTIONS_LEFT_OPEN_")) %in% c("true", "yes", "1")
-  if (wanted && !is_hosted()) minhub_stop()
+  strict <- tolower(Sys.getenv("_R_CHECK_CONNECTIONS_LEFT_OPEN_")) %in% c("true", "yes", "1")
+  if (strict && !is_hosted()) minhub_stop()
 }
 
-# Whether there is a Python to use, with an extra of minhub_py if one is named: for examples, which install nothing.
+# Whether examples can run: a Python with minhub_py, and with an extra of it if `extra` is set.
 is_ready <- function(extra = NULL) {
   ready <- tryCatch(
     {
@@ -300,9 +300,9 @@ is_ready <- function(extra = NULL) {
     },
     minhubpy_error = function(e) FALSE
   )
-  if (!ready && !is.null(extra)) end_example() # the question has started a worker
+  if (!ready && !is.null(extra)) end_example() # require_extra() has started a worker
   ready
 }
 
-# Fails if this session's Python lacks an extra of minhub_py; the message has the command that installs it.
+# Raises an error with the installation command if Python lacks an extra of minhub_py.
 require_extra <- function(name) ask("require_extra", name = name)

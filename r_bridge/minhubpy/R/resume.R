@@ -1,18 +1,18 @@
-# Long jobs: a file stores the results of each part, and a later call continues from it.
+# Long jobs: a file stores the result of each part, and a later call resumes the job.
 #
-# The file has one serialized object after another: a record of the job, then list(part, size, value) for each part in
-# order; `value` is the serialized result of the part, `size` its number of bytes. A worker holds a lock and appends to the
-# file (r_bridge/methods/results.py), so that neither a second session nor a kill can damage it.
+# The file is a sequence of serialized objects: a record of the job, then list(part, size, value) for each part in
+# order. `value` is the serialized result, and `size` its number of bytes. The worker locks the file and appends to it
+# (r_bridge/methods/results.py), so that neither a second session nor a killed process can corrupt it.
 
-ROWS_OF_PART <- 1000L # some seconds of work, the most that an interrupt costs
+ROWS_OF_PART <- 1000L # a few seconds of work, which an interrupt loses
 
-# Calls work(rows, news) for all rows at once or, with a file, for parts of whole texts, whose results the file stores.
-# join(results, rows) combines the results of the parts.
+# Calls work(rows, on_event) for all rows or, with a file, for each part, and stores the results in the file. A part
+# contains complete texts. join(results, rows) combines the results.
 in_parts <- function(texts, file, job, work, size = ROWS_OF_PART, join = join_rows) {
   if (is.null(file) || !length(texts)) return(work(seq_along(texts), show_progress()))
   file <- path.expand(string(file, "resume"))
   if (!grepl("\\.rds$", file, ignore.case = TRUE)) fail('resume must name a file that ends in ".rds", not ', describe(file))
-  if (!dir.exists(dirname(file))) fail("resume: there is no folder ", dirname(file))
+  if (!dir.exists(dirname(file))) fail("resume must be in an existing folder: create ", dirname(file))
   file <- absolute(file)
   parts <- unname(split(seq_along(texts), part_of(match(texts, unique(texts)), size)))
   record <- list(minhubpy = 3L, job = lapply(job, identity_of))
@@ -21,25 +21,25 @@ in_parts <- function(texts, file, job, work, size = ROWS_OF_PART, join = join_ro
   join(stored$values, parts)
 }
 
-# Computes the missing parts. Returns the complete content of the file.
+# Computes the missing parts. Returns all results.
 compute_parts <- function(file, record, parts, work) {
   results <- open_results(file)
   stored <- list(values = list())
   on.exit({
     finished <- length(stored$values) == length(parts)
     close_results(results, finished)
-    if (!finished) note("Stopped after ", length(stored$values), " of ", length(parts), " parts: the same call continues from there")
+    if (!finished) note("Stopped after ", length(stored$values), " of ", length(parts), " parts: repeat the call to continue")
   })
-  stored <- read_results(file, record) # again, now that no other session writes to it
+  stored <- read_results(file, record) # another session may have written before the lock
   if (isTRUE(file.size(file) > stored$size)) ask("truncate_results", file = handle_of(results), size = stored$size)
   if (stored$size == 0) {
     bytes <- serialize(record, NULL)
     append_results(results, 0, bytes)
     stored$size <- length(bytes)
   }
-  news <- news_of_parts(show_progress(), length(parts))
+  events <- events_of_parts(show_progress(), length(parts))
   for (part in seq_along(parts)[seq_along(parts) > length(stored$values)]) {
-    value <- work(parts[[part]], news(part))
+    value <- work(parts[[part]], events(part))
     bytes <- serialize(part_record(part, serialize(value, NULL)), NULL)
     append_results(results, stored$size, bytes)
     stored$size <- stored$size + length(bytes)
@@ -50,13 +50,13 @@ compute_parts <- function(file, record, parts, work) {
 
 part_record <- function(part, bytes) list(part = part, size = length(bytes), value = bytes)
 
-# Data frames with a row for each row.
+# Joins data frames and restores the order of the rows.
 join_rows <- function(results, rows) do.call(rbind, results)[order(unlist(rows)), , drop = FALSE]
 
-# The file
+# Results file
 
-# The results of the first parts, and the number of bytes that they and the record take. The bytes after them are an
-# incomplete part, left by a kill. An error if the file belongs to another job.
+# Returns the results of the complete parts, and the size of their records in bytes. A killed process may leave an
+# incomplete part after them. Raises an error if the file belongs to another job.
 read_results <- function(file, record) {
   stored <- list(values = list(), size = 0)
   if (!file.exists(file) || is_beginning(file, serialize(record, NULL))) return(stored)
@@ -64,7 +64,7 @@ read_results <- function(file, record) {
   on.exit(close(opened))
   first <- next_object(opened)
   if (!identical(first, list(record))) {
-    fail("resume: ", file, " holds something else than this job (other words, model or settings): remove it, or name another file")
+    fail("resume: ", file, " belongs to another job (other words, model or settings): delete it or use another file")
   }
   stored$size <- length(serialize(record, NULL))
   repeat {
@@ -77,23 +77,23 @@ read_results <- function(file, record) {
   }
 }
 
-# Whether a file has the first bytes of a record, and no more: its session was killed.
+# Whether a file contains only the first bytes of a record, because its session was killed.
 is_beginning <- function(file, record) {
   size <- file.size(file)
   size < length(record) && identical(readBin(file, "raw", size), record[seq_len(size)])
 }
 
-# The next object of a connection in a list; NULL at its end, or where it is cut.
+# The next object of a connection, in a list; NULL at the end or for a truncated object.
 next_object <- function(opened) tryCatch(list(unserialize(opened)), error = function(e) NULL)
 
-# The result in the record of a part, in a list; NULL if it is not the record of this part, or corrupt.
+# The result in the record of a part, in a list; NULL for the record of another part or a corrupt record.
 value_of_part <- function(object, part) {
   if (!is.list(object) || !identical(names(object), c("part", "size", "value"))) return(NULL)
   if (!identical(object$part, part) || !is.raw(object$value) || !identical(object$size, length(object$value))) return(NULL)
   tryCatch(list(unserialize(object$value)), error = function(e) NULL)
 }
 
-# Locks a file. An error if another session uses it.
+# Locks a file. Raises an error if another session uses it.
 open_results <- function(file) {
   results <- new.env(parent = emptyenv())
   results$file <- file
@@ -101,7 +101,7 @@ open_results <- function(file) {
   results
 }
 
-# The number of the file in the worker; a new worker must lock it again.
+# The number of the file in the worker. Locks the file again in a new worker.
 handle_of <- function(results) {
   if (!identical(results$handle$epoch, connect()$epoch)) results$handle <- open_results(results$file)$handle
   results$handle$number
@@ -111,7 +111,7 @@ append_results <- function(results, size, bytes) {
   ask("append_results", file = handle_of(results), size = as.double(size), data = bytes)
 }
 
-# Unlocks a file. A worker that ended has unlocked it.
+# Unlocks a file. The end of a worker also unlocks it.
 close_results <- function(results, finished) {
   link <- session$link
   if (!identical(results$handle$epoch, link$epoch) || is_busy() || !suspendInterrupts(link$is_alive())) return(invisible())
@@ -122,32 +122,31 @@ close_results <- function(results, finished) {
   invisible()
 }
 
-# The job
+# Job record
 
-# What identifies a value of a job in another session: an object in Python by the call that made it, and by the hash of
-# its files.
+# Identifies a value of a job in another session: a model by its call and the hash of its files, a tokenizer by a hash.
 identity_of <- function(value) {
   if (inherits(value, "minhub_tokenizer")) return(ask("tokenizer_fingerprint", tokenizer = value))
   if (!inherits(value, "minhub_model")) return(value)
   self <- attr(value, "self")
-  if (isTRUE(self$changed)) fail("resume: the weights of this model were changed here: save_pretrained() it, and load that")
+  if (isTRUE(self$changed)) fail("resume requires a model from a file, and load_state_dict() changed its weights: save it with save_pretrained() and load it again")
   c(self$how, moved = list(self$moved), fingerprint = ask("model_fingerprint", model = value))
 }
 
-# The part of each row: whole texts, in order, as many as make up the rows of a part.
+# The part of each row. A part contains complete texts, in order.
 part_of <- function(numbers, size) {
   before <- cumsum(tabulate(numbers)) - 1L
   (before %/% size)[numbers]
 }
 
-# Progress of part after part, as one.
-news_of_parts <- function(show, parts) {
+# Combines the progress of the parts.
+events_of_parts <- function(show, parts) {
   function(part) {
     if (is.null(show)) return(NULL)
-    function(news) {
-      news$done <- 1000 * (part - 1) + if (news$total > 0) 1000 * news$done / news$total else 0
-      news$total <- 1000 * parts
-      show(news)
+    function(event) {
+      event$done <- 1000 * (part - 1) + if (event$total > 0) 1000 * event$done / event$total else 0
+      event$total <- 1000 * parts
+      show(event)
     }
   }
 }

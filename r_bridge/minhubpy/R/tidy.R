@@ -1,19 +1,19 @@
-#' Results as tidy data frames
+#' Convert results to tidy data frames
 #'
-#' Methods of `generics::tidy()`, which the packages generics and broom export,
-#' and of [as.data.frame()]. They have a row for each observation.
+#' Methods of [as.data.frame()] and of `generics::tidy()`, which the packages
+#' generics and broom export.
 #'
-#' | object | row |
+#' | object | one row per |
 #' | --- | --- |
-#' | a chat of [minhub_chat()] | each message |
-#' | a reply | each token |
-#' | [attention_weights()] | each layer, head, token and token attended to |
-#' | a run of [minhub_train()] | each evaluation, as `run$losses` |
+#' | a chat of [minhub_chat()] | message |
+#' | a reply of a chat | token |
+#' | [attention_weights()] | layer, head, token and attended-to token |
+#' | a run of [minhub_train()] | evaluation, as in `run$losses` |
 #'
 #' @param x A chat, a reply, attention weights or a run.
 #' @param ... Not used.
-#' @returns A data frame; from `tidy()` a tibble, if the package tibble is
-#'   installed.
+#' @returns `as.data.frame()` returns a data frame. `tidy()` returns a tibble if
+#'   the package tibble is installed, and a data frame otherwise.
 #' @seealso [minhub_chat()], [attention_weights()], [minhub_train()]
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
@@ -27,11 +27,11 @@ NULL
 as.data.frame.minhub_attention <- function(x, ...) {
   size <- dim(x)
   index <- arrayInd(seq_along(x), size)
-  known <- dimnames(x)
+  labels <- dimnames(x)
   data.frame(
-    layer = as.integer(known[[1L]])[index[, 1L]], head = as.integer(known[[2L]])[index[, 2L]],
-    position = index[, 3L], token = known[[3L]][index[, 3L]],
-    attended_position = index[, 4L], attended_token = known[[4L]][index[, 4L]], weight = as.vector(unclass(x))
+    layer = as.integer(labels[[1L]])[index[, 1L]], head = as.integer(labels[[2L]])[index[, 2L]],
+    position = index[, 3L], token = labels[[3L]][index[, 3L]],
+    attended_position = index[, 4L], attended_token = labels[[4L]][index[, 4L]], weight = as.vector(unclass(x))
   )
 }
 

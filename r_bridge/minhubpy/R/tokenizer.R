@@ -1,25 +1,28 @@
-#' Tokenizers
+#' Load a tokenizer
 #'
-#' `tokenizer_from_pretrained()` takes the tokenizer of a repository, a local
-#' folder or a built-in model; no weights are fetched.
-#' `tokenizer$from_pretrained()` is the same, and `tokenizer$from_file()`
-#' reads a tokenizer.json: as in the package tok, whose code runs unchanged.
+#' `tokenizer_from_pretrained()` loads the tokenizer of a repository, a local
+#' folder, a GGUF file or a built-in model, without the weights.
+#' `tokenizer$from_pretrained()` is equivalent, and `tokenizer$from_file()` loads
+#' a tokenizer.json. Both are compatible with the package tok.
 #'
 #' @section Methods:
-#' * `tok$encode(sequence, add_special_tokens = TRUE)`: an encoding, with
+#' * `tok$encode(sequence, add_special_tokens = TRUE)` returns an encoding with
 #'   `$ids` (0-based integers), `$tokens` and `$attention_mask`.
-#' * `tok$encode_batch(input, add_special_tokens = TRUE)`: a list of them.
-#' * `tok$decode(ids, skip_special_tokens = TRUE)`: text.
-#' * `tok$decode_batch(sequences, skip_special_tokens = TRUE)`: a character
-#'   vector.
-#' * `tok$get_vocab_size(with_added_tokens = TRUE)`,
-#'   `tok$get_vocab(with_added_tokens = TRUE)` (a data frame of `token` and
-#'   `id`), `tok$token_to_id(tokens)`, `tok$id_to_token(ids)`.
-#' * `tok$save(path, pretty = TRUE)`: writes a tokenizer.json.
+#' * `tok$encode_batch(input, add_special_tokens = TRUE)` returns a list of
+#'   encodings.
+#' * `tok$decode(ids, skip_special_tokens = TRUE)` returns a string.
+#' * `tok$decode_batch(sequences, skip_special_tokens = TRUE)` returns a
+#'   character vector.
+#' * `tok$get_vocab_size(with_added_tokens = TRUE)` returns an integer.
+#' * `tok$get_vocab(with_added_tokens = TRUE)` returns a data frame with the
+#'   columns `token` and `id`.
+#' * `tok$token_to_id(tokens)` and `tok$id_to_token(ids)` convert vectors.
+#' * `tok$save(path, pretty = TRUE)` writes a tokenizer.json.
 #'
 #' @inheritParams from_pretrained
-#' @returns A tokenizer. An encoding has an `as.data.frame()` method (`token` and
-#'   `id`), and its `summary()` counts each token.
+#' @returns An object of class `minhub_tokenizer`. An encoding, of class
+#'   `minhub_encoding`, has an `as.data.frame()` method with the columns `token`
+#'   and `id`. Its `summary()` counts each token.
 #' @family functions for models
 #' @examplesIf minhubpy:::is_ready()
 #' tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
@@ -103,29 +106,29 @@ TOKENIZER_METHODS <- c(
 `[[.minhub_tokenizer` <- function(x, i) do.call(`$`, list(x, string(i)))
 
 check_plain <- function(pair, is_pretokenized) {
-  if (!is.null(pair)) fail("pairs of texts are for models that these are not: encode each by itself")
-  if (!identical(is_pretokenized, FALSE)) fail("is_pretokenized = TRUE is not there: give text")
+  if (!is.null(pair)) fail("pairs of texts are not supported: encode each text separately")
+  if (!identical(is_pretokenized, FALSE)) fail("is_pretokenized = TRUE is not supported: pass text")
 }
 
 plain_ids <- function(ids, what = "ids") {
   if (inherits(ids, "torch_tensor")) ids <- as.integer(ids)
   ids <- token_ids(ids, what)
-  if (is.list(ids)) fail(what, " must be one vector of ids; tok$decode_batch() takes a list")
+  if (is.list(ids)) fail(what, " must be a vector of token IDs: use tok$decode_batch() for a list")
   as.vector(ids)
 }
 
 encode_texts <- function(tokenizer, texts, add_special_tokens) {
-  found <- ask("encode_batch", tokenizer = tokenizer, texts = texts, add_special_tokens = flag(add_special_tokens))
+  result <- ask("encode_batch", tokenizer = tokenizer, texts = texts, add_special_tokens = flag(add_special_tokens))
   row <- structure(
-    rep.int(seq_along(found$lengths), found$lengths),
-    levels = as.character(seq_along(found$lengths)), class = "factor"
+    rep.int(seq_along(result$lengths), result$lengths),
+    levels = as.character(seq_along(result$lengths)), class = "factor"
   )
-  lapply(unname(split(found$ids, row)), new_encoding, tokenizer = tokenizer)
+  lapply(unname(split(result$ids, row)), new_encoding, tokenizer = tokenizer)
 }
 
 decode_ids <- function(tokenizer, rows, skip_special_tokens) {
   if (!length(rows)) return(character())
-  # One long vector is faster to send than many short ones.
+  # One long vector is faster than many short vectors.
   ids <- list(ids = c(integer(), unlist(rows, use.names = FALSE)), lengths = lengths(rows, use.names = FALSE))
   ask("decode_batch", tokenizer = tokenizer, ids = ids, skip_special_tokens = flag(skip_special_tokens))
 }

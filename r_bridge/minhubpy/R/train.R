@@ -1,90 +1,89 @@
-# Training: arguments for Python, its events on the console, and the results of a run.
-
 #' Train a model
 #'
-#' `minhub_train()` trains a model on text: a new one or, with `from`, an
-#' existing one (fine-tuning). `minhub_resume()` continues a run that was
-#' stopped, or one that was finished with more steps. `minhub_run()` reads
-#' the folder of a run.
+#' `minhub_train()` trains a new model on text or, with `from`, fine-tunes an
+#' existing model. `minhub_resume()` continues an interrupted run, or a finished
+#' run with more steps. `minhub_run()` reads the folder of a run.
 #'
-#' The last tenth of the text is held out: the loss on it, at each evaluation,
-#' says how good the model is, and the best model is kept. Losses are
-#' in nats per token, whose `exp()` is the perplexity.
+#' The last tenth of the text is held out for evaluation. The run stores the model
+#' with the lowest loss on it. Losses are in nats per token (natural log), and
+#' their `exp()` is the perplexity.
 #'
-#' @section To stop and to go on:
-#' Esc or Ctrl-C stops the training before the next batch, with a checkpoint:
-#' `minhub_resume(out)` repeats an unfinished step or evaluation and continues
-#' as if the training had not stopped. After a crash it continues from the last
-#' checkpoint, or from the beginning if there is none yet. A run that was
-#' stopped while its text was being prepared needs its text files, unchanged,
-#' once more. Only one process at a time can train in a folder. With
-#' `out = NULL` the folder is removed with the R session.
+#' @section Interruption and resumption:
+#' Esc or Ctrl-C stops the training before the next batch and writes a checkpoint.
+#' `minhub_resume(out)` repeats the unfinished step or evaluation, and the result
+#' is the same as without the interruption. After a crash, it continues from the
+#' last checkpoint or from the beginning. A run that was interrupted while its
+#' text was being prepared requires the same text files. Only one process at a
+#' time can train in a folder. With `out = NULL`, the folder is deleted at the end
+#' of the R session.
 #'
-#' With other `steps` the learning rate follows another cosine from there on:
-#' the run comes to another model than a new one of so many steps. A message
-#' and the model card (README.md in the folder) say so.
+#' With a different number of `steps`, the learning rate follows a new cosine
+#' schedule, and the result differs from a new run with this number of steps. A
+#' message and the model card (README.md in the folder) state it.
 #'
 #' @section Further settings:
-#' All are those of Python's `minhub_py.train`, and what is not given is as
-#' there: `revision` (the branch, tag or commit of `from`), `vocab_size` (of a
-#' tokenizer that is `"bpe"`), `held_out` (0.1, the part of the text that is
-#' held out), `accumulate` (split the rows of a step into so many parts, which
-#' needs less memory), `warm_up` (100 steps until the highest learning rate),
-#' `floor`, `weight_decay`, `beta2`, `clip`, `carry` (`FALSE`: an LSTM forgets
-#' from step to step), `evaluate_tokens`, `checkpoint_every`, `sample_tokens`,
-#' `dtype`, `compile`, `parallel` and `threads`.
+#' `...` accepts the other settings of Python's `minhub_py.train()`, with the same
+#' defaults: `revision` (branch, tag or commit of `from`), `vocab_size` (of a
+#' `"bpe"` tokenizer), `held_out` (0.1, the held-out part of the text),
+#' `accumulate` (the number of parts into which the rows of a step are split to
+#' reduce memory), `warm_up` (100, the number of steps until the maximum learning
+#' rate), `floor`, `weight_decay`, `beta2`, `clip`, `carry` (`FALSE`: an LSTM
+#' resets its state at each step), `evaluate_tokens`, `checkpoint_every`,
+#' `sample_tokens`, `dtype`, `compile`, `parallel` and `threads`.
 #'
-#' @param text Text to learn from: the paths of text files (UTF-8), or the text
-#'   itself, a character vector whose elements are lines.
-#' @param family A family by the name of its functions: `"lstm"`, `"gpt2"`,
-#'   `"llama"`, `"qwen3"` and so on; with `from`, its own.
-#' @param out The folder of the run, which must not hold one yet. `NULL`: one
-#'   that goes away with the R session; give a folder to keep it.
-#'   [save_pretrained()] keeps the model alone. For `minhub_resume()` and
+#' @param text The training text: paths of UTF-8 text files, or a character vector
+#'   of lines.
+#' @param family The architecture: `"lstm"`, `"gpt2"`, `"llama"`, `"qwen3"` or
+#'   another prefix of a `_from_pretrained()` function. With `from`, the
+#'   architecture of that model.
+#' @param out The folder of the run, which must not contain a run. `NULL`: a folder
+#'   that is deleted at the end of the R session. For `minhub_resume()` and
 #'   `minhub_run()`, the folder of a run, or the run.
-#' @param layers,width,heads Sizes of a fresh model: `width` is the number of
-#'   channels, or the hidden size of an LSTM, which has no heads. If not given,
-#'   4 layers of 128 channels, in heads of 32; an LSTM has 2 of 256.
-#' @param context Tokens of a row, and the positions of a transformer; 128, if
-#'   not given.
-#' @param dropout The part that is dropped; 0.1, if not given.
-#' @param steps The number of steps; 2,000, if not given.
-#' @param batch Rows in each step; 32, if not given.
-#' @param learning_rate The highest; 0.0015, for an LSTM 0.003, and a tenth of
-#'   that with `from`, if not given.
-#' @param tokenizer `"characters"` (a token for each), `"bpe"` (learnt from the
-#'   text), or that of a model: what [from_pretrained()] takes, or what
-#'   [tokenizer_from_pretrained()] returned.
-#' @param from A model to train further: what [from_pretrained()] takes or
-#'   returned, or a run.
-#' @param sample A text from which the model writes on at each evaluation.
-#' @param seed A whole number; if not given, R's random numbers give one, so
-#'   `set.seed()` before makes the training repeatable.
-#' @param device As for [from_pretrained()].
-#' @param patience Stop after so many evaluations without a lower loss.
-#' @param evaluate_every Steps between two evaluations; 250, if not given.
-#' @param config Further settings of the model, a list by the names of
+#' @param layers,width,heads The number of layers, of channels (for an LSTM, the
+#'   hidden size), and of attention heads of a new model. Defaults: 4 layers of
+#'   128 channels with heads of size 32; for an LSTM, 2 layers of 256.
+#' @param context The number of tokens in a row of the batch, and the maximum
+#'   number of positions of a transformer. Default: 128.
+#' @param dropout The dropout probability. Default: 0.1.
+#' @param steps The number of steps. Default: 2,000.
+#' @param batch The number of rows in each step. Default: 32.
+#' @param learning_rate The maximum learning rate. Default: 0.0015, for an LSTM
+#'   0.003, and a tenth of that with `from`.
+#' @param tokenizer `"characters"` (one token per character), `"bpe"` (learned
+#'   from the text), a tokenizer of [tokenizer_from_pretrained()], or the
+#'   `identifier` of a model as in [from_pretrained()].
+#' @param from The model to fine-tune: an `identifier` as in [from_pretrained()], a
+#'   model, or a run.
+#' @param sample A prompt that the model continues at each evaluation.
+#' @param seed An integer. By default, the seed is drawn from R's random numbers,
+#'   so `set.seed()` makes the training reproducible.
+#' @param device The device, as in [from_pretrained()].
+#' @param patience The number of evaluations without a lower loss after which the
+#'   training stops. `NULL`: no early stopping.
+#' @param evaluate_every The number of steps between two evaluations. Default: 250.
+#' @param config Further settings of the model: a list with the names of
 #'   config.json, such as `list(window_size = 64)`.
-#' @param progress `TRUE`: show the losses as they come, and in an interactive
-#'   console a line that moves; elsewhere a line comes at least once a minute.
-#'   Or a function that is called with each piece of
-#'   news: a list with `event`, which is `"preparing"`, `"begins"`, `"estimated"`,
-#'   `"working"`, `"stepped"`, `"evaluated"`, `"sampled"` or `"note"`, and what belongs to
-#'   it.
-#' @param ... Further settings by their names, see below. `minhub_resume()`
-#'   takes those that can still change, such as `evaluate_every`, `patience`,
+#' @param progress Whether to print the losses and, in an interactive console, a
+#'   status line. Outside a console, a line appears at least once a minute. Or a
+#'   function that is called with each event: a list with the `event`
+#'   (`"preparing"`, `"begins"`, `"estimated"`, `"working"`, `"stepped"`,
+#'   `"evaluated"`, `"sampled"` or `"note"`) and its values.
+#' @param ... Further settings by name, see below. `minhub_resume()` accepts the
+#'   settings that can change during a run, such as `evaluate_every`, `patience`,
 #'   `sample` and `device`.
 #' @returns A run, a list of class `minhub_run`:
-#'   * `model`: the best model, as [from_pretrained()] returns it, and
-#'     `tokenizer`, its tokenizer;
-#'   * `losses`: a data frame with a row for each evaluation, and the columns
-#'     `step`, `tokens`, `train_loss`, `held_out_loss`, `learning_rate`,
-#'     `gradient_norm`, `tokens_per_second` and `seconds`; `train_loss` is the
-#'     mean of the steps since the row before;
-#'   * `best_loss` and `best_step`, `folder`, and `settings`.
+#'   * `model`: the best model, see [minhub_model];
+#'   * `tokenizer`: its tokenizer;
+#'   * `losses`: a data frame with one row per evaluation and the columns `step`,
+#'     `tokens`, `train_loss` (the mean since the previous row), `held_out_loss`,
+#'     `learning_rate`, `gradient_norm`, `tokens_per_second` and `seconds`;
+#'   * `best_loss` and `best_step`: the lowest loss on held-out text, in nats per
+#'     token, and its step;
+#'   * `folder`: the folder of the run;
+#'   * `settings`: the settings of the run.
 #'
 #'   [plot()][plot.minhub_losses] draws the losses of a run, and
-#'   [minhub_compare()] puts runs side by side.
+#'   [minhub_compare()] compares runs.
 #' @family functions for training
 #' @examplesIf minhubpy:::is_ready()
 #' text <- rep("To be, or not to be, that is the question.", 50)
@@ -103,58 +102,59 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
                          dropout = NULL, steps = NULL, batch = NULL, learning_rate = NULL, tokenizer = NULL,
                          from = NULL, sample = NULL, seed = NULL, device = NULL, patience = NULL,
                          evaluate_every = NULL, config = list(), progress = interactive(), ...) {
-  news <- training_news(progress)
+  on_event <- event_handler(progress)
   common <- list(
     family = if (missing(family) && !is.null(from)) NULL else optional(family, string, what = "family"),
     from = optional(from, start_name), tokenizer = optional(tokenizer, tokenizer_name),
-    device = optional(device, device_name), seed = if (is.null(seed)) draw_seeds(1L) else number(seed, "seed", whole = TRUE)
+    device = optional(device, device_name), seed = if (is.null(seed)) draw_seeds(1L) else number(seed, "seed", integer = TRUE)
   )
   numbers <- list(
     layers = layers, width = width, heads = heads, context = context, dropout = dropout, steps = steps, batch = batch,
     learning_rate = learning_rate, sample = sample, patience = patience, evaluate_every = evaluate_every
   )
   settings <- c(common, plain_settings(c(numbers, named(list(...)))))
-  if (!is.list(config) && !is.atomic(config)) fail("config must be a list with names, not ", describe(config))
+  if (!is.list(config) && !is.atomic(config)) fail("config must be a named list, not ", describe(config))
   if (length(config)) settings$config <- plain_config(as.list(config), "config = list(window_size = 64)")
   out <- if (is.null(out)) tempfile("minhub-run-") else absolute(file_path(out))
   files <- text_files(text)
-  on.exit(unlink(files$ours, recursive = TRUE))
+  on.exit(unlink(files$temporary, recursive = TRUE))
   settings <- Filter(Negate(is.null), settings)
-  made <- train_in(out, news, "train_model", texts = files$paths, copy = length(files$ours) > 0L, settings = settings)
-  new_run(made, made$device)
+  result <- train_in(out, on_event, "train_model", texts = files$paths, copy = length(files$temporary) > 0L, settings = settings)
+  new_run(result, result$device)
 }
 
 #' @rdname minhub_train
 #' @export
 minhub_resume <- function(out, steps = NULL, progress = interactive(), ...) {
-  news <- training_news(progress)
+  on_event <- event_handler(progress)
   settings <- plain_settings(c(list(steps = steps), named(list(...))))
-  made <- train_in(run_folder(out), news, "resume_training", settings = settings)
-  new_run(made, made$device)
+  result <- train_in(run_folder(out), on_event, "resume_training", settings = settings)
+  new_run(result, result$device)
 }
 
 #' @rdname minhub_train
 #' @export
-minhub_run <- function(out) new_run(ask("read_run", out = run_folder(out)), "auto") # the run may be from another machine
+minhub_run <- function(out) new_run(ask("read_run", out = run_folder(out)), "auto") # the device of the run may not exist on this machine
 
 # Arguments
 
-# list(paths, ours): the files that are named, or a file made of the text, in a folder `ours` to remove afterwards.
+# Returns list(paths, temporary): the text files, and the temporary folder with a file of the text, if `text` is not a
+# vector of paths.
 text_files <- function(text) {
-  if (length(text) == 0L) fail("text is empty: give text, or the paths of text files")
+  if (length(text) == 0L) fail("text is empty: pass text or the paths of text files")
   text <- texts(text, "text")
-  if (!any(nzchar(text))) fail("text is empty: give text, or the paths of text files")
-  if (are_paths(text)) return(list(paths = check_files(text), ours = character()))
+  if (!any(nzchar(text))) fail("text is empty: pass text or the paths of text files")
+  if (are_paths(text)) return(list(paths = check_files(text), temporary = character()))
   folder <- tempfile("minhub-text-")
   dir.create(folder)
   path <- file.path(folder, "text.txt")
   file <- file(path, "wb")
   on.exit(close(file))
   writeLines(text, file, sep = if (length(text) == 1L) "" else "\n", useBytes = TRUE)
-  list(paths = path, ours = folder)
+  list(paths = path, temporary = folder)
 }
 
-# Whether all are files, or look like files. For most texts the first line decides.
+# Whether all strings are paths or look like paths. Checks the first string first, because a text may have many.
 are_paths <- function(text) {
   is_path <- function(x) {
     short <- nchar(x, "bytes") < 1000L & !grepl("\n", x, fixed = TRUE)
@@ -165,24 +165,24 @@ are_paths <- function(text) {
 
 check_files <- function(paths) {
   expanded <- path.expand(paths)
-  there <- file.exists(expanded)
-  if (!all(there)) {
-    fail('there is no text file "', paths[!there][[1L]], '": check its name (text that is meant itself may end with "\\n")')
+  exists <- file.exists(expanded)
+  if (!all(exists)) {
+    fail('the text file "', paths[!exists][[1L]], '" does not exist: check its name, or append "\\n" to pass it as text')
   }
   folder <- dir.exists(expanded)
-  if (any(folder)) fail('"', paths[folder][[1L]], '" is a folder: give its files, as list.files(full.names = TRUE) does')
+  if (any(folder)) fail('"', paths[folder][[1L]], '" is a folder: pass its files with list.files(full.names = TRUE)')
   vapply(expanded, absolute, "", USE.NAMES = FALSE)
 }
 
-# The identifier of a model to start from, which must be in a folder or on the Hub.
+# The identifier of the model to fine-tune, which must be in a folder or on the Hub.
 start_name <- function(from) {
   if (inherits(from, "minhub_run")) return(from$folder)
   if (!inherits(from, "minhub_model")) return(path_or_name(from))
   self <- attr(from, "self")
   if (self$how$method != "from_pretrained" || isTRUE(self$changed)) {
-    fail("from is a model that no folder has: save_pretrained() writes it into one, whose path from takes")
+    fail("from must be a model in a folder or on the Hub: save the model with save_pretrained() and pass the folder")
   }
-  # The commit of a repository.
+  # The folder is a specific commit of a repository.
   if (is.null(self$about$commit)) self$how$arguments$identifier else self$about$folder
 }
 
@@ -193,7 +193,7 @@ tokenizer_name <- function(tokenizer) {
   }
   how <- attr(tokenizer, "self")$how
   if (how$method != "tokenizer_from_pretrained") {
-    fail("tokenizer is one of a file: give the folder that holds its tokenizer.json")
+    fail("tokenizer must be from tokenizer_from_pretrained(), not from a file: pass the folder with tokenizer.json")
   }
   how$arguments$identifier
 }
@@ -202,20 +202,20 @@ run_folder <- function(out) if (inherits(out, "minhub_run")) out$folder else abs
 
 named <- function(settings) {
   if (length(settings) && (is.null(names(settings)) || !all(nzchar(names(settings))))) {
-    fail("settings need names, such as warm_up = 20")
+    fail("settings must have names, such as warm_up = 20")
   }
   settings
 }
 
-# Each setting is one number, text or flag; Python checks which.
+# Checks that each setting is a number, a string or a flag. Python checks the type.
 plain_settings <- function(settings) {
   if (anyDuplicated(names(settings))) {
-    fail("settings are given twice: ", names(settings)[duplicated(names(settings))][[1L]])
+    fail("settings must not be repeated: ", names(settings)[duplicated(names(settings))][[1L]])
   }
   settings <- Filter(Negate(is.null), settings)
   for (name in names(settings)) {
     x <- settings[[name]]
-    if (is.atomic(x) && length(x) == 1L && is.na(x)) fail(name, " is NA: give a value, or leave it out")
+    if (is.atomic(x) && length(x) == 1L && is.na(x)) fail(name, " must not be NA: pass a value or omit it")
     if (is.character(x) || is.factor(x)) {
       settings[[name]] <- string(x, name)
     } else if (is.logical(x)) {
@@ -229,31 +229,31 @@ plain_settings <- function(settings) {
 
 # The run
 
-# A call of Python that may take hours. Whatever ends it, Python first makes a checkpoint and R waits for it, since at R's
-# end there is no time for that.
-train_in <- function(out, news, method, ...) {
+# A call of Python that may take hours. After an error or an interrupt, R waits until Python has written a checkpoint,
+# because the end of the R session would also end Python.
+train_in <- function(out, on_event, method, ...) {
   ended <- FALSE
   on.exit({
-    news_end(news)
+    end_status(on_event)
     if (!ended) wait_for_checkpoint()
   })
-  made <- withCallingHandlers(
-    tryCatch(ask(method, ..., out = out, news = news), interrupt = function(condition) {
-      news_end(news)
+  result <- withCallingHandlers(
+    tryCatch(ask(method, ..., out = out, on_event = on_event), interrupt = function(condition) {
+      end_status(on_event)
       wait_for_checkpoint()
-      words <- how_to_go_on(out)
-      note(words)
-      interrupt(words)
+      message <- resume_advice(out)
+      note(message)
+      interrupt(message)
     }),
     minhubpy_worker_lost = function(condition) {
-      if (has_run(out)) fail(conditionMessage(condition), ". ", how_to_go_on(out), class = "minhubpy_worker_lost")
+      if (is_resumable(out)) fail(conditionMessage(condition), ". ", resume_advice(out), class = "minhubpy_worker_lost")
     }
   )
   ended <- TRUE
-  made
+  result
 }
 
-# A second interrupt ends the wait, and Python still makes the checkpoint.
+# Waits for the checkpoint. A second interrupt ends the wait, and Python still writes the checkpoint.
 wait_for_checkpoint <- function() {
   link <- session$link
   if (is.null(link) || is_busy() || !suspendInterrupts(link$is_alive())) return(invisible())
@@ -261,14 +261,14 @@ wait_for_checkpoint <- function() {
   invisible()
 }
 
-# Whether there is a run to resume, or one whose text was being prepared.
-has_run <- function(out) any(file.exists(file.path(out, c("settings.json", "tokens/begun.json"))))
+# Whether a folder contains a run, or a run whose text was being prepared.
+is_resumable <- function(out) any(file.exists(file.path(out, c("settings.json", "tokens/begun.json"))))
 
-how_to_go_on <- function(out) {
-  if (!has_run(out)) return("Stopped before the first step: nothing was written")
-  found <- sub("^step-", "", dir(file.path(out, "checkpoints"), "^step-[0-9]+$"))
-  after <- if (length(found)) paste(" after step", counted(as.integer(max(found))))
-  paste0("Stopped", after, "; minhub_resume(", encodeString(out, quote = '"'), ") goes on")
+resume_advice <- function(out) {
+  if (!is_resumable(out)) return("Stopped before the first step: nothing was written")
+  checkpoints <- sub("^step-", "", dir(file.path(out, "checkpoints"), "^step-[0-9]+$"))
+  after <- if (length(checkpoints)) paste(" after step", counted(as.integer(max(checkpoints))))
+  paste0("Stopped", after, ": continue with minhub_resume(", encodeString(out, quote = '"'), ")")
 }
 
 new_run <- function(about, device) {
@@ -306,52 +306,52 @@ print.minhub_run <- function(x, ...) {
 
 # Console
 
-# The function that takes events: it shows them, calls the user's own function, or does nothing.
-training_news <- function(progress) {
-  if (is.function(progress)) return(function(news) if (!is.null(news$event)) progress(news))
+# The function that receives events: it prints them, calls the user's function, or is NULL.
+event_handler <- function(progress) {
+  if (is.function(progress)) return(function(event) if (!is.null(event$event)) progress(event))
   show <- flag(progress, "progress")
   if (quiet()) return(NULL)
-  if (!show) return(function(news) if (identical(news$event, "note")) note("Note: ", news$text))
+  if (!show) return(function(event) if (identical(event$event, "note")) note("Note: ", event$text))
   screen <- new.env(parent = emptyenv())
   screen$moves <- interactive() && !isTRUE(getOption("knitr.in.progress"))
   screen$shown <- 0L
-  screen$said <- seconds_now()
+  screen$printed <- seconds_now()
   screen$download <- show_progress()
-  structure(function(news) show_news(screen, news), screen = screen)
+  structure(function(event) show_event(screen, event), screen = screen)
 }
 
-news_end <- function(news) {
-  screen <- attr(news, "screen")
+end_status <- function(on_event) {
+  screen <- attr(on_event, "screen")
   if (!is.null(screen)) move_line(screen, "")
 }
 
-show_news <- function(screen, news) {
-  switch(if (is.null(news$event)) "download" else news$event,
-    download = if (!is.null(screen$download)) screen$download(news),
-    preparing = move_line(screen, news$what, sprintf(" the text: %.0f %%", 100 * news$done / max(news$total, 1))),
+show_event <- function(screen, event) {
+  switch(if (is.null(event$event)) "download" else event$event,
+    download = if (!is.null(screen$download)) screen$download(event),
+    preparing = move_line(screen, event$what, sprintf(" the text: %.0f %%", 100 * event$done / max(event$total, 1))),
     begins = {
-      say_line(screen, news$family, ", ", counted(news$parameters), " parameters, on ", news$device, ", ", news$dtype)
+      say_line(screen, event$family, ", ", counted(event$parameters), " parameters, on ", event$device, ", ", event$dtype)
       say_line(
-        screen, counted(news$train_tokens), " tokens to train on, ", counted(news$held_out_tokens), " held out; ",
-        counted(news$steps), " steps of ", counted(news$batch), " x ", counted(news$context)
+        screen, counted(event$train_tokens), " tokens to train on, ", counted(event$held_out_tokens), " held out; ",
+        counted(event$steps), " steps of ", counted(event$batch), " x ", counted(event$context)
       )
-      if (news$finished) {
-        more <- if (news$step == news$steps) c("; for more: minhub_resume(out, steps = ", 2 * news$steps, ")")
-        return(say_line(screen, "finished already, after step ", counted(news$step), more))
+      if (event$finished) {
+        advice <- if (event$step == event$steps) c(": train further with minhub_resume(out, steps = ", 2 * event$steps, ")")
+        return(say_line(screen, "already finished after step ", counted(event$step), advice))
       }
-      if (news$step > 0L) say_line(screen, "continues after step ", counted(news$step))
+      if (event$step > 0L) say_line(screen, "continues after step ", counted(event$step))
     },
     estimated = {
-      say_line(screen, "about ", news$time, " for ", counted(news$steps), " steps and ", counted(news$evaluations), " evaluations")
-      if (news$seconds >= 600) say_line(screen, "smaller values take less time: steps, batch, context, evaluate_tokens")
+      say_line(screen, "about ", event$time, " for ", counted(event$steps), " steps and ", counted(event$evaluations), " evaluations")
+      if (event$seconds >= 600) say_line(screen, "to reduce the time, reduce steps, batch, context or evaluate_tokens")
     },
     working = show_state(
-      screen, if (news$task == "step") paste("step", counted(news$step + 1L)) else "evaluating",
-      ": batch ", counted(news$batch), " of ", counted(news$batches)
+      screen, if (event$task == "step") paste("step", counted(event$step + 1L)) else "evaluating",
+      ": batch ", counted(event$batch), " of ", counted(event$batches)
     ),
     stepped = show_state(
-      screen, "step ", counted(news$step), " of ", counted(news$steps), sprintf("  loss %.4f  ", news$loss),
-      counted(news$tokens_per_second), " tokens/s  ", news$time_left, " left"
+      screen, "step ", counted(event$step), " of ", counted(event$steps), sprintf("  loss %.4f  ", event$loss),
+      counted(event$tokens_per_second), " tokens/s  ", event$time_left, " left"
     ),
     evaluated = {
       if (!isTRUE(screen$headed)) {
@@ -361,39 +361,39 @@ show_news <- function(screen, news) {
       say_line(
         screen,
         sprintf(
-          "%8s  %8s  %8.4f  %10s  %12s%s", counted(news$step), if (is.na(news$train_loss)) "" else sprintf("%.4f", news$train_loss),
-          news$held_out_loss, if (news$step > 0L) counted(news$tokens_per_second) else "", news$time,
-          if (news$best) "" else "  not better"
+          "%8s  %8s  %8.4f  %10s  %12s%s", counted(event$step), if (is.na(event$train_loss)) "" else sprintf("%.4f", event$train_loss),
+          event$held_out_loss, if (event$step > 0L) counted(event$tokens_per_second) else "", event$time,
+          if (event$best) "" else "  not better"
         )
       )
     },
-    sampled = say_line(screen, "\n", gsub("^\n+|\n+$", "", news$text), "\n"),
-    note = say_line(screen, "Note: ", news$text)
+    sampled = say_line(screen, "\n", gsub("^\n+|\n+$", "", event$text), "\n"),
+    note = say_line(screen, "Note: ", event$text)
   )
 }
 
-# Shows the state of a run in the status line; without one, as a line a minute.
+# Prints the state of a run in the status line or, without a status line, at most once a minute.
 show_state <- function(screen, ...) {
-  if (screen$moves) move_line(screen, ...) else if (seconds_now() - screen$said >= 60) say_line(screen, ...)
+  if (screen$moves) move_line(screen, ...) else if (seconds_now() - screen$printed >= 60) say_line(screen, ...)
 }
 
-# Prints a line that stays, over the status line.
+# Prints a permanent line in place of the status line.
 say_line <- function(screen, ...) {
   move_line(screen, "")
   message(...)
-  screen$said <- seconds_now()
+  screen$printed <- seconds_now()
 }
 
 seconds_now <- function() proc.time()[["elapsed"]]
 
-# Prints the status line. The next line overwrites it, so it must not be wider than the console.
+# Prints the status line, which the next line overwrites. A line wider than the console could not be overwritten.
 move_line <- function(screen, ...) {
   if (!screen$moves) return(invisible())
   line <- strtrim(paste0(...), max(20L, getOption("width") - 1L))
   wide <- nchar(line, "width")
   if (wide == 0L && screen$shown == 0L) return(invisible())
-  rest <- strrep(" ", max(0L, screen$shown - wide))
-  message("\r", line, rest, if (wide == 0L) "\r", appendLF = FALSE)
+  padding <- strrep(" ", max(0L, screen$shown - wide))
+  message("\r", line, padding, if (wide == 0L) "\r", appendLF = FALSE)
   screen$shown <- wide
 }
 

@@ -1,4 +1,4 @@
-# A model's weights. model$parameters is a function that describes all weights, and behaves like a list of them.
+# The weights of a model. model$parameters is a function that returns a data frame, and a list-like object.
 
 new_parameters <- function(model) {
   structure(function() {
@@ -18,7 +18,7 @@ as.list.minhub_parameters <- function(x, ...) {
   stats::setNames(weights, table$name)
 }
 
-# For purrr.
+# purrr requires a vctrs method.
 #' @exportS3Method vctrs::vec_proxy
 vec_proxy.minhub_parameters <- function(x, ...) as.list(x)
 
@@ -44,13 +44,13 @@ length.minhub_parameters <- function(x) nrow(x())
   x[[name]]
 }
 
-# R torch's optimizers look at the first parameter. They would raise an unclear error, or train copies.
+# Rejects the optimizers of R torch, which would raise an unclear error or train copies.
 refuse_optimizer <- function(frame, what) {
   caller <- get0("self", frame)
   if (inherits(caller, c("torch_optimizer", "OptimizerIgnite"))) {
     fail(
-      "an optimizer cannot train these: ", what,
-      ". With module <- as_torch_module(model), give it module$parameters", call = NULL
+      "an optimizer cannot train these weights: ", what,
+      ". Pass the parameters of as_torch_module(model)", call = NULL
     )
   }
 }
@@ -80,8 +80,7 @@ as.array.minhub_parameter <- function(x, ...) ask("parameter", model = x$model, 
   ))
 }
 
-# Operations on a weight work on its array.
-
+# Operations on the values of a weight
 #' @export
 `[.minhub_parameter` <- function(x, ...) as.array(x)[...]
 
@@ -137,15 +136,15 @@ child <- function(model, path) {
   structure(list(), class = "minhub_part", model = model, path = path)
 }
 
-# An R torch tensor if torch is attached, as code for the package minhub expects; otherwise a weight.
+# An R torch tensor if torch is attached, for compatibility with the package minhub. Otherwise a weight.
 one_weight <- function(model, name, shape, dtype) {
   if (tensors_are_wanted()) weight_tensor(model, name, dtype) else new_parameter(model, name, shape, dtype)
 }
 
 tensors_are_wanted <- function() "package:torch" %in% search() && torch_works()
 
-# Our name of a weight or part: the Hub and the package minhub put transformer. before many, and have an lm_head.weight
-# also where it is wte.weight.
+# Native name of a weight or a part. The Hub and the package minhub use the prefix transformer., and the name
+# lm_head.weight also for a tied wte.weight.
 own_name <- function(path, names) {
   path <- sub("^transformer(\\.|$)", "", path)
   if ("lm_head.weight" %in% names) path else sub("^lm_head", "wte", path)
@@ -167,7 +166,7 @@ child_names <- function(model, path) unique(sub("\\..*", "", below(path, ask("pa
 
 #' @export
 `[[.minhub_part` <- function(x, i) {
-  if (is.numeric(i)) i <- names(x)[[i]] # h[[1]] is the first block, whose name is 0
+  if (is.numeric(i)) i <- names(x)[[i]] # h[[1]] is the first block, named 0
   do.call(`$`, list(x, i))
 }
 
@@ -182,13 +181,12 @@ names.minhub_part <- function(x) child_names(attr(x, "model"), attr(x, "path"))
   grep(pattern, completions(attr(x, "model"), attr(x, "path")), value = TRUE)
 }
 
-# Completion must print nothing and raise nothing.
+# Completion must not print messages or raise errors.
 completions <- function(model, path) {
   tryCatch(suppressMessages(child_names(model, path)), minhubpy_error = function(e) character())
 }
 
-# All weights, in and out
-
+# State dicts
 state_dict <- function(model) {
   table <- ask("parameters", model = model)
   weights <- Map(function(name, dtype) weight_values(model, name, dtype), table$name, table$dtype)
@@ -201,15 +199,15 @@ state_dict <- function(model) {
   unclass(x)[[i]]
 }
 
-# Names and shapes are checked before a weight is sent, and all weights before the first of the model changes.
+# Checks names and shapes before sending a weight, and all values before changing the model.
 load_state_dict <- function(model, state) {
   if (!is.list(state) || is.null(names(state)) || anyNA(names(state)) || !all(nzchar(names(state)))) {
-    fail("state_dict must be a list of weights with their names, not ", describe(state))
+    fail("state_dict must be a named list of weights, not ", describe(state))
   }
   state <- unclass(state)
-  twice <- names(state)[duplicated(names(state))]
-  if (length(twice)) fail("state_dict has ", twice[[1L]], " twice")
-  undo <- let_it_be_made_again(attr(model, "self"))
+  repeated <- names(state)[duplicated(names(state))]
+  if (length(repeated)) fail("state_dict must not contain ", repeated[[1L]], " twice")
+  undo <- allow_reload(attr(model, "self"))
   on.exit(undo())
   shapes <- unname(lapply(state, function(x) as.integer(dim_of(x))))
   ask("check_state_dict", model = model, names = names(state), shapes = shapes)
@@ -218,15 +216,15 @@ load_state_dict <- function(model, state) {
     ask("add_weight", state = weights$number, name = name, value = weight_to_send(state[[name]], name))
   }
   ask("prepare_state_dict", model = model, state = weights$number)
-  on.exit() # from here on the model has other weights, or its worker has ended
+  on.exit() # the next call replaces the weights, or the worker ends
   attr(model, "self")$changed <- TRUE
   ask("load_state_dict", model = model, state = weights$number)
   invisible(model)
 }
 
-# Makes a model again whose given weights ended with their worker, since all are about to be given anew. Returns a
-# function that undoes this: the weights that it was made with are not those that it had.
-let_it_be_made_again <- function(self) {
+# Permits reloading a model whose weights from load_state_dict() were lost, because all weights are about to be
+# replaced. Returns a function that revokes the permission after an error.
+allow_reload <- function(self) {
   changed <- self$changed
   handle <- self$handle
   self$changed <- FALSE
@@ -245,7 +243,7 @@ dim_of <- function(x) if (inherits(x, "torch_tensor")) x$shape else if (is.null(
 weight_to_send <- function(x, name) {
   if (inherits(x, "torch_tensor")) return(tensor_parts(x))
   if (inherits(x, "minhub_parameter")) x <- as.array(x)
-  if (!is.numeric(x) || is.object(x)) fail("state_dict must hold numbers or R torch tensors; ", name, " is ", describe(x))
-  if (anyNA(x)) fail("state_dict has NA or NaN in ", name)
+  if (!is.numeric(x) || is.object(x)) fail("state_dict must contain numbers or R torch tensors, but ", name, " is ", describe(x))
+  if (anyNA(x)) fail("state_dict must not contain NA or NaN, as in ", name)
   x
 }

@@ -1,4 +1,4 @@
-# The plain R session's half of the protocol that r_bridge/protocol.py describes: frames over a local socket.
+# The R side of the protocol in r_bridge/protocol.py: frames over a local socket.
 
 MAGIC <- 0x4255484DL
 KINDS <- c(
@@ -8,17 +8,17 @@ ANSWERS <- c("part", "done", "failed", "cancelled")
 FILE <- 256L
 START_SECONDS <- 60
 
-# The worker's code. It imports no module from R's working directory.
+# The worker's code. Does not import modules from R's working directory.
 START <- "import sys; sys.path[:] = [p for p in sys.path if p]; from r_bridge.worker import main; main()"
 
-# Starts a worker and connects to it. Call it with interrupts suspended: it takes them while it waits.
+# Starts a worker and connects to it. Requires suspended interrupts, and handles them while it waits.
 start_worker <- function(python) {
   folder <- private_folder()
   log <- file.path(folder, "log")
   pid <- link <- NULL
-  met <- FALSE
-  on.exit(if (!met) {
-    kill(pid) # a worker with an unknown process id leaves when its folder is gone
+  connected <- FALSE
+  on.exit(if (!connected) {
+    kill(pid) # a worker with an unknown process ID ends after the deletion of its folder
     if (!is.null(link)) close(link$socket)
     unlink(folder, recursive = TRUE)
   })
@@ -28,9 +28,9 @@ start_worker <- function(python) {
   send_frame(link, KINDS[["HELLO"]], 0L, address$secret)
   welcome <- receive_bytes(link)
   if (is.null(welcome) || !identical(welcome$payload, address$proof)) {
-    fail("another program answered in place of the Python worker: try again")
+    fail("another program answered instead of the Python worker: try again")
   }
-  met <- TRUE
+  connected <- TRUE
   link
 }
 
@@ -56,7 +56,7 @@ new_link <- function(folder, log, address) {
   link
 }
 
-# Whether a connection is still open: closeAllConnections() may have closed it, and another may have its number.
+# Whether a connection is still open. After closeAllConnections(), another connection may have its number.
 is_ours <- function(socket) {
   now <- tryCatch(getConnection(socket), error = function(e) NULL)
   !is.null(now) && identical(attr(now, "conn_id"), attr(socket, "conn_id"))
@@ -65,12 +65,12 @@ is_ours <- function(socket) {
 close_link <- function(link) {
   if (is_ours(link$socket)) {
     close(link$socket)
-    resume_process(link$pid) # a stopped worker would not notice the end of the connection
+    resume_process(link$pid) # a stopped worker would not notice the closed connection
   }
   unlink(link$folder, recursive = TRUE)
 }
 
-# R checks setTimeLimit() in Sys.sleep(), so here and not in the middle of a frame.
+# R checks setTimeLimit() in Sys.sleep(), which must not interrupt the reading of a frame.
 wait_for_frame <- function(link) {
   while (!socketSelect(list(link$socket), timeout = 0.2)) Sys.sleep(0)
 }
@@ -79,14 +79,14 @@ wait_for_address <- function(folder, log, pid) {
   path <- file.path(folder, "address")
   in_time <- allowInterrupts(wait_until(function() file.exists(path) || !is_running(pid), START_SECONDS))
   if (!in_time) fail("the Python worker did not start in ", START_SECONDS, " seconds", last_words(log))
-  if (!file.exists(path)) fail("the Python worker did not start", last_words(log, "it said nothing: was it killed?"))
+  if (!file.exists(path)) fail("the Python worker did not start", last_words(log, "no output, possibly killed"))
   on.exit(unlink(path))
   file <- file(path, "rb")
   on.exit(close(file), add = TRUE)
   unserialize(file)
 }
 
-# Creates a folder that no other user may enter, in memory where the system allows it: large results go through it.
+# Creates a folder for this user only, in memory if possible, because it contains large results.
 private_folder <- function() {
   remove_abandoned("/dev/shm")
   for (parent in c("/dev/shm", tempdir(check = TRUE))) {
@@ -96,20 +96,20 @@ private_folder <- function() {
       unlink(folder, recursive = TRUE)
     }
   }
-  fail("no file can be created in ", parent, ": make room there, or set the environment variable TMPDIR before R starts")
+  fail("no file can be created in ", parent, ": free disk space, or set the environment variable TMPDIR before starting R")
 }
 
-# Removes the folders of this user's R sessions that were killed together with their workers. A process of another
-# container may have the number of an ended one here, hence the age.
+# Removes the folders of this user's R sessions that were killed with their workers. The age protects sessions in other
+# containers, whose process IDs are unknown here.
 remove_abandoned <- function(parent, age = 3600) {
   folders <- Sys.glob(file.path(parent, "minhubpy-*-*"))
   owner <- as.integer(sub("^minhubpy-([0-9]+)-.*$|.*", "\\1", basename(folders)))
   old <- difftime(Sys.time(), file.mtime(folders), units = "secs") > age
   ended <- !is.na(owner) & old & !vapply(owner, function(pid) is.na(pid) || is_running(pid), NA)
-  unlink(folders[ended], recursive = TRUE) # another user's folders stay
+  unlink(folders[ended], recursive = TRUE) # fails silently for the folders of other users
 }
 
-# Whether the address fits into the folder; large results need no room (protocol.py, send_value).
+# Whether the address file fits into the folder. Large results have an alternative (protocol.py, send_value).
 has_room <- function(folder) {
   path <- file.path(folder, "room")
   on.exit(unlink(path))
@@ -134,7 +134,7 @@ send_frame <- function(link, kind, call, payload) {
   if (!sent) lost(link)
 }
 
-# Reads a frame; NULL at the end of the connection, or for bytes that are no frame.
+# Reads a frame. Returns NULL at the end of the connection or for invalid bytes.
 receive_bytes <- function(link) {
   header <- readBin(link$socket, "integer", 4L)
   if (length(header) < 4L || anyNA(header) || header[[1L]] != MAGIC || header[[4L]] < 0L) return(NULL)
@@ -143,7 +143,7 @@ receive_bytes <- function(link) {
   list(kind = header[[2L]], call = header[[3L]], payload = payload)
 }
 
-# Reads the next frame of `call` as list(kind, value); NULL if it belongs to a call that was given up, or says AHEAD.
+# Reads the next frame of `call` as list(kind, value). Returns NULL for a frame of a cancelled call and for AHEAD.
 receive_frame <- function(link, call) {
   frame <- receive_bytes(link)
   if (is.null(frame)) lost(link)
@@ -170,7 +170,7 @@ receive_frame <- function(link, call) {
 
 is_failure <- function(value) is.list(value) && is.character(value$class) && is.character(value$message)
 
-# Drops the frames that came between calls, of calls that were given up. FALSE: the connection has ended.
+# Drops the frames of cancelled calls. Returns FALSE if the connection has ended.
 skip_frames <- function(link) {
   while (socketSelect(list(link$socket), timeout = 0)) {
     frame <- receive_bytes(link)
@@ -180,10 +180,10 @@ skip_frames <- function(link) {
   TRUE
 }
 
-# The file that a frame names.
+# The file with the payload of a frame.
 file_of <- function(link, frame) file.path(link$folder, basename(rawToChar(frame$payload[frame$payload != 0L])))
 
-# Reads a file that is still written, as list(path, value); NULL if its end was not there in time.
+# Reads a file while the worker writes it, as list(path, value). Returns NULL if R reaches the end too early.
 read_ahead <- function(path) tryCatch(list(path = path, value = read_value(path)), error = function(e) NULL)
 
 read_value <- function(path) {
@@ -192,18 +192,17 @@ read_value <- function(path) {
   unserialize(file)
 }
 
-# Fails because the worker has ended, or sends what is no frame. The next call starts another.
+# Raises an error because the worker has ended or sent invalid bytes.
 lost <- function(link) {
-  words <- last_words(link$log)
+  reason <- last_words(link$log)
   disconnect()
   fail(
-    "the Python worker ended unexpectedly", words,
-    "; the next call starts another, and models are then loaded again",
+    "the Python worker ended unexpectedly", reason, ": the next call starts a new worker and reloads the models",
     class = "minhubpy_worker_lost"
   )
 }
 
-# The error in a worker's log, in brackets.
+# The error in a worker's log, in parentheses.
 last_words <- function(log, none = NULL) {
   line <- (if (file.exists(log)) error_line(readLines(log, warn = FALSE))) %||% none
   if (!is.null(line)) paste0(" (", line, ")")

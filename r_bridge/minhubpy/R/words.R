@@ -1,53 +1,62 @@
-#' How predictable words are
+#' Compute the log-probability of each word
 #'
-#' `word_logprobs()` gives the log-probability of each word, given the words
-#' before it in its text; `target_logprobs()` that of a word, or of several,
-#' after a context of its own. Both are sums over the tokens of the word, to
-#' which the space before it belongs. Words are joined and encoded as in the
-#' package pangoling, with the same results: `causal_words_pred()` is
-#' `word_logprobs()` there, and `causal_targets_pred()` `target_logprobs()`.
+#' `word_logprobs()` computes the log-probability of each word of a text, given
+#' the preceding words. `target_logprobs()` computes the log-probability of a
+#' target word or phrase after a context.
 #'
-#' A text longer than the model's context is read in overlapping windows. What
-#' texts or contexts begin with in common is computed once. Models that fill in
-#' blanks (masked models, such as BERT) are not in this package.
+#' The log-probability of a word is the sum over its tokens; the space before a
+#' word is part of the word. Words are joined and encoded as in the package
+#' pangoling, and the results are equal: `word_logprobs()` corresponds to
+#' `causal_words_pred()`, and `target_logprobs()` to `causal_targets_pred()`.
+#' Masked language models, such as BERT, are not supported.
+#'
+#' Texts longer than the model's context are processed in overlapping windows. The
+#' common beginning of texts or contexts is computed only once.
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens
-#' @param x The words: a vector, or a data frame with a column of them. A word
-#'   that is `NA` or `""` has no numbers, and the text goes on without it.
-#' @param by What tells texts apart, in any order: a value for each word, or the
-#'   names of columns of `x`. `NULL`: all words are one text, or, where `x` was
-#'   grouped by dplyr, each group is one. Rows where it is `NA` belong to none.
-#' @param context Text that stands before the words and is not scored: one
-#'   string, one for each word (the same in all of a text), or the name of a
-#'   column of `x`.
+#' @param x The words: a vector, or a data frame with a column of words. A word
+#'   that is `NA` or `""` has missing results and is omitted from its text.
+#' @param by The grouping of words into texts: a vector with one value per word,
+#'   or the names of columns of `x`. The rows may be in any order. `NULL`: all
+#'   words form one text, or, for a data frame grouped by dplyr, each group forms
+#'   one text. Rows with `NA` do not belong to a text.
+#' @param context Text before the words, which is not scored: a string, a vector
+#'   with one value per word (equal within a text), or the name of a column of
+#'   `x`.
 #' @param words The name of the column of words, if `x` is a data frame.
-#' @param word_n Numbers that give the order of the words in each text, if it is
-#'   not that of `x`; or the name of a column of them.
-#' @param sep Text that joins words, and a context and its target: `""` for
-#'   languages without spaces. If it is a space, white space on either side of it
-#'   is an error, as the space would be doubled.
-#' @param ignore_regex A regular expression. Tokens whose text it finds add
-#'   nothing to their word: `"^[[:punct:]]$"` leaves out punctuation that is a
-#'   token by itself.
-#' @param bos Whether a text begins with the model's token for that, so that its
-#'   first word has numbers too. `NULL`: as the tokenizer does it; GPT-2's does
-#'   not, Llama's does.
-#' @param resume The name of a file (.rds) that keeps what is done of a long job:
-#'   stopped by Esc, a crash or anything else, the same call goes on from there.
-#'   When all is done, the file gives the same call its result at once. One session
-#'   at a time can use a file. It belongs to the weights of the model, whose files
-#'   are hashed once (1 GB takes about a second).
-#' @param contexts,targets A character vector each, of one length. Or `contexts`
-#'   is a data frame with the columns `context` and `target`.
-#' @returns For vectors, the log-probabilities (nats) in their order: with the
-#'   words as names, or from `target_logprobs()` with the names of `targets`, if
-#'   it has names. For a data frame, the same with these columns added, or
-#'   replaced, with a warning:
-#'   `tokens`, how many the word has; `logprob`, in nats; `surprisal`,
-#'   `-log2` of the probability, in bits; and `entropy`, in bits, of what the
-#'   model expects in the place of the word's first token. They are `NA` for the
-#'   first word of a text, which nothing predicts, unless there is a context.
+#' @param word_n The order of the words in each text: a numeric vector, or the
+#'   name of a column. By default, the order of `x`.
+#' @param sep The string between words, and between a context and its target. Use
+#'   `""` for languages without spaces. If `sep` is a space, white space next to it
+#'   is an error.
+#' @param ignore_regex A regular expression. Tokens that match it do not
+#'   contribute to their word. For example, `"^[[:punct:]]$"` excludes punctuation
+#'   that is a separate token.
+#' @param bos Whether to insert the beginning-of-sequence token before a text, so
+#'   that its first word has a log-probability. `NULL`: as the tokenizer does,
+#'   which is `FALSE` for GPT-2 and `TRUE` for Llama.
+#' @param resume The path of an .rds file that stores the results of a long job.
+#'   After an interrupt or a crash, repeat the same call to resume the job. After
+#'   the end of the job, the same call returns its stored result. Only one session
+#'   at a time can use a file. A file belongs to the weights of the model, whose
+#'   files are hashed once (about one second per GB).
+#' @param contexts,targets Character vectors of equal length. Or `contexts` is a
+#'   data frame with the columns `context` and `target`.
+#' @returns For vectors, a numeric vector of log-probabilities (natural log), in
+#'   the order of the input. Its names are the words or, for `target_logprobs()`,
+#'   the names of `targets`.
+#'
+#'   For a data frame, the data frame with these columns (existing columns are
+#'   replaced with a warning):
+#'   * `tokens`: the number of tokens of the word;
+#'   * `logprob`: the natural logarithm of the word's probability;
+#'   * `surprisal`: `-log2` of the word's probability, in bits;
+#'   * `entropy`: the entropy in bits of the distribution that the model predicts
+#'     at the word's first token.
+#'
+#'   The first word of a text has no prediction and is `NA`, unless there is a
+#'   `context` or a beginning-of-sequence token.
 #' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
@@ -65,7 +74,7 @@
 word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", word_n = NULL, sep = " ",
                           ignore_regex = NULL, bos = NULL, tokenizer = NULL, resume = NULL) {
   model <- check_model(model)
-  job <- list(words = words_of(x, words, "x"))
+  job <- list(words = check_words(x, words, "x"))
   n <- length(job$words)
   if (is.null(by) && inherits(x, "grouped_df")) by <- setdiff(names(attr(x, "groups")), ".rows")
   job$by <- groups_of(by, x, n)
@@ -73,11 +82,11 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   if (!is.null(word_n)) job$word_n <- order_of(word_n, x, n)
   settings <- word_settings(model, sep, ignore_regex, bos, tokenizer)
   texts <- if (is.null(job$by)) rep(1L, n) else job$by
-  found <- in_parts(texts, resume, c(model = list(model), job, settings), function(rows, news) {
+  result <- in_parts(texts, resume, c(model = list(model), job, settings), function(rows, on_event) {
     part <- lapply(job, `[`, rows)
-    do.call(ask, c(list("word_logprobs", model = model), part, settings, list(news = news)))
+    do.call(ask, c(list("word_logprobs", model = model), part, settings, list(on_event = on_event)))
   })
-  with_columns(x, found, job$words)
+  with_columns(x, result, job$words)
 }
 
 #' @rdname word_logprobs
@@ -85,43 +94,47 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
 target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_regex = NULL, bos = NULL, tokenizer = NULL,
                             resume = NULL) {
   model <- check_model(model)
-  given <- contexts
+  input <- contexts
   if (is.data.frame(contexts)) {
-    targets <- if (is.null(targets)) column_of(given, "target") else targets
-    contexts <- column_of(given, "context")
+    targets <- if (is.null(targets)) column_of(input, "target") else targets
+    contexts <- column_of(input, "context")
   } else {
-    given <- targets
+    input <- targets
   }
-  job <- list(contexts = words_of(contexts, NULL, "contexts"), targets = words_of(targets, NULL, "targets"))
+  job <- list(contexts = check_words(contexts, NULL, "contexts"), targets = check_words(targets, NULL, "targets"))
   if (length(job$contexts) == 1L) job$contexts <- rep(job$contexts, length(job$targets))
   if (length(job$contexts) != length(job$targets)) {
-    fail(length(job$targets), " targets for ", length(job$contexts), " contexts: give one for each")
+    fail("targets must have one value for each of ", length(job$contexts), " contexts, not ", length(job$targets))
   }
   settings <- word_settings(model, sep, ignore_regex, bos, tokenizer)
-  found <- in_parts(seq_along(job$targets), resume, c(model = list(model), job, settings), function(rows, news) {
+  result <- in_parts(seq_along(job$targets), resume, c(model = list(model), job, settings), function(rows, on_event) {
     part <- lapply(job, `[`, rows)
-    do.call(ask, c(list("target_logprobs", model = model), part, settings, list(news = news)))
+    do.call(ask, c(list("target_logprobs", model = model), part, settings, list(on_event = on_event)))
   })
-  with_columns(given, found, names(targets)) # not the targets: a difference of two vectors would have the first one's
+  with_columns(input, result, names(targets)) # with the targets as names, a difference would have the names of one side
 }
 
-#' Every log-probability at every token
+#' Compute the log-probability of each vocabulary entry
+#'
+#' Computes the log-probability of each token of the vocabulary at each position
+#' of a text.
 #'
 #' @inheritParams token_logprobs
-#' @param file A .npy file to write the matrix to, if it is large: a row takes
-#'   200 kB with GPT-2's vocabulary. It holds 4-byte numbers, row after row;
-#'   Python reads it by `numpy.load()`, R by [readBin()] from byte 129 on.
-#' @returns For one text, a matrix with a row for each token and a column for
-#'   each id of the vocabulary (column 1 is id 0), in nats: what the model gave
-#'   each id in the token's place. Nothing predicts the first token, whose row is
-#'   `NA`. For several texts, a list of matrices. With `file`, a data frame that
-#'   says what the rows of the file are: `text`, `position`, `token`, `id`.
+#' @param file A .npy file for a large matrix: one row takes 200 kB with the
+#'   vocabulary of GPT-2. The file contains float32 numbers in row-major order. In
+#'   Python, read it with `numpy.load()`; in R, with [readBin()] from byte 129 on.
+#' @returns For one text, a numeric matrix of natural logarithms with one row per
+#'   token and one column per token ID (column 1 is ID 0). A row contains the
+#'   prediction for the position of its token. The row of the first token is `NA`,
+#'   because the model does not predict it. For several texts, a list of matrices.
+#'   With `file`, a data frame that describes the rows of the file: `text`,
+#'   `position`, `token` and `id`.
 #' @family functions for predictability
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' all <- logprob_matrix(model, "ROMEO:")
-#' dim(all)
-#' rowSums(exp(all))
+#' logprobs <- logprob_matrix(model, "ROMEO:")
+#' dim(logprobs)
+#' rowSums(exp(logprobs))
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
@@ -130,19 +143,19 @@ logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
   texts <- texts_or_ids(texts, "texts")
   if (!is.null(file)) {
     file <- path.expand(string(file))
-    if (!grepl("\\.npy$", file)) fail('file must end in ".npy", not be ', describe(file))
-    file <- file.path(normalizePath(dirname(file), mustWork = FALSE), basename(file)) # Python's folder is another
+    if (!grepl("\\.npy$", file)) fail('file must end in ".npy", unlike ', describe(file))
+    file <- file.path(normalizePath(dirname(file), mustWork = FALSE), basename(file)) # Python may have another folder
   }
-  found <- ask(
+  result <- ask(
     "logprob_matrix",
-    model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), out = file, news = show_progress()
+    model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), out = file, on_event = show_progress()
   )
-  rows <- found$rows
+  rows <- result$rows
   if (!is.null(file)) {
     rows$text <- text_of_row(rows$text, labels)
     return(rows)
   }
-  matrix <- found$matrix
+  matrix <- result$matrix
   rownames(matrix) <- rows$token
   if (length(texts) == 1L) return(matrix)
   parts <- split(seq_len(nrow(rows)), rows$text)
@@ -151,8 +164,8 @@ logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
 
 # Arguments
 
-# A column of words as UTF-8, which may be NA.
-words_of <- function(x, name, what) {
+# Checks words, which may be NA, and converts them to UTF-8.
+check_words <- function(x, name, what) {
   if (is.data.frame(x)) {
     what <- name
     x <- column_of(x, string(name, "words"))
@@ -166,22 +179,22 @@ words_of <- function(x, name, what) {
 
 column_of <- function(data, name) {
   if (!name %in% names(data)) {
-    fail("there is no column ", name, "; there are ", toString(utils::head(names(data), 8L)))
+    fail("the data frame has no column ", name, ": its columns are ", toString(utils::head(names(data), 8L)))
   }
   data[[name]]
 }
 
-# A number for each text, or NULL if there is but one.
+# The number of the text of each word, or NULL for a single text.
 groups_of <- function(by, x, n) {
   if (is.null(by)) return(NULL)
   if (is.data.frame(x) && is.character(by) && (length(by) != n || all(by %in% names(x)))) {
     by <- lapply(by, function(name) column_of(x, name))
   }
   columns <- if (is.list(by)) unname(as.list(by)) else list(by)
-  if (!length(columns)) fail("by must be a vector, or names of columns, not ", describe(by))
+  if (!length(columns)) fail("by must be a vector or names of columns, not ", describe(by))
   for (column in columns) {
-    if (!is.atomic(column)) fail("by must be a vector, or names of columns, not ", describe(column))
-    if (length(column) != n) fail("by has ", length(column), " values for ", n, " words: give one for each")
+    if (!is.atomic(column)) fail("by must be a vector or names of columns, not ", describe(column))
+    if (length(column) != n) fail("by must have one value for each of ", n, " words, not ", length(column))
   }
   missing <- Reduce(`|`, lapply(columns, is.na))
   codes <- lapply(columns, function(column) match(column, unique(column)))
@@ -192,9 +205,9 @@ groups_of <- function(by, x, n) {
 
 context_of <- function(context, x, n) {
   if (is.data.frame(x) && is.character(context) && length(context) == 1L && context %in% names(x)) context <- x[[context]]
-  context <- words_of(context, NULL, "context")
+  context <- check_words(context, NULL, "context")
   if (length(context) == 1L) context <- rep(context, n)
-  if (length(context) != n) fail("context has ", length(context), " strings for ", n, " words: give one, or one for each")
+  if (length(context) != n) fail("context must be one string or one for each of ", n, " words, not ", length(context))
   context
 }
 
@@ -203,21 +216,21 @@ order_of <- function(word_n, x, n) {
   if (!is.numeric(word_n) || length(word_n) != n) {
     fail("word_n must be a number for each of ", n, " words, not ", describe(word_n))
   }
-  if (anyNA(word_n)) fail("word_n has NA at ", places(is.na(word_n)), ": give the place of each word in its text")
+  if (anyNA(word_n)) fail("word_n must not contain NA, as at position ", positions_of(is.na(word_n)), ": pass the position of each word")
   as.double(word_n)
 }
 
-# What both functions send beside their columns. Regular expressions are R's own, so R looks for tokens.
+# Settings of both functions. R matches the tokens, because the regular expression has R's syntax.
 word_settings <- function(model, sep, ignore_regex, bos, tokenizer) {
   tokenizer <- check_tokenizer(tokenizer)
   call <- users_call()
   ignored <- NULL
   if (!is.null(ignore_regex) && nzchar(string(ignore_regex))) {
-    known <- ask("vocabulary", model = model, tokenizer = tokenizer)
-    matches <- tryCatch(suppressWarnings(grepl(ignore_regex, known$text)), error = function(e) {
-      fail("ignore_regex is not a regular expression of R: ", describe(ignore_regex), call = call)
+    vocabulary <- ask("vocabulary", model = model, tokenizer = tokenizer)
+    matches <- tryCatch(suppressWarnings(grepl(ignore_regex, vocabulary$text)), error = function(e) {
+      fail("ignore_regex must be a valid regular expression, not ", describe(ignore_regex), call = call)
     })
-    ignored <- known$id[matches]
+    ignored <- vocabulary$id[matches]
   }
   list(sep = string(sep), ignored = ignored, bos = optional(bos, flag), tokenizer = tokenizer)
 }
@@ -226,11 +239,11 @@ word_settings <- function(model, sep, ignore_regex, bos, tokenizer) {
 
 COLUMNS <- c("tokens", "logprob", "surprisal", "entropy")
 
-# The result beside the data frame that was given, or the log-probabilities of a vector.
-with_columns <- function(x, found, names) {
-  if (!is.data.frame(x)) return(stats::setNames(found$logprob, names))
-  there <- intersect(COLUMNS, names(x))
-  if (length(there)) warn(paste0("the data frame had ", toString(there), " already: replaced"))
-  for (name in COLUMNS) x[[name]] <- found[[name]]
+# Adds the result to a data frame. For a vector, returns the log-probabilities.
+with_columns <- function(x, result, names) {
+  if (!is.data.frame(x)) return(stats::setNames(result$logprob, names))
+  existing <- intersect(COLUMNS, names(x))
+  if (length(existing)) warn(paste0("existing columns of the data frame were replaced: ", toString(existing)))
+  for (name in COLUMNS) x[[name]] <- result[[name]]
   x
 }

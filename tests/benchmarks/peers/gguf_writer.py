@@ -26,11 +26,11 @@ def write(folder: Path, out: Path) -> None:
 
     model: Any = from_pretrained(folder, device="cpu", dtype="float32")
     settings = model.config.to_hub()
-    form = weights_map.gguf_forms[check(settings)]
-    writer = gguf.GGUFWriter(out, form.architecture)
+    architecture = weights_map.gguf_architectures[check(settings)]
+    writer = gguf.GGUFWriter(out, architecture.name)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(model.config.vocab_size)
-    known = {key: settings[name] for key, name in form.settings.items()}
+    known = {key: settings[name] for key, name in architecture.settings.items()}
     known["feed_forward_length"] = known["feed_forward_length"] or 4 * known["embedding_length"]  # GPT-2's null
     if "rope_parameters" in settings:
         known |= {"rope.freq_base": float(settings["rope_parameters"]["rope_theta"]),
@@ -39,9 +39,9 @@ def write(folder: Path, out: Path) -> None:
     for key, value in known.items():
         if value is not None:
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-            add(f"{form.architecture}.{key}", value)
-    on_hub = weights_map.to_hub(form.model_type, model.state_dict(), model.config)
-    for name, tensor in Mapped(form.table, on_hub, "native", model.config).items():
+            add(f"{architecture.name}.{key}", value)
+    on_hub = weights_map.to_hub(architecture.model_type, model.state_dict(), model.config)
+    for name, tensor in Mapped(architecture.table, on_hub, "native", model.config).items():
         writer.add_tensor(name, tensor.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -28,13 +28,13 @@ CASES = {
     "gpt_oss-tied": {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "attention_dropout": 0.5},
 }  # fmt: skip
 REFUSED = (
-    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config's quant_method is 'fp8'"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config's quant_method 'fp8' is not supported"),
     ({"quantization_config": {"quant_method": "mxfp4", "bits": 3}}, "quantization_config sets 'bits' to 3"),
     ({"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.0.mlp.experts"]}},
      "quantization_config leaves 'model.layers.0.mlp.experts' unpacked"),
     ({"quantization_config": {"quant_method": "mxfp4"}}, r"in mxfp4 intermediate_size must be a multiple of 32"),
     ({"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 32},
-     "missing: layers.0.mlp.experts.down_proj.blocks.*left over: layers.0.mlp.experts.down_proj"),
+     "missing: layers.0.mlp.experts.down_proj.blocks.*unused: layers.0.mlp.experts.down_proj"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not one of silu"),
     ({"num_experts_per_tok": 6}, r"num_experts_per_tok \(6\) cannot be more than num_local_experts \(5\)"),
     ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),

@@ -87,7 +87,7 @@ REFUSED = (
     ({"hidden_act": "mish"}, "hidden_act 'mish' is not one of gelu"),
     ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1]}}, "rope_type 'longrope' is not one of"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "lacks high_freq_factor, low_freq_factor"),
-    ({"rope_parameters": {"factor": 2}}, "rope_parameters has 'factor', which rope_type default does not know"),
+    ({"rope_parameters": {"factor": 2}}, "rope_parameters has 'factor', which rope_type default does not have"),
     ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta cannot be 'x'"),
     ({"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 6.0}, "two values of rope_theta: 5.0 and 6.0"),
     ({"rope_parameters": YARN, "rope_scaling": {"type": "linear", "factor": 2}}, "contradict each other"),

@@ -1,5 +1,5 @@
-# Wrong values of every argument of every exported function: an error of the package, or a result. R's own errors and
-# unexpected ones of Python are defects. test-input.R has the messages.
+# Each exported function must answer wrong argument values with a result or an error of the package. Errors of R and
+# unexpected errors of Python are defects. test-input.R tests the messages.
 
 # Arguments without a default.
 REQUIRED <- list(
@@ -8,7 +8,7 @@ REQUIRED <- list(
   identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved ")
 )
 
-# Each kind that R code meets by mistake.
+# Values that R code may pass by mistake.
 wrong_values <- function() {
   list(
     "NULL" = NULL, "NA" = NA, "an empty list" = list(), "a nested list" = list(list(1)), "an S4 object" = methods::getClass("numeric"),
@@ -21,7 +21,7 @@ wrong_values <- function() {
   )
 }
 
-# The defect in a call's error; NULL without an error, or for an error of the package.
+# The defect of a call, or NULL for a result or an error of the package.
 defect <- function(f, arguments) {
   utils::capture.output(outcome <- tryCatch(
     {
@@ -37,8 +37,8 @@ defect <- function(f, arguments) {
   if (grepl("unexpected .* in Python|Traceback|^one .* is wanted|attributes that do not fit", message)) message
 }
 
-# The defects of wrong values for each argument in turn, the others being right. Some are names of files to write, which
-# a temporary folder takes.
+# The defects of wrong values for each argument, with valid values for the other arguments. Runs in a temporary folder,
+# because some values are names of output files.
 defects <- function(name, f, right, arguments = setdiff(names(formals(f)), "...")) {
   folder <- tempfile("written ")
   dir.create(folder)
@@ -64,8 +64,8 @@ has_no_default <- function(f) {
   as.character(names(Filter(function(default) is.symbol(default) && !nzchar(as.character(default)), as.list(formals(f)))))
 }
 
-# Not those that start, end or install a Python, nor those that train, which test-train.R has; one of each family of
-# functions that are made alike.
+# The exported functions, except functions for the worker, the installation and training. One function represents each
+# group of generated functions.
 exported <- function() {
   names <- getNamespaceExports("minhubpy")
   names <- names[!grepl("^minhub_(start|stop|install|train|resume)$", names)]
@@ -75,7 +75,7 @@ exported <- function() {
   sort(names[!duplicated(family) & !fresh])
 }
 
-test_that("no wrong argument of an exported function raises an error of R or an unexpected one of Python", {
+test_that("exported functions answer wrong arguments with errors of the package", {
   needs_extra("serve")
   all <- exported()
   expect_true(length(all) > 15L)
@@ -90,7 +90,7 @@ test_that("no wrong argument of an exported function raises an error of R or an 
   }
 })
 
-test_that("no wrong argument of a plot does", {
+test_that("plots answer wrong arguments with errors of the package", {
   needs_python()
   model <- a_model()
   losses <- structure(
@@ -114,10 +114,10 @@ test_that("no wrong argument of a plot does", {
   refused(plot(plotted[[1L]], main = list()), "main must be text or an expression, not a list of length 0")
   refused(plot(plotted[[1L]], col = "zz"), 'col must be a color, such as "#0072B2" or "steelblue", not "zz"')
   expect_length(bot, 0L)
-  refused(bot[list()], "choose some of them, not a list of length 0")
+  refused(bot[list()], "turns must be selected by number, not by a list of length 0")
 })
 
-test_that("no wrong argument of a method of a tokenizer or of a model does", {
+test_that("methods of tokenizers and models answer wrong arguments with errors of the package", {
   needs_python()
   tok <- a_tokenizer()
   model <- a_random_model()
@@ -134,7 +134,7 @@ test_that("no wrong argument of a method of a tokenizer or of a model does", {
   expect_identical(defects("model[[]]", function(i) model[[i]], list()), character())
 })
 
-test_that("a file that cannot be written leaves no part of it", {
+test_that("a failed write leaves no incomplete file", {
   needs_python()
   folder <- tempfile("folder ")
   dir.create(file.path(folder, "tokenizer.json"), recursive = TRUE)
@@ -143,9 +143,9 @@ test_that("a file that cannot be written leaves no part of it", {
   expect_identical(list.files(folder, all.files = TRUE, no.. = TRUE), "tokenizer.json")
 })
 
-test_that("a sequence longer than the context is refused before it is sent", {
+test_that("a sequence longer than the context is an error before it is sent to Python", {
   needs_python()
   model <- a_random_model()
-  for (idx in list(rep(1L, 17L), matrix(1L, 2L, 17L), list(rep(1L, 17L), 1L))) expect_refused(model(idx), "17 positions; this model has 16")
-  expect_refused(attention_weights(model, rep(1L, 17L)), "17 positions; this model has 16")
+  for (idx in list(rep(1L, 17L), matrix(1L, 2L, 17L), list(rep(1L, 17L), 1L))) expect_refused(model(idx), "a sequence must have at most 16 tokens, the model's context, not 17")
+  expect_refused(attention_weights(model, rep(1L, 17L)), "a sequence must have at most 16 tokens, the model's context, not 17")
 })

@@ -1,6 +1,6 @@
-# Conversations. What replies are made of is tested in Python (tests/chat/test_chat.py).
+# Conversations. tests/chat/test_chat.py tests the content of replies.
 
-test_that("a conversation is made, shown, taken apart and plotted", {
+test_that("a conversation can be printed, subset, converted and plotted", {
   bot <- minhub_chat(a_model(), max_new_tokens = 12, seed = 1)
   expect_s3_class(bot, "minhub_chat")
   expect_length(bot, 0L)
@@ -39,7 +39,7 @@ test_that("undo, regenerate, forks and files", {
   }
   first <- draw(bot, "one")
   expect_identical(bot$undo(), "one")
-  expect_identical(draw(bot, "one"), first) # set.seed() makes it repeatable
+  expect_identical(draw(bot, "one"), first) # reproducible by set.seed()
   draw(bot, "two")
   fork <- bot[1L]
   expect_length(fork, 1L)
@@ -53,10 +53,10 @@ test_that("undo, regenerate, forks and files", {
   unlink(file)
   expect_identical(as.data.frame(read), as.data.frame(bot))
   expect_identical(draw(read, "three"), draw(bot, "three"))
-  expect_error(bot[5L], "has 3 turns")
+  expect_error(bot[5L], "between 1 and 3, the number of turns")
 })
 
-test_that("pieces come at once, and a reply that is stopped keeps its beginning", {
+test_that("pieces are streamed, and an interrupted reply keeps the text generated so far", {
   bot <- minhub_chat(a_model(), max_new_tokens = 500, seed = 1)
   pieces <- character()
   stopped <- tryCatch(
@@ -75,7 +75,7 @@ test_that("pieces come at once, and a reply that is stopped keeps its beginning"
   expect_match(paste(shown, collapse = "\n"), bot$last$text, fixed = TRUE)
 })
 
-# A token for each byte, and one that ends a text: what Python's llguidance makes grammars of.
+# A tokenizer with one token per byte and an end-of-sequence token, for grammars of llguidance.
 byte_tokenizer <- function() {
   as_they_are <- c(33:126, 161:172, 174:255)
   chars <- intToUtf8(c(as_they_are, 255 + seq_len(256 - length(as_they_are))), multiple = TRUE)
@@ -94,7 +94,7 @@ byte_tokenizer <- function() {
   tokenizer$from_file(file)
 }
 
-test_that("sampling settings default to those of the model", {
+test_that("the default sampling settings are those of the model", {
   sampling <- function(bot) attr(bot, "self")$settings[c("temperature", "top_k", "top_p", "repetition_penalty")]
   expect_identical(sampling(minhub_chat(a_model())), list(temperature = 0.7, top_k = NULL, top_p = 0.95, repetition_penalty = 1))
   folder <- tempfile()
@@ -107,7 +107,7 @@ test_that("sampling settings default to those of the model", {
   expect_refused(minhub_chat(a_model(), temperature = "hot"), "temperature must be")
 })
 
-test_that("a reply follows a schema, and is data", {
+test_that("a reply follows a schema and is available as data", {
   needs_extra("json")
   schema <- list(
     type = "object", required = c("mood", "marks", "sure", "who"), additionalProperties = FALSE,
@@ -127,31 +127,31 @@ test_that("a reply follows a schema, and is data", {
   expect_length(data$marks, 2L)
   expect_true(data$who$name %in% c("Tybalt", "Paris"))
   expect_null(bot$say("And now?", max_new_tokens = 5)$data)
-  expect_null(bot$say("And now?", schema = schema, max_new_tokens = 5)$data) # cut short
+  expect_null(bot$say("And now?", schema = schema, max_new_tokens = 5)$data) # truncated
   json <- '{"type": "array", "items": {"enum": ["a", null]}, "minItems": 2, "maxItems": 3}'
   bot <- minhub_chat(model, max_new_tokens = 100, seed = 2, schema = json, tokenizer = tok)
   expect_true(all(bot$say("Which?")$data %in% c("a", NA)))
   expect_null(bot$say("And plainly?", schema = NULL, max_new_tokens = 5)$data)
-  expect_refused(bot$say("Hi", schema = "{"), "schema is no JSON")
+  expect_refused(bot$say("Hi", schema = "{"), "schema must be valid JSON")
   expect_refused(bot$say("Hi", schema = list(type = "hiccup")), "hiccup")
-  expect_error(bot$say("Hi", schema = 7), "schema must be a list with names, or JSON text, not")
-  expect_error(bot$say("Hi", schema = list("object")), "schema must be a list with names")
+  expect_error(bot$say("Hi", schema = 7), "schema must be a named list or JSON text, not")
+  expect_error(bot$say("Hi", schema = list("object")), "schema must be a named list")
   expect_length(bot, 2L)
 })
 
-test_that("what is wrong is said", {
+test_that("wrong messages and settings are errors", {
   bot <- minhub_chat(a_model())
-  expect_refused(bot$say(""), "the text is empty")
-  expect_error(bot$say("Hi", heat = 1), "has the settings")
+  expect_refused(bot$say(""), "text is empty: pass a message")
+  expect_error(bot$say("Hi", heat = 1), "a reply accepts the settings")
   expect_error(bot$say("Hi", temperature = -1), "temperature must be at least 0")
-  expect_error(bot$undo(), "nothing to take back")
-  expect_error(bot$regenerate(), "no reply yet")
+  expect_error(bot$undo(), "no message to remove")
+  expect_error(bot$regenerate(), "no reply to regenerate")
   expect_error(minhub_chat(1), "model must be a model")
   expect_error(minhub_chat(a_model(), system = 7), "system must be text")
   expect_length(bot, 0L)
 })
 
-test_that("a note about a displayed reply has a line of its own", {
+test_that("a note after a displayed reply starts a new line", {
   bot <- minhub_chat(a_model(), max_new_tokens = 4, seed = 1, stream = TRUE)
   old <- options(minhubpy.quiet = FALSE)
   on.exit(options(old))
@@ -159,5 +159,5 @@ test_that("a note about a displayed reply has a line of its own", {
     cat(conditionMessage(note))
     invokeRestart("muffleMessage")
   }))
-  expect_match(shown, "^The reply was cut after 4 tokens", all = FALSE)
+  expect_match(shown, "^The reply was truncated after 4 tokens", all = FALSE)
 })

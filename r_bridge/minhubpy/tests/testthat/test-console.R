@@ -1,4 +1,4 @@
-# What print(), format(), str(), summary() and `$` show of every class.
+# print(), format(), str(), summary() and `$` of every class.
 
 small_run <- function() {
   the("small run", minhub_train(
@@ -23,7 +23,7 @@ with_members <- function() {
   )
 }
 
-test_that("every object has a short line, which str() shows also in a list", {
+test_that("str() shows every object as one line, also in a list", {
   objects <- with_members()
   for (name in names(objects)) {
     object <- objects[[name]]
@@ -37,7 +37,7 @@ test_that("every object has a short line, which str() shows also in a list", {
   expect_output(str(talk()$last), '<reply: 4 tokens, end "length">', fixed = TRUE)
 })
 
-test_that("a member that is not there is an error that lists the members", {
+test_that("an unknown member is an error that lists the members", {
   objects <- with_members()
   for (name in names(objects)) {
     object <- objects[[name]]
@@ -47,7 +47,7 @@ test_that("a member that is not there is an error that lists the members", {
   expect_refused(bot$typo, "a chat has no typo; it has last, system, model, say(), regenerate(), undo()")
   expect_refused(bot$regnerate, "a chat has no regnerate: did you mean regenerate?")
   expect_refused(bot[["typo"]], "a chat has no typo")
-  expect_refused(bot[[1]], "a chat's fields have names")
+  expect_refused(bot[[1]], "the fields of a chat must be selected by name")
   reply <- bot$last
   expect_refused(reply$tokns, "a reply has no tokns: did you mean tokens?")
   expect_null(reply$data)
@@ -60,7 +60,7 @@ test_that("a member that is not there is an error that lists the members", {
   expect_error(block$atn, "did you mean attn?", fixed = TRUE)
 })
 
-test_that("summaries have the numbers", {
+test_that("summaries contain the statistics of chats, runs and tokenizers", {
   bot <- talk()
   said <- as.data.frame(bot)
   about <- summary(bot)
@@ -101,7 +101,7 @@ test_that("summaries have the numbers", {
   expect_output(print(summary(a_tokenizer())), "vocabulary +65")
 })
 
-test_that("summaries of heads, layers and next tokens follow from their numbers", {
+test_that("summaries of heads, layers and next tokens match their data", {
   attention <- attention_weights(a_model(), "To be, or")
   heads <- summary(attention)
   expect_identical(nrow(heads), length(unclass(attention)[, , 1, 1]))
@@ -128,7 +128,7 @@ test_that("summaries of heads, layers and next tokens follow from their numbers"
   expect_equal(about$together, c(sum(likely$prob[1:2]), sum(likely$prob[3:4])))
 })
 
-test_that("data frames of attention, replies and runs have a row for each observation", {
+test_that("data frames of attention, replies and runs have one row per observation", {
   attention <- attention_weights(a_model(), "To be")
   long <- as.data.frame(attention)
   expect_identical(nrow(long), length(unclass(attention)))
@@ -139,7 +139,7 @@ test_that("data frames of attention, replies and runs have a row for each observ
   expect_identical(class(as.data.frame(small_run())), "data.frame")
 })
 
-test_that("a tibble comes back as a tibble", {
+test_that("the result for a tibble is a tibble", {
   skip_if_not_installed("tibble")
   words <- tibble::tibble(item = c(1, 1, 2, 2), word = c("My", "lord", "My", "friend"))
   expect_s3_class(word_logprobs(a_model(), words, by = "item"), class(words), exact = TRUE)

@@ -1,9 +1,9 @@
-# Texts as numbers. That the numbers are transformers' is shown in tests/analysis/test_embeddings.py.
+# Text embeddings. tests/analysis/test_embeddings.py compares the values with transformers.
 
-# But for rounding: sums are in another order where other texts are read beside one.
+# Equal except for rounding: the summation order may depend on the other texts of a batch.
 expect_same <- function(object, expected, ...) expect_equal(object, expected, tolerance = 1e-5, ...)
 
-test_that("a matrix has a row for each text, with names, in their order", {
+test_that("the matrix has one row per text, in order and with names", {
   model <- a_model()
   lines <- c(a = "O Romeo, Romeo!", b = "To be, or not to be", c = "O")
   vectors <- text_embeddings(model, lines)
@@ -18,7 +18,7 @@ test_that("a matrix has a row for each text, with names, in their order", {
   expect_same(text_embeddings(model, as.list(lines)), vectors)
 })
 
-test_that("missing and empty texts have a row of NA", {
+test_that("the rows of missing and empty texts are NA", {
   model <- a_model()
   vectors <- text_embeddings(model, c("To be", NA, ""))
   expect_identical(rowSums(is.na(vectors)), c(0, 1, 1) * ncol(vectors))
@@ -28,7 +28,7 @@ test_that("missing and empty texts have a row of NA", {
   expect_identical(dim(text_embeddings(model, NA_character_)), c(1L, ncol(vectors)))
 })
 
-test_that("pooling: the mean, the last token, or each of them", {
+test_that("pooling returns the mean, the last token or all tokens", {
   model <- a_model()
   lines <- c(a = "To be", b = "O", c = NA)
   tokens <- text_embeddings(model, lines, pool = "none")
@@ -39,7 +39,7 @@ test_that("pooling: the mean, the last token, or each of them", {
   expect_same(text_embeddings(model, lines, pool = "last")[1:2, ], rbind(a = tokens$a[5, ], b = tokens$b[1, ]))
 })
 
-test_that("layers count from the embeddings to the last, and back", {
+test_that("layer numbers count from the embeddings, and negative numbers from the last layer", {
   model <- a_model()
   n <- model$config$n_layer
   all <- lapply(0:n, function(layer) text_embeddings(model, "To be", layer = layer))
@@ -49,17 +49,17 @@ test_that("layers count from the embeddings to the last, and back", {
   expect_identical(text_embeddings(model, "To be", layer = 0)[1, 1], text_embeddings(model, "To be", layer = 0L)[1, 1])
 })
 
-test_that("ids are texts too, with or without a tokenizer", {
+test_that("token IDs are accepted as texts, with or without a tokenizer", {
   model <- a_model()
   ids <- a_tokenizer()$encode("To be")$ids
-  wanted <- text_embeddings(model, "To be")
-  expect_same(text_embeddings(model, ids), wanted)
-  expect_same(text_embeddings(model, list(x = ids)), `rownames<-`(wanted, "x"))
+  expected <- text_embeddings(model, "To be")
+  expect_same(text_embeddings(model, ids), expected)
+  expect_same(text_embeddings(model, list(x = ids)), `rownames<-`(expected, "x"))
   expect_identical(dim(text_embeddings(a_random_model(), list(1:3, 4:9))), c(2L, 8L))
   expect_null(rownames(text_embeddings(a_random_model(), 1:3, pool = "none")[[1]]))
 })
 
-test_that("mistakes say what to do", {
+test_that("wrong arguments are errors", {
   model <- a_model()
   n <- model$config$n_layer
   expect_refused(text_embeddings("gpt2", "To be"), "must be a model")
@@ -67,8 +67,8 @@ test_that("mistakes say what to do", {
   expect_refused(text_embeddings(model, "To be", layer = 0.5), "layer must be a whole number")
   expect_refused(text_embeddings(model, "To be", pool = "max"), 'pool must be one of "mean", "last", "none"')
   expect_refused(text_embeddings(model, character()), "texts is empty")
-  expect_refused(text_embeddings(model, TRUE), "texts must be text or token ids")
+  expect_refused(text_embeddings(model, TRUE), "texts must be text or token IDs")
   expect_refused(text_embeddings(a_random_model(), "To be"), "has no tokenizer")
   lines <- data.frame(line = "To be")
-  expect_refused(text_embeddings(model, lines), "one column of the data frame, such as lines$line")
+  expect_refused(text_embeddings(model, lines), "texts must be a column of the data frame, not the data frame: pass lines$line")
 })

@@ -1,6 +1,6 @@
-# Texts, seeds, ends and streams. That the numbers are Python's is shown in test-parity.R.
+# Texts, seeds, ends and streams. test-parity.R compares the values with Python.
 
-test_that("set.seed() rules the draws, a seed each its own text", {
+test_that("set.seed() and seed make texts reproducible", {
   model <- a_model()
   draw <- function(...) generate(model, "ROMEO:", 20, ...)
   set.seed(1)
@@ -11,8 +11,8 @@ test_that("set.seed() rules the draws, a seed each its own text", {
   state <- .Random.seed
   expect_identical(draw(seed = 7), draw(seed = 7))
   expect_false(draw(seed = 7) == draw(seed = 8))
-  expect_identical(.Random.seed, state) # a seed leaves R's own random numbers alone
-  # A text of a batch is what it is alone; equal prompts under one seed are equal.
+  expect_identical(.Random.seed, state) # a seed does not change R's random numbers
+  # Texts of a batch match single calls. Equal prompts with equal seeds have equal texts.
   both <- generate(model, c("ROMEO:", "To be"), 20, seed = c(7, 8))
   expect_identical(both, c(draw(seed = 7), generate(model, "To be", 20, seed = 8)))
   same <- generate(model, c("ROMEO:", "ROMEO:"), 20, seed = 7)
@@ -20,7 +20,7 @@ test_that("set.seed() rules the draws, a seed each its own text", {
   expect_identical(draw(seed = -2^53), draw(seed = -2^53))
 })
 
-test_that("guesses change nothing in a text", {
+test_that("speculative decoding does not change the text", {
   model <- a_model()
   for (seed in list(NULL, 7)) {
     draw <- function(...) generate(model, "ROMEO:", 60, temperature = if (is.null(seed)) 0 else 0.7, seed = seed, ...)
@@ -33,7 +33,7 @@ test_that("guesses change nothing in a text", {
 test_that("max_new_tokens, stop strings and end ids end a text", {
   model <- a_model()
   plain <- generate(model, "ROMEO:", 60, temperature = 0)
-  expect_identical(nchar(plain), 60L) # its tokens are characters
+  expect_identical(nchar(plain), 60L) # tokens are characters
   expect_identical(generate(model, "ROMEO:", 0), "")
   expect_identical(generate(model, 1:3, 0), list(integer()))
   expect_match(plain, "the")
@@ -49,7 +49,7 @@ test_that("max_new_tokens, stop strings and end ids end a text", {
   expect_identical(generate(model, "ROMEO:", 60, temperature = 0, eos_id = NULL), plain)
 })
 
-test_that("a stream gives every piece in order, shows on the console what it is told to, and is invisible then", {
+test_that("a stream returns all pieces in order, and printed text is returned invisibly", {
   model <- a_model()
   plain <- generate(model, c(a = "ROMEO:"), 40, temperature = 0)
   expect_named(plain, "a")
@@ -65,12 +65,12 @@ test_that("a stream gives every piece in order, shows on the console what it is 
   expect_identical(paste(shown, collapse = "\n"), paste0("ROMEO:", plain))
   expect_identical(capture.output(made <- withVisible(generate(model, "ROMEO:", 40, temperature = 0))), character())
   expect_true(made$visible)
-  # Several prompts, and ids, are not shown.
+  # Several prompts and token IDs are not printed.
   expect_identical(capture.output(made <- generate(model, c("a", "b"), 4, stream = TRUE)), character())
   expect_length(made, 2L)
 })
 
-test_that("only what is typed by itself at the console is streamed", {
+test_that("only a complete expression at the console is streamed", {
   call <- quote(generate(model, "ROMEO:"))
   alone <- function(..., depth = 1L) minhubpy:::was_typed(call, depth, c(...))
   expect_true(alone('generate(model, "ROMEO:")'))
@@ -86,13 +86,13 @@ test_that("only what is typed by itself at the console is streamed", {
   expect_false(alone("for (i in 1:3) texts[i] <- generate(model, 'ROMEO:')"))
   expect_false(alone("nchar(generate(model, 'ROMEO:'))"))
   expect_false(alone("invisible(generate(model, 'ROMEO:'))"))
-  # In another function it is not, and without a history a call at top level is.
+  # FALSE in another function, and TRUE at top level without a history.
   expect_false(alone("generate(model, 'ROMEO:')", depth = 2L))
   expect_true(alone())
   expect_true(alone("something(else)"))
 })
 
-test_that("next tokens of several prompts are those of each", {
+test_that("next tokens of several prompts match single calls", {
   model <- a_model()
   both <- next_tokens(model, c(a = "To b", b = "or no"), 3)
   expect_named(both, c("prompt", "token", "id", "prob", "logprob"))
@@ -102,7 +102,7 @@ test_that("next tokens of several prompts are those of each", {
   expect_identical(next_tokens(model, list(1:2, 3:4), 2)$prompt, c(1L, 1L, 2L, 2L))
 })
 
-test_that("scores keep the names of texts", {
+test_that("log-probabilities keep the names of texts", {
   model <- a_model()
   scores <- token_logprobs(model, c(verse = "To be", "", verse = "or not"))
   expect_identical(levels(scores$text), c("verse", "2", "verse.1"))
@@ -113,7 +113,7 @@ test_that("scores keep the names of texts", {
   expect_identical(short$tokens, c(4L, 5L))
 })
 
-test_that("next tokens, scores and perplexity are tidy and fit each other", {
+test_that("next tokens, log-probabilities and perplexity are data frames with consistent values", {
   model <- a_model()
   likely <- next_tokens(model, "ROMEO", n = 5)
   expect_s3_class(likely, "data.frame")
@@ -137,20 +137,20 @@ test_that("next tokens, scores and perplexity are tidy and fit each other", {
   expect_identical(short$text, factor(c("x", "z"), names(texts)))
   expect_identical(short$tokens, c(18L, 4L))
   expect_equal(short$perplexity, unname(perplexity(model, texts)[c(1, 3)]))
-  # A model without a tokenizer does as much with ids.
+  # Token IDs work without a tokenizer.
   random <- a_random_model()
   expect_identical(next_tokens(random, 1:3, 2)$token, c(NA_character_, NA_character_))
   fresh <- gpt2(vocab_size = 11, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 8, seed = 1) # in training mode
   expect_identical(next_tokens(fresh, 1:3, 11), next_tokens(fresh, 1:3, 11))
   expect_true(fresh$training)
   expect_refused(generate(random, "text"), "this model has no tokenizer: pass ids, or tokenizer =")
-  expect_refused(generate(random, "text", tokenizer = a_tokenizer()), "the tokenizer is another model's")
+  expect_refused(generate(random, "text", tokenizer = a_tokenizer()), "the tokenizer does not match the model")
 })
 
-test_that("generate() is a generic that refuses what it does not know", {
+test_that("generate() is a generic that rejects unknown arguments", {
   model <- a_model()
-  expect_refused(generate("gpt2", "To be"), 'model must be a model, such as from_pretrained() returns, not "gpt2"')
-  expect_refused(generate(model, "To be", sedd = 1), "unknown argument sedd: ?generate lists the arguments")
+  expect_refused(generate("gpt2", "To be"), 'model must be a model, as from_pretrained() returns, not "gpt2"')
+  expect_refused(generate(model, "To be", sedd = 1), "unknown argument sedd: see ?generate for the arguments")
   expect_refused(generate(model = model, prompts = "To be"), "unknown argument model")
   expect_identical(generate(x = model, prompts = "To be", 8, seed = 1), generate(model, "To be", 8, seed = 1))
 })

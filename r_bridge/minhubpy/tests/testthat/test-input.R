@@ -1,14 +1,13 @@
-# What users may pass by mistake: an error of the package's class that names the call they wrote, or what the help page
-# says.
+# Wrong input: an error of the package with the user's call. Valid input in all documented forms.
 
-# Nothing that takes one string, number or flag takes these.
+# Values that no string, number or flag accepts.
 NEVER <- list(
   NA, NA_character_, list(1:3, "a"), c("a", NA), "\xff\xfe", mean, quote(x), quote(f(x)), new.env(), y ~ x, 1i, raw(3),
   as.POSIXlt(0, origin = "1970-01-01", tz = "UTC"), data.frame(a = 1:3), data.frame(), factor(c("a", NA)), logical(),
   array(1:8, c(2, 2, 2)), c("a", "b"), 1:300
 )
 
-# The call and the message of what a function says to a value; NULL where it says nothing.
+# The call and the message of a function's error, or NULL.
 refusal <- function(f, value) {
   condition <- tryCatch(
     {
@@ -22,45 +21,45 @@ refusal <- function(f, value) {
   conditionMessage(condition)
 }
 
-test_that("ids that are none are refused by every function that takes ids", {
+test_that("invalid token IDs are errors in every function", {
   model <- a_model()
-  expect_refused(model(NULL), "idx must be token ids, not NULL; tok$encode() makes ids of text")
-  expect_refused(model("ROMEO"), 'idx must be token ids, not "ROMEO"')
-  expect_refused(model(integer()), "idx is empty: give at least one id")
-  expect_refused(model(list()), "idx is empty: give at least one id")
-  expect_refused(model(matrix(0L, 0, 3)), "idx is empty: give at least one id")
+  expect_refused(model(NULL), "idx must be token IDs, not NULL: encode text with tok$encode()")
+  expect_refused(model("ROMEO"), 'idx must be token IDs, not "ROMEO"')
+  expect_refused(model(integer()), "idx is empty: pass at least one token ID")
+  expect_refused(model(list()), "idx is empty: pass at least one token ID")
+  expect_refused(model(matrix(0L, 0, 3)), "idx is empty: pass at least one token ID")
   expect_refused(model(c(1L, NA)), "row 1: an id is NA; drop or replace it first", class = "ValueError")
   expect_refused(model(c(1, NA)), "row 1: an id is NA; drop or replace it first")
   expect_refused(model(NaN), "row 1: an id is NA")
-  expect_refused(model(-1L), "row 1: an id is -1; this model's go from 0 to 64")
-  expect_refused(model(c(0, 65)), "row 1: an id is 65; this model's go from 0 to 64")
-  expect_refused(model(3e9), "row 1: an id is 3000000000; this model's go from 0 to 64")
-  expect_refused(model(Inf), "row 1: an id is inf; this model's go from 0 to 64")
-  expect_refused(model(c(1, 1.5)), "row 1: an id is 1.5, not a whole number")
-  expect_refused(model(matrix(c(1, 2, 3, 99), 2)), "row 2: an id is 99; this model's go from 0 to 64")
-  expect_refused(model(TRUE), "idx must be token ids, not TRUE")
-  expect_refused(model(NA), "idx must be token ids, not NA")
-  expect_refused(model(factor(1:3)), "idx must be token ids, not a factor")
-  expect_refused(model(data.frame(a = 1:3)), "idx must be token ids, not a <data.frame> of length 1")
-  expect_refused(model(as.POSIXlt(0, origin = "1970-01-01")), "idx must be token ids, not a <POSIXlt>")
-  expect_refused(model(mean), "idx must be token ids, not a function")
-  expect_refused(model(model), "idx must be token ids, not a <minhub_gpt2>")
+  expect_refused(model(-1L), "row 1: ids must be between 0 and 64, not -1")
+  expect_refused(model(c(0, 65)), "row 1: ids must be between 0 and 64, not 65")
+  expect_refused(model(3e9), "row 1: ids must be between 0 and 64, not 3000000000")
+  expect_refused(model(Inf), "row 1: ids must be between 0 and 64, not inf")
+  expect_refused(model(c(1, 1.5)), "row 1: ids must be whole numbers, not 1.5")
+  expect_refused(model(matrix(c(1, 2, 3, 99), 2)), "row 2: ids must be between 0 and 64, not 99")
+  expect_refused(model(TRUE), "idx must be token IDs, not TRUE")
+  expect_refused(model(NA), "idx must be token IDs, not NA")
+  expect_refused(model(factor(1:3)), "idx must be token IDs, not a factor")
+  expect_refused(model(data.frame(a = 1:3)), "idx must be token IDs, not a <data.frame> of length 1")
+  expect_refused(model(as.POSIXlt(0, origin = "1970-01-01")), "idx must be token IDs, not a <POSIXlt>")
+  expect_refused(model(mean), "idx must be token IDs, not a function")
+  expect_refused(model(model), "idx must be token IDs, not a <minhub_gpt2>")
   expect_refused(model(array(1:8, c(2, 2, 2))), "ids have 3 dimensions: pass a vector, a matrix")
-  expect_refused(model(list(1:3, 4:5)), "the rows have 2 to 3 ids, but an array has rows of one length")
-  expect_refused(model(list(1:2, NULL)), "idx must be token ids, not NULL")
-  expect_refused(model(list(list(1, 2))), "row 1: ids are whole numbers, not a list of 2")
+  expect_refused(model(list(1:3, 4:5)), "all rows must have the same length, not 2 to 3 ids")
+  expect_refused(model(list(1:2, NULL)), "idx must be token IDs, not NULL")
+  expect_refused(model(list(list(1, 2))), "row 1: ids must be whole numbers, not a list of 2")
   expect_refused(model(rep(1L, 300)), "300")
 
   expect_refused(generate(model, c(1L, NA)), "row 1: an id is NA", class = "ValueError")
-  expect_refused(generate(model, list(1:2, c(3, 0.5))), "row 2: an id is 0.5, not a whole number")
-  expect_refused(generate(model, list(1L, 65L)), "row 2: an id is 65; this model's go from 0 to 64")
-  expect_refused(generate(model, list(1:2, integer())), "prompts is empty: give at least one id")
-  expect_refused(token_logprobs(model, c(0L, -1L)), "row 1: an id is -1")
+  expect_refused(generate(model, list(1:2, c(3, 0.5))), "row 2: ids must be whole numbers, not 0.5")
+  expect_refused(generate(model, list(1L, 65L)), "row 2: ids must be between 0 and 64, not 65")
+  expect_refused(generate(model, list(1:2, integer())), "prompts is empty: pass at least one token ID")
+  expect_refused(token_logprobs(model, c(0L, -1L)), "row 1: ids must be between 0 and 64, not -1")
   expect_refused(perplexity(model, list(1:2, c(NA, 1L))), "row 2: an id is NA")
-  expect_refused(next_tokens(model, NULL), "prompt is empty: give at least one text")
+  expect_refused(next_tokens(model, NULL), "prompt is empty: pass at least one text")
 })
 
-test_that("ids in every form that is allowed give the same", {
+test_that("all forms of token IDs have equal results", {
   model <- a_random_model()
   plain <- model(c(1L, 2L, 3L))
   expect_identical(model(c(1, 2, 3)), plain)
@@ -86,54 +85,54 @@ test_that("ids in every form that is allowed give the same", {
   expect_equal(unname(perplexity(model, ids)), c(perplexity(model, 1:3), perplexity(model, 4:5)))
 })
 
-test_that("texts that are none are refused by every function that takes texts", {
+test_that("invalid texts are errors in every function", {
   model <- a_model()
-  expect_refused(generate(model, NULL), "prompts is empty: give at least one text")
-  expect_refused(generate(model, character()), "prompts is empty: give at least one text")
+  expect_refused(generate(model, NULL), "prompts is empty: pass at least one text")
+  expect_refused(generate(model, character()), "prompts is empty: pass at least one text")
   expect_refused(generate(model, list()), "prompts is empty")
-  expect_refused(generate(model, ""), "prompt 1 has no token that the model knows: give it some text")
+  expect_refused(generate(model, ""), "prompt 1 has no tokens: pass a text")
   suppressWarnings(
-    expect_refused(generate(model, c("a", "\U1F600")), "prompt 2 has no token that the model knows"),
+    expect_refused(generate(model, c("a", "\U1F600")), "prompt 2 has no tokens"),
     classes = "minhubpy_warning"
   )
-  expect_refused(generate(model, c("a", NA, "b", NA)), "prompts has NA at 2, 4: drop or replace it first")
-  expect_refused(generate(model, rep(NA_character_, 9)), "prompts has NA at 1, 2, 3, 4, 5, ...:")
-  expect_refused(generate(model, factor(c("a", NA))), "prompts has NA at 2")
-  expect_refused(generate(model, c("a", "\xff")), "prompts is not valid UTF-8 at 2: convert it with iconv() first")
+  expect_refused(generate(model, c("a", NA, "b", NA)), "prompts must not contain NA, as at position 2, 4: drop or replace it")
+  expect_refused(generate(model, rep(NA_character_, 9)), "prompts must not contain NA, as at position 1, 2, 3, 4, 5, ...:")
+  expect_refused(generate(model, factor(c("a", NA))), "prompts must not contain NA, as at position 2")
+  expect_refused(generate(model, c("a", "\xff")), "prompts must be valid UTF-8, unlike position 2: convert it with iconv()")
   expect_refused(generate(model, list("a", c("b", "c"))), "prompts must be text, not a list of length 2")
-  expect_refused(generate(model, list("a", 1L)), 'prompts must be token ids, not "a"')
+  expect_refused(generate(model, list("a", 1L)), 'prompts must be token IDs, not "a"')
   expect_refused(generate(model, data.frame(a = "x")), "not a <data.frame> of length 1")
-  expect_refused(generate(model, TRUE), "ids, not TRUE")
+  expect_refused(generate(model, TRUE), "text or token IDs, not TRUE")
   expect_refused(token_logprobs(model, NULL), "texts is empty")
-  expect_refused(perplexity(model, "\xff"), "texts is not valid UTF-8 at 1")
-  expect_refused(next_tokens(model, c("a", "")), "prompt 2 has no token that the model knows")
-  expect_refused(next_tokens(model, c("a", NA)), "prompt has NA at 2")
+  expect_refused(perplexity(model, "\xff"), "texts must be valid UTF-8, unlike position 1")
+  expect_refused(next_tokens(model, c("a", "")), "prompt 2 has no tokens")
+  expect_refused(next_tokens(model, c("a", NA)), "prompt must not contain NA, as at position 2")
 
   tok <- a_tokenizer()
   expect_refused(tok$encode(c("a", "b")), "sequence must be one string, not 2 strings")
   expect_refused(tok$encode(NA), "sequence must be text, not NA")
   expect_refused(tok$encode(NULL), "sequence must be text, not NULL")
-  expect_refused(tok$encode(strrep("a", 1000), pair = "b"), "pairs of texts are for models that these are not")
-  expect_refused(tok$encode("a", is_pretokenized = TRUE), "is_pretokenized = TRUE is not there: give text")
-  expect_refused(tok$encode_batch(c("a", NA)), "input has NA at 2")
-  expect_refused(tok$encode_batch(factor(c("a", NA))), "input has NA at 2")
-  expect_refused(tok$encode_batch(list("a", "\xff")), "input is not valid UTF-8 at 2")
+  expect_refused(tok$encode(strrep("a", 1000), pair = "b"), "pairs of texts are not supported")
+  expect_refused(tok$encode("a", is_pretokenized = TRUE), "is_pretokenized = TRUE is not supported: pass text")
+  expect_refused(tok$encode_batch(c("a", NA)), "input must not contain NA, as at position 2")
+  expect_refused(tok$encode_batch(factor(c("a", NA))), "input must not contain NA, as at position 2")
+  expect_refused(tok$encode_batch(list("a", "\xff")), "input must be valid UTF-8, unlike position 2")
   expect_refused(tok$encode_batch(1:3), "input must be text, not an integer of length 3")
   expect_refused(tok$token_to_id(5), "tokens must be text, not 5")
-  expect_refused(tok$decode("a"), 'ids must be token ids, not "a"')
+  expect_refused(tok$decode("a"), 'ids must be token IDs, not "a"')
   expect_refused(tok$decode(c(1, NA)), "an id is NA")
   expect_refused(tok$decode(c(1L, NA)), "an id is NA")
-  expect_refused(tok$decode(-1), "an id is -1")
-  expect_refused(tok$decode(65L), "an id is 65")
-  expect_refused(tok$decode(list(1, 2)), "ids must be one vector of ids; tok$decode_batch() takes a list")
+  expect_refused(tok$decode(-1), "ids must be between 0 and 64, not -1")
+  expect_refused(tok$decode(65L), "ids must be between 0 and 64, not 65")
+  expect_refused(tok$decode(list(1, 2)), "ids must be a vector of token IDs: use tok$decode_batch() for a list")
   expect_refused(tok$decode_batch(list(1:3, c(1L, NA))), "row 2: an id is NA")
-  expect_refused(tok$decode_batch(list(1:3, 0.5)), "row 2: an id is 0.5")
-  expect_refused(tok$decode_batch(list(1:3, "a")), 'sequences must be token ids, not "a"')
-  expect_refused(tok$id_to_token("a"), 'ids must be token ids, not "a"')
+  expect_refused(tok$decode_batch(list(1:3, 0.5)), "row 2: ids must be whole numbers, not 0.5")
+  expect_refused(tok$decode_batch(list(1:3, "a")), 'sequences must be token IDs, not "a"')
+  expect_refused(tok$id_to_token("a"), 'ids must be token IDs, not "a"')
   expect_refused(tok$frobnicate, "a tokenizer has no frobnicate; it has encode(), encode_batch()")
 })
 
-test_that("texts in every form that is allowed give the same", {
+test_that("all forms of texts have equal results", {
   model <- a_model()
   plain <- generate(model, c("To be", "or not"), 5, temperature = 0)
   expect_type(plain, "character")
@@ -154,7 +153,7 @@ test_that("texts in every form that is allowed give the same", {
   expect_identical(lapply(nothing, typeof), lapply(token_logprobs(model, "ab"), typeof))
 })
 
-test_that("numbers, flags and names are checked by the function that the user called", {
+test_that("errors of numbers, flags and names contain the user's call", {
   model <- a_model()
   expect_refused(generate(model, "A", -1), "max_new_tokens must be at least 0 and at most 2147483647, not -1")
   expect_refused(generate(model, "A", 1.5), "max_new_tokens must be a whole number, not 1.5")
@@ -167,36 +166,36 @@ test_that("numbers, flags and names are checked by the function that the user ca
   expect_refused(generate(model, "A", 1, top_p = 0), "top_p must be above 0 and at most 1, not 0")
   expect_refused(generate(model, "A", 1, top_p = 1.01), "top_p must be above 0 and at most 1, not 1.01")
   expect_refused(generate(model, "A", 1, repetition_penalty = 0), "repetition_penalty must be above 0")
-  expect_refused(generate(model, "A", 1, seed = 1.5), "seed must be one whole number, or one for each prompt, not 1.5")
+  expect_refused(generate(model, "A", 1, seed = 1.5), "seed must be a whole number, or one for each prompt, not 1.5")
   expect_refused(generate(model, c("A", "B"), 1, seed = 1:3), "not an integer of length 3")
-  expect_refused(generate(model, "A", 1, eos_id = 1.5), 'eos_id must be "auto", NULL or token ids, not 1.5')
-  expect_refused(generate(model, "A", 1, eos_id = Inf), 'eos_id must be "auto", NULL or token ids, not Inf')
-  expect_refused(generate(model, "A", 1, eos_id = 1e10), 'eos_id must be "auto", NULL or token ids, not 1e+10')
+  expect_refused(generate(model, "A", 1, eos_id = 1.5), 'eos_id must be "auto", NULL or token IDs, not 1.5')
+  expect_refused(generate(model, "A", 1, eos_id = Inf), 'eos_id must be "auto", NULL or token IDs, not Inf')
+  expect_refused(generate(model, "A", 1, eos_id = 1e10), 'eos_id must be "auto", NULL or token IDs, not 1e+10')
   expect_refused(generate(model, "A", 1, eos_id = "never"), 'not "never"')
-  expect_refused(generate(model, "A", 1, stop = c("x", "")), "a stop string cannot be empty")
+  expect_refused(generate(model, "A", 1, stop = c("x", "")), "stop must not contain an empty string")
   expect_refused(generate(model, "A", 1, stop = 5), "stop must be text, not 5")
   expect_refused(generate(model, "A", 1, stream = NA), "stream must be TRUE or FALSE, not NA")
   expect_refused(generate(model, c("A", "B"), 1, stream = "yes"), 'stream must be TRUE or FALSE, not "yes"')
-  expect_refused(generate(model, c("A", "B"), 1, stream = print), "stream can be a function for one prompt of text only")
-  expect_refused(generate(model, "A", 1, tokenizer = model), "tokenizer must be what tokenizer_from_pretrained() returns")
-  expect_refused(generate("gpt2", "A"), 'model must be a model, such as from_pretrained() returns, not "gpt2"')
-  expect_refused(token_logprobs(NULL, "A"), "model must be a model, such as from_pretrained() returns, not NULL")
+  expect_refused(generate(model, c("A", "B"), 1, stream = print), "stream must not be a function for several prompts")
+  expect_refused(generate(model, "A", 1, tokenizer = model), "tokenizer must be a tokenizer, as tokenizer_from_pretrained() returns")
+  expect_refused(generate("gpt2", "A"), 'model must be a model, as from_pretrained() returns, not "gpt2"')
+  expect_refused(token_logprobs(NULL, "A"), "model must be a model, as from_pretrained() returns, not NULL")
   expect_refused(perplexity(1, "A"), "model must be a model")
-  expect_refused(next_tokens(mean, "A"), "model must be a model, such as from_pretrained() returns, not a function")
+  expect_refused(next_tokens(mean, "A"), "model must be a model, as from_pretrained() returns, not a function")
   expect_refused(next_tokens(model, "A", n = 0), "n must be at least 1")
   expect_refused(save_pretrained(NULL, tempdir()), "model must be a model")
   expect_refused(save_pretrained(model, 5), "folder must be text, not 5")
-  expect_refused(save_pretrained(model, tempfile(), tokenizer = 5), "tokenizer must be what tokenizer_from_pretrained()")
-  expect_refused(save_pretrained(model, tempfile(), tokenizer = model), "tokenizer must be what")
+  expect_refused(save_pretrained(model, tempfile(), tokenizer = 5), "tokenizer must be a tokenizer, as tokenizer_from_pretrained()")
+  expect_refused(save_pretrained(model, tempfile(), tokenizer = model), "tokenizer must be a tokenizer")
   expect_refused(model$train("x"), 'mode must be TRUE or FALSE, not "x"')
   expect_refused(model$to(device = 5), "device must be text, not 5")
   expect_refused(model$to(device = "abacus"), "device 'abacus' is unknown", class = "ValueError")
   expect_refused(model$to(dtype = "int3"), "dtype 'int3' is unknown", class = "ValueError")
   expect_refused(model$parameter(NA), "name must be text, not NA")
-  expect_refused(model$parameter("nope"), "there is no weight 'nope'; names(model$parameters) has them all")
-  # Of these R itself says the call otherwise than it was written.
-  expect_error(model[[5]], "fields have names", class = "minhubpy_error")
-  expect_error(model$eval <- 1, "a model's eval cannot be set", class = "minhubpy_error")
+  expect_refused(model$parameter("nope"), "the model has no weight 'nope'; see names(model$parameters)")
+  # R reports another call for these operators.
+  expect_error(model[[5]], "must be selected by name", class = "minhubpy_error")
+  expect_error(model$eval <- 1, "the fields of a model are read-only, as is eval", class = "minhubpy_error")
   expect_refused(from_pretrained(""), "'' is neither a folder nor a name on the Hub", class = "ValueError")
   expect_refused(from_pretrained(c("a", "b")), "identifier must be one string, not 2 strings")
   expect_refused(from_pretrained(BUILT_IN[[1]], device = "abacus"), "device 'abacus' is unknown")
@@ -206,21 +205,21 @@ test_that("numbers, flags and names are checked by the function that the user ca
   expect_refused(from_pretrained("nobody/nothing", local_files_only = TRUE), "nobody/nothing", class = "FileNotFoundError")
   expect_refused(tokenizer_from_pretrained(tempdir()), "tokenizer")
   expect_refused(tokenizer$from_file("/nonexistent/tokenizer.json"), "/nonexistent/tokenizer.json")
-  expect_refused(gpt2(vocab_size = NA), "the setting vocab_size cannot be NA")
+  expect_refused(gpt2(vocab_size = NA), "the setting vocab_size must not be NA")
   expect_refused(gpt2(vocab_size = 0), "GPT-2: vocab_size cannot be 0", class = "ValueError")
-  expect_refused(gpt2(vocab_size = "\xff"), "the setting vocab_size cannot be")
-  expect_refused(gpt2(vocab_size = mean), "the setting vocab_size cannot be a function")
+  expect_refused(gpt2(vocab_size = "\xff"), "the setting vocab_size must not be")
+  expect_refused(gpt2(vocab_size = mean), "the setting vocab_size must not be a function")
   expect_refused(gpt2(wocab_size = 5), "GPT-2 has no setting wocab_size; its settings are vocab_size")
-  expect_refused(gptneo(5), "settings need names, such as gptneo(vocab_size = 65)")
-  expect_refused(gptneo(hidden_size = 8, hidden_size = 9), "settings are given twice: hidden_size")
-  expect_refused(lstm(hidden_size = NULL), "the setting hidden_size cannot be NULL")
+  expect_refused(gptneo(5), "settings must have names, such as gptneo(vocab_size = 65)")
+  expect_refused(gptneo(hidden_size = 8, hidden_size = 9), "settings must not be repeated: hidden_size")
+  expect_refused(lstm(hidden_size = NULL), "the setting hidden_size must not be NULL")
   expect_refused(minhub_install(source = NA), "source must be text, not NA")
-  expect_refused(minhub_install(python = "/nonexistent/python"), "/nonexistent/python is not there")
+  expect_refused(minhub_install(python = "/nonexistent/python"), "/nonexistent/python does not exist")
   expect_refused(minhub_install(torch = "gpu"), 'torch must be one of "auto", "cpu", "cuda", not "gpu"')
-  expect_error(plot(model), "a model has no picture; plot(next_tokens(model", fixed = TRUE, class = "minhubpy_error")
+  expect_error(plot(model), "a model has no plot: use plot(next_tokens(model", fixed = TRUE, class = "minhubpy_error")
 })
 
-test_that("no argument takes just anything, and no message is R's own about our insides", {
+test_that("arguments reject values of wrong types with errors of the package", {
   needs_python()
   model <- a_model()
   random <- a_random_model()
@@ -258,7 +257,7 @@ test_that("no argument takes just anything, and no message is R's own about our 
     `save_pretrained(folder)` = function(x) save_pretrained(random, x),
     `minhub_install(source)` = function(x) minhub_install(source = x, python = "/nonexistent")
   )
-  bad <- character() # thousands of expectations would take longer than what they expect
+  bad <- character() # thousands of expectations would be slow
   for (argument in names(checked)) {
     for (value in NEVER) {
       said <- refusal(checked[[argument]], value)
@@ -270,9 +269,9 @@ test_that("no argument takes just anything, and no message is R's own about our 
   expect_identical(bad, character())
 })
 
-test_that("text of every kind arrives whole and comes back marked as UTF-8", {
+test_that("any text is encoded and decoded without loss and marked as UTF-8", {
   needs_python()
-  # Bytes are tokens here, so that every character has some.
+  # Every character has tokens in a vocabulary of bytes.
   skip_if_not(nzchar(Sys.getenv("MINHUBPY_REFERENCE")), "MINHUBPY_REFERENCE is not set: there is no tokenizer for all text")
   tok <- tokenizer$from_file(file.path(Sys.getenv("MINHUBPY_REFERENCE"), "bytes.json"))
   latin <- "fa\xE7ile"
@@ -293,21 +292,21 @@ test_that("text of every kind arrives whole and comes back marked as UTF-8", {
   }
   expect_identical(tok$decode_batch(lapply(tok$encode_batch(texts), function(x) x$ids)), enc2utf8(texts))
   expect_identical(tok$decode(tok$encode(latin)$ids), "fa\u00e7ile")
-  expect_refused(tok$encode(bytes), "sequence is not valid UTF-8 at 1: convert it with iconv() first")
-  # Half a character is what it is in Python: the character that stands for one that cannot be shown.
+  expect_refused(tok$encode(bytes), "sequence must be valid UTF-8, unlike position 1: convert it with iconv()")
+  # An incomplete character is decoded to U+FFFD, as in Python.
   expect_identical(tok$decode(tok$encode("\u00e9")$ids[1]), "\ufffd")
-  # Nothing ends at a NUL.
+  # A NUL does not end a text.
   expect_identical(tok$decode(c(tok$encode("a")$ids, 188L, tok$encode("b")$ids)), "a\ufffdb")
 })
 
-test_that("no message makes a terminal obey what a file name or a token says", {
+test_that("messages escape control characters in file names and tokens", {
   evil <- paste0("a\033]0;title\a\033[2J b", "\u009b1m \u007f")
   error <- expect_error(minhubpy:::fail("there is no ", evil), class = "minhubpy_error")
   expect_false(grepl("[[:cntrl:]]", conditionMessage(error)))
   expect_match(conditionMessage(error), "\\033[2J b", fixed = TRUE)
   before <- options(minhubpy.quiet = FALSE)
-  told <- tryCatch(minhubpy:::note(evil), message = conditionMessage, finally = options(before))
-  expect_match(told, "\\033[2J", fixed = TRUE)
+  output <- tryCatch(minhubpy:::note(evil), message = conditionMessage, finally = options(before))
+  expect_match(output, "\\033[2J", fixed = TRUE)
   plain <- c("caf\u00e9\n\ttwo", "C:\\folder", "", NA)
   expect_identical(minhubpy:::printable(plain), plain)
   expect_identical(minhubpy:::printable("bad \xff"), "bad <ff>")

@@ -1,9 +1,9 @@
-# Attention and the predictions of layers. That the numbers are transformers' is shown in tests/analysis/test_hidden_states.py.
+# Attention weights and the logit lens. tests/analysis/test_hidden_states.py compares the values with transformers.
 
 attention <- function() the("attention", attention_weights(a_model(), "To be, or not"))
 predictions <- function() the("predictions", logit_lens(a_model(), "To be, or not", n = 3))
 
-test_that("attention is an array with the tokens as names, and rows that sum to 1", {
+test_that("attention weights are an array with tokens as names and rows that sum to 1", {
   x <- attention()
   config <- a_model()$config
   expect_s3_class(x, "minhub_attention")
@@ -18,10 +18,10 @@ test_that("attention is an array with the tokens as names, and rows that sum to 
   expect_lt(max(nchar(shown)), 80)
 })
 
-# What a layer says after the first token.
-wanted_first <- function(x, layer) x$predicted[x$layer == layer & x$position == 1 & x$rank == 1]
+# The prediction of a layer after the first token.
+first_prediction <- function(x, layer) x$predicted[x$layer == layer & x$position == 1 & x$rank == 1]
 
-test_that("each layer predicts, the last as the model does", {
+test_that("the last layer of the logit lens predicts the same tokens as the model", {
   x <- predictions()
   config <- a_model()$config
   expect_s3_class(x, c("minhub_logit_lens", "data.frame"), exact = TRUE)
@@ -36,11 +36,11 @@ test_that("each layer predicts, the last as the model does", {
   shown <- capture.output(print(x))
   expect_lt(length(shown), 40)
   expect_match(shown[3], '"T" "o" " "', fixed = TRUE)
-  expect_match(shown[4], paste(config$n_layer, encodeString(wanted_first(x, config$n_layer), quote = '"')), fixed = TRUE)
+  expect_match(shown[4], paste(config$n_layer, encodeString(first_prediction(x, config$n_layer), quote = '"')), fixed = TRUE)
   expect_match(shown[length(shown)], paste(nrow(x), "rows"), fixed = TRUE)
 })
 
-test_that("plots can be drawn at any size, of any part", {
+test_that("plots of any part work at any size", {
   path <- tempfile(fileext = ".png")
   on.exit(unlink(path))
   x <- attention()
@@ -65,7 +65,7 @@ test_that("plots can be drawn at any size, of any part", {
   draw(plot(logit_lens(a_random_model(), 1:9)))
 })
 
-test_that("frames are mentioned only if there are any", {
+test_that("the footer mentions frames only if there are frames", {
   y <- predictions()
   ids <- attr(y, "ids")
   expect_true(any(y$rank == 1 & y$position < 13 & y$id == ids[pmin(y$position + 1L, 13L)]))
@@ -75,16 +75,16 @@ test_that("frames are mentioned only if there are any", {
   expect_false(framed(y))
 })
 
-test_that("mistakes say what to do", {
+test_that("wrong arguments are errors", {
   model <- a_model()
   expect_refused(attention_weights(model, c("a", "b")), "text must be one text")
   expect_refused(attention_weights(model, ""), "the text has no tokens")
-  expect_refused(attention_weights(model, NA_character_), "text has NA")
-  expect_refused(attention_weights(model, strrep("a", 5000)), "give a shorter one")
+  expect_refused(attention_weights(model, NA_character_), "text must not contain NA")
+  expect_refused(attention_weights(model, strrep("a", 5000)), "shorten the text")
   expect_refused(logit_lens(model, "a", n = 0), "n must be at least 1")
   lstm <- the("lstm", lstm_from_pretrained(BUILT_IN[[3L]]))
   expect_refused(attention_weights(lstm, "To be"), "has no attention")
   expect_s3_class(logit_lens(lstm, "To be"), "minhub_logit_lens")
-  expect_error(plot(attention(), layer = 99), "there is no layer 99", class = "minhubpy_error")
-  expect_error(plot(predictions(), start = 99), "the text has 13 tokens", class = "minhubpy_error")
+  expect_error(plot(attention(), layer = 99), "layer must be one of .*, not 99", class = "minhubpy_error")
+  expect_error(plot(predictions(), start = 99), "start must be at most 13, the number of tokens", class = "minhubpy_error")
 })

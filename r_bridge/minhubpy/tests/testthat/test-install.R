@@ -1,7 +1,7 @@
-# minhub_install() with a Python that only notes what it is asked, and a network that is never there.
+# minhub_install() with a script that imitates Python and records its calls, without a network.
 
-# A script that imitates a Python, and its recorded calls. `gpu`: whether it finds an NVIDIA GPU; `released`: whether the
-# index has minhub_py; `answer`: its version and what it lacks; `config`: a line of pip's configuration.
+# A script that imitates Python, and its recorded calls. `gpu`: whether it detects an NVIDIA GPU; `released`: whether the
+# index has minhub_py; `answer`: its version and missing modules; `config`: a line of pip's configuration.
 imitation <- function(gpu = FALSE, released = FALSE, answer = "3.11.2", config = NULL, path = file.path(tempfile("python "), "python")) {
   folder <- dirname(path)
   dir.create(folder, recursive = TRUE, showWarnings = FALSE)
@@ -20,7 +20,7 @@ imitation <- function(gpu = FALSE, released = FALSE, answer = "3.11.2", config =
   list(path = path, calls = function() if (file.exists(log)) readLines(log) else character())
 }
 
-# minhub_install() into a folder of its own: the arguments of pip, and what is said.
+# Runs minhub_install() in a temporary folder. Returns the arguments of pip and the messages.
 installed <- function(python, ...) {
   before <- Sys.getenv("R_USER_DATA_DIR", unset = NA, names = TRUE)
   old <- options(minhubpy.quiet = FALSE)
@@ -39,7 +39,7 @@ installed <- function(python, ...) {
 
 EXTRAS <- "minhub_py[gguf,json,serve]"
 
-# Sets a PATH of these folders, and of one with a shell and no Python.
+# Sets the PATH to these folders and a folder with a shell and without Python.
 set_path <- function(...) {
   tools <- tempfile("tools ")
   dir.create(tools)
@@ -52,17 +52,17 @@ needs_shell <- function() {
   skip_if(minhubpy:::is_hosted(), "only a plain R session has a worker")
 }
 
-test_that("without an NVIDIA GPU PyTorch's CPU build is taken, and it is said", {
+test_that("without an NVIDIA GPU the CPU build of PyTorch is installed, with a message", {
   needs_shell()
   skip_if_not(Sys.info()[["sysname"]] == "Linux", "only a worker on Linux has a choice: elsewhere there is one build")
   cpu <- "--index-url https://download.pytorch.org/whl/cpu torch"
   made <- installed(imitation(), "git+https://example.org/minhub_py")
   expect_identical(made$pip, c("--no-deps git+https://example.org/minhub_py", cpu, EXTRAS))
-  expect_match(made$said, "Found no NVIDIA GPU: taking PyTorch's CPU build (1.0 GB instead of 5.5 to 6.2;", fixed = TRUE)
+  expect_match(made$said, "No NVIDIA GPU detected: installing PyTorch's CPU build (1.0 GB instead of 5.5 to 6.2 GB;", fixed = TRUE)
   made <- installed(imitation(gpu = TRUE), "x.whl")
   expect_identical(made$pip, c("--no-deps x.whl", EXTRAS))
-  expect_match(made$said, "Found an NVIDIA GPU: taking PyTorch with CUDA", fixed = TRUE)
-  # What is asked for is taken without a word, and so is an index that the user names.
+  expect_match(made$said, "NVIDIA GPU detected: installing PyTorch with CUDA", fixed = TRUE)
+  # An explicit build or index of the user is installed without a message.
   made <- installed(imitation(gpu = TRUE), "x.whl", torch = "cpu")
   expect_identical(made$pip, c("--no-deps x.whl", cpu, EXTRAS))
   expect_false(grepl("NVIDIA", made$said))
@@ -71,14 +71,14 @@ test_that("without an NVIDIA GPU PyTorch's CPU build is taken, and it is said", 
   expect_identical(made$pip[[2L]], paste("--index-url https://example.org/simple", EXTRAS))
 })
 
-test_that("a release is asked of the index, and where there is none the next step is one that works", {
+test_that("the release comes from the index, and its absence is an error with a solution", {
   needs_shell()
   python <- imitation()
   none <- tryCatch(minhubpy:::install_release(python$path, c("-m", "pip", "install")), error = identity)
   expect_s3_class(none, "minhubpy_error")
   version <- as.character(utils::packageVersion("minhubpy"))
   expect_match(
-    conditionMessage(none), paste0("has no release ", version, " of minhub_py, or cannot be reached: minhub_install(\"/path/to/minhub_py\")"),
+    conditionMessage(none), paste0("has no release ", version, " of minhub_py, or cannot be reached: pass a checkout, minhub_install(\"/path/to/minhub_py\")"),
     fixed = TRUE
   )
   python <- imitation(released = TRUE)
@@ -86,24 +86,24 @@ test_that("a release is asked of the index, and where there is none the next ste
   expect_identical(python$calls(), paste0("-m pip install --retries 1 --no-deps minhub_py==", version))
 })
 
-test_that("what was installed before stays where an installation fails", {
+test_that("a failed installation keeps the previous one", {
   needs_shell()
   before <- Sys.getenv("R_USER_DATA_DIR", unset = NA, names = TRUE)
   on.exit(minhubpy:::set_environment(before))
   Sys.setenv(R_USER_DATA_DIR = tempfile("data "))
   path <- suppressMessages(minhub_install("x.whl", python = imitation()$path))
-  expect_refused(minhub_install("broken.whl", python = imitation()$path), "pip could not install it, for the reason above")
+  expect_refused(minhub_install("broken.whl", python = imitation()$path), "pip could not install minhub_py, see the output above")
   expect_true(file.exists(path))
   expect_identical(dir(dirname(dirname(dirname(path)))), "venv")
 })
 
-test_that("messages name a call of minhub_install() that works here", {
+test_that("messages contain a call of minhub_install() that works", {
   source <- minhubpy:::own_source()
   expect_identical(minhubpy:::install_call(), if (is.null(source)) 'minhub_install("/path/to/minhub_py")' else "minhub_install()")
   if (!is.null(source)) expect_true(startsWith(source, "git+") || file.exists(file.path(source, "pyproject.toml")))
 })
 
-test_that("PyTorch comes from the index that the user or pip's configuration names", {
+test_that("PyTorch comes from the index of the user or of pip's configuration", {
   needs_shell()
   skip_if_not(Sys.info()[["sysname"]] == "Linux", "only a worker on Linux has a choice: elsewhere there is one build")
   mirror <- "https://mirror.example.org/pytorch/whl/cpu"
@@ -112,7 +112,7 @@ test_that("PyTorch comes from the index that the user or pip's configuration nam
     expect_identical(made$pip, c("--no-deps x.whl", paste("--index-url", mirror, "torch"), EXTRAS))
     expect_false(grepl("NVIDIA", made$said))
   }
-  # The index of the configuration has the build; the user's password is not shown.
+  # The index of pip's configuration, without the user's password in the message.
   for (config in c("global.index-url='https://me:secret@mirror.example.org/simple'", ":env:.extra-index-url='https://mirror.example.org/simple'")) {
     made <- installed(imitation(config = config), "x.whl")
     expect_identical(made$pip, c("--no-deps x.whl", EXTRAS))
@@ -124,24 +124,24 @@ test_that("PyTorch comes from the index that the user or pip's configuration nam
   expect_refused(minhub_install("x.whl", python = imitation()$path, torch_index = 3), "torch_index must be text, not 3")
 })
 
-test_that("a Python that cannot create the virtualenv is refused before anything changes", {
+test_that("an unsuitable Python is an error before anything changes", {
   needs_shell()
   before <- Sys.getenv("R_USER_DATA_DIR", unset = NA, names = TRUE)
   on.exit(minhubpy:::set_environment(before))
   Sys.setenv(R_USER_DATA_DIR = tempfile("data "))
   refused <- function(python, message) expect_error(minhub_install("x.whl", python = python), message, fixed = TRUE, class = "minhubpy_error")
-  refused("/no/python", "/no/python is not there: name a Python 3.10 or newer with the modules venv and ensurepip")
-  refused(imitation(answer = "3.8.18 older")$path, "is Python 3.8.18, which is older than 3.10: name a Python 3.10")
-  refused(imitation(answer = "3.11.2 ensurepip")$path, "lacks the module ensurepip (on Debian: apt-get install python3-venv): name")
+  refused("/no/python", "/no/python does not exist: pass a Python 3.10 or newer with the modules venv and ensurepip")
+  refused(imitation(answer = "3.8.18 older")$path, "is Python 3.8.18, which is older than 3.10: pass a Python 3.10")
+  refused(imitation(answer = "3.11.2 ensurepip")$path, "lacks the module ensurepip (on Debian: apt-get install python3-venv): pass")
   silent <- file.path(tempfile(), "python")
   dir.create(dirname(silent))
   writeLines(c("#!/bin/sh", "echo 'ImportError: no module named zlib' >&2; exit 1"), silent)
   Sys.chmod(silent, "755")
-  refused(silent, "does not start as Python 3 (ImportError: no module named zlib): name a Python")
+  refused(silent, "does not start as Python 3 (ImportError: no module named zlib): pass a Python")
   expect_false(dir.exists(minhubpy:::private_virtualenv()))
 })
 
-test_that("minhub_install() passes over unsuitable Pythons of the PATH", {
+test_that("minhub_install() skips unsuitable Python versions on the PATH", {
   needs_shell()
   before <- Sys.getenv("PATH", names = TRUE)
   on.exit(minhubpy:::set_environment(before))
@@ -155,13 +155,13 @@ test_that("minhub_install() passes over unsuitable Pythons of the PATH", {
   good <- imitation(path = at("good", "python3"))$path
   set_path(at("old"), at("bare"), at("good"))
   expect_identical(found(), good)
-  # By its version, behind a python3 that is too old.
+  # A versioned name after an old python3.
   newer <- imitation(path = at("old", "python3.12"))$path
   imitation(path = at("old", "python3.10"))
   set_path(at("old"))
   expect_identical(minhubpy:::base_pythons(), at("old", c("python3", "python3.12", "python3.10")))
   expect_identical(found(), newer)
-  # Behind the shims of a version manager.
+  # A version of a version manager with shims.
   for (version in c("3.9.18", "3.10.4", "3.13.0", "pypy3.10")) imitation(path = at("pyenv", "versions", version, "bin", "python3"))
   imitation(path = at("asdf", "installs", "python", "3.12.7", "bin", "python3"))
   set_path(at("pyenv", "shims"), at("asdf", "shims"))
@@ -173,12 +173,12 @@ test_that("minhub_install() passes over unsuitable Pythons of the PATH", {
     )
   )
   expect_identical(found(), at("pyenv", "versions", "3.13.0", "bin", "python3"))
-  # The list of Windows' launcher.
+  # The list of the launcher of Windows.
   lines <- c(" -V:3.12 *        C:\\Users\\A B\\Python312\\python.exe", "No installed Pythons found")
   expect_identical(minhubpy:::launcher_pythons(lines), "C:\\Users\\A B\\Python312\\python.exe")
 })
 
-test_that("without a suitable Python the error lists what was tried", {
+test_that("without a suitable Python the error lists the candidates", {
   needs_shell()
   old <- imitation(answer = "3.8.18 older")$path
   before <- Sys.getenv("PATH", names = TRUE)
@@ -187,9 +187,9 @@ test_that("without a suitable Python the error lists what was tried", {
   condition <- tryCatch(minhub_install("x.whl"), error = identity)
   expect_s3_class(condition, "minhubpy_error")
   expect_identical(conditionMessage(condition), paste0(
-    "found no Python 3.10 or newer that can create a virtualenv: install one (on Debian: apt-get install python3-venv), ",
-    "or name one, as in minhub_install(python = \"/path/to/python3\")\nTried:\n  ", old, " is Python 3.8.18, which is older than 3.10"
+    "no Python 3.10 or newer can create a virtual environment: install one (on Debian: apt-get install python3-venv), ",
+    "or pass one, minhub_install(python = \"/path/to/python3\")\nTried:\n  ", old, " is Python 3.8.18, which is older than 3.10"
   ))
   set_path()
-  expect_error(minhub_install("x.whl"), "found no Python 3.10 or newer", class = "minhubpy_error")
+  expect_error(minhub_install("x.whl"), "no Python 3.10 or newer can create a virtual environment", class = "minhubpy_error")
 })

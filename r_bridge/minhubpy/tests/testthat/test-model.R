@@ -1,9 +1,9 @@
-# What a model object is like in R: what it shows, its fields, its weights, and how it is saved.
+# Model objects: printing, fields, weights and saving.
 
-test_that("a model shows what it is", {
+test_that("print(), str() and summary() describe a model", {
   model <- a_model()
   expect_identical(format(model), "<GPT2 minhub/shakespeare-gpt2: 1.9M parameters, float32 on cpu>")
-  expect_output(print(model), "<GPT2 .*vocabulary 65, context 256 ids$")
+  expect_output(print(model), "<GPT2 .*vocabulary 65, context 256 tokens$")
   expect_output(str(model), "<GPT2 minhub/shakespeare-gpt2")
   expect_output(str(list(m = model)), "<GPT2 minhub/shakespeare-gpt2")
   expect_output(print(summary(model)), "wte .*n_layer +: int 6")
@@ -13,7 +13,7 @@ test_that("a model shows what it is", {
   expect_true(is.function(model))
 })
 
-test_that("its fields are what config.json says", {
+test_that("the fields of a model match config.json", {
   model <- a_model()
   expect_identical(model$config$n_layer, 6L)
   expect_identical(model$config$tie_word_embeddings, TRUE)
@@ -22,7 +22,7 @@ test_that("its fields are what config.json says", {
   expect_identical(model$vocab_size, 65L)
   expect_identical(c(model$family, model$device, model$dtype), c("gpt2", "cpu", "float32"))
   expect_false(model$training)
-  expect_error(model$no_such_thing, "a model has no no_such_thing; it has config", class = "minhubpy_error")
+  expect_error(model$unknown_field, "a model has no unknown_field; it has config", class = "minhubpy_error")
   expect_error(model$cuda(), "model$to(\"cuda\") moves it", fixed = TRUE, class = "minhubpy_error")
   expect_true(all(c("config", "eval(", "transformer") %in% c(utils:::.DollarNames(model, ""), "transformer")))
   neo <- the("gptneo", gptneo_from_pretrained(BUILT_IN[[2L]]))
@@ -30,7 +30,7 @@ test_that("its fields are what config.json says", {
   expect_identical(neo$config$attention_types[[1L]][[2L]], 1L)
 })
 
-test_that("settings by the Hub's names and by minhub's make the model that they say", {
+test_that("settings have the names of the Hub or of the package minhub", {
   needs_python()
   model <- gpt2(vocab_size = 11, n_embd = 12, n_head = 3, n_layer = 2, max_pos = 8, pdrop = 0, seed = 5)
   expect_true(model$training)
@@ -48,7 +48,7 @@ test_that("settings by the Hub's names and by minhub's make the model that they 
   expect_identical(gpt2_from_config(BUILT_IN[[1L]], seed = 1)$config, a_model()$config)
 })
 
-test_that("eval and train switch dropout, and to() moves", {
+test_that("eval() and train() switch dropout, and to() moves the weights", {
   needs_python()
   model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, pdrop = 0.5, seed = 1)
   expect_false(identical(model(1:5), model(1:5)))
@@ -62,7 +62,7 @@ test_that("eval and train switch dropout, and to() moves", {
   expect_false(identical(model(1:5), double))
 })
 
-test_that("weights are found by name, by path and as a list", {
+test_that("weights are available by name, by path and as a list", {
   model <- a_model()
   table <- model$parameters()
   expect_named(table, c("name", "shape", "numel", "dtype"))
@@ -81,7 +81,7 @@ test_that("weights are found by name, by path and as a list", {
   expect_error(model$h$`9`, "h has no 9; it has 0, 1, 2, 3, 4, 5", class = "minhubpy_error")
 })
 
-test_that("a model that is saved in Hub layout is loaded as the same", {
+test_that("a saved model is equal after loading", {
   model <- a_model()
   folder <- tempfile("saved \u00e9 ")
   expect_identical(save_pretrained(model, folder), folder)
@@ -89,7 +89,7 @@ test_that("a model that is saved in Hub layout is loaded as the same", {
   again <- from_pretrained(folder)
   expect_equal(again(1:9), model(1:9), tolerance = 1e-6)
   expect_identical(generate(again, "To be", 9, temperature = 0), generate(model, "To be", 9, temperature = 0))
-  # Beside the working directory too.
+  # Relative to the working directory.
   old <- setwd(dirname(folder))
   on.exit(setwd(old))
   expect_identical(gpt2_from_pretrained(basename(folder))(1:9), again(1:9))
@@ -100,7 +100,7 @@ test_that("a model that is saved in Hub layout is loaded as the same", {
   for (name in names(random$parameters)) expect_identical(bare$parameter(name), random$parameter(name))
 })
 
-test_that("a copy is the same model, and one from a file comes to life", {
+test_that("a copy is the same model, and readRDS() restores a model", {
   model <- a_random_model()
   copy <- unserialize(serialize(model, NULL))
   expect_identical(copy(1:3), model(1:3))
@@ -108,7 +108,7 @@ test_that("a copy is the same model, and one from a file comes to life", {
   expect_identical(unserialize(serialize(tok, NULL))$encode("To be")$ids, tok$encode("To be")$ids)
 })
 
-test_that("a quantized model writes, scores, and says what it is", {
+test_that("a quantized model generates, scores and prints its format", {
   whole <- from_pretrained("minhub/shakespeare-gpt2")
   for (kind in c("int8", "nf4")) {
     model <- from_pretrained("minhub/shakespeare-gpt2", quantize = kind)

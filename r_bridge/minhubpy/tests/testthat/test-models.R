@@ -1,4 +1,4 @@
-# Models on this machine. Downloads and deletions are shown in tests/checkpoints/test_cache.py and tests/r_bridge/test_r_interface.py.
+# Local models. tests/checkpoints/test_cache.py and tests/r_bridge/test_r_interface.py test downloads and deletions.
 
 test_that("built-in models are listed", {
   needs_python()
@@ -11,10 +11,10 @@ test_that("built-in models are listed", {
   expect_identical(summary(found)$models[[1L]], nrow(built_in))
 })
 
-test_that("built-in models are neither downloaded nor deleted", {
+test_that("built-in models cannot be downloaded or deleted", {
   needs_python()
   expect_refused(minhub_delete("minhub/shakespeare-gpt2"), "ships with the package and cannot be deleted", "ValueError")
-  expect_refused(minhub_download("minhub/shakespeare-gpt2"), "there is nothing to download", "ValueError")
+  expect_refused(minhub_download("minhub/shakespeare-gpt2"), "it does not need a download", "ValueError")
   expect_refused(minhub_delete("no/such-model-here"), "is not in the local cache: nothing to delete", "FileNotFoundError")
   expect_refused(minhub_delete(7), "identifier must be text")
   expect_refused(minhub_delete("no/such", ask = FALSE), "is not in the local cache", "FileNotFoundError")

@@ -1,12 +1,12 @@
-# The numbers of Python itself, bit for bit: tests/support/r_package.py writes them (write_reference) and says where.
+# Results are bitwise identical to Python's. tests/support/r_package.py (write_reference) writes the reference.
 
 reference <- function() {
   folder <- Sys.getenv("MINHUBPY_REFERENCE")
-  skip_if_not(nzchar(folder), "MINHUBPY_REFERENCE is not set: there are no numbers of Python's to compare with")
+  skip_if_not(nzchar(folder), "MINHUBPY_REFERENCE is not set: no reference values")
   readRDS(file.path(folder, "reference.rds"))
 }
 
-# Every checkpoint of the reference, with its model.
+# Calls a function for each checkpoint of the reference and its model.
 over_cases <- function(test) {
   needs_python()
   cases <- reference()
@@ -17,7 +17,7 @@ over_cases <- function(test) {
   }
 }
 
-test_that("logits are Python's to the last bit: one row, a batch, a full context", {
+test_that("logits are bitwise identical to Python's for a row, a batch and a full context", {
   over_cases(function(model, case, name) {
     for (ids in case$forward) {
       logits <- model(ids$ids)
@@ -25,7 +25,7 @@ test_that("logits are Python's to the last bit: one row, a batch, a full context
       shape <- if (is.matrix(ids$ids)) dim(ids$ids) else c(1L, length(ids$ids))
       expect_identical(dim(logits), c(shape, model$vocab_size), info = name)
     }
-    # The same rows in the other forms that they may have.
+    # Other forms of the same token IDs.
     batch <- case$forward$batch
     rows <- lapply(seq_len(nrow(batch$ids)), function(row) batch$ids[row, ])
     expect_identical(model(rows), batch$logits, info = name)
@@ -34,7 +34,7 @@ test_that("logits are Python's to the last bit: one row, a batch, a full context
   })
 })
 
-test_that("greedy ids are Python's: ragged prompts, beyond the context, and each alone", {
+test_that("greedy token IDs match Python's for ragged prompts, beyond the context and in single calls", {
   over_cases(function(model, case, name) {
     made <- generate(model, case$prompts, max_new_tokens = case$n, temperature = 0)
     expect_identical(made, case$greedy, info = name)
@@ -45,7 +45,7 @@ test_that("greedy ids are Python's: ragged prompts, beyond the context, and each
   })
 })
 
-test_that("sampled ids are Python's: a seed for all, a seed for each, and every setting", {
+test_that("sampled token IDs match Python's for all seeds and settings", {
   over_cases(function(model, case, name) {
     made <- generate(model, case$prompts, case$n, temperature = 1.1, seed = 7)
     expect_identical(made, case$sampled, info = name)
@@ -59,7 +59,7 @@ test_that("sampled ids are Python's: a seed for all, a seed for each, and every 
   })
 })
 
-test_that("scores, perplexities and next tokens are Python's", {
+test_that("log-probabilities, perplexities and next tokens match Python's", {
   over_cases(function(model, case, name) {
     scores <- token_logprobs(model, case$prompts)
     expect_identical(split(scores$logprob, scores$text), stats::setNames(case$scores, c("1", "3")), info = name)
@@ -68,13 +68,13 @@ test_that("scores, perplexities and next tokens are Python's", {
     expect_equal(perplexity(model, case$prompts), case$perplexity, tolerance = 1e-12, info = name)
     likely <- next_tokens(model, case$prompts[[3L]], n = 5)
     expect_identical(likely$id, case$likely$id, info = name)
-    # Theirs are of the model's own forward, ours of the decoder in C.
+    # The reference is from the model's forward, and the result from the C decoder.
     expect_equal(likely$logprob, case$likely$logprob, tolerance = 1e-5, info = name)
     expect_equal(likely$prob, exp(likely$logprob), tolerance = 1e-12, info = name)
   })
 })
 
-test_that("weights are Python's, in R's own order of rows and columns", {
+test_that("weights match Python's, with the dimensions in the same order", {
   over_cases(function(model, case, name) {
     weight <- model$parameter(case$weight$name)
     expect_identical(weight, case$weight$value, info = name)
@@ -83,7 +83,7 @@ test_that("weights are Python's, in R's own order of rows and columns", {
   })
 })
 
-test_that("texts give Python's tokens and Python's texts", {
+test_that("texts have the same tokens and generated texts as in Python", {
   needs_python()
   texts <- reference()
   for (case in Filter(function(case) !is.null(case$text), texts)) {

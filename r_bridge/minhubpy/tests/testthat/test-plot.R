@@ -1,4 +1,4 @@
-# Pictures of made-up numbers, read back from the PDF that they are drawn in.
+# Plots of synthetic values, verified in the PDF file.
 
 likely <- function(token, prob) {
   structure(
@@ -37,10 +37,10 @@ compared <- function(...) {
 
 odd <- c(" the", "\n", "\"", "\u00a0x", "\ufffd", "\u65e5\u672c", "\U1F600", "", NA, "\t", strrep("-", 80), "\\", "\u200b")
 
-# R names a method, not plot(), in its errors.
+# The call of the error is the method.
 refused <- function(object, message) expect_error(object, message, fixed = TRUE, class = "minhubpy_error")
 
-# x, y, width and height of the boxes of a colour.
+# x, y, width and height of the boxes of a color.
 boxes <- function(lines, colour) {
   operator <- paste(c(sprintf("%.3f", grDevices::col2rgb(colour) / 255), "scn"), collapse = " ")
   colours <- grepl(" scn$", lines)
@@ -49,26 +49,26 @@ boxes <- function(lines, colour) {
   matrix(abs(as.numeric(unlist(strsplit(sub(" re$", "", found), " ")))), ncol = 4L, byrow = TRUE)
 }
 
-test_that("next tokens are bars as long as they are likely, in their order, with their numbers", {
+test_that("bars of next tokens show their probabilities, in order and with values", {
   lines <- drawn(plot(likely(c(" the", "\n", "a"), c(0.5, 0.25, 0.0005))))
   expect_identical(
     strings(lines),
-    c("\u00b7the", "\\n", "a", "50.0%", "25.0%", "<0.1%", "all other tokens together: 25.0%", "Likeliest next tokens")
+    c("\u00b7the", "\\n", "a", "50.0%", "25.0%", "<0.1%", "all other tokens: 25.0%", "Most likely next tokens")
   )
   bars <- boxes(lines, "#0072B2")
   expect_equal(bars[, 3L] / bars[1L, 3L], c(1, 0.5, 0.001), tolerance = 1e-2)
-  expect_true(all(diff(bars[, 2L]) < 0)) # the likeliest is on top
+  expect_true(all(diff(bars[, 2L]) < 0)) # the most likely token is at the top
 })
 
-test_that("a bar for each token says its surprise", {
+test_that("one bar per token shows its surprisal", {
   lines <- drawn(plot(scored(c("o", " ", "b", "e"), c(1, 2, 4, 0))))
   shown <- strings(lines)
   expect_identical(shown[seq(to = length(shown) - 2L, length.out = 4L)], c("o", "\u00b7", "b", "e"))
-  expect_identical(utils::tail(shown, 2L), c("dashed: mean 1.75 bits, perplexity 3.36", "Surprise of each token"))
+  expect_identical(utils::tail(shown, 2L), c("dashed: mean 1.75 bits, perplexity 3.36", "Surprisal of each token"))
   expect_equal(boxes(lines, "#0072B2")[, 4L], c(1, 2, 4, 0) * boxes(lines, "#0072B2")[1L, 4L], tolerance = 1e-2)
 })
 
-test_that("a text is written out token by token, from its opening on", {
+test_that("the text plot contains all tokens from the opening on", {
   text <- scored(c("be", " or", "\n", "not"), c(0, 5, 10, 40))
   words <- function(x) utils::head(strings(drawn(plot(x, type = "text"))), 5L)
   expect_identical(words(text), c("...", "be", " or", "\\n", "not"))
@@ -76,17 +76,17 @@ test_that("a text is written out token by token, from its opening on", {
   text$token[[1L]] <- " be"
   expect_identical(words(text), c("To", " be", " or", "\\n", "not"))
   darkest <- boxes(drawn(plot(text, type = "text", col = "#000000")), "#000000")
-  expect_gte(nrow(darkest), 2L) # 10 bits and all above
+  expect_gte(nrow(darkest), 2L) # 10 bits and more
 })
 
-test_that("tokens of a text have places that do not overlap, and words stay whole", {
+test_that("tokens of a text do not overlap, and words are not broken", {
   tokens <- c("To", " be", ",", " or", " not", "\n", "su", "per", "mar", "ket", "\n\n", " x", "y")
   place <- minhubpy:::flow(nchar(tokens), minhubpy:::opens_word(tokens), minhubpy:::lines_ended(tokens), 8L)
   expect_identical(place$row, c(1L, 1L, 1L, 2L, 2L, 2L, 3L, 3L, 3L, 4L, 4L, 6L, 6L))
   expect_identical(place$column, c(0L, 2L, 5L, 0L, 3L, 7L, 0L, 2L, 5L, 0L, 3L, 0L, 2L))
 })
 
-test_that("the kind of picture follows the length, and type rules", {
+test_that("the default type depends on the length", {
   kind <- function(n, ...) {
     shown <- strings(drawn(plot(scored(rep("a", n), rep(1, n)), ...)))
     if ("position" %in% shown) "line" else if ("bits" %in% shown) "bars" else "text"
@@ -97,41 +97,41 @@ test_that("the kind of picture follows the length, and type rules", {
   expect_identical(kind(3000L, type = "text"), "text")
 })
 
-test_that("several texts are a panel each, on one scale, and some can be chosen", {
-  titles <- function(lines) grep("^Surprise|^Mine|^Yours", strings(lines), value = TRUE)
+test_that("each text has a panel with the same scale, and texts can be selected", {
+  titles <- function(lines) grep("^Surprisal|^Mine|^Yours", strings(lines), value = TRUE)
   both <- scored(c("a", "b", "c"), c(1, 2, 8), text = c(1L, 1L, 4L))
   lines <- drawn(plot(both))
-  expect_identical(titles(lines), paste0("Surprise of each token, text ", c(1, 4)))
+  expect_identical(titles(lines), paste0("Surprisal of each token, text ", c(1, 4)))
   bars <- boxes(lines, "#0072B2")
   expect_equal(bars[, 4L] / bars[1L, 4L], c(1, 2, 8), tolerance = 1e-2)
   last <- utils::tail(strings(drawn(plot(both, text = 4))), 2L)
-  expect_identical(last, c("dashed: mean 8.00 bits, perplexity 256", "Surprise of each token, text 4"))
+  expect_identical(last, c("dashed: mean 8.00 bits, perplexity 256", "Surprisal of each token, text 4"))
   expect_identical(titles(drawn(plot(both, main = c("Mine", "Yours")))), c("Mine", "Yours"))
-  refused(plot(both, text = 2), "no token of text 2 was scored; there are some of 1, 4")
+  refused(plot(both, text = 2), "text 2 has no scored token: select from 1, 4")
   refused(plot(both, text = NA), "text must be numbers or names of texts, not NA")
 
   named <- both
   named$text <- factor(both$text, c(1L, 2L, 4L), c("verse", "none", "prose"))
   attr(named, "texts") <- c("xab", "", "To c")
-  expect_identical(titles(drawn(plot(named))), paste0("Surprise of each token, ", c("verse", "prose")))
+  expect_identical(titles(drawn(plot(named))), paste0("Surprisal of each token, ", c("verse", "prose")))
   for (one in list("prose", 3)) {
     lines <- drawn(plot(named, text = one, type = "text"))
-    expect_identical(titles(lines), "Surprise of each token, prose")
+    expect_identical(titles(lines), "Surprisal of each token, prose")
     expect_identical(strings(lines)[1:2], c("To ", "c"))
   }
-  refused(plot(named, text = "none"), "no token of text none was scored; there are some of verse, prose")
+  refused(plot(named, text = "none"), "text none has no scored token: select from verse, prose")
 
   prompts <- likely(c("a", "b", "c"), c(0.5, 0.3, 0.1))
   prompts$prompt <- c(1L, 1L, 2L)
   shown <- strings(drawn(plot(prompts)))
-  expect_identical(grep("^Likeliest", shown, value = TRUE), paste0("Likeliest next tokens, prompt ", 1:2))
+  expect_identical(grep("^Most likely", shown, value = TRUE), paste0("Most likely next tokens, prompt ", 1:2))
 })
 
-test_that("panels share a page as long as they are readable, and leave the parameters as they were", {
+test_that("panels share a page and restore the graphical parameters", {
   grDevices::pdf(NULL)
   on.exit(grDevices::dev.off())
   graphics::par(cex = 0.9)
-  graphics::par(mar = graphics::par("mar")) # margins are counted in it
+  graphics::par(mar = graphics::par("mar")) # the unit of margins
   before <- graphics::par(no.readonly = TRUE)
   kept <- setdiff(names(before), c("fig", "fin", "mfg", "pin", "plt", "usr", "xaxp", "yaxp"))
   many <- scored(rep("a", 40L), rep(1, 40L), text = rep(1:20, 2L))
@@ -139,21 +139,21 @@ test_that("panels share a page as long as they are readable, and leave the param
   on.exit(options(old), add = TRUE)
   expect_message(plot(many), "Showing the first 12 of 20")
   expect_identical(graphics::par(no.readonly = TRUE)[kept], before[kept])
-  # A page that the user has divided stays so.
+  # A page that the user has divided is unchanged.
   graphics::par(mfrow = c(2L, 2L))
   plot(scored(c("a", "b"), 1:2, text = 1:2))
   expect_identical(graphics::par("mfrow"), c(2L, 2L))
   expect_identical(graphics::par("mfg")[1:2], c(1L, 2L))
 })
 
-test_that("what is left out is said", {
+test_that("the footer states omitted tokens", {
   long <- scored(rep("word ", 1500L), rep(1, 1500L))
   footer <- grep("perplexity", strings(drawn(plot(long), width = 3, height = 2)), value = TRUE)
   expect_match(footer, "\\(the first [0-9]+ of 1,500 tokens\\)$")
   expect_match(strings(drawn(plot(long, most = 10))), "(the first 10 of 1,500 tokens)", fixed = TRUE, all = FALSE)
 })
 
-test_that("tokens without a shape are shown all the same", {
+test_that("invisible tokens are escaped", {
   skip_if_not(l10n_info()[["UTF-8"]], "this locale has few characters")
   frame <- data.frame(token = odd, id = seq_along(odd))
   expect_identical(
@@ -163,7 +163,7 @@ test_that("tokens without a shape are shown all the same", {
   expect_identical(minhubpy:::shorten(strrep("-", 80), 10L), "-------...")
 })
 
-# The lines of a colour: x and y of their points.
+# The lines of a color: x and y of their points.
 curves <- function(lines, colour) {
   operator <- paste(c(sprintf("%.3f", grDevices::col2rgb(colour) / 255), "SCN"), collapse = " ")
   colours <- grepl(" SCN$", lines)
@@ -174,7 +174,7 @@ curves <- function(lines, colour) {
   unname(split(as.data.frame(matrix(as.numeric(unlist(numbers)), ncol = 2L, byrow = TRUE)), path))
 }
 
-test_that("losses are a line each, with the best one's number on the free side of it", {
+test_that("losses are lines, with the best loss labeled on the free side", {
   losses <- measured(c(4, 3, 2, 1.5, 1.75), c(4, 3.5, 2.5, 1.6, 1.4))
   lines <- drawn(plot(losses))
   shown <- strings(lines)
@@ -182,9 +182,9 @@ test_that("losses are a line each, with the best one's number on the free side o
   expect_identical(utils::tail(shown, 1L), "lowest: 1.500 nats per token, perplexity 4.48, after step 30")
   both <- Filter(function(points) nrow(points) > 2L, curves(lines, "#0072B2"))
   expect_length(both, 2L)
-  expect_identical(vapply(both, nrow, 0L), c(4L, 5L)) # nothing was trained before the first
+  expect_identical(vapply(both, nrow, 0L), c(4L, 5L)) # the first evaluation has no training loss
   held_out <- both[[2L]]
-  # A training loss is a mean over the steps between two evaluations.
+  # A training loss is the mean between two evaluations.
   expect_equal(both[[1L]]$V1, held_out$V1[-1L] - diff(held_out$V1) / 2, tolerance = 1e-3)
   expect_equal(diff(held_out$V1), rep(diff(held_out$V1)[[1L]], 4L), tolerance = 1e-2)
   expect_equal(diff(held_out$V2) / diff(held_out$V2)[[1L]], c(1, 1, 0.5, -0.25), tolerance = 1e-2)
@@ -196,12 +196,12 @@ test_that("losses are a line each, with the best one's number on the free side o
   expect_match(strings(drawn(plot(losses, against = "tokens", main = "Mine"))), "^4,000$", all = FALSE)
   refused(plot(losses, against = "time"), 'against must be one of "step", "tokens", "seconds", not "time"')
   nothing <- losses[0L, ]
-  refused(plot(nothing), "there is no loss to plot: nothing was measured yet")
+  refused(plot(nothing), "there is no loss to plot: the run has no evaluation yet")
   lacking <- losses[c("step", "train_loss")]
-  refused(plot(lacking), "it needs the column held_out_loss")
+  refused(plot(lacking), "plot() requires the column held_out_loss")
 })
 
-test_that("the beginning of a long run does not squeeze the rest", {
+test_that("the first losses of a long run do not determine the scale", {
   long <- measured(c(9, seq(3, 1, length.out = 29)))
   marks <- strings(drawn(plot(long)))
   expect_false("8" %in% marks)
@@ -209,9 +209,9 @@ test_that("the beginning of a long run does not squeeze the rest", {
   expect_true("8" %in% strings(drawn(plot(long[1:9, ]))))
 })
 
-test_that("runs are a line each in their own colours, per character", {
+test_that("each run has a line and a color, in nats per character", {
   runs <- compared(one = measured(c(4, 2, 1)), two = measured(c(4, 3, 2), every = 20L))
-  runs$nats_per_character <- c(0.5, 2) # a token of the first is two characters
+  runs$nats_per_character <- c(0.5, 2) # a token of the first run has two characters
   lines <- drawn(plot(runs))
   shown <- strings(lines)
   expect_true(all(c("nats per character", "one  0.500", "two  2.000") %in% shown))
@@ -228,15 +228,15 @@ test_that("runs are a line each in their own colours, per character", {
   }
   lost <- runs
   attr(lost, "losses") <- NULL
-  refused(plot(lost), "its losses are lost: plot what minhub_compare() returned")
+  refused(plot(lost), "the data frame has lost the losses of its runs: plot the result of minhub_compare()")
 })
 
-test_that("runs with equal losses are both visible, with their own dashes, signs and rings", {
+test_that("runs with equal losses are visible by dashes, symbols and rings", {
   same <- measured(seq(3, 1, length.out = 25))
   lines <- drawn(plot(compared(one = same, two = same)))
   dashes <- grep("^\\[.*\\] 0 d$", lines, value = TRUE)
   expect_gte(length(unique(dashes)), 2L)
-  # Signs of a colour: circles of curves, and squares of lines.
+  # Symbols of a color: circles are curves, and squares are lines.
   section <- cumsum(grepl(" (scn|SCN)$", lines))
   signs <- function(colour, path) {
     begins <- grep(paste(c(sprintf("%.3f", grDevices::col2rgb(colour) / 255), "scn"), collapse = " "), lines, fixed = TRUE)
@@ -253,7 +253,7 @@ attention_of <- function(layers, heads, tokens) {
   structure(weights, ids = seq_len(n), class = "minhub_attention")
 }
 
-test_that("panels of a layer or of a head have their names and tokens, and name the axes", {
+test_that("panels of a layer or a head have titles, tokens and axis labels", {
   tokens <- c("The", " cat", " sat")
   x <- attention_of(30L, 9L, tokens)
   layer <- strings(drawn(plot(x, layer = 3)))
@@ -266,7 +266,7 @@ test_that("panels of a layer or of a head have their names and tokens, and name 
   expect_identical(sum(one == "The"), 2L)
 })
 
-test_that("heads that are too many for the device are shown as the mean of each layer", {
+test_that("too many heads for the device are shown as the mean of each layer", {
   x <- attention_of(30L, 9L, c("a", "b"))
   x[1L, , , ] <- 0
   x[1L, 1L, 2L, 1L] <- 0.9 # a mean of 0.1
@@ -276,7 +276,7 @@ test_that("heads that are too many for the device are shown as the mean of each 
   expect_true(all(c("Attention", "head 1", "layer 1", "4") %in% few))
 })
 
-test_that("a reply is drawn within the device, whatever its width", {
+test_that("the plot of a reply fits devices of any width", {
   token <- c("Good", " unquestionably", "\n", "extraordinarily")
   reply <- structure(list(
     tokens = data.frame(token = token, id = 1:4, prob = c(0.9, 0.5, 0.1, 1)),
@@ -295,7 +295,7 @@ test_that("a reply is drawn within the device, whatever its width", {
   }
 })
 
-test_that("any device and size takes any picture without a warning, and keeps its parameters", {
+test_that("all plots work on any device and size without warnings, and restore the parameters", {
   likely_odd <- likely(odd, 2^-seq_along(odd))
   scored_odd <- scored(odd, seq_along(odd))
   many <- scored(rep(c("lo", "ng "), 1500L), rep(1:3, 1000L))
@@ -332,7 +332,7 @@ test_that("any device and size takes any picture without a warning, and keeps it
   }
 })
 
-test_that("plot() returns what it was given, and stands in a row with others", {
+test_that("plot() returns its input and respects a divided page", {
   grDevices::pdf(NULL)
   on.exit(grDevices::dev.off())
   graphics::par(mfrow = c(2L, 2L))
@@ -344,7 +344,7 @@ test_that("plot() returns what it was given, and stands in a row with others", {
   expect_identical(graphics::par("mfg")[1:2], c(1L, 2L))
 })
 
-test_that("what cannot be drawn is refused before anything is drawn", {
+test_that("invalid data are an error before anything is drawn", {
   grDevices::pdf(NULL)
   on.exit(grDevices::dev.off())
   some <- scored(c("a", "b"), 1:2)
@@ -353,13 +353,13 @@ test_that("what cannot be drawn is refused before anything is drawn", {
   nothing <- some[0L, ]
   unknown <- within(some, logprob[1L] <- NA)
   class(unknown) <- class(some)
-  refused(plot(lacking), "it needs the column text")
+  refused(plot(lacking), "plot() requires the column text")
   refused(plot(nothing), "there is no token to plot")
-  refused(plot(unknown), "the column logprob must be finite numbers")
+  refused(plot(unknown), "the column logprob must contain finite numbers")
   refused(plot(some, type = "pie"), 'type must be one of "auto"')
   refused(plot(some, type = c("bars", "line")), "type must be one of")
   refused(plot(some, most = 0), "most must be at least 1")
-  refused(plot(some, text = "a"), "no token of text a was scored")
+  refused(plot(some, text = "a"), "text a has no scored token")
   refused(plot(three, most = NA), "most must be one number")
   refused(plot(three, most = 1.5), "most must be a whole number")
   graphics::par(ask = FALSE)

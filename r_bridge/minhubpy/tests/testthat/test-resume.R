@@ -1,10 +1,10 @@
-# Files of results: valid after kills and full disks, used by one session at a time, and of one model.
+# Files of results: valid after kills and full disks, locked by one session, and specific to a model.
 
-# A job of five parts, and the rows of each.
+# A job of five parts, and the rows of each part.
 by <- rep(seq_len(2500), each = 2)
 run <- function(file, work = function(rows, news) data.frame(row = rows)) minhubpy:::in_parts(by, file, list(1), work)
 
-# Another R session that runs code and prints its result or its error. wait = FALSE: it is not waited for.
+# Runs code in another R session and returns its output. With wait = FALSE, it runs in the background.
 other_session <- function(code, wait = TRUE, before = "") {
   script <- tempfile(fileext = ".R")
   log <- paste0(script, ".log")
@@ -14,7 +14,7 @@ other_session <- function(code, wait = TRUE, before = "") {
   if (wait) readLines(log, warn = FALSE) else log
 }
 
-test_that("a file is used by one session at a time", {
+test_that("only one session at a time can use a file", {
   needs_worker()
   file <- tempfile(fileext = ".rds")
   call <- sprintf('cat(tryCatch(minhubpy:::in_parts(%s, "%s", list(1), identity), error = conditionMessage))', "rep(1:2500, each = 2)", file)
@@ -23,13 +23,13 @@ test_that("a file is used by one session at a time", {
     if (is.null(said)) said <<- other_session(call)
     data.frame(row = rows)
   })
-  expect_match(said, paste0("resume: another session is using ", file, ": wait for its end, or name another file"), fixed = TRUE, all = FALSE)
+  expect_match(said, paste0("resume: another session is using ", file, ": wait until it ends, or use another file"), fixed = TRUE, all = FALSE)
   expect_identical(found$row, seq_along(by))
   expect_identical(run(file, function(rows, news) stop("all is there")), found)
-  expect_identical(list.files(dirname(file), paste0("^", basename(file))), basename(file)) # no lock is left
+  expect_identical(list.files(dirname(file), paste0("^", basename(file))), basename(file)) # the lock is deleted
 })
 
-test_that("two sessions at once write each part once", {
+test_that("two concurrent sessions write each part once", {
   needs_worker()
   file <- tempfile(fileext = ".rds")
   code <- sprintf(
@@ -50,7 +50,7 @@ test_that("two sessions at once write each part once", {
   expect_identical(parts_in(file), 3L)
 })
 
-test_that("the lock of a session that was killed does not last", {
+test_that("the end of a killed session releases its lock", {
   needs_worker()
   file <- tempfile(fileext = ".rds")
   work <- "function(rows, news) if (rows[[1]] > 2000) tools::pskill(Sys.getpid(), tools::SIGKILL) else data.frame(row = rows)"
@@ -60,7 +60,7 @@ test_that("the lock of a session that was killed does not last", {
   expect_identical(run(file)$row, seq_along(by))
 })
 
-test_that("a worker that is killed between two parts does not unlock the file", {
+test_that("a new worker locks the file again", {
   needs_worker()
   file <- tempfile(fileext = ".rds")
   seen <- 0L
@@ -82,15 +82,15 @@ test_that("a full disk leaves a valid file", {
   file <- tempfile(fileext = ".rds")
   code <- sprintf('cat(tryCatch(minhubpy:::in_parts(rep(1:2500, each = 2), "%s", list(1), %s), error = conditionMessage))', file,
                   "function(rows, news) data.frame(row = rows, value = rnorm(length(rows)))")
-  # A limit of file sizes acts like a full disk: Python gets an error, other programs a signal.
+  # A file size limit imitates a full disk: Python gets an error.
   said <- other_session(code, before = "trap '' XFSZ; ulimit -f 60;")
-  expect_match(said, paste0("resume: ", file, " cannot be written (File too large): make room, and run the same call again"), fixed = TRUE, all = FALSE)
+  expect_match(said, paste0("resume: ", file, " cannot be written (File too large): free disk space, and run the same call again"), fixed = TRUE, all = FALSE)
   expect_gt(parts_in(file), 0L)
   expect_lt(parts_in(file), 5L)
   expect_identical(run(file, function(rows, news) data.frame(row = rows, value = 1))$row, seq_along(by))
 })
 
-test_that("a change by another program is noticed", {
+test_that("a change by another program is an error", {
   file <- tempfile(fileext = ".rds")
   expect_error(
     run(file, function(rows, news) {
@@ -101,7 +101,7 @@ test_that("a change by another program is noticed", {
   unlink(file)
 })
 
-test_that("a file that was cut at any byte, or has parts in a wrong order, gives no wrong value", {
+test_that("truncated files and parts in a wrong order never cause wrong results", {
   file <- tempfile(fileext = ".rds")
   expected <- run(file)
   bytes <- readBin(file, "raw", file.size(file))
@@ -116,13 +116,13 @@ test_that("a file that was cut at any byte, or has parts in a wrong order, gives
     writeBin(do.call(c, lapply(objects[order], serialize, NULL)), file)
     expect_identical(run(file), expected)
   }
-  # Two sessions that wrote at the same time.
+  # The parts of two concurrent sessions.
   mixed <- as.vector(rbind(bytes[(starts[[2]] + 1):starts[[3]]], bytes[(starts[[2]] + 1):starts[[3]]]))
   writeBin(c(bytes[seq_len(starts[[2]])], mixed), file)
   expect_identical(run(file), expected)
 })
 
-test_that("results belong to the weights of a model, and not to its path", {
+test_that("results belong to the weights of a model, not to its path", {
   folder <- tempfile()
   file <- tempfile(fileext = ".rds")
   make <- function(seed) gpt2(vocab_size = 65, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 64, seed = seed)
@@ -132,24 +132,24 @@ test_that("results belong to the weights of a model, and not to its path", {
   first <- word_logprobs(model, words, resume = file)
   expect_identical(word_logprobs(from_pretrained(folder), words, resume = file), first)
   save_pretrained(make(2), folder, tokenizer = a_tokenizer())
-  expect_refused(word_logprobs(model, words, resume = file), "have changed since the model was loaded: load it again")
-  expect_refused(word_logprobs(from_pretrained(folder), words, resume = file), "holds something else than this job (other words, model or settings)")
+  expect_refused(word_logprobs(model, words, resume = file), "have changed since the model was loaded: load the model again")
+  expect_refused(word_logprobs(from_pretrained(folder), words, resume = file), "belongs to another job (other words, model or settings)")
   save_pretrained(make(1), folder, tokenizer = a_tokenizer())
   expect_identical(word_logprobs(from_pretrained(folder), words, resume = file), first)
-  # The tokenizer that is given counts, too.
+  # The tokenizer argument is part of the job.
   tokenizer <- tokenizer_from_pretrained(folder)
-  expect_refused(word_logprobs(from_pretrained(folder), words, tokenizer = tokenizer, resume = file), "holds something else than this job")
-  # A config alone.
+  expect_refused(word_logprobs(from_pretrained(folder), words, tokenizer = tokenizer, resume = file), "belongs to another job")
+  # A model from a config.
   path <- file.path(folder, "config.json")
   file2 <- tempfile(fileext = ".rds")
   word_logprobs(gpt2_from_config(folder, seed = 1), words, tokenizer = tokenizer, resume = file2)
   writeLines(sub('"n_layer": 1', '"n_layer": 2', readLines(path)), path)
   expect_refused(
-    word_logprobs(gpt2_from_config(folder, seed = 1), words, tokenizer = tokenizer, resume = file2), "holds something else than this job"
+    word_logprobs(gpt2_from_config(folder, seed = 1), words, tokenizer = tokenizer, resume = file2), "belongs to another job"
   )
 })
 
-test_that("a finished file needs no permission to write", {
+test_that("a finished file requires no write permission", {
   folder <- tempfile()
   dir.create(folder)
   file <- file.path(folder, "x.rds")

@@ -1,6 +1,6 @@
-# A server in the background. What it answers is shown in tests/serve/test_serve.py; here, that R has it.
+# The server in the background. tests/serve/test_serve.py tests the replies.
 
-test_that("a server answers, is printed, and ends", {
+test_that("a server answers, prints its address and stops", {
   needs_extra("serve")
   server <- minhub_serve(a_model(), name = "bard")
   on.exit(server$stop())
@@ -10,15 +10,15 @@ test_that("a server answers, is printed, and ends", {
   get <- function(path) paste(readLines(url(paste0(server$address, path))), collapse = "")
   models <- suppressWarnings(get("/v1/models"))
   expect_match(models, "\"id\":\"bard\"", fixed = TRUE)
-  # R goes on working while the server is there.
+  # R remains available.
   expect_length(generate(a_model(), "ROMEO:", 3, seed = 1), 1L)
   server$stop()
   expect_error(suppressWarnings(get("/health")))
   expect_output(print(server), "stopped")
-  server$stop() # twice does no harm
+  server$stop() # a second call has no effect
 })
 
-test_that("what a server cannot have is refused", {
+test_that("wrong arguments of a server are errors", {
   needs_extra("serve")
   expect_refused(minhub_serve("gpt2"), "model")
   expect_refused(minhub_serve(a_model(), context = 1e6), "context = 1000000 exceeds the context length of minhub: at most 256")
@@ -28,5 +28,5 @@ test_that("what a server cannot have is refused", {
   on.exit(server$stop())
   port <- as.integer(sub(".*:", "", server$address))
   expect_refused(minhub_serve(a_model(), port = port), "choose another with port")
-  if (!requireNamespace("ellmer", quietly = TRUE)) expect_error(server$chat(), "needs the package ellmer")
+  if (!requireNamespace("ellmer", quietly = TRUE)) expect_error(server$chat(), "requires the package ellmer")
 })

@@ -1,6 +1,6 @@
-# Tokenizers, as in the package tok.
+# Tokenizers, compatible with the package tok.
 
-test_that("encodings are as in tok", {
+test_that("encodings have the fields of tok", {
   tok <- a_tokenizer()
   found <- tok$encode("ROMEO: o")
   expect_type(found$ids, "integer")
@@ -20,7 +20,7 @@ test_that("encodings are as in tok", {
   expect_identical(tokenizer$from_pretrained(BUILT_IN[[1L]])$encode("To be")$ids, tok$encode("To be")$ids)
 })
 
-test_that("a character that has no token is warned of, by every function that reads text", {
+test_that("every function warns about characters without a token", {
   model <- a_model()
   tok <- a_tokenizer()
   text <- "To b\u00e9, or n\u00f6t"
@@ -38,7 +38,7 @@ test_that("a character that has no token is warned of, by every function that re
   }
   expect_silent(tok$encode("To be"))
   expect_silent(perplexity(model, c("To be", "")))
-  # One that is <unk> in another vocabulary, and all others have their own.
+  # A vocabulary with <unk>.
   folder <- tempfile()
   dir.create(folder)
   writeLines('["<unk>", "a", "b"]', file.path(folder, "vocab.json"))
@@ -47,7 +47,7 @@ test_that("a character that has no token is warned of, by every function that re
   expect_identical(ids, c(1L, 0L, 0L, 2L))
 })
 
-test_that("ids become text again, one by one and many at once", {
+test_that("token IDs are decoded singly and in batches", {
   tok <- a_tokenizer()
   text <- "Now is the winter of our discontent"
   expect_identical(tok$decode(tok$encode(text)$ids), text)
@@ -62,7 +62,7 @@ test_that("ids become text again, one by one and many at once", {
   expect_identical(tok$decode(tok$encode(long)$ids), long)
 })
 
-test_that("the vocabulary is a data frame, in the order of the ids", {
+test_that("the vocabulary is a data frame in the order of the token IDs", {
   tok <- a_tokenizer()
   expect_identical(tok$get_vocab_size(), 65L)
   vocab <- tok$get_vocab()
@@ -75,7 +75,7 @@ test_that("the vocabulary is a data frame, in the order of the ids", {
   expect_output(print(tokenizer), "from_pretrained")
 })
 
-test_that("a tokenizer that is saved is read as the same", {
+test_that("a saved tokenizer is equal after loading", {
   tok <- a_tokenizer()
   path <- tempfile("tok \u00e9", fileext = ".json")
   expect_identical(tok$save(path), path)

@@ -1,23 +1,23 @@
-# Runs of small models on small texts. That a run which goes on makes the same steps is shown for Python in its own
-# tests; here it is shown for R's way to stop it.
+# Runs of small models on small texts. Python's tests verify that a resumed run has the same steps; these tests verify it
+# for interrupts of R.
 
 VERSE <- rep(c("To be, or not to be, that is the question:", "Whether 'tis nobler in the mind to suffer", ""), 40)
 
 small <- function(text = VERSE, family = "lstm", steps = 20, ...) {
   settings <- list(layers = 1, width = 16, context = 16, batch = 4, evaluate_every = 10, seed = 1, warm_up = 2)
   given <- list(...)
-  settings[names(given)] <- given # NULL drops one
+  settings[names(given)] <- given # NULL removes a setting
   do.call(minhub_train, c(list(text, family, steps = steps), settings))
 }
 
 a_run <- function() the("run", small(out = tempfile("a-run-")))
 
-# All but what the clock says.
+# The losses without columns that depend on time.
 steps_of <- function(run) unclass(run$losses)[setdiff(names(run$losses), c("tokens_per_second", "seconds"))]
 
 stopped_at <- function(folder) as.integer(sub("step-", "", dir(file.path(folder, "checkpoints"))))
 
-# What ends a run, and the message of that.
+# The condition that ends a run.
 outcome <- function(code) {
   tryCatch(
     {
@@ -28,7 +28,7 @@ outcome <- function(code) {
   )
 }
 
-# Hears of `event`, and does something the first time.
+# A progress function that acts on the first `event`.
 at <- function(event, code) {
   first <- TRUE
   function(news) {
@@ -38,7 +38,7 @@ at <- function(event, code) {
   }
 }
 
-test_that("a run has its best model, its losses, its folder and what it was told", {
+test_that("a run contains its best model, losses, folder and settings", {
   run <- a_run()
   expect_s3_class(run, "minhub_run")
   expect_named(run, c("model", "tokenizer", "losses", "best_loss", "best_step", "folder", "settings"))
@@ -66,14 +66,14 @@ test_that("a run has its best model, its losses, its folder and what it was told
   expect_identical(run$model$config$hidden_size, 16L)
   expect_false(run$model$training)
   expect_identical(run$tokenizer$decode(run$tokenizer$encode("To be")$ids), "To be")
-  # Every function that takes a model takes a run.
+  # Functions that accept a model accept a run.
   expect_identical(generate(run, "To", 10, seed = 1), generate(run$model, "To", 10, seed = 1))
   expect_identical(nchar(generate(run, "To", 10, seed = 1)), 10L)
   expect_identical(token_logprobs(run, "To be"), token_logprobs(run$model, "To be"))
   expect_identical(dim(save_pretrained(run, tempfile())), NULL)
 })
 
-test_that("a run and its losses are printed for people", {
+test_that("a run and its losses have print methods", {
   run <- a_run()
   shown <- capture.output(seen <- withVisible(print(run)))
   expect_identical(seen, list(value = run, visible = FALSE))
@@ -85,7 +85,7 @@ test_that("a run and its losses are printed for people", {
   expect_output(str(run), "<run: LSTM")
 })
 
-test_that("set.seed() makes a run repeatable, and a seed is one", {
+test_that("set.seed() and seed make a run reproducible", {
   set.seed(3)
   one <- small(seed = NULL)
   set.seed(3)
@@ -99,7 +99,7 @@ test_that("set.seed() makes a run repeatable, and a seed is one", {
   expect_identical(.Random.seed, state)
 })
 
-test_that("text is lines, one string, or files, and what R writes of it is removed", {
+test_that("text may be lines, a string or files, and temporary files are removed", {
   before <- dir(tempdir(), "^minhub-text-")
   lines <- small(VERSE)
   string <- small(paste0(VERSE, "\n", collapse = ""))
@@ -113,14 +113,14 @@ test_that("text is lines, one string, or files, and what R writes of it is remov
   expect_identical(steps_of(small(c("one.txt", "two"))), steps_of(lines))
   expect_identical(steps_of(small(file.path(folder, c("one.txt", "two")))), steps_of(lines))
   expect_identical(dir(tempdir(), "^minhub-text-"), before)
-  # Letters of all alphabets, in whatever encoding R has them.
+  # Characters of any script and encoding.
   odd <- rep(c("caf\u00e9 \u65e5\u672c\u8a9e \U1F600", iconv("na\u00efve", "UTF-8", "latin1")), 30)
   run <- small(odd, context = 4)
   expect_true(all(c("\u00e9", "\u672c", "\U1F600", "\u00ef", "\n") %in% run$tokenizer$get_vocab()$token))
   expect_identical(dir(tempdir(), "^minhub-text-"), before)
 })
 
-test_that("whole numbers may be doubles, NULL is Python's default, and further settings have their names", {
+test_that("integers may be doubles, NULL is Python's default, and further settings are passed by name", {
   run <- small(steps = 4, clip = 2, held_out = 0.2, carry = FALSE, sample_tokens = 5, learning_rate = 1, dropout = 0L)
   told <- run$settings
   expect_identical(told[c("steps", "clip", "held_out", "carry", "sample_tokens", "learning_rate", "dropout")], list(
@@ -137,7 +137,7 @@ test_that("whole numbers may be doubles, NULL is Python's default, and further s
   expect_identical(bpe$model$vocab_size, 270L)
 })
 
-test_that("a run can start from a run, a model, a folder or a built-in, with its family and its tokenizer", {
+test_that("from may be a run, a model, a folder or a built-in model", {
   first <- a_run()
   minhub_train <- function(...) {
     minhubpy::minhub_train(VERSE, steps = 2, batch = 2, context = 8, evaluate_every = 2, seed = 1, ...)
@@ -153,56 +153,56 @@ test_that("a run can start from a run, a model, a folder or a built-in, with its
   expect_identical(minhub_train(tokenizer = a_tokenizer(), width = 8)$model$vocab_size, 65L)
 
   random <- a_random_model()
-  expect_refused(minhubpy::minhub_train(VERSE, from = random), "from is a model that no folder has: save_pretrained() writes")
+  expect_refused(minhubpy::minhub_train(VERSE, from = random), "from must be a model in a folder or on the Hub: save the model with save_pretrained()")
   changed <- from_pretrained(first$folder)
   changed$load_state_dict(changed$state_dict())
-  expect_refused(minhubpy::minhub_train(VERSE, from = changed), "from is a model that no folder has: save_pretrained() writes")
+  expect_refused(minhubpy::minhub_train(VERSE, from = changed), "from must be a model in a folder or on the Hub: save the model with save_pretrained()")
   path <- tempfile(fileext = ".json")
   a_tokenizer()$save(path)
   of_a_file <- tokenizer$from_file(path)
-  expect_refused(minhubpy::minhub_train(VERSE, tokenizer = of_a_file), "tokenizer is one of a file: give the folder")
-  expect_refused(minhubpy::minhub_train(VERSE, "gpt2", from = BUILT_IN[[3L]]), "holds a lstm model, not gpt2: leave family out")
+  expect_refused(minhubpy::minhub_train(VERSE, tokenizer = of_a_file), "tokenizer must be from tokenizer_from_pretrained(), not from a file: pass the folder")
+  expect_refused(minhubpy::minhub_train(VERSE, "gpt2", from = BUILT_IN[[3L]]), "contains a lstm model, not gpt2: remove family")
 })
 
-test_that("what cannot be trained is refused, and says what to do", {
+test_that("wrong arguments of a training are errors", {
   needs_python()
   train <- minhub_train
-  expect_refused(minhub_train(character()), "text is empty: give text, or the paths of text files")
-  expect_refused(minhub_train(c("", "")), "text is empty: give text, or the paths of text files")
+  expect_refused(minhub_train(character()), "text is empty: pass text or the paths of text files")
+  expect_refused(minhub_train(c("", "")), "text is empty: pass text or the paths of text files")
   expect_refused(minhub_train(NA), "text must be text, not NA")
-  expect_refused(minhub_train(c("a", NA)), "text has NA at 2: drop or replace it first")
+  expect_refused(minhub_train(c("a", NA)), "text must not contain NA, as at position 2: drop or replace it")
   expect_refused(minhub_train(1:3), "text must be text")
-  expect_refused(minhub_train("nothing.txt"), 'there is no text file "nothing.txt": check its name')
-  expect_refused(minhub_train("no/thing"), 'there is no text file "no/thing": check its name')
-  expect_refused(minhub_train(tempdir()), "is a folder: give its files")
-  expect_refused(minhub_train("short\n"), "give more text, or context = ", class = "ValueError")
+  expect_refused(minhub_train("nothing.txt"), 'the text file "nothing.txt" does not exist: check its name')
+  expect_refused(minhub_train("no/thing"), 'the text file "no/thing" does not exist: check its name')
+  expect_refused(minhub_train(tempdir()), "is a folder: pass its files")
+  expect_refused(minhub_train("short\n"), "use a longer text, or context = ", class = "ValueError")
   expect_refused(minhub_train(VERSE, batch = 2000), "a smaller batch or context, or carry = FALSE", class = "ValueError")
-  expect_refused(minhub_train(VERSE, steps = 1.5), "steps must be a whole number, not 1.5")
-  expect_refused(minhub_train(VERSE, steps = NA), "steps is NA: give a value, or leave it out")
-  expect_refused(minhub_train(VERSE, width = "8"), "width must be a whole number, not '8'")
+  expect_refused(minhub_train(VERSE, steps = 1.5), "steps must be an integer, not 1.5")
+  expect_refused(minhub_train(VERSE, steps = NA), "steps must not be NA: pass a value or omit it")
+  expect_refused(minhub_train(VERSE, width = "8"), "width must be an integer, not '8'")
   expect_refused(minhub_train(VERSE, layers = 1:2), "layers must be one number")
   expect_refused(minhub_train(VERSE, seed = NA), "seed must be one number, not NA")
-  expect_refused(minhub_train(VERSE, seed = -1), "seed must be at least 0, not -1")
+  expect_refused(minhub_train(VERSE, seed = -1), "seed must be between 0 and 9223372036854775807, not -1")
   expect_refused(minhub_train(VERSE, family = "gpt3"), "family must be one of gpt2, gptneo, ")
-  expect_refused(minhub_train(VERSE, heads = 2), "heads: lstm has no attention heads; leave it out")
+  expect_refused(minhub_train(VERSE, heads = 2), "heads: lstm has no attention heads; remove this setting")
   expect_refused(minhub_train(VERSE, epochs = 9), "unknown setting epochs; the settings are family, from, tokenizer")
   expect_refused(minhub_train(VERSE, warmup = 3), "unknown setting warmup; did you mean warm_up?")
   expect_refused(minhub_train(VERSE, start = "gpt2"), "unknown setting start; the settings are family, from")
-  expect_refused(minhub_train(VERSE, config = list(n_embd = 8)), "config: unknown setting n_embd; those of lstm are vocab_size")
-  expect_refused(minhub_train(VERSE, config = list(8)), "settings need names, such as config = list(window_size = 64)")
-  expect_refused(minhub_train(VERSE, config = list(a = NA)), "the setting a cannot be NA")
+  expect_refused(minhub_train(VERSE, config = list(n_embd = 8)), "config: unknown setting n_embd; the settings of lstm are vocab_size")
+  expect_refused(minhub_train(VERSE, config = list(8)), "settings must have names, such as config = list(window_size = 64)")
+  expect_refused(minhub_train(VERSE, config = list(a = NA)), "the setting a must not be NA")
   expect_refused(minhub_train(VERSE, progress = NA), "progress must be TRUE or FALSE, not NA")
-  expect_refused(minhub_train(VERSE, out = ""), "out is empty: give a path")
+  expect_refused(minhub_train(VERSE, out = ""), "out is empty: pass a path")
   run <- a_run()
   expect_refused(minhub_train(VERSE, out = run$folder), "resume it with minhub_resume(\"", class = "FileExistsError")
   expect_refused(minhub_resume(run, width = 3), "width cannot change when a run is resumed", class = "ValueError")
-  expect_refused(minhub_resume(run, 30, FALSE, 3), "settings need names, such as warm_up = 20")
-  expect_refused(minhub_resume(tempfile()), "is no run of minhub_train(): it has no settings.json", class = "FileNotFoundError")
-  expect_refused(minhub_run(tempdir()), "is no run of minhub_train(): it has no settings.json")
+  expect_refused(minhub_resume(run, 30, FALSE, 3), "settings must have names, such as warm_up = 20")
+  expect_refused(minhub_resume(tempfile()), "is not a run of minhub_train(): it has no settings.json", class = "FileNotFoundError")
+  expect_refused(minhub_run(tempdir()), "is not a run of minhub_train(): it has no settings.json")
   expect_refused(minhub_run(NULL), "out must be text, not NULL")
 })
 
-test_that("a run that was finished takes more steps, and is read from its folder", {
+test_that("a finished run can be continued and read from its folder", {
   run <- small(out = file.path(tempdir(), "more steps"))
   again <- minhub_run(file.path(tempdir(), "more steps"))
   expect_identical(again$losses, run$losses)
@@ -213,11 +213,11 @@ test_that("a run that was finished takes more steps, and is read from its folder
   expect_identical(more$settings$steps, 30L)
   card <- readLines(file.path(more$folder, "README.md"))
   expect_match(card, "^minhub train --resume 'more steps' --steps 30$", all = FALSE)
-  expect_identical(minhub_resume(more$folder)$losses, more$losses) # nothing is left to do
+  expect_identical(minhub_resume(more$folder)$losses, more$losses) # no steps remain
 })
 
-test_that("a run that is stopped goes on with minhub_resume() as if it had not been", {
-  # So many steps that it is stopped before their end, and a learning rate that does not follow from their number.
+test_that("a resumed run has the same result as an uninterrupted run", {
+  # The run does not finish before the interrupt, and the learning rate does not depend on the number of steps.
   long <- function(steps = 1e5, ...) small(steps = steps, floor = 1, evaluate_every = 20, ...)
   news_of <- list(begins = function(news) news$event == "begins", later = function(news) identical(news$step, 20L))
   for (is_time in news_of) {
@@ -226,8 +226,8 @@ test_that("a run that is stopped goes on with minhub_resume() as if it had not b
     expect_s3_class(condition, "interrupt")
     after <- stopped_at(out)
     step <- if (length(after)) paste(" after step", format(after, big.mark = ","))
-    expect_identical(conditionMessage(condition), paste0("Stopped", step, '; minhub_resume("', out, '") goes on'))
-    if (!length(after)) after <- 0L # stopped in the first evaluation: there is no checkpoint yet
+    expect_identical(conditionMessage(condition), paste0("Stopped", step, ': continue with minhub_resume("', out, '")'))
+    if (!length(after)) after <- 0L # interrupted in the first evaluation, before a checkpoint
     expect_length(after, 1L)
     expect_lt(after, 1e5)
     heard <- NULL
@@ -240,7 +240,7 @@ test_that("a run that is stopped goes on with minhub_resume() as if it had not b
   }
 })
 
-test_that("a run that is stopped while its text is prepared is resumed", {
+test_that("a run that was interrupted during the preparation of its text can be resumed", {
   text <- rep(VERSE, 2000)
   for (given in list(text, local({
     file <- tempfile(fileext = ".txt")
@@ -252,7 +252,7 @@ test_that("a run that is stopped while its text is prepared is resumed", {
     stop_it <- at("preparing", function() minhubpy:::interrupt())
     condition <- outcome(do.call(minhub_train, c(list(given, out = out, progress = stop_it), settings)))
     expect_s3_class(condition, "interrupt")
-    expect_identical(conditionMessage(condition), sprintf('Stopped; minhub_resume("%s") goes on', out))
+    expect_identical(conditionMessage(condition), sprintf('Stopped: continue with minhub_resume("%s")', out))
     expect_true(file.exists(file.path(out, "tokens", "begun.json")))
     expect_refused(minhub_run(out), paste0("interrupted: minhub_resume(\"", out, "\") continues it"), class = "FileNotFoundError")
     run <- minhub_resume(out)
@@ -262,30 +262,30 @@ test_that("a run that is stopped while its text is prepared is resumed", {
   }
 })
 
-test_that("a run that is finished says so", {
+test_that("resuming a finished run prints a message", {
   old <- options(minhubpy.quiet = FALSE)
   on.exit(options(old))
   said <- testthat::capture_messages(minhub_resume(a_run(), progress = TRUE))
-  expect_match(said, "^finished already, after step 20; for more: minhub_resume\\(out, steps = 40\\)", all = FALSE)
+  expect_match(said, "^already finished after step 20: train further with minhub_resume\\(out, steps = 40\\)", all = FALSE)
   expect_no_match(paste(said, collapse = ""), "HELD OUT")
 })
 
-test_that("an error in the user's own function stops a run with a checkpoint, and it can go on", {
+test_that("an error in the progress function stops a run with a checkpoint, and the run can be resumed", {
   out <- tempfile("broken-")
   condition <- outcome(small(steps = 1e5, out = out, progress = at("evaluated", function() stop("the user's own"))))
   expect_identical(conditionMessage(condition), "the user's own")
   after <- stopped_at(out)
   expect_length(after, 1L)
-  # It does not go on in Python: the checkpoint is the same after a while of other work.
+  # Python does not continue: the checkpoint is the same after other calls.
   a_model()(rep(1L, 100))
   expect_identical(stopped_at(out), after)
   expect_identical(minhub_resume(out, steps = after + 5)$losses$step[[1L]], 0L)
-  # A function that asks Python for something is told that it cannot.
+  # The progress function cannot call Python.
   condition <- outcome(small(steps = 1e5, progress = at("begins", function() generate(a_model(), "a"))))
-  expect_match(conditionMessage(condition), "cannot call Python itself")
+  expect_match(conditionMessage(condition), "a callback cannot call Python while a call is running")
 })
 
-test_that("Ctrl-C stops a run with a checkpoint, and the session and the worker stay", {
+test_that("Ctrl-C stops a run with a checkpoint, and the session and the worker remain", {
   needs_worker()
   out <- tempfile("ctrl-c-")
   pid <- worker_pid()
@@ -294,27 +294,27 @@ test_that("Ctrl-C stops a run with a checkpoint, and the session and the worker 
   said <- testthat::capture_messages({
     condition <- outcome(small(steps = 1e6, out = out, progress = at("evaluated", function() {
       tools::pskill(Sys.getpid(), tools::SIGINT)
-      Sys.sleep(30) # which the signal ends
+      Sys.sleep(30) # the signal ends the sleep
     })))
   })
   expect_s3_class(condition, "interrupt")
   expect_identical(said, paste0(conditionMessage(condition), "\n"))
-  expect_match(said, "^Stopped after step [0-9,]+; minhub_resume\\(.* goes on\n$")
+  expect_match(said, "^Stopped after step [0-9,]+: continue with minhub_resume\\(.*\\)\n$")
   expect_length(stopped_at(out), 1L)
   expect_identical(worker_pid(), pid)
 })
 
-test_that("a worker that is killed in the middle of a run is an error that says how to go on", {
+test_that("a killed worker is an error with the call to resume the run", {
   needs_worker()
   out <- tempfile("killed-")
   pid <- worker_pid()
   kill_it <- at("evaluated", function() tools::pskill(pid, tools::SIGKILL))
   condition <- outcome(small(steps = 1e6, out = out, progress = kill_it))
   expect_s3_class(condition, "minhubpy_worker_lost")
-  expect_match(conditionMessage(condition), paste0("minhub_resume(\"", out, "\") goes on"), fixed = TRUE)
+  expect_match(conditionMessage(condition), paste0("continue with minhub_resume(\"", out, "\")"), fixed = TRUE)
   run <- minhub_resume(out, steps = max(10L, stopped_at(out)) + 10L)
   expect_identical(run$losses$step[[1L]], 0L)
-  # A run's model is loaded again like any other.
+  # The model of a run is reloaded like other models.
   logits <- run$model(1:3)
   minhub_stop()
   expect_identical(run$model(1:3), logits)
@@ -323,7 +323,7 @@ test_that("a worker that is killed in the middle of a run is an error that says 
   expect_identical(readRDS(path)$model(1:3), logits)
 })
 
-test_that("a run is silent, unless it is told to speak: then in lines, with its samples", {
+test_that("progress = TRUE prints lines and samples, and the default outside a console prints nothing", {
   needs_python()
   expect_silent(small(steps = 2))
   expect_silent(small(steps = 2, progress = TRUE)) # minhubpy.quiet
@@ -340,11 +340,11 @@ test_that("a run is silent, unless it is told to speak: then in lines, with its 
   expect_identical(lines[[4L]], "    STEP  TRAINING  HELD OUT    TOKENS/S          TIME")
   row <- run$losses[2L, ]
   expect_match(text, sprintf("\n      10  %8.4f  %8.4f  ", row$train_loss, row$held_out_loss), fixed = TRUE)
-  expect_no_match(text, "NA", fixed = TRUE) # before the first step nothing was trained
+  expect_no_match(text, "NA", fixed = TRUE) # no training loss before the first step
   samples <- readLines(file.path(run$folder, "samples.txt"))
   expect_length(grep("^==== step", samples), 3L)
   expect_match(text, samples[[2L]], fixed = TRUE)
-  # What should be known is said at any rate, once.
+  # Notes are always printed, once.
   for (progress in c(TRUE, FALSE)) {
     said <- testthat::capture_messages(small(c(VERSE, "\u00e9"), tokenizer = BUILT_IN[[3L]], steps = 1, progress = progress))
     expect_length(grep("not in the tokenizer's vocabulary", said), 1L)
@@ -355,33 +355,33 @@ test_that("a run is silent, unless it is told to speak: then in lines, with its 
   expect_match(said, "^Note: from step 22 the learning rate follows a cosine that ends at step 24, not at 22")
 })
 
-test_that("without a console to move a line in, one comes when there was none for a minute", {
+test_that("outside a console, a line is printed at least once a minute", {
   screen <- new.env()
   screen$moves <- FALSE
-  screen$said <- minhubpy:::seconds_now()
+  screen$printed <- minhubpy:::seconds_now()
   news <- list(
     event = "stepped", step = 2L, steps = 10L, loss = 1.5, tokens_per_second = 1234.5, seconds_left = 90, time_left = "9 s"
   )
-  expect_silent(minhubpy:::show_news(screen, news))
-  screen$said <- screen$said - 60
-  expect_message(minhubpy:::show_news(screen, news), "^step 2 of 10  loss 1.5000  1,234 tokens/s  9 s left\n$")
-  expect_silent(minhubpy:::show_news(screen, news))
+  expect_silent(minhubpy:::show_event(screen, news))
+  screen$printed <- screen$printed - 60
+  expect_message(minhubpy:::show_event(screen, news), "^step 2 of 10  loss 1.5000  1,234 tokens/s  9 s left\n$")
+  expect_silent(minhubpy:::show_event(screen, news))
 })
 
-test_that("what can be saved of a damaged run is said", {
+test_that("the error for a corrupt run states how to recover it", {
   run <- small(out = tempfile("damaged-"))
   file.remove(file.path(run$folder, "checkpoints", "step-00000020", "progress.json"))
   message <- sprintf(
-    'progress.json is missing: the run cannot go on, but its best model is whole, in %s; begin a new run from it with from = "%s"',
+    'progress.json is missing: the run cannot continue, but its best model is intact in %s; start a new run from it with from = "%s"',
     run$folder, run$folder
   )
-  expect_refused(minhub_resume(run, steps = 30), message, class = "DamagedError")
+  expect_refused(minhub_resume(run, steps = 30), message, class = "CorruptError")
   expect_identical(small(from = run$folder, family = NULL, steps = 2, layers = NULL, width = NULL)$model$family, "lstm")
   unlink(file.path(run$folder, "tokens"), recursive = TRUE)
-  expect_refused(minhub_run(run$folder), "tokens.json is missing: the run cannot go on, but its best model is whole")
+  expect_refused(minhub_run(run$folder), "tokens.json is missing: the run cannot continue, but its best model is intact")
 })
 
-test_that("in a console a line moves, is never wider than that, and leaves nothing behind", {
+test_that("the status line of a console fits the width and is erased", {
   old <- options(width = 40)
   on.exit(options(old))
   screen <- new.env()
@@ -392,10 +392,10 @@ test_that("in a console a line moves, is never wider than that, and leaves nothi
     time_left = "1 min 30 s"
   )
   screen_shows <- function(code) paste(testthat::capture_messages(code), collapse = "")
-  first <- screen_shows(minhubpy:::show_news(screen, stepped))
+  first <- screen_shows(minhubpy:::show_event(screen, stepped))
   expect_identical(first, "\rstep 1,200 of 10,000  loss 1.5000  1,23")
   stepped$step <- 2L
-  second <- screen_shows(minhubpy:::show_news(screen, stepped))
+  second <- screen_shows(minhubpy:::show_event(screen, stepped))
   expect_identical(second, "\rstep 2 of 10,000  loss 1.5000  1,234 to")
   expect_identical(nchar(second), nchar(first))
   kept <- screen_shows(minhubpy:::say_line(screen, "a line"))
@@ -403,7 +403,7 @@ test_that("in a console a line moves, is never wider than that, and leaves nothi
   expect_identical(screen_shows(minhubpy:::move_line(screen, "")), "")
 })
 
-test_that("a user's own function hears of everything", {
+test_that("a progress function receives all events", {
   heard <- list()
   run <- small(sample = "To", sample_tokens = 3, progress = function(news) heard[[length(heard) + 1L]] <<- news)
   events <- vapply(heard, `[[`, "", "event")
@@ -418,7 +418,7 @@ test_that("a user's own function hears of everything", {
   expect_identical(heard[[which(events == "begins")]]$steps, 20L)
 })
 
-test_that("runs are put side by side, the best first, by whatever names they have", {
+test_that("runs are compared by loss, with their names", {
   run <- a_run()
   longer <- small(steps = 40)
   both <- minhub_compare(run, longer)
@@ -426,7 +426,7 @@ test_that("runs are put side by side, the best first, by whatever names they hav
   expect_identical(both$run, c("longer", "run"))
   expect_identical(both$steps, c(40L, 20L))
   expect_equal(both$nats_per_token, c(longer$best_loss, run$best_loss))
-  expect_equal(both$nats_per_character, both$nats_per_token, tolerance = 0.02) # a token is a character
+  expect_equal(both$nats_per_character, both$nats_per_token, tolerance = 0.02) # tokens are characters
   expect_identical(both$family, c("lstm", "lstm"))
   expect_identical(both$parameters, rep(as.double(sum(run$model$parameters()$numel)), 2L))
   expect_identical(minhub_compare(a = run, run$folder)$run, c("a", basename(run$folder)))
@@ -438,7 +438,7 @@ test_that("runs are put side by side, the best first, by whatever names they hav
   expect_identical(withVisible(plot(both)), list(value = both, visible = FALSE))
   expect_silent(plot(both[2L, ], against = "tokens"))
   expect_identical(withVisible(plot(run)), list(value = run, visible = FALSE))
-  expect_refused(minhub_compare(), "there is no run to compare: give some, or their folders")
-  expect_refused(minhub_compare(3), "a run must be what minhub_train() returned, or its folder, not 3")
-  expect_refused(minhub_compare(tempdir()), "is no run of minhub_train()")
+  expect_refused(minhub_compare(), "minhub_compare() requires at least one run: pass runs or their folders")
+  expect_refused(minhub_compare(3), "a run must be the result of minhub_train() or its folder, not 3")
+  expect_refused(minhub_compare(tempdir()), "is not a run of minhub_train()")
 })

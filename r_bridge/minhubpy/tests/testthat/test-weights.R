@@ -1,6 +1,6 @@
 small <- function(seed) gpt2(vocab_size = 20, n_embd = 8, n_head = 2, n_layer = 2, n_positions = 16, seed = seed)$eval()
 
-test_that("weights come out and go in", {
+test_that("state_dict() and load_state_dict() copy the weights", {
   needs_python()
   given <- small(1)
   taken <- small(2)
@@ -17,25 +17,25 @@ test_that("weights come out and go in", {
   expect_identical(from_pretrained(folder)$state_dict(), weights)
 })
 
-test_that("a list of weights that does not fit changes nothing", {
+test_that("an invalid state dict does not change the model", {
   needs_python()
   model <- small(1)
   weights <- model$state_dict()
   refuse <- function(state, message) expect_error(model$load_state_dict(state), message, class = "minhubpy_error")
-  refuse(weights[-2], "lacks wpe.weight")
-  refuse(c(weights, more = 1), "has no weight more")
+  refuse(weights[-2], "missing weights in state_dict: wpe.weight")
+  refuse(c(weights, more = 1), "unknown weights in state_dict: more")
   refuse(c(weights, weights[1]), "wte.weight twice")
-  refuse(unname(weights), "with their names")
-  refuse(1:3, "with their names")
-  refuse(NULL, "with their names")
-  refuse(replace(weights, "wte.weight", list(t(weights$wte.weight))), "is 8 x 20, the model's is 20 x 8")
-  refuse(replace(weights, "ln_f.bias", list(c(weights$ln_f.bias[-1], NaN))), "NA or NaN in ln_f.bias")
-  refuse(replace(weights, "wte.weight", list(weights$wte.weight * NA)), "NA or NaN in wte.weight")
-  refuse(replace(weights, "wte.weight", list(array("a", c(20, 8)))), "numbers or R torch tensors; wte.weight is")
+  refuse(unname(weights), "must be a named list of weights")
+  refuse(1:3, "must be a named list of weights")
+  refuse(NULL, "must be a named list of weights")
+  refuse(replace(weights, "wte.weight", list(t(weights$wte.weight))), "must be 20 x 8, not 8 x 20")
+  refuse(replace(weights, "ln_f.bias", list(c(weights$ln_f.bias[-1], NaN))), "must not contain NA or NaN, as in ln_f.bias")
+  refuse(replace(weights, "wte.weight", list(weights$wte.weight * NA)), "must not contain NA or NaN, as in wte.weight")
+  refuse(replace(weights, "wte.weight", list(array("a", c(20, 8)))), "must contain numbers or R torch tensors, but wte.weight is")
   expect_identical(model$state_dict(), weights)
 })
 
-test_that("weights under the Hub's names are taken, in the Hub's layout and in ours", {
+test_that("load_state_dict() accepts the names of the Hub in the Hub's and the native layout", {
   needs_python()
   given <- small(1)
   weights <- given$state_dict()
@@ -49,12 +49,12 @@ test_that("weights under the Hub's names are taken, in the Hub's layout and in o
     expect_identical(taken$state_dict(), weights)
   }
   other_head <- replace(hub, "lm_head.weight", list(2 * weights$wte.weight))
-  expect_refused(taken$load_state_dict(other_head), "lm_head.weight differs from transformer.wte.weight")
-  expect_refused(taken$load_state_dict(hub[-2L]), "lacks wpe.weight")
+  expect_refused(taken$load_state_dict(other_head), "lm_head.weight must equal transformer.wte.weight")
+  expect_refused(taken$load_state_dict(hub[-2L]), "missing weights in state_dict: wpe.weight")
   expect_refused(taken$load_state_dict(c(hub, weights[1L])), "wte.weight twice")
 })
 
-test_that("a weight is like the array of its values", {
+test_that("a weight behaves like the array of its values", {
   needs_python()
   model <- small(1)
   weight <- model$parameters[["wte.weight"]]
@@ -72,15 +72,15 @@ test_that("a weight is like the array of its values", {
   expect_output(str(weight), "<wte.weight: 20 x 8, float32>", fixed = TRUE)
 })
 
-test_that("weights that were given end with the worker, and are not taken for the first ones", {
+test_that("weights from load_state_dict() are lost with the worker", {
   needs_worker()
   model <- small(1)
   model$load_state_dict(small(2)$state_dict())
   minhub_stop()
-  expect_error(model(1:3), "gone with the Python worker", class = "minhubpy_error")
+  expect_error(model(1:3), "weights from load_state_dict\\(\\) were lost", class = "minhubpy_error")
   weights <- small(3)$state_dict()
-  expect_error(model$load_state_dict(weights[-2L]), "lacks wpe.weight", class = "minhubpy_error")
-  expect_error(model(1:3), "gone with the Python worker", class = "minhubpy_error")
+  expect_error(model$load_state_dict(weights[-2L]), "missing weights in state_dict: wpe.weight", class = "minhubpy_error")
+  expect_error(model(1:3), "weights from load_state_dict\\(\\) were lost", class = "minhubpy_error")
   model$load_state_dict(weights)
   expect_identical(model(1:3), small(3)(1:3))
   expect_equal(dim(suppressMessages(small(1)(1:3))), c(1L, 3L, 20L))

@@ -1,4 +1,4 @@
-# Predictability of words. That the numbers are right is shown in tests/analysis/test_surprisal.py; here, that R gets them.
+# Log-probabilities of words in R. tests/analysis/test_surprisal.py verifies the values.
 
 SENTENCES <- data.frame(
   item = c("b", "b", "b", "a", "a", "a", "a"),
@@ -6,13 +6,13 @@ SENTENCES <- data.frame(
   stringsAsFactors = FALSE
 )
 
-test_that("a word's number is the sum over its tokens, also in groups in any order", {
+test_that("the log-probability of a word is the sum over its tokens, for groups in any order", {
   model <- a_model()
   words <- c("To", "be,", "or", "not")
   found <- word_logprobs(model, words)
   expect_named(found, words)
   expect_true(is.na(found[[1L]]))
-  tokens <- token_logprobs(model, "To be, or not") # its tokens are characters
+  tokens <- token_logprobs(model, "To be, or not") # tokens are characters
   expect_equal(unname(found[-1L]), unname(tapply(tokens$logprob[-1L], rep(2:4, nchar(words[-1L]) + 1L), sum)), tolerance = 1e-6, ignore_attr = TRUE)
   both <- word_logprobs(model, SENTENCES, by = "item")
   expect_identical(both[names(SENTENCES)], SENTENCES)
@@ -30,7 +30,7 @@ test_that("a word's number is the sum over its tokens, also in groups in any ord
   expect_identical(word_logprobs(model, upset, by = list(upset$item), word_n = upset$n)$logprob, rev(both$logprob))
 })
 
-test_that("missing words and texts are left out, and data frames keep their kind", {
+test_that("missing words and texts are omitted, and data frames keep their class", {
   model <- a_model()
   words <- c("To", NA, "be,", "", "or")
   expect_identical(unname(word_logprobs(model, factor(words))), {
@@ -45,16 +45,16 @@ test_that("missing words and texts are left out, and data frames keep their kind
   found <- word_logprobs(model, odd, words = "a word", by = "\u00e9t\u00e9")
   expect_identical(found[1:2], odd)
   expect_identical(found$logprob[c(1L, 3L)], unname(word_logprobs(model, c("To", "be,"))))
-  expect_warning(word_logprobs(model, cbind(SENTENCES, entropy = 1:7), by = "item"), "had entropy already: replaced")
+  expect_warning(word_logprobs(model, cbind(SENTENCES, entropy = 1:7), by = "item"), "existing columns of the data frame were replaced: entropy")
   groups <- data.frame(item = c("a", "b"))
   groups$.rows <- list(4:7, 1:3)
-  grouped <- structure(SENTENCES, class = c("grouped_df", "data.frame"), groups = groups) # as dplyr does it
+  grouped <- structure(SENTENCES, class = c("grouped_df", "data.frame"), groups = groups) # as from dplyr
   expect_identical(word_logprobs(model, grouped)$logprob, word_logprobs(model, SENTENCES, by = "item")$logprob)
   skip_if_not_installed("tibble")
   expect_s3_class(word_logprobs(model, tibble::as_tibble(SENTENCES), by = "item"), "tbl_df")
 })
 
-test_that("a context, sep, ignore_regex and bos do as they say", {
+test_that("context, sep, ignore_regex and bos change the results", {
   model <- a_model()
   plain <- word_logprobs(model, c("To", "be,", "or"))
   expect_equal(unname(word_logprobs(model, "or", context = "To be,")), plain[[3L]], tolerance = 1e-6)
@@ -67,7 +67,7 @@ test_that("a context, sep, ignore_regex and bos do as they say", {
   expect_refused(word_logprobs(model, "To", bos = TRUE), "bos = TRUE: this model's config.json has no bos_token_id")
 })
 
-test_that("targets have contexts of their own", {
+test_that("each target has a context", {
   model <- a_model()
   contexts <- c("To", "To be,", NA)
   targets <- c("be,", "or", "or")
@@ -77,13 +77,13 @@ test_that("targets have contexts of their own", {
   framed <- target_logprobs(model, data.frame(id = 3:1, context = contexts, target = factor(targets)))
   expect_named(framed, c("id", "context", "target", "tokens", "logprob", "surprisal", "entropy"))
   expect_identical(framed$logprob, found)
-  # Names are the user's own: those of one side would be wrong in a difference.
+  # Without names, a difference has no labels of one side.
   expect_null(names(target_logprobs(model, "To", c("be,", "do")) - target_logprobs(model, "To", c("go,", "me"))))
   expect_named(target_logprobs(model, "To", c(first = "be,", second = "do")), c("first", "second"))
   expect_equal(target_logprobs(model, "To", c("be,", "do")), target_logprobs(model, c("To", "To"), c("be,", "do")))
 })
 
-test_that("the matrix has every log-probability", {
+test_that("the matrix contains all log-probabilities", {
   model <- a_model()
   text <- "To be, or not"
   all <- logprob_matrix(model, text)
@@ -104,7 +104,7 @@ test_that("the matrix has every log-probability", {
   expect_equal(matrix(readBin(opened, "numeric", 1e6, size = 4L), nrow(all), byrow = TRUE)[-1L, ], unname(all[-1L, ]), tolerance = 1e-6)
 })
 
-test_that("a job that was stopped goes on from its file, and is there at once when it is done", {
+test_that("an interrupted job is resumed from its file, and a finished job is loaded", {
   model <- a_model()
   words <- rep(c("To", "be,", "or", "not", "to", "be"), 500)
   by <- rep(seq_len(1000), each = 3)
@@ -126,14 +126,14 @@ test_that("a job that was stopped goes on from its file, and is there at once wh
   })
   expect_identical(found$row, seq_along(words))
   expect_identical(seen, 4L)
-  expect_refused(word_logprobs(model, words, by = by, resume = file), "holds something else than this job")
+  expect_refused(word_logprobs(model, words, by = by, resume = file), "belongs to another job")
   unlink(file)
   expect_identical(word_logprobs(model, words, by = by, resume = file), wanted)
   expect_identical(word_logprobs(model, words, by = by, resume = file), wanted)
   expect_refused(word_logprobs(model, words, by = by, resume = "x.csv"), 'resume must name a file that ends in ".rds"')
 })
 
-test_that("a file that was cut in its last part is mended, and no other job's is touched", {
+test_that("a truncated file is repaired, and files of other jobs are unchanged", {
   by <- rep(seq_len(2500), each = 2)
   file <- tempfile(fileext = ".rds")
   seen <- 0L
@@ -144,25 +144,25 @@ test_that("a file that was cut in its last part is mended, and no other job's is
   run <- function(...) minhubpy:::in_parts(by, file, list(...), work)
   run(1)
   whole <- file.size(file)
-  expect_identical(readRDS(file)$job, list(1)) # what says whose it is comes first
+  expect_identical(readRDS(file)$job, list(1)) # the record of the job is first
   bytes <- readBin(file, "raw", whole)
   writeBin(bytes[seq_len(whole - 100)], file)
   seen <- 0L
   expect_identical(run(1)$row, seq_along(by))
   expect_identical(seen, 1L)
   expect_identical(readBin(file, "raw", whole + 1), bytes)
-  expect_error(run(2), "holds something else than this job")
+  expect_error(run(2), "belongs to another job")
   writeLines("a diary", file)
-  expect_error(run(1), "holds something else than this job")
+  expect_error(run(1), "belongs to another job")
   expect_identical(readLines(file), "a diary")
 })
 
-test_that("texts as numbers, scores and new texts go on from their files, too", {
+test_that("embeddings, log-probabilities and generated texts are resumed from their files", {
   folder <- tempfile()
   small <- gpt2(vocab_size = 65, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 64, seed = 1)
   save_pretrained(small, folder, tokenizer = a_tokenizer())
   model <- from_pretrained(folder)
-  lines <- rep(c(a = "To be", b = "O", c = NA, d = "My lord"), 70) # more than a part
+  lines <- rep(c(a = "To be", b = "O", c = NA, d = "My lord"), 70) # several parts
   again <- function(call, ...) {
     file <- tempfile(fileext = ".rds")
     wanted <- call(...)
@@ -180,11 +180,11 @@ test_that("texts as numbers, scores and new texts go on from their files, too", 
   prompts <- lines[!is.na(lines)][1:70]
   again(generate, model, prompts, 3, seed = 1:70)
   again(generate, model, list(1:3, 2L)[rep(1:2, 35)], 3, temperature = 0)
-  expect_refused(generate(model, prompts, resume = "a.rds"), "resume needs a seed")
-  expect_refused(generate(model, "To", seed = 1, stream = TRUE, resume = "a.rds"), "resume is for many prompts")
+  expect_refused(generate(model, prompts, resume = "a.rds"), "resume requires a seed")
+  expect_refused(generate(model, "To", seed = 1, stream = TRUE, resume = "a.rds"), "resume and stream exclude each other")
 })
 
-test_that("scores have bits where they are asked for", {
+test_that("bits = TRUE adds surprisal and entropy", {
   model <- a_model()
   texts <- c(x = "To be, or not", y = "", z = "My lord")
   plain <- token_logprobs(model, texts)
@@ -202,10 +202,10 @@ test_that("scores have bits where they are asked for", {
   expect_equal(sum(spaced$logprob[spaced$text == 2L]), target_logprobs(model, "My", "lord")[[1L]], tolerance = 1e-6)
   expect_identical(spaced$token[1:2], c(" ", ","))
   expect_refused(token_logprobs(model, texts, bits = NA), "bits must be TRUE or FALSE")
-  expect_refused(token_logprobs(model, c("a", "b"), targets = "c"), "1 targets for 2 texts: give one for each")
+  expect_refused(token_logprobs(model, c("a", "b"), targets = "c"), "targets must have one value for each of 2 texts, not 1")
 })
 
-test_that("a tokenizer's first token comes before a text, and not between it and its target", {
+test_that("the beginning-of-sequence token is before a text, not between a text and its target", {
   model <- a_model()
   folder <- tempfile()
   save_pretrained(model, folder)
@@ -225,32 +225,32 @@ test_that("a tokenizer's first token comes before a text, and not between it and
   }
 })
 
-test_that("mistakes are refused with what to do next", {
+test_that("wrong arguments are errors", {
   model <- a_model()
   expect_refused(word_logprobs(model, 1:3), "x must be text, not an integer of length 3")
-  expect_refused(word_logprobs(model, SENTENCES, by = "sentence"), "there is no column sentence; there are item, word")
-  expect_refused(word_logprobs(model, SENTENCES, words = "w"), "there is no column w; there are item, word")
-  expect_refused(word_logprobs(model, c("a", "b"), by = 1), "by has 1 values for 2 words")
-  expect_refused(word_logprobs(model, c("a", "b"), by = list()), "by must be a vector, or names of columns, not a list of length 0")
-  expect_refused(word_logprobs(model, "a", ignore_regex = "["), 'ignore_regex is not a regular expression of R: "["')
+  expect_refused(word_logprobs(model, SENTENCES, by = "sentence"), "the data frame has no column sentence: its columns are item, word")
+  expect_refused(word_logprobs(model, SENTENCES, words = "w"), "the data frame has no column w: its columns are item, word")
+  expect_refused(word_logprobs(model, c("a", "b"), by = 1), "by must have one value for each of 2 words, not 1")
+  expect_refused(word_logprobs(model, c("a", "b"), by = list()), "by must be a vector or names of columns, not a list of length 0")
+  expect_refused(word_logprobs(model, "a", ignore_regex = "["), 'ignore_regex must be a valid regular expression, not "["')
   expect_refused(word_logprobs(model, c("a", "b"), context = c("x", "y")), "different contexts: pass by, or use target_logprobs()")
   expect_refused(word_logprobs(model, c("a", "b"), context = c("x", "y")), "different contexts")
-  expect_refused(word_logprobs(model, c("a", "b"), word_n = c(1, NA)), "word_n has NA at 2")
-  expect_refused(target_logprobs(model, c("a", "b"), "c"), "1 targets for 2 contexts")
+  expect_refused(word_logprobs(model, c("a", "b"), word_n = c(1, NA)), "word_n must not contain NA, as at position 2")
+  expect_refused(target_logprobs(model, c("a", "b"), "c"), "targets must have one value for each of 2 contexts, not 1")
   doubled <- "' c' starts with white space, and sep is a space, which would double it"
   expect_refused(target_logprobs(model, "a", " c"), doubled)
   expect_refused(token_logprobs(model, "a", targets = " c"), doubled)
   expect_refused(word_logprobs(model, c("a", "b "), context = "x "), "'x ' ends with white space")
   expect_refused(logprob_matrix(model, "a", file = "a.csv"), 'file must end in ".npy"')
-  expect_refused(word_logprobs(model, "a", resume = "no/such/x.rds"), "resume: there is no folder no/such")
+  expect_refused(word_logprobs(model, "a", resume = "no/such/x.rds"), "resume must be in an existing folder: create no/such")
   odd <- data.frame(`a word` = "To", check.names = FALSE)
-  expect_refused(text_embeddings(model, odd), "texts must be one column of the data frame, such as odd$`a word`")
+  expect_refused(text_embeddings(model, odd), "texts must be a column of the data frame, not the data frame: pass odd$`a word`")
   for (call in list(token_logprobs, perplexity, generate, next_tokens)) {
-    expect_error(call(model, odd), "not a <data.frame> of length 1: give a column of it, such as x$`a word`", fixed = TRUE)
+    expect_error(call(model, odd), "not a <data.frame> of length 1: pass one column, such as x$`a word`", fixed = TRUE)
   }
 })
 
-test_that("progress tells the time left", {
+test_that("the progress line contains the remaining time", {
   expect_identical(minhubpy:::progress_line(50, 100, 60), paste0("|", strrep("=", 20), strrep(" ", 20), "|  50%  1:00 left       "))
   expect_match(minhubpy:::progress_line(1, 100, 100, 0), "2:45:00 left")
   expect_no_match(minhubpy:::progress_line(0, 100, 5), "left")

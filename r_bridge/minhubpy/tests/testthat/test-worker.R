@@ -1,21 +1,20 @@
-# What may happen to the Python worker and to calls on their way. Faults that need a hand from outside (a killed R, a
-# full disk, strangers, interrupts at any moment) are in tests/r_bridge/test_r_processes.py.
+# Faults of the Python worker and of running calls. tests/r_bridge/test_r_processes.py tests a killed R session, a full
+# disk, foreign connections and interrupts at any moment.
 
-# Until the process is gone: a signal is not yet an end.
+# Waits for the end of the process after the signal.
 end_process <- function(pid, signal = tools::SIGKILL) {
   tools::pskill(pid, signal)
   deadline <- Sys.time() + 20
   while (is_running(pid) && Sys.time() < deadline) Sys.sleep(0.01)
 }
 
-# Its parent may not have asked yet how it ended: then its first thread is a zombie (Z), and when that is the only one
-# left, its files are closed.
+# A process whose parent has not waited for it is a zombie (Z). Its files are closed when only its first thread remains.
 is_running <- function(pid) {
   said <- suppressWarnings(tryCatch(readLines(file.path("/proc", pid, "stat"), warn = FALSE), error = function(e) ") Z"))
   !grepl(") Z", said, fixed = TRUE) || length(list.files(file.path("/proc", pid, "task"))) > 1L
 }
 
-# Four kinds of objects that Python holds, and what each gives.
+# Four types of Python objects and their results.
 things <- function() {
   tok <- a_tokenizer()
   path <- tempfile(fileext = ".json")
@@ -36,7 +35,7 @@ answers <- function(things) {
   )
 }
 
-test_that("a worker that was killed while idle is replaced, and everything is loaded again by itself", {
+test_that("a worker killed while idle is replaced, and all objects are reloaded", {
   needs_worker()
   made <- things()
   before <- answers(made)
@@ -48,7 +47,7 @@ test_that("a worker that was killed while idle is replaced, and everything is lo
   minhub_stop()
   expect_false(is_running(pid))
   expect_identical(answers(made), before)
-  # A mode stays as it was.
+  # The mode is restored.
   fresh <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, pdrop = 0.5, seed = 3)
   expect_true(fresh$training)
   end_process(worker_pid())
@@ -56,7 +55,7 @@ test_that("a worker that was killed while idle is replaced, and everything is lo
   expect_false(identical(made$random$training, fresh$training))
 })
 
-test_that("a person is told once that a new worker loads a model again", {
+test_that("a message states once that a new worker reloads a model", {
   needs_worker()
   model <- a_model()
   model(1L)
@@ -64,11 +63,11 @@ test_that("a person is told once that a new worker loads a model again", {
   old <- options(minhubpy.quiet = FALSE)
   on.exit(options(old))
   said <- testthat::capture_messages(model(1L))
-  expect_match(paste(said, collapse = ""), "The Python worker .*loading minhub/shakespeare-gpt2 again")
+  expect_match(paste(said, collapse = ""), "The Python worker ended.*Loading minhub/shakespeare-gpt2 again in the new Python worker")
   expect_identical(testthat::capture_messages(model(1L)), character())
 })
 
-test_that("a worker that is killed in the middle of a generation or of another long call is an error, once", {
+test_that("a worker killed during a call causes one error", {
   needs_worker()
   made <- things()
   before <- answers(made)
@@ -80,20 +79,20 @@ test_that("a worker that is killed in the middle of a generation or of another l
   expect_identical(answers(made), before)
 
   pid <- worker_pid()
-  news <- 0
+  events <- 0
   condition <- tryCatch(
-    minhubpy:::ask("score", model = made$pretrained, texts = random_text(20000), tokenizer = NULL, news = function(what) {
-      news <<- news + 1
+    minhubpy:::ask("score", model = made$pretrained, texts = random_text(20000), tokenizer = NULL, on_event = function(event) {
+      events <<- events + 1
       end_process(pid)
     }),
     error = identity
   )
   expect_s3_class(condition, "minhubpy_worker_lost")
-  expect_identical(news, 1)
+  expect_identical(events, 1)
   expect_identical(answers(made), before)
 })
 
-test_that("a worker that stops is waited for", {
+test_that("R waits for a stopped worker", {
   needs_worker()
   model <- a_random_model()
   logits <- model(1:3)
@@ -104,7 +103,7 @@ test_that("a worker that stops is waited for", {
   expect_identical(worker_pid(), pid)
 })
 
-test_that("an error in the user's own function stops the generation, and nothing of it comes later", {
+test_that("an error in a callback stops the generation", {
   model <- a_model()
   plain <- generate(model, "ROMEO:", 50, temperature = 0)
   for (nth in c(1, 2, 17)) {
@@ -122,21 +121,21 @@ test_that("an error in the user's own function stops the generation, and nothing
     expect_true(startsWith(plain, paste(pieces, collapse = "")))
     expect_identical(generate(model, "ROMEO:", 50, temperature = 0), plain)
   }
-  # A long one does not go on in Python: what follows does not wait for it.
+  # Python does not continue a long generation: the next call does not wait.
   for (i in 1:20) try(generate(model, "ROMEO:", 1e5, stream = function(piece) stop("enough")), silent = TRUE)
   expect_identical(generate(model, "ROMEO:", 50, temperature = 0), plain)
 })
 
-test_that("the user's own function cannot call Python, which is at work, and is told so", {
+test_that("a callback cannot call Python", {
   model <- a_model()
   tok <- a_tokenizer()
   plain <- generate(model, "ROMEO:", 20, temperature = 0)
   expect_error(
     generate(model, "ROMEO:", 20, temperature = 0, stream = function(piece) tok$encode("To be")),
-    "cannot call Python itself", class = "minhubpy_error"
+    "a callback cannot call Python while a call is running", class = "minhubpy_error"
   )
   expect_identical(tok$decode(tok$encode("To be")$ids), "To be")
-  # One that catches the error loses nothing of its own text.
+  # A callback that catches the error receives the complete text.
   pieces <- character()
   made <- generate(model, "ROMEO:", 20, temperature = 0, stream = function(piece) {
     pieces <<- c(pieces, piece)
@@ -146,7 +145,7 @@ test_that("the user's own function cannot call Python, which is at work, and is 
   expect_identical(paste(pieces, collapse = ""), plain)
 })
 
-test_that("Ctrl-C stops a generation, and the session, the model and the worker stay", {
+test_that("Ctrl-C stops a generation, and the session, the model and the worker remain", {
   needs_worker()
   model <- a_model()
   plain <- generate(model, "ROMEO:", 30, temperature = 0)
@@ -155,7 +154,7 @@ test_that("Ctrl-C stops a generation, and the session, the model and the worker 
     outcome <- tryCatch(
       generate(model, "ROMEO:", 1e6, stream = function(piece) {
         tools::pskill(Sys.getpid(), tools::SIGINT)
-        Sys.sleep(30) # which the signal ends
+        Sys.sleep(30) # the signal ends the sleep
       }),
       interrupt = function(condition) "interrupted"
     )
@@ -165,7 +164,7 @@ test_that("Ctrl-C stops a generation, and the session, the model and the worker 
   expect_identical(worker_pid(), pid)
 })
 
-test_that("a forked child has a worker of its own, and the parent's goes on", {
+test_that("a forked process starts a separate worker", {
   needs_worker()
   skip_on_os("windows")
   model <- a_model()
@@ -187,23 +186,23 @@ test_that("a forked child has a worker of its own, and the parent's goes on", {
   expect_false(any(vapply(pids, is_running, NA)))
 })
 
-test_that("models that R drops are dropped in Python", {
+test_that("Python releases models after R's garbage collection", {
   needs_python()
-  # A model that is gone is not here any more when its number is asked for.
+  # A released model no longer exists in Python.
   model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, seed = 1)
   number <- attr(model, "self")$handle$number
   expect_identical(minhubpy:::ask("parameters", model = number)$dtype[[1L]], "float32")
   rm(model)
   gc()
   condition <- tryCatch(minhubpy:::ask("parameters", model = number), error = identity)
-  expect_match(conditionMessage(condition), "model is not here any more")
-  # One that is kept is kept.
+  expect_match(conditionMessage(condition), "model no longer exists in Python")
+  # Other models remain.
   kept <- a_random_model()
   invisible(gc())
   expect_identical(dim(kept(1:3)), c(1L, 3L, 10L))
 })
 
-test_that("only the methods of the list can be asked for, with their own arguments", {
+test_that("only registered methods with their arguments can be called", {
   needs_python()
   for (name in c("__import__", "keep", "method", "Service", "eval", "os.system", "", "run", "Generate")) {
     condition <- tryCatch(minhubpy:::ask(name), error = identity)
@@ -211,14 +210,14 @@ test_that("only the methods of the list can be asked for, with their own argumen
     expect_match(conditionMessage(condition), "minhub_py has no method '.*' for R")
   }
   condition <- tryCatch(minhubpy:::ask("nothing", x = 1), error = identity)
-  expect_match(conditionMessage(condition), "nothing takes no x")
+  expect_match(conditionMessage(condition), "nothing has no argument x")
   condition <- tryCatch(minhubpy:::ask("parameters"), error = identity)
   expect_s3_class(condition, "minhubpy_error")
   condition <- tryCatch(minhubpy:::ask("parameters", model = 1e9), error = identity)
-  expect_match(conditionMessage(condition), "model is not here any more")
+  expect_match(conditionMessage(condition), "model no longer exists in Python")
 })
 
-# An executable file of this name that runs the commands.
+# Creates an executable script with these commands.
 script_in <- function(folder, name, ...) {
   path <- file.path(folder, name)
   writeLines(c("#!/bin/sh", ...), path)
@@ -226,18 +225,18 @@ script_in <- function(folder, name, ...) {
   path
 }
 
-test_that("a Python that cannot serve is told apart and named, and the one before stays", {
+test_that("an unsuitable Python is an error, and the previous worker remains", {
   needs_worker()
   python <- minhub_start()$python
-  on.exit(minhub_stop()) # which forgets the Python that was named last
+  on.exit(minhub_stop()) # also resets the selected Python
   folder <- tempfile("a folder with spaces ")
   dir.create(folder)
   script <- function(...) script_in(folder, ...)
   pid <- worker_pid()
   cases <- list(
-    list(file.path(folder, "nothing here"), "is not there"),
-    list(folder, "is not there"),
-    list("", "is not there"),
+    list(file.path(folder, "nothing here"), "does not exist"),
+    list(folder, "does not exist"),
+    list("", "does not exist"),
     list(script("mute", "exit 0"), "does not start as Python 3 (it prints nothing)"),
     list(script("loud", "echo hello; echo goodbye >&2; exit 3"), "does not start as Python 3 (goodbye)"),
     list(script("broken", "echo 'ImportError: no zlib' >&2; echo; echo '  <no Python frame>'"), "does not start as Python 3 (ImportError: no zlib)"),
@@ -251,25 +250,25 @@ test_that("a Python that cannot serve is told apart and named, and the one befor
     expect_s3_class(condition, "minhubpy_no_python")
     expect_identical(conditionCall(condition)[[1L]], quote(minhub_start))
     expect_match(
-      conditionMessage(condition), paste0(case[[1L]], " (the argument python) ", case[[2L]], ": name another Python"),
+      conditionMessage(condition), paste0(case[[1L]], " (the argument python) ", case[[2L]], ": set another Python"),
       fixed = TRUE
     )
   }
   expect_refused(minhub_start(NA), "python must be text, not NA")
   expect_identical(worker_pid(), pid)
 
-  # One that answers well and then is no worker.
+  # A script that answers the check and is not a worker.
   liar <- script("liar", 'case "$2" in *worker*) echo "No module named x" >&2;; *) echo minhubpy True True True True;; esac')
   expect_refused(minhub_start(liar), "the Python worker did not start")
   expect_refused(minhub_start(liar), "No module named x")
-  # A good one whose path has a space, through a link: the session goes on.
+  # A suitable Python at a link whose path contains a space.
   good <- script("good", paste("exec", shQuote(python), '"$@"'))
   about <- minhub_start(good)
   expect_identical(about$why, "the argument python")
   expect_identical(dim(a_random_model()(1:3)), c(1L, 3L, 10L))
 })
 
-test_that("the option, the variable and the order decide which Python it is", {
+test_that("the option, the environment variable and the order select the Python", {
   needs_worker()
   python <- minhub_start()$python
   variables <- c("MINHUBPY_PYTHON", "RETICULATE_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "R_USER_DATA_DIR", "HOME")
@@ -294,13 +293,13 @@ test_that("the option, the variable and the order decide which Python it is", {
   options(minhubpy.python = python)
   expect_identical(why(), "the option minhubpy.python")
   options(minhubpy.python = "~/no/python")
-  expect_error(why(), "/no/python \\(the option minhubpy.python\\) is not there", class = "minhubpy_no_python")
+  expect_error(why(), "/no/python \\(the option minhubpy.python\\) does not exist", class = "minhubpy_no_python")
   options(minhubpy.python = NULL)
   Sys.setenv(MINHUBPY_PYTHON = python)
   expect_identical(why(), "the environment variable MINHUBPY_PYTHON")
   Sys.setenv(MINHUBPY_PYTHON = "/no/python")
   expect_error(
-    why(), "/no/python (the environment variable MINHUBPY_PYTHON) is not there: name another Python, or name none and run",
+    why(), "/no/python (the environment variable MINHUBPY_PYTHON) does not exist: set another Python, or unset it and run",
     fixed = TRUE
   )
   Sys.unsetenv(c("MINHUBPY_PYTHON", "RETICULATE_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX"))
@@ -310,7 +309,7 @@ test_that("the option, the variable and the order decide which Python it is", {
   none <- tryCatch(why(), error = identity)
   skip_if_not(inherits(none, "condition"), "the system's own Python has minhub_py")
   expect_s3_class(none, "minhubpy_no_python")
-  advice <- paste("no Python with minhub_py was found;", minhubpy:::install_call(), "makes one")
+  advice <- paste0("no Python with minhub_py was found: run ", minhubpy:::install_call(), ", or set options(")
   expect_match(conditionMessage(none), advice, fixed = TRUE)
   expect_identical(minhub_doctor()$advice[[2L]], minhubpy:::install_call())
 
@@ -320,11 +319,11 @@ test_that("the option, the variable and the order decide which Python it is", {
   expect_identical(why(), "the active virtualenv")
   Sys.setenv(RETICULATE_PYTHON = python)
   expect_identical(why(), "RETICULATE_PYTHON")
-  Sys.setenv(RETICULATE_PYTHON = "/no/python") # a wrong one is passed over here
+  Sys.setenv(RETICULATE_PYTHON = "/no/python") # an invalid value is skipped
   expect_identical(why(), "the active virtualenv")
 })
 
-test_that("what an answer leaves on disk is gone when it is read", {
+test_that("files of results are deleted after reading", {
   needs_worker()
   model <- a_random_model()
   folder <- minhubpy:::session$link$folder
@@ -339,7 +338,7 @@ test_that("what an answer leaves on disk is gone when it is read", {
   expect_false(dir.exists(folder))
 })
 
-test_that("a file is read while it is written, and again where its end was not there yet", {
+test_that("a file is read while it is written, and read again if it was incomplete", {
   folder <- tempfile()
   dir.create(folder)
   whole <- serialize(array(runif(24), c(2, 3, 4)), NULL, xdr = FALSE, version = 2L)
@@ -376,7 +375,7 @@ test_that("a large array arrives in order", {
   expect_identical(order(logits[1L, 192L, ], decreasing = TRUE)[1:3] - 1L, last$id)
 })
 
-test_that("a working directory that was removed is no obstacle", {
+test_that("calls work without a working directory", {
   needs_worker()
   skip_on_os(c("windows", "solaris"))
   script <- tempfile(fileext = ".R")
@@ -389,6 +388,6 @@ test_that("a working directory that was removed is no obstacle", {
   ), script)
   said <- system2(file.path(R.home("bin"), "Rscript"), c("--no-init-file", shQuote(script)), stdout = TRUE, stderr = TRUE)
   expect_match(said, "^3 rows", all = FALSE)
-  expect_match(said, "the working directory was removed: setwd() changes to another", fixed = TRUE, all = FALSE)
+  expect_match(said, "the working directory was removed: change to another one with setwd()", fixed = TRUE, all = FALSE)
   expect_length(grep("^TRUE", said), 2L)
 })

@@ -28,17 +28,18 @@ class Original:
     settings: dict[str, Any]
 
 
-_originals: dict[tuple[type, str], dict[str, Original]] = {}  # by class and config: each `generate` needs them
+# By class and config: a cache, since each call of `generate` needs them.
+_originals: dict[tuple[type, str], dict[str, Original]] = {}
 
 
-def check_untouched(model: LanguageModel) -> None:
+def check_unmodified(model: LanguageModel) -> None:
     """UnsupportedError: the model is modified or compiled, or autocast is on: only `forward` describes it."""
-    kind = type(model)
+    cls = type(model)
     if not is_of_this_package(model) or model._compiled_call_impl is not None:
-        raise UnsupportedError(f"{kind.__name__} is not of this package, or compiled")
+        raise UnsupportedError(f"{cls.__name__} is compiled or of another package")
     if torch.is_autocast_enabled("cpu"):
         raise UnsupportedError("autocast is on")
-    key = (kind, repr(model.config))
+    key = (cls, repr(model.config))
     if key not in _originals:
         bare = skeleton(architecture_of(model.config.to_hub()["model_type"]), model.config)
         _originals[key] = {

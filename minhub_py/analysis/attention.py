@@ -1,0 +1,111 @@
+"""Attention weights of each head.
+
+`Past.attend` records the weights while the model's own `forward` runs, so that they include replaced modules and hooks.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from minhub_py.analysis.tokens import Text, ids_of_texts, token_strings
+from minhub_py.inference.arguments import model_of
+from minhub_py.inference.eval_mode import in_eval_mode
+from minhub_py.models.base import EncoderDecoder, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """Attention weights of a text.
+
+    Attributes:
+        tokens: The string of each token.
+        ids: The token IDs.
+        layers: Numbers of the layers with attention, from 1.
+        weights: Weights of shape (layers, heads, T, T), float32: [layer, head, query, key].
+    """
+
+    tokens: list[str | None]
+    ids: list[int]
+    layers: list[int]
+    weights: Tensor = field(repr=False)
+
+    def plot(
+        self, path: str | os.PathLike[str] | None = None, *, layer: int | None = None, head: int | None = None
+    ) -> "Figure":
+        """Draw heat maps of all heads, the heads of one layer, one head of every layer, or a single head.
+
+        More than 144 heads are shown as the mean of each layer; `layer` and `head` select them.
+
+        Args:
+            path: Output file; its suffix selects the format.
+            layer: Number of a layer, from 1.
+            head: Number of a head, from 1.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            ValueError: `layer` or `head` is out of range, or matplotlib is not installed.
+        """
+        from minhub_py.analysis.plots import plot_attention
+
+        return plot_attention(self, path, layer, head)
+
+
+@torch.no_grad()
+def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeights:
+    """Compute the attention weights of each head of each layer, as transformers' `attentions`.
+
+    The weights of a query sum to 1; in GPT-OSS they sum to less, because its sinks are not included. Layers without
+    attention, as in Qwen 3.5, are omitted. An encoder-decoder returns the weights of its encoder.
+
+    Args:
+        model: A model of this package.
+        tokenizer: The model's tokenizer; None if `text` is token IDs.
+        text: A string or a list of token IDs.
+
+    Returns:
+        The weights, and the tokens and layers that they belong to.
+
+    Raises:
+        ValueError: The model has no attention; the text has no tokens or exceeds the context length; or as `embed`.
+    """
+    model = model_of(model, "attention_weights()")
+    if not any(isinstance(layer, KeyValues) for layer in model.cache_layout()):
+        raise ValueError(f"{model.config.TITLE} has no attention: use a transformer model")
+    ids, tokens, idx = encode_text(model, tokenizer, text)
+    weights: dict[int, Tensor] = {}
+    past = Past(idx, recorded=weights)
+    running, context = in_eval_mode(model)
+    with context():
+        if isinstance(running, EncoderDecoder):
+            running.encode(idx, past)
+        else:
+            running.body(idx, past)
+    layers = sorted(weights)
+    return AttentionWeights(
+        tokens, ids, [layer + 1 for layer in layers], torch.cat([weights[layer] for layer in layers]).cpu()
+    )
+
+
+def encode_text(model: LanguageModel, tokenizer: Any, text: Text) -> tuple[list[int], list[str | None], Tensor]:
+    """The token IDs of a text, their strings, and the IDs as a tensor (1, T) on the model's device.
+
+    ValueError: the text has no tokens or exceeds the context length.
+    """
+    [ids] = ids_of_texts(model, tokenizer, [text])
+    if not ids:
+        raise ValueError("the text has no tokens: pass a text that is not empty")
+    limit = None if model.encoder_decoder else model.config.context_length
+    if limit is not None and len(ids) > limit:
+        raise ValueError(
+            f"the text has {len(ids):,} tokens, but the model's context length is {limit:,}: shorten the text"
+        )
+    return ids, token_strings(tokenizer, ids), torch.tensor([ids], device=next(model.parameters()).device)

@@ -1,0 +1,188 @@
+"""Classification heads: labels of texts, zero-shot labels by an entailment model, and reranking.
+
+Sources
+    Yin, Hay & Roth (2019), "Benchmarking Zero-shot Text Classification", for labels by entailment.
+    Nogueira & Cho (2019), "Passage Re-ranking with BERT", for cross-encoders.
+"""
+
+from collections.abc import Iterable, Sequence
+from reprlib import repr as brief
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minhub_py.analysis.encoders import hidden_states, inputs_of
+from minhub_py.analysis.predictions import Progress
+from minhub_py.analysis.surprisal import Columns, as_texts
+from minhub_py.inference.arguments import model_of, whole
+from minhub_py.models.base import Encoder
+
+HYPOTHESIS = "This example is {}."
+
+
+def classify(
+    model: Any,
+    tokenizer: Any,
+    texts: Iterable[str | None],
+    labels: Sequence[str] | None = None,
+    *,
+    hypothesis: str = HYPOTHESIS,
+    multi_label: bool = False,
+    progress: Progress | None = None,
+) -> Columns:
+    """Classify texts with a checkpoint that has a classification head.
+
+        classify(model, tokenizer, ["What a film!"])
+        classify(nli_model, tokenizer, ["Who will win the election?"], ["politics", "sports"])
+
+    With `labels`, an entailment model (NLI) classifies without training: the probability of a label follows from the
+    entailment of `hypothesis` with the label, given the text.
+
+    Args:
+        model: An encoder with a sequence classification head.
+        tokenizer: The model's tokenizer.
+        texts: Texts. None is a missing text.
+        labels: Labels for zero-shot classification. Default: the labels of the checkpoint.
+        hypothesis: A sentence with {} in place of the label.
+        multi_label: With `labels`: whether each label has its own probability, of entailment against contradiction.
+        progress: Called with the number of processed tokens and the total.
+
+    Returns:
+        Columns with one value per text: label (the most likely; None for a missing text), prob, and one column of
+        probabilities for each label, named `prob_LABEL`. Probabilities are a softmax over the labels; for one label,
+        for `problem_type` multi_label_classification and with `multi_label`, each is a sigmoid. For a regression head
+        the columns are the scores.
+
+    Raises:
+        ValueError: The model has no sequence classification head; with `labels`, it has no label that begins with
+            "entail", or `hypothesis` has no {}.
+    """
+    model = classifier(model, "classify()")
+    rows = as_texts("texts", texts)
+    present = [number for number, text in enumerate(rows) if text is not None]
+    strings = [rows[number] or "" for number in present]
+    names = model.config.labels if labels is None else list(labels)
+    if labels is None:
+        values = probabilities(scores_of(model, tokenizer, strings, None, progress), model.config.problem_type)
+    else:
+        values = zero_shot(model, tokenizer, strings, names, hypothesis, multi_label, progress)
+    result = np.full((len(rows), len(names)), np.nan, np.float32)
+    result[present] = values.numpy().reshape(len(present), len(names))
+    best: list[str | None] = [None] * len(rows)
+    for number in present:
+        best[number] = names[int(result[number].argmax())]
+    columns: Columns = {"label": best, "prob": np.array([row.max() if len(row) else np.nan for row in result])}
+    return columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)}
+
+
+def zero_shot(
+    model: Encoder, tokenizer: Any, texts: Sequence[str], labels: Sequence[str], hypothesis: str, multi_label: bool,
+    progress: Progress | None,
+) -> Tensor:  # fmt: skip
+    """Probabilities (texts, labels) of labels by entailment."""
+    if not labels:
+        raise ValueError("labels must have at least one label")
+    if "{}" not in hypothesis:
+        raise ValueError(f"hypothesis must contain {{}} in place of the label, not {brief(hypothesis)}")
+    names = [name.lower() for name in model.config.labels]
+    entailment = next((i for i, name in enumerate(names) if name.startswith("entail")), None)
+    if entailment is None:
+        raise ValueError(
+            f"labels need an entailment model, but this checkpoint has the labels {brief(model.config.labels)}: use a "
+            "model trained on natural language inference (NLI)"
+        )
+    contradiction = next((i for i, name in enumerate(names) if name.startswith("contra")), -1 if entailment == 0 else 0)
+    first = [text for text in texts for _ in labels]
+    second = [hypothesis.replace("{}", label) for _ in texts for label in labels]
+    scores = scores_of(model, tokenizer, first, second, progress, only_first=True)
+    if multi_label or len(labels) == 1:
+        return scores[:, [contradiction, entailment]].softmax(dim=1)[:, 1].view(len(texts), len(labels))
+    return scores[:, entailment].view(len(texts), len(labels)).softmax(dim=1)
+
+
+def rerank(
+    model: Any,
+    tokenizer: Any,
+    query: str,
+    texts: Iterable[str],
+    *,
+    k: int | None = None,
+    raw_scores: bool = False,
+    progress: Progress | None = None,
+) -> Columns:
+    """Sort texts by their relevance for a query, with a cross-encoder.
+
+        rerank(model, tokenizer, "How many people live in Berlin?", texts, k=3)
+
+    Args:
+        model: An encoder with a sequence classification head of one label.
+        tokenizer: The model's tokenizer.
+        query: The query.
+        texts: Texts.
+        k: Number of texts to return; default: all.
+        raw_scores: Whether to return scores before the sigmoid.
+        progress: Called with the number of processed tokens and the total.
+
+    Returns:
+        Columns, the most relevant text first: text (its number, from 0), rank (from 1) and score.
+
+    Raises:
+        ValueError: The model has no sequence classification head, or one of several labels.
+    """
+    model = classifier(model, "rerank()")
+    if len(model.config.labels) != 1:
+        raise ValueError(
+            f"rerank() needs a cross-encoder with one label, not {len(model.config.labels)}: use classify(), or "
+            "similarity() of embeddings"
+        )
+    rows = [text or "" for text in as_texts("texts", texts)]
+    scores = scores_of(model, tokenizer, [query] * len(rows), rows, progress)[:, 0]
+    scores = scores if raw_scores else scores.sigmoid()
+    order = scores.argsort(descending=True, stable=True)[: len(rows) if k is None else whole("k", k, 1)]
+    return {
+        "text": order.numpy(),
+        "rank": np.arange(1, len(order) + 1),
+        "score": scores[order].numpy(),
+    }
+
+
+def probabilities(scores: Tensor, problem_type: str | None) -> Tensor:
+    """Probabilities of scores (N, labels), by the rules of transformers' pipelines."""
+    if problem_type == "regression":
+        return scores
+    if problem_type == "multi_label_classification" or scores.size(1) == 1:
+        return scores.sigmoid()
+    return scores.softmax(dim=1)
+
+
+@torch.inference_mode()
+def scores_of(
+    model: Encoder, tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, progress: Progress | None,
+    *, only_first: bool = False,
+) -> Tensor:  # fmt: skip
+    """Scores (N, labels), float32, of texts or pairs of texts."""
+    settings = model.embedding_settings
+    max_length = None if settings is None else settings.max_length
+    inputs = list(inputs_of(model, tokenizer, texts, pairs, max_length=max_length, only_first=only_first))
+    scores = torch.empty(len(inputs), len(model.config.labels))
+    parameter = next(model.parameters())
+    processed, total = 0, sum(len(row.ids) for row in inputs)
+    for i, x in hidden_states(model, inputs):
+        scores[i] = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
+        processed += len(x)
+        if progress is not None:
+            progress(processed, total)
+    return scores
+
+
+def classifier(model: Any, call: str) -> Any:
+    """The model. ValueError: it is not an encoder with a sequence classification head."""
+    model = model_of(model, call)
+    if not isinstance(model, Encoder) or model.config.head != "sequence":
+        raise ValueError(
+            f"{call} needs a sequence classification head, which this checkpoint does not have: use one whose "
+            "config.json has an architecture …ForSequenceClassification"
+        )
+    return model

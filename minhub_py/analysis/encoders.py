@@ -1,0 +1,154 @@
+"""Texts and pairs of texts through an encoder: token IDs, hidden states, and text embeddings."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
+from minhub_py.checkpoints.tokenizers.tokenizer import working
+from minhub_py.inference.arguments import check_tokenizer
+from minhub_py.inference.encoder_runner import BATCH_TOKENS, encoder_runner
+from minhub_py.models.base import Encoder
+
+TEXTS = 1000  # per call of the tokenizer: an encoding takes a hundred times the memory of its text
+
+
+@dataclass(frozen=True)
+class Input:
+    """The token IDs of a text or a pair, with special tokens, and their token types. prompt: its number of tokens."""
+
+    ids: list[int]
+    types: list[int]
+    prompt: int = 0
+
+
+def inputs_of(
+    model: Encoder,
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    *,
+    max_length: int | None = None,
+    prompt: str = "",
+    only_first: bool = False,
+) -> Iterator[Input]:
+    """The inputs of texts, or of pairs of `texts` and `pairs`, with the tokenizer's special tokens.
+
+    A longer input is truncated to `max_length` tokens, and to the model's positions: the longer text of a pair first,
+    or with `only_first` the first text.
+    ValueError: not a tokenizer, or the tokenizer of another model.
+    """
+    check_tokenizer(tokenizer, "encode_batch")
+    limit = min(length for length in (max_length, model.config.context_length, 2**31) if length is not None)
+    room = limit - tokenizer.num_special_tokens_to_add(pairs is not None)
+    prompt_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids) if prompt else 0
+    if prompt:  # the first special token, such as [CLS], counts as the prompt's
+        prompt_tokens += special_tokens_before(tokenizer)
+    for start in range(0, len(texts), TEXTS):
+        batch = [prompt + text for text in texts[start : start + TEXTS]]
+        with working(tokenizer):
+            first = tokenizer.encode_batch(batch, add_special_tokens=False)
+            second = None if pairs is None else tokenizer.encode_batch(
+                list(pairs[start : start + TEXTS]), add_special_tokens=False
+            )  # fmt: skip
+            for number, encoding in enumerate(first):
+                other = None if second is None else second[number]
+                truncate(encoding, other, room, only_first)
+                encoded = tokenizer.post_process(encoding, other)
+                if (largest := max(encoded.ids, default=0)) >= model.config.vocab_size:
+                    raise ValueError(
+                        f"the tokenizer does not match the model: it returned token ID {largest}, but the model's "
+                        f"vocabulary ends at {model.config.vocab_size - 1}; pass the model's tokenizer"
+                    )
+                yield Input(encoded.ids, encoded.type_ids, prompt_tokens)
+
+
+def special_tokens_before(tokenizer: Any) -> int:
+    """The number of special tokens before a text."""
+    mask = tokenizer.encode("a").special_tokens_mask
+    return next((i for i, special in enumerate(mask) if not special), 0)
+
+
+def truncate(first: Any, second: Any, room: int, only_first: bool) -> None:
+    """Truncate the encodings of a text, or of a pair, to `room` tokens together."""
+    if second is None:
+        first.truncate(room)
+        return
+    sizes = [len(first.ids), len(second.ids)]
+    excess = sum(sizes) - room
+    if excess <= 0:
+        return
+    if only_first:
+        first.truncate(max(sizes[0] - excess, 0))
+        return
+    # The longer text loses tokens until both are of equal length; then they take turns.
+    longer = 0 if sizes[0] >= sizes[1] else 1
+    cut = min(excess, abs(sizes[0] - sizes[1]))
+    sizes[longer] -= cut
+    remaining = excess - cut
+    sizes = [sizes[0] - (remaining + 1) // 2, sizes[1] - remaining // 2]
+    first.truncate(max(sizes[0], 0))
+    second.truncate(max(sizes[1], 0))
+
+
+@torch.inference_mode()
+def hidden_states(model: Encoder, inputs: Sequence[Input]) -> Iterator[tuple[int, Tensor]]:
+    """(index, hidden states (T, C), float32) of each input, the longest first."""
+    runner = encoder_runner(model)
+    has_types = any(any(row.types) for row in inputs) and getattr(model, "embed_types", None) is not None
+    for batch in batches([len(row.ids) for row in inputs]):
+        types = [inputs[i].types for i in batch] if has_types else None
+        x = runner.hidden_states([inputs[i].ids for i in batch], types)
+        yield from zip(batch, x.split([len(inputs[i].ids) for i in batch]), strict=True)
+
+
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of texts in batches of about BATCH_TOKENS tokens, the longest first."""
+    batch: list[int] = []
+    size = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and size + lengths[i] > BATCH_TOKENS:
+            yield batch
+            batch, size = [], 0
+        batch.append(i)
+        size += lengths[i]
+    if batch:
+        yield batch
+
+
+def pooled(x: Tensor, settings: EmbeddingSettings, prompt: int = 0) -> Tensor:
+    """The pooled hidden states (C',) of a text's hidden states (T, C). prompt: tokens to leave out of the pooling."""
+    x = x if settings.include_prompt else x[prompt:]
+    parts = []
+    for mode in settings.pooling:
+        match mode:
+            case "cls":
+                parts.append(x[0])
+            case "lasttoken":
+                parts.append(x[-1])
+            case "max":
+                parts.append(x.amax(dim=0))
+            case "mean":
+                parts.append(x.mean(dim=0))
+            case "mean_sqrt_len":
+                parts.append(x.sum(dim=0) / len(x) ** 0.5)
+            case "weightedmean":
+                weights = torch.arange(1, len(x) + 1, dtype=x.dtype).unsqueeze(1)
+                parts.append((x * weights).sum(dim=0) / weights.sum())
+    return torch.cat(parts)
+
+
+def finished(x: Tensor, settings: EmbeddingSettings, dimensions: int | None, normalize: bool | None) -> Tensor:
+    """Embeddings (N, C'') after the dense layers, normalization and truncation to `dimensions`."""
+    for dense in settings.dense:
+        x = dense(x)
+    if settings.normalize:
+        x = F.normalize(x, dim=1, eps=1e-12)
+    dimensions = settings.dimensions if dimensions is None else dimensions
+    if dimensions is not None and dimensions < x.size(1):
+        x = x[:, :dimensions]
+    return F.normalize(x, dim=1, eps=1e-12) if normalize else x

@@ -1,0 +1,119 @@
+"""Logit lens: the predictions of each layer (nostalgebraist, 2020, "interpreting GPT: the logit lens").
+
+The steps after the last layer, the final norm and the head, are applied to the hidden states of every layer.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from minhub_py.analysis.attention import encode_text
+from minhub_py.analysis.hidden_states import HiddenStates
+from minhub_py.analysis.tokens import Text, token_strings
+from minhub_py.inference.arguments import model_of, whole
+from minhub_py.models.steps import Linear, Norm, Step
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Positions whose logits are in memory at once.
+POSITIONS = 128
+
+
+@dataclass(frozen=True)
+class LayerPredictions:
+    """Predictions of each layer at each token of a text.
+
+    Attributes:
+        tokens: The string of each token.
+        ids: The token IDs.
+        layers: Numbers of the hidden states: 0 for the embeddings, the last for the model's own predictions.
+        predicted: IDs of the most likely tokens in descending order, int64 (layers, T, n).
+        probs: Their probabilities, float32 (layers, T, n).
+        names: The string of each predicted token ID.
+    """
+
+    tokens: list[str | None]
+    ids: list[int]
+    layers: list[int]
+    predicted: Tensor = field(repr=False)
+    probs: Tensor = field(repr=False)
+    names: dict[int, str | None] = field(repr=False)
+
+    def plot(self, path: str | os.PathLike[str] | None = None, *, start: int = 0, most: int = 14) -> "Figure":
+        """Draw the most likely token of each layer (rows) at each token of the text (columns).
+
+        Args:
+            path: Output file; its suffix selects the format.
+            start: Index of the first token, from 0.
+            most: Maximum number of tokens.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            ValueError: `start` exceeds the text, or matplotlib is not installed.
+        """
+        from minhub_py.analysis.plots import plot_logit_lens
+
+        return plot_logit_lens(self, path, start, most)
+
+
+@torch.no_grad()
+def logit_lens(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredictions:
+    """Compute each layer's predictions of the next token: its hidden states, after the final norm and the head.
+
+    Args:
+        model: A model of this package.
+        tokenizer: The model's tokenizer; None if `text` is token IDs.
+        text: A string or a list of token IDs.
+        n: Number of most likely tokens.
+
+    Returns:
+        The most likely tokens of each layer after each token of the text, and their probabilities.
+
+    Raises:
+        ValueError: The model is an encoder-decoder; the text has no tokens or exceeds the context length; or as
+            `embed`.
+    """
+    model = model_of(model, "logit_lens()")
+    if model.encoder_decoder:
+        raise ValueError(
+            f"{model.config.TITLE}: the layers of an encoder predict no next token. embed(), in R text_embeddings(), "
+            "returns their states"
+        )
+    n = min(whole("n", n, 1), model.config.vocab_size)
+    states = HiddenStates(model, "logit_lens()")
+    ids, tokens, idx = encode_text(model, tokenizer, text)
+    hidden = states.compute(idx, range(states.count + 1))
+    # The embeddings of an LSTM can differ in size from the input of its head.
+    layers = [layer for layer in hidden if layer > 0 or not states.recurrent or hidden[0].shape == hidden[1].shape]
+    best = [most_likely(states, layer, hidden[layer][0], n) for layer in layers]
+    predicted, probs = (torch.stack(tensors).cpu() for tensors in zip(*best, strict=True))
+    unique = predicted.unique().tolist()
+    names = dict(zip(unique, token_strings(tokenizer, unique), strict=True))
+    return LayerPredictions(tokens, ids, layers, predicted, probs, names)
+
+
+def most_likely(states: HiddenStates, layer: int, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """IDs and probabilities (T, n) of the most likely tokens for a layer's hidden states (T, C)."""
+    best = []
+    for chunk in x.split(POSITIONS):
+        logits = states.model.logits(final(states.tail, chunk) if layer < states.count else chunk)
+        best.append(logits.float().softmax(dim=-1).topk(n, dim=-1))
+    return torch.cat([chunk.indices for chunk in best]), torch.cat([chunk.values for chunk in best])
+
+
+def final(steps: Sequence[Step], x: Tensor) -> Tensor:
+    """The input of the head, for the output of the last layer: most architectures have a norm between them."""
+    h = x
+    for step in steps:
+        if isinstance(step, Norm):
+            h = step.layer(x)
+        elif isinstance(step, Linear):
+            h = torch.cat([layer(h) for layer in step.layers], dim=-1)
+    return h

@@ -1,0 +1,296 @@
+"""Masked language models: tokens at a mask, probabilities of words in context, and pseudo-log-likelihood of texts.
+
+Sources
+    Devlin et al. (2019), "BERT", for masked language models.
+    Salazar et al. (2020), "Masked Language Model Scoring", for the pseudo-log-likelihood (PLL).
+    Kauf & Ivanova (2023), "A Better Way to Do Masked Language Model Scoring", for PLL-word-l2r.
+    The R package pangoling (Nicenboim, Emmerly and Cassani), for the probabilities of targets in context.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
+from minhub_py.analysis.predictions import Progress
+from minhub_py.analysis.surprisal import Columns, as_texts
+from minhub_py.analysis.tokens import token_strings
+from minhub_py.inference.arguments import check_tokenizer, model_of, whole
+from minhub_py.models.base import Encoder
+from minhub_py.models.heads import MaskedLMHead
+
+MASKS = ("[MASK]", "<mask>")
+# Rows of logits at a time: bounds the memory for large vocabularies.
+ROWS = 64
+
+
+def masked_tokens(
+    model: Any,
+    tokenizer: Any,
+    texts: str | Iterable[str],
+    n: int = 10,
+    *,
+    targets: Iterable[str] | None = None,
+    progress: Progress | None = None,
+) -> Columns:
+    """Compute the most likely tokens at each mask of texts.
+
+        masked_tokens(model, tokenizer, "The capital of France is [MASK].", n=3)
+
+    "[MASK]" stands for the tokenizer's mask token, whatever its spelling. Several masks of a text are predicted
+    independently.
+
+    Args:
+        model: An encoder with a masked-LM head.
+        tokenizer: The model's tokenizer.
+        texts: One or more texts, each with at least one mask.
+        n: Number of tokens per mask.
+        targets: Tokens to report instead of the most likely tokens. Each is looked up in the vocabulary as it is; for a
+            byte-level BPE such as RoBERTa's, a target within a text begins with a space.
+        progress: Called with the number of processed tokens and the total.
+
+    Returns:
+        Columns with `n` rows per mask, the most likely token first: text and mask (their numbers, from 0), token (its
+        string), id, prob and logprob (nats).
+
+    Raises:
+        ValueError: The model has no masked-LM head; a text has no mask; a target is not one token of the vocabulary.
+    """
+    model = masked_model(model, "masked_tokens()")
+    n = min(whole("n", n, 1), model.config.vocab_size)
+    mask = mask_of(tokenizer)
+    rows = [texts] if isinstance(texts, str) else as_texts("texts", texts)
+    masked = [(text or "").replace("[MASK]", mask) for text in rows]
+    inputs = list(inputs_of(model, tokenizer, masked))
+    mask_id = tokenizer.token_to_id(mask)
+    places = [(number, i) for number, row in enumerate(inputs) for i, id in enumerate(row.ids) if id == mask_id]
+    without = set(range(len(inputs))) - {number for number, _ in places}
+    if without:
+        raise ValueError(f"text {min(without)} has no mask: write [MASK] in place of a word")
+    target_ids = None if targets is None else [target_id(tokenizer, target) for target in targets]
+    logprobs = logprobs_at(model, inputs, places, progress)  # (masks, V)
+    if target_ids is None:
+        best = logprobs.topk(n, dim=1)
+        values, ids = best.values, best.indices
+    else:
+        chosen = logprobs[:, target_ids]
+        values, order = chosen.sort(dim=1, descending=True)
+        ids = torch.tensor(target_ids)[order]
+    texts_of_masks = [number for number, _ in places]
+    masks = [sum(other == number for other in texts_of_masks[:i]) for i, number in enumerate(texts_of_masks)]
+    count = ids.size(1)
+    return {
+        "text": np.repeat(np.array(texts_of_masks, np.int64), count),
+        "mask": np.repeat(np.array(masks, np.int64), count),
+        "token": token_strings(tokenizer, ids.flatten().tolist()),
+        "id": ids.flatten().numpy(),
+        "prob": values.flatten().double().exp().numpy(),
+        "logprob": values.flatten().numpy(),
+    }
+
+
+def masked_logprobs(
+    model: Any,
+    tokenizer: Any,
+    contexts: Iterable[str | None],
+    targets: Iterable[str | None],
+    after: Iterable[str | None] | str = "",
+    *,
+    progress: Progress | None = None,
+) -> Columns:
+    """Compute the log-probability of each target between the text before and the text after it.
+
+        masked_logprobs(model, tokenizer, ["The"], ["apple"], ["doesn't fall far from the tree."])
+
+    All tokens of a target are masked at once; its log-probability is the sum over its tokens. The text is the context,
+    a space, the masks, a space, and the text after. The tokens of a target are those of the target alone. This is the
+    definition of pangoling's `masked_targets_pred`.
+
+    Args:
+        model: An encoder with a masked-LM head.
+        tokenizer: The model's tokenizer.
+        contexts: The text before each target. None is no text.
+        targets: Words or texts.
+        after: The text after each target, or one text for all.
+        progress: Called with the number of processed tokens and the total.
+
+    Returns:
+        Columns with one value per target: tokens (their number) and logprob (nats). Missing targets have 0 tokens and
+        NaN.
+
+    Raises:
+        ValueError: The model has no masked-LM head, or the columns differ in length.
+    """
+    model = masked_model(model, "masked_logprobs()")
+    contexts, targets = as_texts("contexts", contexts), as_texts("targets", targets)
+    following = [after] * len(targets) if isinstance(after, str) else as_texts("after", after)
+    if not len(contexts) == len(targets) == len(following):
+        raise ValueError(
+            f"contexts, targets and after must have equal lengths, not {len(contexts)}, {len(targets)} and "
+            f"{len(following)}"
+        )
+    mask = mask_of(tokenizer)
+    mask_id = tokenizer.token_to_id(mask)
+    ids = [tokenizer.encode(target, add_special_tokens=False).ids if target else [] for target in targets]
+    used = [number for number, tokens in enumerate(ids) if tokens]
+    texts = [
+        " ".join(part for part in (contexts[number] or "", mask * len(ids[number]), following[number] or "") if part)
+        for number in used
+    ]
+    inputs = list(inputs_of(model, tokenizer, texts))
+    places, expected, owners = [], [], []
+    for row, number in enumerate(used):
+        found = [i for i, id in enumerate(inputs[row].ids) if id == mask_id][: len(ids[number])]
+        places += [(row, i) for i in found]
+        expected += ids[number][: len(found)]
+        owners += [number] * len(found)
+    result = np.full(len(targets), np.nan)
+    if places:
+        values = logprobs_at(model, inputs, places, progress, expected).double().numpy()
+        for number in used:
+            result[number] = 0.0
+        np.add.at(result, owners, values)
+    return {"tokens": np.array([len(tokens) for tokens in ids]), "logprob": result}
+
+
+def pseudo_logprobs(
+    model: Any,
+    tokenizer: Any,
+    texts: Iterable[str | None],
+    *,
+    method: Literal["original", "within_word_l2r"] = "within_word_l2r",
+    progress: Progress | None = None,
+) -> Columns:
+    """Compute the pseudo-log-likelihood of texts: each token is masked and predicted from the other tokens.
+
+    Args:
+        model: An encoder with a masked-LM head.
+        tokenizer: The model's tokenizer.
+        texts: Texts. None and "" are missing.
+        method: "original" masks one token at a time (Salazar et al., 2020). "within_word_l2r" also masks the later
+            tokens of the same word, because they would reveal it (Kauf & Ivanova, 2023).
+        progress: Called with the number of processed tokens and the total.
+
+    Returns:
+        Columns with one row per token without special tokens: text (its number, from 0), token, id and logprob (nats).
+        The pseudo-log-likelihood of a text is the sum of its rows.
+
+    Raises:
+        ValueError: The model has no masked-LM head, or `method` is unknown.
+    """
+    model = masked_model(model, "pseudo_logprobs()")
+    if method not in ("original", "within_word_l2r"):
+        raise ValueError(f'method must be "original" or "within_word_l2r", not {method!r}')
+    texts = [text or "" for text in as_texts("texts", texts)]
+    mask_id = tokenizer.token_to_id(mask_of(tokenizer))
+    inputs: list[Input] = []
+    places, expected, owners = [], [], []
+    for number, text in enumerate(texts):
+        encoding = tokenizer.encode(text)
+        for i, (id, special) in enumerate(zip(encoding.ids, encoding.special_tokens_mask, strict=True)):
+            if special:
+                continue
+            word = encoding.word_ids[i]
+            masked = list(encoding.ids)
+            masked[i] = mask_id
+            if method == "within_word_l2r":
+                for later in range(i + 1, len(masked)):
+                    if encoding.word_ids[later] == word and not encoding.special_tokens_mask[later]:
+                        masked[later] = mask_id
+            places.append((len(inputs), i))
+            inputs.append(Input(masked, encoding.type_ids))
+            expected.append(id)
+            owners.append(number)
+    values = logprobs_at(model, inputs, places, progress, expected) if inputs else torch.empty(0)
+    return {
+        "text": np.array(owners, np.int64),
+        "token": token_strings(tokenizer, expected),
+        "id": np.array(expected, np.int64),
+        "logprob": values.numpy(),
+    }
+
+
+@torch.inference_mode()
+def logprobs_at(
+    model: Encoder,
+    inputs: Sequence[Input],
+    places: Sequence[tuple[int, int]],
+    progress: Progress | None = None,
+    expected: Sequence[int] | None = None,
+) -> Tensor:
+    """Log-probabilities at positions of inputs, float32: (places, V), or (places,) of the `expected` token IDs.
+
+    places: (index of the input, position) of each. The head is computed at these positions only.
+    """
+    by_input: dict[int, list[int]] = {}
+    for number, (row, _) in enumerate(places):
+        by_input.setdefault(row, []).append(number)
+    result = torch.empty(len(places) if expected is not None else (len(places), model.config.vocab_size))
+    waiting: list[int] = []
+    rows: list[Tensor] = []
+    device = next(model.parameters()).device
+    dtype = next(parameter.dtype for parameter in model.parameters())
+
+    def flush() -> None:
+        if not waiting:
+            return
+        x = torch.stack(rows).to(device, dtype).unsqueeze(0)  # (1, rows, C)
+        logprobs = model.head_of(x)[0].float().log_softmax(dim=1).cpu()
+        if expected is None:
+            result[waiting] = logprobs
+        else:
+            ids = torch.tensor([expected[number] for number in waiting])
+            result[waiting] = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
+        waiting.clear()
+        rows.clear()
+
+    processed, total = 0, sum(len(row.ids) for row in inputs)
+    for i, x in hidden_states(model, inputs):
+        for number in by_input.get(i, ()):
+            waiting.append(number)
+            rows.append(x[places[number][1]])
+            if len(waiting) == ROWS:
+                flush()
+        processed += len(x)
+        if progress is not None:
+            progress(processed, total)
+    flush()
+    return result
+
+
+def masked_model(model: Any, call: str) -> Any:
+    """The model. ValueError: it is not an encoder with a masked-LM head."""
+    model = model_of(model, call)
+    if not isinstance(model, Encoder):
+        raise ValueError(
+            f"{call} needs an encoder such as BERT; for a {model.config.TITLE} use next_tokens() or word_logprobs()"
+        )
+    if not isinstance(model.head, MaskedLMHead):
+        raise ValueError(
+            f"{call} needs a masked-LM head, which this checkpoint does not have: use one whose config.json has "
+            f"an architecture …ForMaskedLM, not {(model.config.architectures or ['none'])[0]}"
+        )
+    return model
+
+
+def mask_of(tokenizer: Any) -> str:
+    """The mask token. ValueError: the tokenizer has none."""
+    check_tokenizer(tokenizer, "encode_batch")
+    for token in MASKS:
+        if tokenizer.token_to_id(token) is not None:
+            return token
+    raise ValueError("the tokenizer has no mask token ([MASK] or <mask>): use the tokenizer of a masked language model")
+
+
+def target_id(tokenizer: Any, target: str) -> int:
+    """The token ID of a target. ValueError: it is not one token."""
+    id = tokenizer.token_to_id(target)
+    if id is not None:
+        return int(id)
+    ids = tokenizer.encode(target, add_special_tokens=False).ids
+    if len(ids) != 1:
+        raise ValueError(f"target {target!r} is {len(ids)} tokens, not one: masked_logprobs() scores longer targets")
+    return int(ids[0])

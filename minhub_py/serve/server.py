@@ -1,0 +1,142 @@
+"""Settings and state of a server: request bodies, access control and error formats."""
+
+import asyncio
+import hmac
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request as HTTPRequest
+
+from minhub_py.serve.models import Models, ServedModel
+from minhub_py.serve.validation import Fields, RequestError
+
+PAGE = Path(__file__).with_name("page")
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+PAGE_FILES = {path.name: MEDIA_TYPES[path.suffix] for path in sorted(PAGE.iterdir()) if path.suffix in MEDIA_TYPES}
+PUBLIC_PATHS = ("/", "/health", "/v1/health", *(f"/page/{name}" for name in PAGE_FILES))  # paths without an API key
+
+
+@dataclass
+class Server:
+    """Settings and state of a server.
+
+    key: API key that clients must send, if any.
+    local: accept only names of this machine in the Host header.
+    origins: origins of web pages that may call the server.
+    max_body: maximum size of a request body in bytes.
+    read_timeout: maximum time in seconds to receive a request's head, and its body.
+    log: log method, path, status and duration of requests on standard error, without their content.
+    """
+
+    models: Models
+    key: str | None = None
+    local: bool = True
+    origins: Sequence[str] = ()
+    max_body: int = 8 * 2**20
+    read_timeout: float = 30.0
+    log: bool = False
+    responses: Counter[tuple[str, int]] = field(default_factory=Counter)  # by route and status
+
+    async def read(self, request: HTTPRequest) -> Fields:
+        """The JSON object in a request's body. RequestError: it is too large, too slow or invalid."""
+        try:
+            return Fields.parse(await asyncio.wait_for(self._body(request), self.read_timeout))
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            raise RequestError(408, f"the body was not received within {self.read_timeout:g} seconds") from error
+
+    async def read_with_model(self, request: HTTPRequest) -> tuple[ServedModel, Fields]:
+        """The body of a request, and the model that it names."""
+        fields = await self.read(request)
+        return self.models.find(fields.string("model")), fields
+
+    async def _body(self, request: HTTPRequest) -> bytes:
+        """The body. A body that is too large is received up to a limit: clients read the response after sending."""
+        chunks, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= self.max_body:
+                chunks.append(chunk)
+            elif size > 32 * self.max_body:
+                break
+        if size > self.max_body:
+            raise RequestError(413, f"the body has more than {self.max_body:,} bytes", "too_large")
+        return b"".join(chunks)
+
+    def check_access(self, path: str, headers: Headers) -> None:
+        """RequestError: wrong Host header, a foreign origin, or an invalid API key."""
+        host = headers.get("host", "")
+        if self.local and not is_local(hostname(host)):
+            raise RequestError(
+                403, "this server accepts requests to localhost only: use this name, or start it with --host", "host"
+            )
+        origin = headers.get("origin")
+        if origin is not None and origin not in self.origins and (not host or authority(origin) != host):
+            raise RequestError(403, "requests of other web pages are rejected: add --allow-origin", "origin")
+        if self.key is None or path in PUBLIC_PATHS:
+            return
+        if not hmac.compare_digest(api_key(headers).encode(), self.key.encode()):
+            raise RequestError(401, "the API key is missing or wrong: Authorization: Bearer KEY", "invalid_api_key")
+
+    def count(self, request: HTTPRequest, status: int) -> None:
+        """Count a response."""
+        self.responses[getattr(request.scope.get("route"), "name", "") or "other", status] += 1
+
+
+def server_of(request: HTTPRequest) -> Server:
+    """The server of a request."""
+    server: Server = request.scope["app"].server
+    return server
+
+
+def is_ollama(path: str) -> bool:
+    """Whether a path belongs to the Ollama API."""
+    return path.startswith("/api/")
+
+
+def format_error(path: str, error: RequestError) -> dict[str, Any]:
+    """An error in the format of a path's API."""
+    if is_ollama(path):
+        return {"error": error.message}
+    types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+             500: "server_error", 503: "server_error"}  # fmt: skip
+    kind = types.get(error.status, "invalid_request_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}}
+
+
+def api_key(headers: Headers) -> str:
+    """The API key of a request. The authentication scheme is case-insensitive."""
+    value = headers.get("authorization", headers.get("x-api-key", "")).strip()
+    scheme, _, credentials = value.partition(" ")
+    return credentials.strip() if scheme.lower() == "bearer" else value
+
+
+def authority(origin: str) -> str | None:
+    """Host and port of an Origin header; None if it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def hostname(host: str) -> str:
+    """A Host header without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_local(host: str) -> bool:
+    """Whether a host name always refers to this machine."""
+    if host in ("localhost", "localhost.localdomain") or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
