@@ -398,7 +398,7 @@ def save_pretrained(
             `tokenizers.Tokenizer`.
         OSError: The disk is full or not writable. Existing files of the folder are then unchanged.
     """
-    own: LanguageModel = model_of(model, "save_pretrained()")
+    own: LanguageModel = model_of(model, "save_pretrained()", encoders=True)
     own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
     refuse_quantized(own, "saved")
     if tokenizer is not None:

@@ -92,7 +92,7 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
         ValueError: The model is quantized or not a model of this package.
         OSError: The disk is full or not writable; an existing file is unchanged.
     """
-    unwrapped: LanguageModel = model_of(model, "save_torchscript()")
+    unwrapped: LanguageModel = model_of(model, "save_torchscript()", encoders=True)
     refuse_quantized(unwrapped, "written as TorchScript")
     if has_packed(unwrapped):
         raise ValueError("experts in MXFP4 cannot be written as TorchScript: use the model in BF16 or F32")

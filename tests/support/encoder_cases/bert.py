@@ -68,6 +68,16 @@ CASES = EncoderCases(
            "camembert": ROBERTA},
     cases={**BERT, **ROBERTAS, **DISTILBERT, **ELECTRA},
     published={
+        "google-bert/bert-base-uncased": 109_514_298,
+        "google-bert/bert-large-uncased": 335_174_458,
+        "sentence-transformers/all-MiniLM-L6-v2": 22_565_376,
+        "FacebookAI/roberta-base": 124_697_433,
+        "FacebookAI/roberta-large": 355_412_057,
+        "FacebookAI/xlm-roberta-base": 278_295_186,
+        "FacebookAI/xlm-roberta-large": 560_142_482,
+        "distilbert/distilbert-base-uncased": 66_985_530,
+        "google/electra-small-discriminator": 13_483_008,
+        "google/electra-base-discriminator": 108_891_648,
     },
     refused=REFUSED,
 )  # fmt: skip

@@ -39,6 +39,8 @@ CASES = EncoderCases(
     small={"modernbert": SMALL},
     cases=MODERNBERT,
     published={
+        "answerdotai/ModernBERT-base": 149_655_232,
+        "answerdotai/ModernBERT-large": 395_881_664,
     },
     refused=(
         *(("modernbert", {name: True}, f"sets {name} to True")

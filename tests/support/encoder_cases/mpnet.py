@@ -22,6 +22,8 @@ CASES = EncoderCases(
     small={"mpnet": SMALL},
     cases=MPNET,
     published={
+        "microsoft/mpnet-base": 109_518_527,
+        "sentence-transformers/all-mpnet-base-v2": 108_895_872,
     },
     refused=(
         ("mpnet", {"relative_attention_num_buckets": 16}, "sets relative_attention_num_buckets to 16"),
