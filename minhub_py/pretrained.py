@@ -267,6 +267,7 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     ValueError: lists every tensor that does not fit the table or the config.
     """
     architecture, config = describe(checkpoint)
+    config = with_stored_head(checkpoint, architecture, config)
     meta: Mapping[str, Tensor] = checkpoint.meta
     if checkpoint.layout == "hub":
         meta = weights_map.to_native(architecture.model_type, meta, config)
@@ -283,6 +284,29 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     return architecture, model, meta
 
 
+def with_stored_head(checkpoint: Checkpoint, architecture: Architecture, config: ModelConfig) -> ModelConfig:
+    """The config of a checkpoint, with the head that its files contain.
+
+    sentence-transformers/all-mpnet-base-v2 and others were trained from a masked language model: their config.json
+    names it, but the files have no head.
+    ValueError: the files lack a classification head.
+    """
+    head = getattr(config, "head", None)
+    if head is None or checkpoint.layout != "hub":
+        return config
+    table = weights_map.table_of(architecture.model_type, config)
+    if any((hit := table.find(name, "hub")) and hit[1].head == head for name in checkpoint):
+        return config
+    without: ModelConfig = changed(config, {"architectures": None})
+    if head != "masked_lm":
+        [name], base = config.to_hub()["architectures"], without.to_hub()["architectures"]
+        raise ValueError(
+            f"{checkpoint.path} has no weights of the head of {name}, which config.json names in architectures: to "
+            f"load the model without a head, set architectures to {base} in a local copy"
+        )
+    return without
+
+
 def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The `tensors` of a checkpoint under native names. meta: the result of `fit`."""
     return meta.over(tensors) if isinstance(meta, Mapped) else tensors
@@ -290,7 +314,7 @@ def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Ma
 
 def tied_names(architecture: Architecture, config: ModelConfig) -> dict[str, str]:
     """Native name of each tensor that a config may tie -> native name of the tensor that it is tied to."""
-    table = weights_map.tables[architecture.model_type].for_head(getattr(config, "head", None))
+    table = weights_map.table_of(architecture.model_type, config)
     pairs = {}
     for row in table.rows:
         if row.operation.tied_to and (twin := table.find(row.operation.tied_to, "hub")):
@@ -374,7 +398,7 @@ def save_pretrained(
             `tokenizers.Tokenizer`.
         OSError: The disk is full or not writable. Existing files of the folder are then unchanged.
     """
-    own: LanguageModel = model_of(model, "save_pretrained()")
+    own: LanguageModel = model_of(model, "save_pretrained()", encoders=True)
     own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
     refuse_quantized(own, "saved")
     if tokenizer is not None:

@@ -45,6 +45,7 @@ class Architecture:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()  # multimodal model types with a text_config of this architecture
     module: str = ""  # if several architectures share a module: its name
+    is_encoder: bool = False  # a text encoder, which predicts no next token
 
     @property
     def trainable(self) -> bool:
@@ -191,19 +192,30 @@ ARCHITECTURES = {
         ),
         # `train` does not support encoder-decoder models.
         Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),
-        Architecture("bert", "BERT", "bert", ("BertConfig", "Bert"), Training({}), names={"bert": ("bert",)}),
+        # Encoders.
         Architecture(
-            "roberta", "RoBERTa", "roberta", ("BertConfig", "Bert"), Training({}),
+            "bert", "BERT", "bert", ("BertConfig", "Bert"), Training({}), presets=published.BERT,
+            names={"bert": ("bert",)}, is_encoder=True,
+        ),
+        Architecture(
+            "roberta", "RoBERTa", "roberta", ("BertConfig", "Bert"), Training({}), presets=published.ROBERTA,
             names={"roberta": ("roberta",), "xlmroberta": ("xlm-roberta",), "camembert": ("camembert",)},
-            module="bert",
+            module="bert", is_encoder=True,
         ),
         Architecture(
             "distilbert", "DistilBERT", "distilbert", ("BertConfig", "Bert"), Training({}),
-            names={"distilbert": ("distilbert",)}, module="bert",
+            presets=published.DISTILBERT, names={"distilbert": ("distilbert",)}, module="bert", is_encoder=True,
         ),
         Architecture(
-            "electra", "ELECTRA", "electra", ("BertConfig", "Bert"), Training({}), names={"electra": ("electra",)},
-            module="bert",
+            "electra", "ELECTRA", "electra", ("BertConfig", "Bert"), Training({}), presets=published.ELECTRA,
+            names={"electra": ("electra",)}, module="bert", is_encoder=True,
+        ),
+        Architecture(
+            "mpnet", "MPNet", "mpnet", ("MPNetConfig", "MPNet"), Training({}), presets=published.MPNET, is_encoder=True,
+        ),
+        Architecture(
+            "modernbert", "ModernBERT", "modernbert", ("ModernBertConfig", "ModernBert"), Training({}), "answerdotai",
+            published.MODERNBERT, is_encoder=True,
         ),
     )
 }  # fmt: skip
@@ -216,8 +228,8 @@ ENTRIES = {
 }
 
 
-# Masked models, which users of pangoling may try.
-MASKED = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "modernbert")
+# Encoders without a model file.
+UNSUPPORTED_ENCODERS = ("albert", "deberta", "deberta-v2")
 
 
 def entry_of(model_type: object) -> Entry:
@@ -226,7 +238,8 @@ def entry_of(model_type: object) -> Entry:
         if model_type in entry.model_types:
             return entry
     supported = ", ".join(model_type for entry in ENTRIES.values() for model_type in entry.model_types)
-    note = "; it is a masked model, which fills in blanks and predicts no next token" if model_type in MASKED else ""
+    encoders = ", ".join(entry.model_types[0] for entry in ENTRIES.values() if entry.architecture.is_encoder)
+    note = f"; it is an encoder, of which {encoders} are supported" if model_type in UNSUPPORTED_ENCODERS else ""
     raise ValueError(
         f"config.json's model_type is {brief(model_type)}, which is not supported; supported types: {supported}{note}"
     )

@@ -179,7 +179,7 @@ def scores_of(
 
 def classifier(model: Any, call: str) -> Any:
     """The model. ValueError: it is not an encoder with a sequence classification head."""
-    model = model_of(model, call)
+    model = model_of(model, call, encoders=True)
     if not isinstance(model, Encoder) or model.config.head != "sequence":
         raise ValueError(
             f"{call} needs a sequence classification head, which this checkpoint does not have: use one whose "

@@ -86,7 +86,7 @@ def embed(
         ValueError: `layer`, `pool`, `dimensions` or a token ID is out of range; the repository has no such prompt; the
             tokenizer does not match the model; the model has hooks or is not a model of this package.
     """
-    model = model_of(model, "embed()")
+    model = model_of(model, "embed()", encoders=True)
     if pool not in (None, *POOLS):
         raise ValueError(f'pool must be "mean", "last", "cls", "max" or "none", not {brief(pool)}')
     if dimensions is not None:

@@ -7,16 +7,19 @@ from reprlib import repr as brief
 from typing import Any, TypeGuard
 
 
-def model_of(model: object, call: str) -> Any:
+def model_of(model: object, call: str, *, encoders: bool = False) -> Any:
     """The model without its wrappers for data parallelism. call: the public function, for messages.
 
-    ValueError: not a model of this package.
+    encoders: whether the function supports encoders.
+    ValueError: not a model of this package, or an unsupported encoder.
     """
     from torch import nn
 
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         model = model.module
     if hasattr(getattr(model, "config", None), "to_hub"):
+        if not encoders:
+            refuse_encoder(model, call)
         return model
     kind = type(model)
     if isinstance(model, str | PathLike):
@@ -29,6 +32,15 @@ def model_of(model: object, call: str) -> Any:
     if hasattr(getattr(getattr(model, "module", None), "config", None), "to_hub"):
         raise ValueError(f"{call} takes models of this package, not a {kind.__name__} around one: pass model.module")
     raise ValueError(f"{call} takes models of this package, not {kind.__name__}: load one with from_pretrained(…)")
+
+
+def refuse_encoder(model: Any, call: str) -> None:
+    """ValueError: the model, or its class, is an encoder, which predicts no next token."""
+    if getattr(model, "encoder_only", False):
+        raise ValueError(
+            f"{call} needs a model that predicts the next token, and this one is an encoder: use embed() for vectors "
+            "of texts, or masked_tokens() for predictions of masked tokens"
+        )
 
 
 def check_tokenizer(tokenizer: object, method: str) -> None:
