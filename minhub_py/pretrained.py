@@ -397,7 +397,7 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
     architecture, title = entry.architecture, entry.title
 
     def fresh(**config: Any) -> Any:
-        return architecture.Model(entry.config(config))
+        return architecture.new(entry.config(config))
 
     def from_config(
         identifier: str | os.PathLike[str],
@@ -407,7 +407,7 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         local_files_only: bool = False,
     ) -> Any:
         _, config, _ = read_config(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
-        return architecture.Model(config)
+        return architecture.new(config)
 
     def pretrained(
         identifier: str | os.PathLike[str],

@@ -45,6 +45,7 @@ class Architecture:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()  # multimodal model types with a text_config of this architecture
     module: str = ""  # if several architectures share a module: its name
+    encoder: str = ""  # name of the model's class for a config that is `bidirectional`
 
     @property
     def trainable(self) -> bool:
@@ -65,6 +66,12 @@ class Architecture:
     def Model(self) -> "type[LanguageModel]":
         """The nn.Module."""
         return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.classes[1])
+
+    def new(self, config: "ModelConfig") -> "LanguageModel":
+        """A model with random weights, in training mode."""
+        if self.encoder and getattr(config, "bidirectional", False):
+            return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.encoder)(config)
+        return self.Model(config)
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,7 @@ ARCHITECTURES = {
             "gemma", "Gemma", "gemma", ("GemmaConfig", "Gemma"),
             Training(GROUPED_NAMES, {"head_dim": 32}, expansion=GATED), "google", published.GEMMA,
             names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}, wrappers=("gemma3",),
+            encoder="EmbeddingGemma",
         ),
         Architecture(
             "olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"),

@@ -31,6 +31,17 @@ def model_of(model: object, call: str) -> Any:
     raise ValueError(f"{call} takes models of this package, not {kind.__name__}: load one with from_pretrained(…)")
 
 
+def decoder_of(model: object, call: str) -> Any:
+    """`model_of` for calls that predict next tokens. ValueError: also for an encoder."""
+    own = model_of(model, call)
+    if own.encoder_only:
+        raise ValueError(
+            f"{call} needs a model that predicts next tokens, and {own.config.TITLE} with bidirectional attention is "
+            "an encoder: use embed(), or masked_tokens() for a masked language model"
+        )
+    return own
+
+
 def check_tokenizer(tokenizer: object, method: str) -> None:
     """ValueError: neither a `tokenizers.Tokenizer` nor another object with a method of this name."""
     if hasattr(tokenizer, "backend_tokenizer"):

@@ -88,6 +88,7 @@ class LanguageModel(nn.Module):
 
     config: ModelConfig
     encoder_decoder = False
+    encoder_only = False
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the sampling settings.
     generation_config: Mapping[str, Any] = MappingProxyType({})
     # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py); None: the default.
@@ -191,6 +192,7 @@ class Encoder(LanguageModel):
     Notation: B batch rows, T positions, C channels, V vocabulary.
     """
 
+    encoder_only = True
     config: EncoderConfig
     head: nn.Module | None
 

@@ -13,7 +13,7 @@ from minhub_py.registry import Architecture
 def skeleton(family: Architecture, config: ModelConfig) -> LanguageModel:
     """Construct a model on the meta device: it has shapes and dtypes but no data, and takes no time."""
     with torch.device("meta"), Uninitialized():
-        return family.Model(config)
+        return family.new(config)
 
 
 class Uninitialized(TorchFunctionMode):

@@ -343,7 +343,7 @@ def load_model(
     torch.manual_seed(settings.seed)
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     config = settings.fresh_config(entry, vocab_size, tokenizer.token_to_id("<|endoftext|>"))
-    return entry.architecture, entry.architecture.Model(config)
+    return entry.architecture, entry.architecture.new(config)
 
 
 def load_checkpoint(checkpoint: Checkpoint, settings: Settings | None = None) -> tuple[Architecture, LanguageModel]:
