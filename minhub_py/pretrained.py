@@ -263,7 +263,8 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     """The architecture, the model on the meta device, and the checkpoint's shapes and dtypes under native names.
 
     Reads the headers only, and the values of a stored output head that config.json ties to the embedding. If they
-    differ from the embedding, the head is used and the model is not tied, as in transformers.
+    differ from the embedding, the head is used and the model is not tied, as in transformers. A text embedding model
+    may lack the head.
     ValueError: lists every tensor that does not fit the table or the config.
     """
     architecture, config = describe(checkpoint)
@@ -271,7 +272,9 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     if checkpoint.layout == "hub":
         meta = weights_map.to_native(architecture.model_type, meta, config)
     ties = tied_names(architecture, config)
-    if getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys():
+    is_missing = bool(ties) and not config.tie_word_embeddings and not ties.keys() & meta.keys()
+    without_head = is_missing and is_text_embedding_model(checkpoint)
+    if without_head or (getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys()):
         config = changed(config, {"tie_word_embeddings": True})
     ties = ties if config.tie_word_embeddings else {}
     native = with_values(meta, checkpoint)
@@ -279,8 +282,15 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     if not all(same_values(head, embedding) for head, embedding in both):
         config, ties = changed(config, {"tie_word_embeddings": False}), {}
     model = skeleton(architecture, config)
+    model.without_head = without_head
     check_shapes(meta, model.state_dict(), spare=ties)
     return architecture, model, meta
+
+
+def is_text_embedding_model(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint belongs to sentence-transformers, or names a transformers class without a head."""
+    names = (checkpoint.config or {}).get("architectures") or [""]
+    return (checkpoint.path / "modules.json").exists() or str(names[0]).endswith("Model")
 
 
 def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

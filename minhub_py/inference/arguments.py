@@ -32,13 +32,15 @@ def model_of(model: object, call: str) -> Any:
 
 
 def decoder_of(model: object, call: str) -> Any:
-    """`model_of` for calls that predict next tokens. ValueError: also for an encoder."""
+    """`model_of` for calls that predict next tokens. ValueError: also for an encoder, or without output head."""
     own = model_of(model, call)
     if own.encoder_only:
         raise ValueError(
             f"{call} needs a model that predicts next tokens, and {own.config.TITLE} with bidirectional attention is "
             "an encoder: use embed(), or masked_tokens() for a masked language model"
         )
+    if own.without_head:
+        raise ValueError(f"{call} needs a model with an output head, which this checkpoint does not have: use embed()")
     return own
 
 
