@@ -263,7 +263,8 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     """The architecture, the model on the meta device, and the checkpoint's shapes and dtypes under native names.
 
     Reads the headers only, and the values of a stored output head that config.json ties to the embedding. If they
-    differ from the embedding, the head is used and the model is not tied, as in transformers.
+    differ from the embedding, the head is used and the model is not tied, as in transformers. A text embedding model
+    may lack the head.
     ValueError: lists every tensor that does not fit the table or the config.
     """
     architecture, config = describe(checkpoint)
@@ -272,14 +273,17 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     if checkpoint.layout == "hub":
         meta = weights_map.to_native(architecture.model_type, meta, config)
     ties = tied_names(architecture, config)
-    if getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys():
+    is_missing = bool(ties) and not config.tie_word_embeddings and not ties.keys() & meta.keys()
+    without_head = is_missing and is_text_embedding_model(checkpoint)
+    if without_head or (getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys()):
         config = changed(config, {"tie_word_embeddings": True})
     ties = ties if config.tie_word_embeddings else {}
     native = with_values(meta, checkpoint)
     both = [(native[head], native[embedding]) for head, embedding in ties.items() if {head, embedding} <= meta.keys()]
     if not all(same_values(head, embedding) for head, embedding in both):
         config, ties = changed(config, {"tie_word_embeddings": False}), {}
-    model = skeleton(architecture.Model, config)
+    model = skeleton(architecture.new, config)
+    model.without_head = without_head
     check_shapes(meta, model.state_dict(), spare=ties)
     return architecture, model, meta
 
@@ -305,6 +309,12 @@ def with_stored_head(checkpoint: Checkpoint, architecture: Architecture, config:
             f"load the model without a head, set architectures to {base} in a local copy"
         )
     return without
+
+
+def is_text_embedding_model(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint belongs to sentence-transformers, or names a transformers class without a head."""
+    names = (checkpoint.config or {}).get("architectures") or [""]
+    return (checkpoint.path / "modules.json").exists() or str(names[0]).endswith("Model")
 
 
 def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -398,7 +408,7 @@ def save_pretrained(
             `tokenizers.Tokenizer`.
         OSError: The disk is full or not writable. Existing files of the folder are then unchanged.
     """
-    own: LanguageModel = model_of(model, "save_pretrained()", encoders=True)
+    own: LanguageModel = model_of(model, "save_pretrained()")
     own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
     refuse_quantized(own, "saved")
     if tokenizer is not None:
@@ -421,7 +431,7 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
     architecture, title = entry.architecture, entry.title
 
     def fresh(**config: Any) -> Any:
-        return architecture.Model(entry.config(config))
+        return architecture.new(entry.config(config))
 
     def from_config(
         identifier: str | os.PathLike[str],
@@ -431,7 +441,7 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         local_files_only: bool = False,
     ) -> Any:
         _, config, _ = read_config(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
-        return architecture.Model(config)
+        return architecture.new(config)
 
     def pretrained(
         identifier: str | os.PathLike[str],

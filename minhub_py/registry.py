@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from reprlib import repr as brief
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from minhub_py.config import build
@@ -46,6 +47,7 @@ class Architecture:
     wrappers: tuple[str, ...] = ()  # multimodal model types with a text_config of this architecture
     module: str = ""  # if several architectures share a module: its name
     is_encoder: bool = False  # a text encoder, which predicts no next token
+    bidirectional_class: str = ""  # name of the model's class for a config that is `bidirectional`
 
     @property
     def trainable(self) -> bool:
@@ -58,14 +60,26 @@ class Architecture:
         return [f"{self.owner}/{size}" if self.owner else size for size in self.presets]
 
     @property
+    def _module(self) -> ModuleType:
+        return import_module(f"minhub_py.models.{self.module or self.name}")
+
+    @property
     def Config(self) -> "type[ModelConfig]":
         """The dataclass of settings."""
-        return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.classes[0])
+        return getattr(self._module, self.classes[0])
 
     @property
     def Model(self) -> "type[LanguageModel]":
         """The nn.Module."""
-        return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.classes[1])
+        return getattr(self._module, self.classes[1])
+
+    def new(self, config: "ModelConfig") -> "LanguageModel":
+        """A model with random weights, in training mode."""
+        if self.bidirectional_class and getattr(config, "bidirectional", False):
+            return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.bidirectional_class)(
+                config
+            )
+        return self.Model(config)
 
 
 @dataclass(frozen=True)
@@ -175,6 +189,7 @@ ARCHITECTURES = {
             "gemma", "Gemma", "gemma", ("GemmaConfig", "Gemma"),
             Training(GROUPED_NAMES, {"head_dim": 32}, expansion=GATED), "google", published.GEMMA,
             names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}, wrappers=("gemma3",),
+            bidirectional_class="EmbeddingGemma",
         ),
         Architecture(
             "olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"),

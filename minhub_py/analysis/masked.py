@@ -263,7 +263,7 @@ def logprobs_at(
 
 def masked_model(model: Any, call: str) -> Any:
     """The model. ValueError: it is not an encoder with a masked-LM head."""
-    model = model_of(model, call, encoders=True)
+    model = model_of(model, call)
     if not isinstance(model, Encoder):
         raise ValueError(
             f"{call} needs an encoder such as BERT; for a {model.config.TITLE} use next_tokens() or word_logprobs()"

@@ -92,7 +92,7 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
         ValueError: The model is quantized or not a model of this package.
         OSError: The disk is full or not writable; an existing file is unchanged.
     """
-    unwrapped: LanguageModel = model_of(model, "save_torchscript()", encoders=True)
+    unwrapped: LanguageModel = model_of(model, "save_torchscript()")
     refuse_quantized(unwrapped, "written as TorchScript")
     if has_packed(unwrapped):
         raise ValueError("experts in MXFP4 cannot be written as TorchScript: use the model in BF16 or F32")
@@ -108,7 +108,7 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
 
 def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     """The model in TorchScript, in eval mode, on the CPU. It shares the memory of weights on the CPU."""
-    copy = skeleton(architecture_of(model.config.to_hub()["model_type"]).Model, model.config)
+    copy = skeleton(architecture_of(model.config.to_hub()["model_type"]).new, model.config)
     copy.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
     writer = Writer(copy)
     # A new class: TorchScript reuses the code of a class for modules with equal shapes.

@@ -7,19 +7,16 @@ from reprlib import repr as brief
 from typing import Any, TypeGuard
 
 
-def model_of(model: object, call: str, *, encoders: bool = False) -> Any:
+def model_of(model: object, call: str) -> Any:
     """The model without its wrappers for data parallelism. call: the public function, for messages.
 
-    encoders: whether the function supports encoders.
-    ValueError: not a model of this package, or an unsupported encoder.
+    ValueError: not a model of this package.
     """
     from torch import nn
 
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         model = model.module
     if hasattr(getattr(model, "config", None), "to_hub"):
-        if not encoders:
-            refuse_encoder(model, call)
         return model
     kind = type(model)
     if isinstance(model, str | PathLike):
@@ -32,6 +29,15 @@ def model_of(model: object, call: str, *, encoders: bool = False) -> Any:
     if hasattr(getattr(getattr(model, "module", None), "config", None), "to_hub"):
         raise ValueError(f"{call} takes models of this package, not a {kind.__name__} around one: pass model.module")
     raise ValueError(f"{call} takes models of this package, not {kind.__name__}: load one with from_pretrained(…)")
+
+
+def decoder_of(model: object, call: str) -> Any:
+    """`model_of` for calls that predict next tokens. ValueError: also for an encoder, or without output head."""
+    result = model_of(model, call)
+    refuse_encoder(result, call)
+    if result.without_head:
+        raise ValueError(f"{call} needs a model with an output head, which this checkpoint does not have: use embed()")
+    return result
 
 
 def refuse_encoder(model: Any, call: str) -> None:

@@ -89,6 +89,7 @@ class LanguageModel(nn.Module):
     config: ModelConfig
     encoder_decoder = False
     encoder_only = False
+    without_head = False  # an embedding model, whose checkpoint has no output head
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the sampling settings.
     generation_config: Mapping[str, Any] = MappingProxyType({})
     # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py); None: the default.

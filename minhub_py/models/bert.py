@@ -169,7 +169,7 @@ class BertConfig(HeadSettings):
         summary_last_dropout summary_first_dropout generator_size
         """.split()
     )
-    ONLY_VALUE: ClassVar = {"is_decoder": False, "position_embedding_type": "absolute"}
+    ONLY_VALUE: ClassVar = {"is_decoder": False, "is_causal": False, "position_embedding_type": "absolute"}
     # DistilBERT's names of the settings.
     ALIASES: ClassVar = {"distilbert": {"dim": "hidden_size", "n_layers": "num_hidden_layers",
                                         "n_heads": "num_attention_heads", "hidden_dim": "intermediate_size",
