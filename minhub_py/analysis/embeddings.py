@@ -113,6 +113,16 @@ def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
     return settings.prompts.get(name, "")
 
 
+def embedded_ids(model: Any, tokenizer: Any, texts: Iterable[Text], prompt: str | None = None) -> list[list[int]]:
+    """The token IDs of each text whose states `embed` computes, with the prompt; empty for a missing text."""
+    settings = model.embedding_settings or EmbeddingSettings()
+    text = prompt_of(settings, prompt)
+    if isinstance(model, Encoder):
+        inputs = encoder_inputs(model, tokenizer, list(texts), settings, text)
+        return [[] if row is None else row.ids for row in inputs]
+    return ids_of_texts(model, tokenizer, [text + row if isinstance(row, str) else row for row in texts])
+
+
 def encoder_embeddings(
     model: Encoder, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, layer: int, prompt: str,
     progress: Progress | None,
