@@ -41,9 +41,7 @@ def masked_logprobs(
     })  # fmt: skip
 
 
-def pseudo_logprobs(
-    session: Session, model: Model, texts: Any, masking: str, tokenizer: Tokenizer | None
-) -> Frame:
+def pseudo_logprobs(session: Session, model: Model, texts: Any, masking: str, tokenizer: Tokenizer | None) -> Frame:
     """The columns of minhub_py.pseudo_logprobs, with texts that count from 1."""
     from minhub_py.analysis.masked import pseudo_logprobs as compute
 

@@ -33,8 +33,9 @@
 masked_tokens <- function(model, texts, n = 10, targets = NULL, tokenizer = NULL) {
   model <- check_model(model)
   labels <- names(texts)
-  texts <- texts(texts)
+  texts <- check_words(texts, NULL, "texts")
   if (!length(texts)) fail("texts is empty: pass at least one text")
+  if (anyNA(texts)) fail("texts must not contain NA, as at position ", positions_of(is.na(texts)), ": drop or replace it")
   unmasked <- !grepl("[MASK]", texts, fixed = TRUE) & !grepl("<mask>", texts, fixed = TRUE)
   if (any(unmasked)) fail("texts must have a mask, unlike position ", positions_of(unmasked), ": write [MASK] in place of a word")
   if (!is.null(targets)) {
@@ -136,7 +137,7 @@ pseudo_logprobs <- function(model, texts, method = c("within_word_l2r", "origina
   model <- check_model(model)
   method <- choice(method, c("within_word_l2r", "original"))
   labels <- names(texts)
-  texts <- texts(na_as_empty(texts), "texts")
+  texts <- check_words(texts, NULL, "texts")
   if (!length(texts)) fail("texts is empty: pass at least one text")
   settings <- list(masking = method, tokenizer = check_tokenizer(tokenizer))
   job <- c(list(call = "pseudo_logprobs", model = model, texts = texts), settings)
