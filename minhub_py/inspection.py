@@ -37,13 +37,13 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         checkpoint = checkpoint_at(folder)
         architecture, config = describe(checkpoint)
         config = with_stored_head(checkpoint, architecture, config)
-        model, tensors, layout = skeleton(architecture, config), checkpoint.meta, checkpoint.layout
+        model, tensors, layout = skeleton(architecture.Model, config), checkpoint.meta, checkpoint.layout
         stored = {name: checkpoint.stored_dtype(name) for name in tensors}
         source = {"kind": "files", "folder": str(folder), "layout": "gguf" if folder.is_file() else layout}
     else:
         architecture, config, path = read_config(identifier, revision)
         source = {"kind": "preset" if path is None else "config"}
-        model, layout = skeleton(architecture, config), "hub"
+        model, layout = skeleton(architecture.Model, config), "hub"
         tensors = dict(weights_map.to_hub(architecture.model_type, model.state_dict(), config))
         stored = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     return {

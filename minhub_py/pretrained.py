@@ -279,7 +279,7 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     both = [(native[head], native[embedding]) for head, embedding in ties.items() if {head, embedding} <= meta.keys()]
     if not all(same_values(head, embedding) for head, embedding in both):
         config, ties = changed(config, {"tie_word_embeddings": False}), {}
-    model = skeleton(architecture, config)
+    model = skeleton(architecture.Model, config)
     check_shapes(meta, model.state_dict(), spare=ties)
     return architecture, model, meta
 

@@ -108,7 +108,7 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
 
 def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     """The model in TorchScript, in eval mode, on the CPU. It shares the memory of weights on the CPU."""
-    copy = skeleton(architecture_of(model.config.to_hub()["model_type"]), model.config)
+    copy = skeleton(architecture_of(model.config.to_hub()["model_type"]).Model, model.config)
     copy.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
     writer = Writer(copy)
     # A new class: TorchScript reuses the code of a class for modules with equal shapes.

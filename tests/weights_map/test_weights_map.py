@@ -66,7 +66,7 @@ def reference(name: str) -> dict[str, torch.Tensor]:
 def test_tables_convert_published_sizes_in_both_directions(name: str) -> None:
     family, config = preset(name)
     theirs = {key: tensor for key, tensor in reference(name).items() if not key.endswith(".attention.bias")}
-    ours = skeleton(family, config).state_dict()
+    ours = skeleton(family.Model, config).state_dict()
     native = weights_map.to_native(family.model_type, theirs, config)
     check_shapes(native, ours)
     back = weights_map.to_hub(family.model_type, ours, config)
@@ -81,7 +81,8 @@ def test_tables_convert_published_sizes_in_both_directions(name: str) -> None:
      ("gpt-neo-125m", 125_198_592), ("gpt-neo-1.3B", 1_315_575_808), ("gpt-neo-2.7B", 2_651_307_520)],
 )  # fmt: skip
 def test_published_sizes_have_the_published_parameter_counts(name: str, count: int) -> None:
-    assert sum(parameter.numel() for parameter in skeleton(*preset(name)).parameters()) == count
+    architecture, config = preset(name)
+    assert sum(parameter.numel() for parameter in skeleton(architecture.Model, config).parameters()) == count
 
 
 def test_lstm_converts_in_both_directions() -> None:
