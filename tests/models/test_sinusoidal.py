@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_train_cli import done
+from test_train_cli import succeeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -291,18 +291,18 @@ def test_the_commands(tmp_path: Path) -> None:
     options = ["--family", "sinusoidal", "--layers", 1, "--width", 16, "--context", 16, "--batch", 4, "--threads", 1,
                "--steps", 6, "--tokenizer", "bpe", "--vocab-size", 260, "--sample", "a rose", "--sample-tokens", 5,
                "--set", "num_attention_heads=2"]  # fmt: skip
-    shown = done("train", text, "--out", run, *options).stderr
+    shown = succeeded("train", text, "--out", run, *options).stderr
     model = minhub_py.from_pretrained(run, device="cpu")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert f"Sinusoidal, {parameters:,} parameters, on cpu" in shown
     assert f"Sinusoidal, {parameters:,} parameters, float32" in (run / "README.md").read_text()
-    assert json.loads(done("compare", run, "--json").stdout)[0]["parameters"] == parameters
-    assert json.loads(done("inspect", run, "--json").stdout)["parameters"]["total"] == parameters
-    assert json.loads(done("verify", run, "--json").stdout)["problems"] == []
+    assert json.loads(succeeded("compare", run, "--json").stdout)[0]["parameters"] == parameters
+    assert json.loads(succeeded("inspect", run, "--json").stdout)["parameters"]["total"] == parameters
+    assert json.loads(succeeded("verify", run, "--json").stdout)["problems"] == []
     assert (model.config.num_attention_heads, model.config.max_position_embeddings) == (2, 16)
     assert (run / "samples.txt").read_text().count("a rose") >= 2
-    done("train", "--resume", run, "--steps", 8)
-    assert done("generate", run, "a rose", "-n", 40, "--seed", 1).stdout.startswith("a rose")
+    succeeded("train", "--resume", run, "--steps", 8)
+    assert succeeded("generate", run, "a rose", "-n", 40, "--seed", 1).stdout.startswith("a rose")
 
 
 # The tokenizer: vocab.dat and rules.dat
