@@ -18,6 +18,8 @@ from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell starts what runs in its background with Ctrl-C ignored, and the processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Failed assertions of shared code show their values, too.
+pytest.register_assert_rewrite("commands", "decoders", "memory", "references", "served_models", "training_runs")
 
 
 # They take the longest: begun late, one of them would go on when all others have ended.

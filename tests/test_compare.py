@@ -15,13 +15,13 @@ import pytest
 import results
 import torch
 from click.testing import CliRunner, Result
+from gguf_cases import CASES as SMALL
 from peers import CASES, cases, gguf_writer, tables
 from peers.cases import FUNCTIONS
 from peers.run import Bench, LeftOutError, Runner, Settings, look
 from peers.tables import COLUMNS, CURVES
 from peers.worker import Worker
 from random_weights import draw
-from test_gguf import CASES as SMALL
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import minhub_py

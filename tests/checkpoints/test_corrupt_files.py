@@ -12,7 +12,6 @@ import os
 import pickle
 import random
 import re
-import resource
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +24,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
+from memory import peak, reset_peak
 from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
@@ -103,18 +103,6 @@ def bounded_memory() -> Iterator[None]:
     before = peak()
     yield
     assert peak() - before < 300 * 2**20
-
-
-def reset_peak() -> None:
-    with suppress(OSError):  # not on Linux: there the peak is of the process's whole life
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak() -> int:
-    """The most resident memory so far, in bytes."""
-    with suppress(OSError):
-        return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 # --- What must hold of every mutant

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hub_server import HubServer, Request
 from safetensors.torch import save_file
-from test_train import TEXT, Notes
 from tokenizers import Tokenizer
+from training_runs import TEXT, Notes
 
 import minhub_py
 from minhub_py import from_pretrained, save_pretrained, tokenizer_from_pretrained, train

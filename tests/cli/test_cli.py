@@ -13,7 +13,8 @@ import click
 import pytest
 import torch
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from commands import done, failed, minhub
 from hub_server import HubServer
 from paths import ROOT
 from safetensors.torch import load_file, save_file
@@ -27,28 +28,6 @@ from minhub_py.cli.output import bar_console
 
 GPT2 = "minhub/shakespeare-gpt2"
 BUILT_IN = [f"minhub/{path.name}" for path in sorted(local.BUILTIN.iterdir())]
-
-
-def minhub(*arguments: str, input: str | bytes | None = None, **settings: object) -> Result:
-    return CliRunner().invoke(main, list(arguments), input=input, **settings)
-
-
-def done(*arguments: str, input: str | bytes | None = None, **settings: object) -> str:
-    """What a call that must succeed writes on standard output."""
-    result = minhub(*arguments, input=input, **settings)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def failed(*arguments: str, status: int = 1) -> str:
-    """What a call that must fail says: on standard error alone, in a line or two for a failure, no traceback."""
-    result = minhub(*arguments)
-    assert result.exit_code == status, result.output
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    if status == 1:
-        assert len(result.stderr.strip().splitlines()) <= 2
-    return result.stderr
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 import torch
-from test_decoder import in_dtype, plain  # noqa: F401
+from decoders import in_dtype
 
 from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
@@ -330,7 +330,7 @@ def test_the_likeliest_ids(given: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> None:  # noqa: F811
+def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> None:
     """With an TorchRunner: log-probabilities are equal up to rounding."""
     model = new(name)
     batch = plain(lambda: Batch(model, 4, 200))

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from block_models import new_of_blocks
+from decoders import kernels, new
 from paths import PROGRAMS, ROOT
 from recorded_calls import record
-from test_blocks import new as new_of_blocks
-from test_decoder import kernels, new
 
 import minhub_py
 from minhub_py.training import checkpoint

@@ -4,18 +4,7 @@ import copy
 
 import pytest
 import torch
-from test_decoder import (  # noqa: F401
-    CASES,
-    assert_close,
-    forward,
-    kernel,
-    new,
-    new_cache,
-    plain,
-    product,
-    read,
-    some_ids,
-)
+from decoders import CASES, assert_close, forward, new, new_cache, product, read, some_ids
 from torch import nn
 
 import minhub_py
@@ -195,7 +184,7 @@ def dequantized(model):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind) -> None:  # noqa: F811
+def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind) -> None:
     model = new(name, kind)
     twin = dequantized(model)
     ids = some_ids(model, 145)
@@ -216,7 +205,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 17, 41, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34), (32767, 6)])
-def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens, kind) -> None:  # noqa: F811
+def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens, kind) -> None:
     """To the last bit, whatever adds them: tiles, fused and separate sums, a part of them, and sums of over 32 bits."""
     generator = torch.Generator().manual_seed(columns + tokens)
     x = torch.randn(tokens, columns, generator=generator)
@@ -235,7 +224,7 @@ def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens, kind
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 11, 12, 20, 41, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34)])
-def test_products_of_a_model_in_bfloat16(kernel, columns, rows, tokens, kind) -> None:  # noqa: F811
+def test_products_of_a_model_in_bfloat16(kernel, columns, rows, tokens, kind) -> None:
     """Each 32 inputs have a scale, a whole number of times the token's: sums are those of whole numbers again."""
     generator = torch.Generator().manual_seed(columns + tokens)
     x = torch.randn(tokens, columns, generator=generator) * torch.randn(columns, generator=generator).exp()
@@ -258,7 +247,7 @@ def test_products_of_a_model_in_bfloat16(kernel, columns, rows, tokens, kind) ->
 
 @pytest.mark.parametrize("dtype", ["int8", "int8+bfloat16", "nf4+bfloat16"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_inputs_that_are_not_finite_are_seen(kernel, bad, dtype) -> None:  # noqa: F811
+def test_inputs_that_are_not_finite_are_seen(kernel, bad, dtype) -> None:
     model = new("gpt2", dtype)
     with torch.no_grad():
         model.h[0].ln_1.bias[3] = bad
@@ -273,7 +262,7 @@ def test_inputs_that_are_not_finite_are_seen(kernel, bad, dtype) -> None:  # noq
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["gpt2-heads-of-5", "gptneo-window-2", "lstm-three-layers"])
-def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:  # noqa: F811
+def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         exact = new(name, kind)
         model = copy.deepcopy(exact).to(dtype)

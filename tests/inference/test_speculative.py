@@ -4,8 +4,8 @@ import random
 
 import pytest
 import torch
+from decoders import new, some_ids
 from pairs import in_pairs
-from test_decoder import kernel, new, plain, some_ids  # noqa: F401
 
 from minhub_py import generate, stream
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
@@ -75,7 +75,7 @@ def test_the_ids_are_those_without_drafts(model, settings, most) -> None:
         assert alone == wanted[row]
 
 
-def test_for_all_kernels(kernel) -> None:  # noqa: F811
+def test_for_all_kernels(kernel) -> None:
     for name in ("gpt2-heads-of-5", "gptneo-all-local"):
         for dtype in ("float32", "transposed", "nf4"):
             model = new(name, dtype)
@@ -123,7 +123,7 @@ def test_more_rows_than_leave_room_for_drafts(calls) -> None:
     assert max(calls) <= MAX_TOKENS
 
 
-def test_without_native_code_nothing_is_drafted(plain) -> None:  # noqa: F811
+def test_without_native_code_nothing_is_drafted(plain) -> None:
     model = new("gpt2")
     sizes = []
 

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from children import SERVER
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from commands import done, minhub
 from tokenizers.processors import TemplateProcessing
 
 from minhub_py import from_pretrained, gpt2, save_pretrained, t5, tokenizer_from_pretrained
@@ -65,16 +66,6 @@ def write_csv(path: Path, texts: list[str], column: str = "text") -> Path:
 def read_csv(path: Path, separator: str = ",") -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file, delimiter=separator))
-
-
-def minhub(*arguments: object) -> Result:
-    return CliRunner().invoke(main, list(map(str, arguments)))
-
-
-def succeed(*arguments: object) -> str:
-    result = minhub(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def fail(*arguments: object, status: int = 1) -> str:
@@ -129,7 +120,7 @@ def count_parts(out: Path) -> int:
 def test_results_match_single_texts(tmp_path: Path, model: str) -> None:
     texts = random_texts(600)
     out = tmp_path / "out.csv"
-    assert "600 rows" in succeed("score", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
+    assert "600 rows" in done("score", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
     rows = read_csv(out)
     assert list(rows[0]) == ["id", "text", "group", *MEASURES]
     network, tokenizer = from_pretrained(model), tokenizer_from_pretrained(model)
@@ -151,18 +142,18 @@ def test_generated_texts_match_single_prompts(tmp_path: Path, model: str) -> Non
     prompts = [text for text in random_texts(200) if text][:130]
     out, options = tmp_path / "out.jsonl", ["-n", 9, "--temperature", 0.8, "--stop", "ab"]
     file = write_csv(tmp_path / "in.csv", prompts, "prompt")
-    succeed("generate", model, file, "--column", "prompt", "--out", out, "--seed", 7, *options)
+    done("generate", model, file, "--column", "prompt", "--out", out, "--seed", 7, *options)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["prompt"] for row in rows] == prompts
     for n in (0, 1, 63, 64, 65, 129):
-        alone = json.loads(succeed("generate", model, prompts[n], "--seed", 7 + n, "--json", *options))
+        alone = json.loads(done("generate", model, prompts[n], "--seed", 7 + n, "--json", *options))
         assert rows[n]["generated"] == alone["text"]
 
 
 def test_words_are_written_one_per_row(tmp_path: Path, model: str) -> None:
     texts = ["ab cd  bad", "", "cab", " \n"]
     out = tmp_path / "out.csv"
-    assert "4 rows" in succeed("words", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
+    assert "4 rows" in done("words", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
     rows = read_csv(out)
     assert [(row["id"], row["word_n"], row["word"]) for row in rows] == [
         ("0000", "1", "ab"), ("0000", "2", "cd"), ("0000", "3", "bad"), ("0001", "", ""), ("0002", "1", "cab"),
@@ -177,13 +168,13 @@ def test_words_are_written_one_per_row(tmp_path: Path, model: str) -> None:
 def test_words_without_out_are_printed(tmp_path: Path, model: str) -> None:
     lines, table, out = tmp_path / "in.txt", tmp_path / "in.csv", tmp_path / "out.jsonl"
     lines.write_text("ab cd\n\nbad\n")
-    printed = json.loads(succeed("words", model, lines, "--json"))
-    succeed("words", model, write_csv(table, ["ab cd", "bad"]), "--out", out)
+    printed = json.loads(done("words", model, lines, "--json"))
+    done("words", model, write_csv(table, ["ab cd", "bad"]), "--out", out)
     stored = [json.loads(line) for line in out.read_text().splitlines()]
     names = ["word_n", "word", "tokens", "logprob", "surprisal", "entropy"]
     assert [list(row) for row in printed] == [names] * 3
     assert printed == [{name: row[name] for name in names} for row in stored]
-    shown = succeed("words", model, lines).splitlines()
+    shown = done("words", model, lines).splitlines()
     assert shown[0].split() == [name.upper() for name in names]
     assert shown[2].split() == ["2", "cd", "3"] + [f"{printed[1][name]:.4f}" for name in names[3:]]
     assert len(shown) == 4
@@ -191,11 +182,11 @@ def test_words_without_out_are_printed(tmp_path: Path, model: str) -> None:
     # Standard input, and the rows of a table.
     result = CliRunner().invoke(main, ["words", model, "-", "--json"], input="ab cd\nbad")
     assert json.loads(result.stdout) == printed
-    rows = json.loads(succeed("words", model, table, "--column", "text", "--prefix", "x_", "--json"))
+    rows = json.loads(done("words", model, table, "--column", "text", "--prefix", "x_", "--json"))
     assert [(row["id"], row["group"], row["x_word"]) for row in rows] == [
         ("0000", "g,0", "ab"), ("0000", "g,0", "cd"), ("0001", "g,1", "bad"),
     ]  # fmt: skip
-    by = json.loads(succeed("words", model, table, "--column", "text", "--by", "group", "--json"))
+    by = json.loads(done("words", model, table, "--column", "text", "--by", "group", "--json"))
     assert [row["text"] for row in by] == ["ab cd", "bad"]
     assert "--overwrite is for the rows" in fail("words", model, lines, "--overwrite", status=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "in.txt", "out.jsonl"]
@@ -263,7 +254,7 @@ def test_rows_of_a_text_must_be_consecutive(tmp_path: Path, model: str) -> None:
     assert not Parts(out).folder.exists()
     (tmp_path / "in2.jsonl").write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
     (tmp_path / "in3.jsonl").write_text((tmp_path / "in2.jsonl").read_text())
-    succeed("words", model, tmp_path / "in[23].jsonl", "--by", "item", "--out", out)
+    done("words", model, tmp_path / "in[23].jsonl", "--by", "item", "--out", out)
     assert [row["logprob"] == "" for row in read_csv(out)] == [True, True, False, True] * 2  # a text ends with its file
 
 
@@ -290,7 +281,7 @@ def test_killed_words_job_resumes_with_complete_texts(tmp_path: Path, model: str
         writer = csv.writer(opened)
         writer.writerows([("item", "word", "side"), *zip(by, words, [1] * len(by), strict=True)])
     command = ["words", model, file, "--column", "word", "--by", "item", "--out"]
-    succeed(*command, complete)
+    done(*command, complete)
     process = start(*command, out, most=3)
     wait_for(process, lambda: count_parts(out) >= 2)
     os.kill(process.pid, signal.SIGKILL)
@@ -299,7 +290,7 @@ def test_killed_words_job_resumes_with_complete_texts(tmp_path: Path, model: str
     sizes = {len(Parts(out).read(number)["rows"]) for number in Parts(out).completed()}
     assert all(size >= 1024 for size in sizes)
     assert "--by or --target changed" in fail(*command, out, "--by", "side")
-    succeed(*command, out, "--workers", 2)
+    done(*command, out, "--workers", 2)
     assert out.read_bytes() == complete.read_bytes()
     expected = word_logprobs(from_pretrained(model), tokenizer_from_pretrained(model), words, by=by)["logprob"]
     logprobs = [float(row["logprob"] or "nan") for row in read_csv(out)]
@@ -319,7 +310,7 @@ def test_score_targets_from_a_column(tmp_path: Path, model: str) -> None:
     ]  # fmt: skip
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in (model, answering):
-        assert "3 without a result" in succeed("score", name, file, "--target", "answer", "--out", out, "--overwrite")
+        assert "3 without a result" in done("score", name, file, "--target", "answer", "--out", out, "--overwrite")
         rows_out = [json.loads(line) for line in out.read_text().splitlines()]
         tokenizer = tokenizer_from_pretrained(name)
         sep = "" if name == answering else " "
@@ -365,7 +356,7 @@ def test_score_target_matches_target_logprobs(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     network, tokenizer = from_pretrained(name), tokenizer_from_pretrained(name)
     for sep, options in ((" ", []), ("", ["--sep", ""]), ("\n", ["--sep", "\n"])):
-        succeed("score", name, file, "--target", "word", "--out", out, "--overwrite", *options)
+        done("score", name, file, "--target", "word", "--out", out, "--overwrite", *options)
         shell = [json.loads(line) for line in out.read_text().splitlines()]
         expected = target_logprobs(network, tokenizer, contexts, targets, sep=sep)
         assert [row["tokens"] for row in shell] == expected["tokens"].tolist()
@@ -393,7 +384,7 @@ def test_double_space_is_rejected_before_the_computation(tmp_path: Path, row: di
     error = fail(*command)
     assert f"{file}, row 3: {message}, and sep is a space" in error
     assert not Parts(out).folder.exists()
-    assert "2 rows" not in succeed(*command, "--sep", "")
+    assert "2 rows" not in done(*command, "--sep", "")
     assert "--sep joins a text and its target: add --target" in fail(*command[:3], "--sep", "", status=2)
 
 
@@ -401,15 +392,15 @@ def test_word_with_white_space_next_to_the_separator_is_rejected(tmp_path: Path)
     file, out = tmp_path / "in.csv", tmp_path / "out.csv"
     file.write_text("item,word\n1,The\n1,cat \n2, A\n2,dog\n2,barks\n")
     command = ("words", "minhub/shakespeare-gpt2", file, "--by", "item", "--out", out)
-    succeed(*command)  # the spaces are at the end and the beginning of a text
+    done(*command)  # the spaces are at the end and the beginning of a text
     file.write_text("item,word\n1,The \n1,cat\n")
     assert f"{file}, row 2: 'The ' ends with white space" in fail(*command, "--overwrite")
-    succeed(*command, "--overwrite", "--sep", "")
+    done(*command, "--overwrite", "--sep", "")
 
 
 def test_vector_width_is_known_if_the_first_chunk_has_no_vectors(tmp_path: Path, model: str) -> None:
     file, out = write_csv(tmp_path / "in.csv", [""] * TASKS["embed"].chunk + ["ab"]), tmp_path / "out.csv"
-    succeed("embed", model, file, "--out", out)
+    done("embed", model, file, "--out", out)
     rows = read_csv(out)
     assert list(rows[0])[-1] == "embedding_16"
     assert rows[0]["embedding_1"] == ""
@@ -420,7 +411,7 @@ def test_embeddings_in_each_format_match_embed(tmp_path: Path, model: str) -> No
     texts = ["ab cd", "", "b" * 40, "a"]
     file = write_csv(tmp_path / "in.csv", texts)
     for kind in ("csv", "parquet", "jsonl"):
-        succeed("embed", model, file, "--out", tmp_path / f"out.{kind}", "--layer", 1, "--pool", "last")
+        done("embed", model, file, "--out", tmp_path / f"out.{kind}", "--layer", 1, "--pool", "last")
     vectors = embed(from_pretrained(model), tokenizer_from_pretrained(model), texts[::2], layer=1, pool="last")
     rows = pq.read_table(tmp_path / "out.parquet").column("embedding").to_pylist()
     assert rows[1] is None
@@ -468,7 +459,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
 def test_every_format_converts_to_every_format(tmp_path: Path, model: str, inputs: dict[str, Path], kind: str) -> None:
     outs = {to: tmp_path / f"{kind}.{to}" for to in inputs}
     for out in outs.values():
-        succeed("score", model, inputs[kind], "--out", out)
+        done("score", model, inputs[kind], "--out", out)
     rows = [json.loads(line) for line in outs["jsonl"].read_text().splitlines()]
     columns = ["text"] if kind == "txt" else [*ROWS[0], *(["day"] if kind == "parquet" else [])]
     assert [list(row) for row in rows] == [[*columns, *MEASURES]] * 3
@@ -499,9 +490,9 @@ def test_every_format_converts_to_every_format(tmp_path: Path, model: str, input
 def test_txt_output_has_one_escaped_line_per_row(tmp_path: Path, model: str) -> None:
     (tmp_path / "in.txt").write_text("abc\n\nde\n")
     out = tmp_path / "out.txt"
-    succeed("generate", model, tmp_path / "in.txt", "--out", out, "--seed", 3, "-n", 40)
+    done("generate", model, tmp_path / "in.txt", "--out", out, "--seed", 3, "-n", 40)
     lines = out.read_text().split("\n")
-    alone = json.loads(succeed("generate", model, "de", "--seed", 5, "--json", "-n", 40))["text"]
+    alone = json.loads(done("generate", model, "de", "--seed", 5, "--json", "-n", 40))["text"]
     assert len(lines) == 4
     assert "\n" in alone  # otherwise the test is void
     assert lines[1] == ""
@@ -515,13 +506,13 @@ def test_folders_and_patterns(tmp_path: Path, model: str, monkeypatch: pytest.Mo
     Path("data/a.jsonl").write_text('{"text": "cab", "a": [1]}\n')
     Path("data/sub/c.jsonl").write_text('{"text": "bad"}\n')
     Path("data/.hidden.jsonl").write_text("no")
-    succeed("score", model, "data", "--out", "one.csv")
+    done("score", model, "data", "--out", "one.csv")
     rows = read_csv(Path("one.csv"))
     assert [row["file"] for row in rows] == ["data/a.jsonl", "data/b.jsonl", "data/b.jsonl"]
     assert [(row["a"], row["b"]) for row in rows] == [("[1]", ""), ("", "1"), ("", "2.5")]
-    succeed("score", model, "data/**/*.jsonl", "--out", "one.parquet")
+    done("score", model, "data/**/*.jsonl", "--out", "one.parquet")
     assert pq.read_table("one.parquet").column("b").to_pylist() == [None, 1.0, 2.5, None]
-    succeed("score", model, "data/**/*.jsonl", "--out", "results")
+    done("score", model, "data/**/*.jsonl", "--out", "results")
     assert sorted(path.name for path in Path("results").iterdir()) == ["a.jsonl", "b.jsonl", "c.jsonl"]
     assert json.loads(Path("results/c.jsonl").read_text())["tokens"] == 2
     assert "results/a.jsonl already exists" in fail("score", model, "data", "--out", "results", status=2)
@@ -531,7 +522,7 @@ def test_folders_and_patterns(tmp_path: Path, model: str, monkeypatch: pytest.Mo
 
 def test_columns_without_a_common_type_become_strings(tmp_path: Path, model: str, inputs: dict[str, Path]) -> None:
     out = tmp_path / "out.parquet"
-    succeed("score", model, *inputs.values(), "--out", out)
+    done("score", model, *inputs.values(), "--out", out)
     rows = pq.read_table(out).to_pylist()
     assert [row["n"] for row in rows[::3]] == ["1", "1", "1", "1", None]
     assert [row["text"] or None for row in rows] == [row["text"] for row in ROWS] * 5
@@ -540,9 +531,9 @@ def test_columns_without_a_common_type_become_strings(tmp_path: Path, model: str
 
 def test_prefix_adds_the_results_of_a_second_model(tmp_path: Path, model: str) -> None:
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
-    succeed("score", model, write_csv(tmp_path / "in.csv", ["abc"]), "--out", one)
+    done("score", model, write_csv(tmp_path / "in.csv", ["abc"]), "--out", one)
     assert "already has a column tokens" in fail("score", model, one, "--out", two)
-    succeed("score", model, one, "--out", two, "--prefix", "b_")
+    done("score", model, one, "--out", two, "--prefix", "b_")
     [row] = read_csv(two)
     assert row["nats"] == row["b_nats"] != ""
 
@@ -600,7 +591,7 @@ def test_4000_columns_take_linear_time(tmp_path: Path, model: str) -> None:
     names = [f"c{number}" for number in range(4_000)]
     file, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.table({"text": ["abc"], **{name: [name] for name in names}}), file)
-    succeed("score", model, file, "--out", out)
+    done("score", model, file, "--out", out)
     table = pq.read_table(out)
     assert table.column_names == ["text", *names, *MEASURES]
     assert table.column(names[-1]).to_pylist() == names[-1:]
@@ -637,7 +628,7 @@ def test_usage_errors(tmp_path: Path, model: str) -> None:
     assert "add --out" in fail("generate", model, "abc", "abc", status=2)
     assert "nosuch" in fail("score", tmp_path / "nosuch", file, "--out", tmp_path / "new.csv")
     assert out.read_text() == "mine"
-    succeed("score", model, file, "--out", out, "--overwrite")
+    done("score", model, file, "--out", out, "--overwrite")
     assert len(read_csv(out)) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
@@ -672,13 +663,13 @@ def interrupt(model: str, file: Path, out: Path, by: int, *options: object, part
 
 def test_killed_job_resumes_with_identical_output(tmp_path: Path, model: str, large: Path) -> None:
     complete, out = tmp_path / "complete.parquet", tmp_path / "out.parquet"
-    succeed("score", model, large, "--out", complete)
+    done("score", model, large, "--out", complete)
     for parts in (1, 3):
         interrupt(model, large, out, signal.SIGKILL, parts=parts)
     parts_before = {path.name: path.stat().st_mtime_ns for path in Parts(out).folder.glob("part-*")}
     interrupt(model, large, out, signal.SIGKILL, parts=len(parts_before) + 1)
     assert parts_before.items() <= {p.name: p.stat().st_mtime_ns for p in Parts(out).folder.glob("part-*")}.items()
-    succeed("score", model, large, "--out", out)
+    done("score", model, large, "--out", out)
     assert out.read_bytes() == complete.read_bytes()
     assert not Parts(out).folder.exists()
 
@@ -689,8 +680,8 @@ def test_ctrl_c_prints_how_to_resume(tmp_path: Path, model: str, large: Path) ->
     assert "of 1,500 rows are complete" in message
     assert f"in {out}.parts. To continue, run the same command again." in message
     assert "Traceback" not in message
-    succeed("score", model, large, "--out", out)
-    succeed("score", model, large, "--out", complete)
+    done("score", model, large, "--out", out)
+    done("score", model, large, "--out", complete)
     assert out.read_bytes() == complete.read_bytes()
 
 
@@ -719,7 +710,7 @@ def test_unfinished_job_rejects_other_settings(tmp_path: Path, model: str, large
     assert count_parts(out) == parts
     with Parts(out).lock():
         assert "another process is writing" in fail(*command)
-    succeed(*command, "--overwrite", "--prefix", "x")
+    done(*command, "--overwrite", "--prefix", "x")
     assert "xnats" in read_csv(out)[0]
 
 
@@ -730,8 +721,8 @@ def test_resumed_job_keeps_the_drawn_seed(tmp_path: Path, model: str) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     seed = json.loads((Parts(out).folder / "job.json").read_text())["settings"]["seed"]
-    succeed("generate", model, file, "--out", out, "-n", 8)
-    succeed("generate", model, file, "--out", tmp_path / "again.csv", "-n", 8, "--seed", seed)
+    done("generate", model, file, "--out", out, "-n", 8)
+    done("generate", model, file, "--out", tmp_path / "again.csv", "-n", 8, "--seed", seed)
     assert out.read_bytes() == (tmp_path / "again.csv").read_bytes()
 
 
@@ -744,7 +735,7 @@ def test_kill_before_the_final_rename_is_recovered(
     command = ["score", model, file, "--out", tmp_path / out]
     with monkeypatch.context() as patch:
         patch.setattr(Parts, "recover", lambda _: None)
-        succeed(*command)
+        done(*command)
     target = tmp_path / out / "in.csv" if out == "folder" else tmp_path / out
     assert not target.exists()
     assert "were complete" in minhub(*command).stderr
@@ -765,8 +756,8 @@ def test_full_disk_keeps_completed_parts(tmp_path: Path, model: str, large: Path
         assert "rows are complete" in message
         assert count_parts(disk / "out.csv") >= 1
         subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
-        succeed("score", model, large, "--out", disk / "out.csv")
-        succeed("score", model, large, "--out", tmp_path / "complete.csv")
+        done("score", model, large, "--out", disk / "out.csv")
+        done("score", model, large, "--out", tmp_path / "complete.csv")
         assert (disk / "out.csv").read_bytes() == (tmp_path / "complete.csv").read_bytes()
     finally:
         subprocess.run(["umount", disk], check=True)
@@ -777,7 +768,7 @@ def test_full_disk_keeps_completed_parts(tmp_path: Path, model: str, large: Path
 
 def test_workers_match_one_process_and_end_with_their_parent(tmp_path: Path, model: str, large: Path) -> None:
     complete, out, killed = tmp_path / "complete.csv", tmp_path / "out.csv", tmp_path / "killed.csv"
-    succeed("score", model, large, "--out", complete)
+    done("score", model, large, "--out", complete)
     command = ["score", model, large, "--out", out, "--workers", "2"]
     process = start(*command, errors=tmp_path / "errors", most=2)
     wait_for(process, lambda: count_parts(out) >= 1)
@@ -791,7 +782,7 @@ def test_workers_match_one_process_and_end_with_their_parent(tmp_path: Path, mod
     message = " ".join((tmp_path / "errors").read_text().split())
     assert "a worker process was killed (exit code -9)" in message
     assert "run the same command again" in message
-    succeed(*command[:-2])
+    done(*command[:-2])
     assert out.read_bytes() == complete.read_bytes()
 
     process = start("score", model, large, "--out", killed, "--workers", "2", errors=tmp_path / "errors", most=2)
@@ -801,7 +792,7 @@ def test_workers_match_one_process_and_end_with_their_parent(tmp_path: Path, mod
     process.join()
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
-    succeed("score", model, large, "--out", killed)
+    done("score", model, large, "--out", killed)
     assert killed.read_bytes() == complete.read_bytes()
 
 
@@ -829,7 +820,7 @@ def test_memory_is_constant_for_100000_rows(tmp_path: Path, model: str, kind: st
     for count in (1_000, 100_000):
         file = write_csv(tmp_path / f"{count}.csv", random_texts(count, 16))
         if kind == "parquet":
-            succeed("generate", model, file, "--out", tmp_path / f"{count}.parquet", "-n", 0)
+            done("generate", model, file, "--out", tmp_path / f"{count}.parquet", "-n", 0)
             file = tmp_path / f"{count}.parquet"
         ours, theirs = SERVER.Pipe()
         process = SERVER.Process(
@@ -849,7 +840,7 @@ def test_20_kills_at_random_times(tmp_path: Path, model: str, workers: int) -> N
     """Includes kills before the first row and at the end."""
     file = write_csv(tmp_path / "in.csv", random_texts(100_000, 16))
     complete, out = tmp_path / "complete.csv", tmp_path / "out.csv"
-    succeed("score", model, file, "--out", complete)
+    done("score", model, file, "--out", complete)
     draw, rows = random.Random(3), []
     command = [sys.executable, "-m", "minhub_py", "score", model, file, "--out", out, "--workers", workers]
     for kill in range(20):
@@ -865,7 +856,7 @@ def test_20_kills_at_random_times(tmp_path: Path, model: str, workers: int) -> N
         process.wait()
         rows.append(count_parts(out))
         assert not out.exists(), f"kill {kill} came too late: {rows}"
-    succeed("score", model, file, "--out", out, "--workers", workers)
+    done("score", model, file, "--out", out, "--workers", workers)
     print("parts after each kill:", rows)
     assert out.read_bytes() == complete.read_bytes()
 
@@ -880,7 +871,7 @@ def test_ray_job_completes_after_a_node_failure(tmp_path: Path, model: str) -> N
 
     file = write_csv(tmp_path / "in.csv", random_texts(20_000, 16))
     complete, out = tmp_path / "complete.csv", tmp_path / "out.csv"
-    succeed("score", model, file, "--out", complete)
+    done("score", model, file, "--out", complete)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     try:
         lost = cluster.add_node(num_cpus=2)

@@ -6,19 +6,18 @@ logits by thousands of times the tolerance. All positions are compared, most of 
 
 import json
 import sys
-from copy import deepcopy
-from itertools import cycle, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases import ARCHITECTURES
+from decoders import KERNELS
 from pairs import in_pairs
 from random_weights import draw
+from references import CASES, FEW, LENGTH, TOLERANCE, assert_close, ids_of, read, states_of, texts_of
 from safetensors.torch import load_file
-from test_decoder import KERNELS, kernel  # noqa: F401  # a fixture
-from test_embeddings import states_of, texts_of
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -32,55 +31,7 @@ from minhub_py.inspection import inspect
 from minhub_py.models.cache import State
 from minhub_py.registry import ENTRIES, architecture_of
 
-TOLERANCE = 5e-5  # of the largest logit
-LENGTH = 70
-VOCABULARY = 61  # of all cases
-CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
-FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
 GRADIENTS = [name for cases in ARCHITECTURES.values() for name in cases.gradients]
-
-
-@pytest.fixture(scope="module")
-def load(tmp_path_factory):
-    """load(name): the reference, and our model of the file that it saves. They are shared: leave them as they are."""
-    made: dict[str, Any] = {}
-
-    def get(name: str) -> tuple[Any, Any, Path]:
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            settings = CASES[name].settings(name)
-            # A copy: transformers writes what rope_parameters leave out into the dicts that it is given.
-            reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**deepcopy(settings))).eval()
-            draw(reference)
-            reference.save_pretrained(folder)
-            (folder / "generation_config.json").unlink(missing_ok=True)
-            # As it was given, in the old spelling or the new, and not as transformers writes it.
-            (folder / "config.json").write_text(json.dumps(settings))
-            made[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
-        return made[name]
-
-    return get
-
-
-def ids_of(rows: int, length: int = LENGTH) -> torch.Tensor:
-    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(rows))
-
-
-def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = TOLERANCE) -> None:
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
-
-
-@torch.no_grad()
-def read(model: Any, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.Tensor:
-    """The logits of a text that is read in pieces, their sizes again and again until its end."""
-    logits, place = [], 0
-    for size in cycle(pieces):
-        if place >= ids.size(1):
-            return torch.cat(logits, dim=1)
-        logits.append(model(ids[:, place : place + size], cache))
-        place += size
-    raise AssertionError
 
 
 @torch.no_grad()
@@ -308,7 +259,7 @@ def test_torchscript(load, name: str, tmp_path: Path) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("kernel", "name"), in_pairs(KERNELS, list(CASES)), indirect=["kernel"])
-def test_the_native_runner(load, kernel, name: str) -> None:  # noqa: F811
+def test_the_native_runner(load, kernel, name: str) -> None:
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     model = load(name)[1]
     runner = runner_of(model)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from random_weights import draw
-from test_architectures import ids_of, load  # noqa: F401
+from references import ids_of
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 import minhub_py
@@ -17,13 +17,13 @@ VISION = {"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_
           "num_attention_heads": 2, "image_size": 8, "patch_size": 4}  # fmt: skip
 
 
-def test_layers_keep_no_more_than_their_window(load) -> None:  # noqa: F811
+def test_layers_keep_no_more_than_their_window(load) -> None:
     assert [keys.size(2) for keys, _ in load("gemma2")[1].new_cache(2, 50).layers] == [7, 50]
     assert [keys.size(2) for keys, _ in load("gemma3_text-usual")[1].new_cache(2, 50).layers] == [9, 9, 9, 9, 9, 50]
 
 
 @torch.no_grad()
-def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:  # noqa: F811
+def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
     """gemma3: settings below text_config, ids that end a text beside it; what is for pictures is left alone."""
     settings = json.loads((load("gemma3_text")[2] / "config.json").read_text())
     config = Gemma3Config(text_config=settings, vision_config=VISION, mm_tokens_per_image=4, image_token_index=60)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from memory import MB, growth
 from random_weights import draw
+from references import LENGTH, assert_close, ids_of, read
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_architectures import LENGTH, assert_close, ids_of, read
-from test_memory import MB, growth
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

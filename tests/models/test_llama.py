@@ -4,19 +4,19 @@ import json
 from pathlib import Path
 
 import torch
+from references import ids_of
 from safetensors.torch import load_file, save_file
-from test_architectures import ids_of, load  # noqa: F401
 
 import minhub_py
 
 
-def test_layers_keep_no_more_than_their_window(load) -> None:  # noqa: F811
+def test_layers_keep_no_more_than_their_window(load) -> None:
     model = load("qwen2-windows")[1]
     assert [keys.size(2) for keys, _ in model.new_cache(2, 50).layers] == [50, 5, 5]
     assert [keys.size(2) for keys, _ in model.new_cache(2, 4).layers] == [4, 4, 4]
 
 
-def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:  # noqa: F811
+def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
     """mistral3: settings below text_config, tensors below language_model; what is for pictures is left alone."""
     _, model, folder = load("ministral3")
     settings = json.loads((folder / "config.json").read_text())

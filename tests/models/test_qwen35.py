@@ -9,8 +9,8 @@ import pytest
 import torch
 from cases.qwen35 import FAMILY
 from random_weights import draw
+from references import assert_close, ids_of, read
 from safetensors.torch import load_file, save_file
-from test_architectures import assert_close, ids_of, load, read  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import minhub_py
@@ -58,7 +58,7 @@ def test_chunks_say_what_the_rule_says() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", FEW)
-def test_long_texts(load, name: str) -> None:  # noqa: F811
+def test_long_texts(load, name: str) -> None:
     """Of several chunks, at once and in pieces, by `forward` and by the native runner."""
     reference, model, _ = load(name)
     ids = ids_of(2, LONG)
@@ -102,7 +102,7 @@ def test_layers_with_a_state_alone() -> None:
     assert_close(runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 2), every=True), found[0])
 
 
-def test_what_a_cache_keeps(load) -> None:  # noqa: F811
+def test_what_a_cache_keeps(load) -> None:
     """Inputs of the convolution and a state in float32; keys and values in the model's dtype."""
     _, _, folder = load("qwen3_5_text-types")
     model = minhub_py.from_pretrained(folder, device="cpu", dtype="bfloat16")
@@ -116,7 +116,7 @@ def test_what_a_cache_keeps(load) -> None:  # noqa: F811
     ] * 2
 
 
-def test_a_text_that_begins_like_another(load) -> None:  # noqa: F811
+def test_a_text_that_begins_like_another(load) -> None:
     """A state is copied only where it ends with the common part; the ids are those of a text alone either way."""
     model = load("qwen3_5_text")[1]
     start, more = ids_of(1, 80)[0].tolist(), ids_of(2, 5)[0].tolist()
@@ -136,13 +136,13 @@ def test_a_text_that_begins_like_another(load) -> None:  # noqa: F811
             assert made[row] == minhub_py.generate(model, [ids], 12, temperature=0, eos_id=None)[0]
 
 
-def test_no_drafts_are_made(load) -> None:  # noqa: F811
+def test_no_drafts_are_made(load) -> None:
     assert not runner_of(load("qwen3_5_text")[1]).supports_drafts
     assert runner_of(load("qwen3_5_text-attends")[1]).supports_drafts  # where nothing but keys and values is kept
 
 
 @pytest.mark.parametrize("names", ["model.language_model.", "language_model.model."])
-def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -> None:  # noqa: F811
+def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -> None:
     """Settings below text_config; what is for pictures, and for drafts of more than one id, is left alone."""
     _, model, folder = load("qwen3_5_text")
     settings = json.loads((folder / "config.json").read_text())
@@ -179,7 +179,7 @@ def test_transformers_multimodal_class_says_the_same(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_rule_is_never_in_16_bits(load, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_rule_is_never_in_16_bits(load, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under autocast, as training in bfloat16 has it, the products of layers are, and the state is not."""
     autocast = []
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_train_cli import succeeded
+from commands import succeeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -17,10 +17,11 @@ from pathlib import Path
 import httpx2
 import pytest
 import torch
+from commands import failed
+from served_models import CONTEXT, RECOMMENDED, TEMPLATE, alone, in_chat, served, user, wait
 from starlette.datastructures import Headers
-from test_cli import failed
 
-from minhub_py import generate, gpt2, lstm, save_pretrained, score
+from minhub_py import generate, score
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_tokenizer
 from minhub_py.inference.native_runner import NativeRunner, runner_of
@@ -33,103 +34,6 @@ from minhub_py.serve.openai import DeltaSplitter
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 from minhub_py.serve.validation import Fields, RequestError
-
-CONTEXT, BATCH_SIZE, QUEUE_SIZE = 256, 4, 40
-RECOMMENDED = {"temperature": 0.9, "top_k": 200, "top_p": 0.97, "repetition_penalty": 1.1}
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-    "{% if messages[-1].content == 'refuse me' %}{{ raise_exception('no thanks') }}{% endif %}"
-    "{% if mood %}<{{ mood }}{{ reasoning_effort }}>{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
-
-def large(model):
-    """The model with weights so large that a wrong key or position changes the tokens."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else parameter.shape[1] ** -0.5))
-    return model
-
-
-def write_checkpoint(folder: Path, bpe_folder: Path, model) -> Path:
-    save_pretrained(model, folder, read_tokenizer(bpe_folder))
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    return folder
-
-
-def served(name: str, folder: Path, **settings) -> ServedModel:
-    model, tokenizer = from_pretrained(folder), read_tokenizer(folder)
-    engine = Engine(
-        model, tokenizer, **{"batch_size": BATCH_SIZE, "max_length": CONTEXT, "queue_size": QUEUE_SIZE, **settings}
-    )
-    return ServedModel(name, model, tokenizer, chat_template_of(folder, tokenizer), engine, 60)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Path:
-    torch.manual_seed(0)
-    vocab_size = read_tokenizer(bpe_folder).get_vocab_size()
-    model = gpt2(
-        vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, eos_token_id=vocab_size - 1
-    )
-    path = write_checkpoint(tmp_path_factory.mktemp("serve"), bpe_folder, large(model))
-    (path / "generation_config.json").write_text(json.dumps(RECOMMENDED), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def recurrent(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Path:
-    torch.manual_seed(1)
-    vocab_size = read_tokenizer(bpe_folder).get_vocab_size()
-    return write_checkpoint(
-        tmp_path_factory.mktemp("serve"), bpe_folder, lstm(vocab_size=vocab_size, hidden_size=16, embedding_size=16)
-    )
-
-
-@pytest.fixture(scope="module")
-def main_model(folder: Path):
-    model = served("tiny", folder)
-    yield model
-    model.engine.close()
-
-
-@pytest.fixture(scope="module")
-def address(main_model: ServedModel, recurrent: Path):
-    """A server with two models, in a thread."""
-    models = Models([main_model, served("other", recurrent)])
-    with BackgroundServer(Server(models, max_body=100_000, read_timeout=0.3), grace=0.2) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def client(address: str):
-    import openai  # takes a second to import
-
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def http(address: str):
-    with httpx2.Client(base_url=address, timeout=60) as http:
-        yield http
-
-
-def alone(served: ServedModel, ids: list[int], count: int, seed: int, **settings) -> str:
-    """The text that `generate` returns for a prompt."""
-    [new] = generate(served.model, [ids], count, seed=seed, **settings)
-    if new[-1] in served.end_ids:
-        new.pop()
-    return "".join(decode_stream(served.tokenizer, new, ids))  # without an incomplete character at the end
-
-
-def in_chat(served: ServedModel, messages: list[dict[str, str]], count: int, seed: int, **settings) -> str:
-    """The reply that `generate` returns for a conversation, with the model's default sampling settings."""
-    return alone(served, served.template.encode(messages), count, seed, **{**served.sampling, **settings})
-
-
-def user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
 
 
 def test_models_are_listed_at_all_paths(http, client) -> None:
@@ -683,14 +587,6 @@ def post(body: bytes, length: int | None = None) -> bytes:
 
 
 LONG = json.dumps({"prompt": "Once upon a time", "max_tokens": 240, "ignore_eos": True}).encode()
-
-
-def wait(condition) -> None:
-    """Wait until the condition holds."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_disconnect_cancels_the_request(address: str, main_model: ServedModel, monkeypatch) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_chat import bot, tokenizer  # noqa: F401  # fixtures
-from test_serve import alone, folder, main_model, recurrent, served, wait  # noqa: F401  # fixtures
+from chat_models import chat_tokenizer, write_dialogpt
+from served_models import alone, served, wait
 
 from minhub_py import gpt2, save_pretrained
 from minhub_py.chat.defaults import default_sampling
@@ -59,7 +59,7 @@ def greet(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def address(main_model, recurrent: Path) -> Iterator[str]:  # noqa: F811
+def address(main_model, recurrent: Path) -> Iterator[str]:
     models = Models([main_model, served("other", recurrent)])
     with BackgroundServer(Server(models), grace=0.2) as address:
         yield address
@@ -223,7 +223,7 @@ def test_regenerating_and_editing_create_versions(page) -> None:
     assert messages(page)[0] == "First question"
 
 
-def test_stop_keeps_the_generated_text(page, main_model, monkeypatch) -> None:  # noqa: F811
+def test_stop_keeps_the_generated_text(page, main_model, monkeypatch) -> None:
     engine = main_model.engine
     step = engine._step
     monkeypatch.setattr(engine, "_step", lambda batch: time.sleep(0.05) or step(batch))
@@ -577,7 +577,7 @@ def test_corrupt_conversations_in_the_storage_are_ignored(page) -> None:
     assert messages(page)[:3] == ["sound", "reply", "and a new message"]
 
 
-def test_sampling_defaults_come_from_the_model(page, main_model) -> None:  # noqa: F811
+def test_sampling_defaults_come_from_the_model(page, main_model) -> None:
     """The page shows them and sends only values that a user has set."""
     bodies: list[dict[str, Any]] = []
     page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
@@ -659,7 +659,7 @@ def test_the_page_fits_small_screens(browser, address: str, scheme: str) -> None
     context.close()
 
 
-def test_the_page_requests_the_api_key(browser, main_model) -> None:  # noqa: F811
+def test_the_page_requests_the_api_key(browser, main_model) -> None:
     server = Server(Models([main_model]), key="secret")
     with BackgroundServer(server, grace=0.2) as address:
         page = browser.new_context().new_page()
@@ -673,8 +673,9 @@ def test_the_page_requests_the_api_key(browser, main_model) -> None:  # noqa: F8
         page.context.close()
 
 
-def test_dialogpt_on_the_page(browser, bot: Path) -> None:  # noqa: F811
+def test_dialogpt_on_the_page(browser, tmp_path: Path) -> None:
     """As in its tutorial: the end-of-text token separates turns, temperature 0.8."""
+    bot = write_dialogpt(tmp_path / "bot", chat_tokenizer())
     dialogpt = served("bot", bot, max_length=128)
     with BackgroundServer(Server(Models([dialogpt])), grace=0.2) as address:
         page = browser.new_context().new_page()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from block_models import new_of_blocks
 from cases import ARCHITECTURES
-from test_blocks import new as new_of_blocks
-from test_decoder import DTYPES, new, some_ids
+from decoders import DTYPES, new, some_ids
 from torch import Tensor
 
 import minhub_py

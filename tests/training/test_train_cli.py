@@ -11,38 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from test_train import TEXT, TINY, contents, held_out_losses, no_pictures, pictures, same, text, verses
+from click.testing import CliRunner
+from commands import failed, minhub, succeeded
+from training_runs import TEXT, TINY, contents, held_out_losses, same, verses
 
 from minhub_py.cli.main import main
 from minhub_py.training import Listener, Run, resume, train
 
-__all__ = ["no_pictures", "pictures", "text"]  # fixtures
-
 OPTIONS = ["--layers", "1", "--width", "16", "--context", "16", "--batch", "4", "--steps", "6", "--evaluate-every", "3",
            "--checkpoint-every", "2", "--threads", "1"]  # fmt: skip
-
-
-def minhub(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def succeeded(*arguments: object) -> Result:
-    result = minhub(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def failed(*arguments: object, status: int = 1) -> str:
-    """The message of a command that must fail: on standard error only; at most two lines for status 1."""
-    result = minhub(*arguments)
-    assert result.exit_code == status, result.output
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    assert "unexpected" not in result.stderr
-    if status == 1:
-        assert len(result.stderr.strip().splitlines()) <= 2
-    return result.stderr
 
 
 def test_the_console_output(tmp_path: Path, text: Path) -> None:

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_train import TINY, Notes, no_pictures, text
+from training_runs import TINY, Notes
 
 from minhub_py import resume, train
 from minhub_py.system.spelling import ShellSpelling, use_spelling
 from minhub_py.training import loop, progress
-
-__all__ = ["no_pictures", "text"]  # fixtures
 
 
 class Terminal(io.StringIO):

@@ -1,0 +1,68 @@
+"""Small models with a chat template, as `minhub serve` runs them, and the texts that they must return."""
+
+import time
+from pathlib import Path
+
+import torch
+
+from minhub_py import generate, save_pretrained
+from minhub_py.chat.templates import chat_template_of
+from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_tokenizer
+from minhub_py.pretrained import from_pretrained
+from minhub_py.serve.engine import Engine
+from minhub_py.serve.models import ServedModel
+
+CONTEXT, BATCH_SIZE, QUEUE_SIZE = 256, 4, 40
+RECOMMENDED = {"temperature": 0.9, "top_k": 200, "top_p": 0.97, "repetition_penalty": 1.1}
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if messages[-1].content == 'refuse me' %}{{ raise_exception('no thanks') }}{% endif %}"
+    "{% if mood %}<{{ mood }}{{ reasoning_effort }}>{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def large(model):
+    """The model with weights so large that a wrong key or position changes the tokens."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else parameter.shape[1] ** -0.5))
+    return model
+
+
+def write_checkpoint(folder: Path, bpe_folder: Path, model) -> Path:
+    save_pretrained(model, folder, read_tokenizer(bpe_folder))
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return folder
+
+
+def served(name: str, folder: Path, **settings) -> ServedModel:
+    model, tokenizer = from_pretrained(folder), read_tokenizer(folder)
+    engine = Engine(
+        model, tokenizer, **{"batch_size": BATCH_SIZE, "max_length": CONTEXT, "queue_size": QUEUE_SIZE, **settings}
+    )
+    return ServedModel(name, model, tokenizer, chat_template_of(folder, tokenizer), engine, 60)
+
+
+def alone(served: ServedModel, ids: list[int], count: int, seed: int, **settings) -> str:
+    """The text that `generate` returns for a prompt."""
+    [new] = generate(served.model, [ids], count, seed=seed, **settings)
+    if new[-1] in served.end_ids:
+        new.pop()
+    return "".join(decode_stream(served.tokenizer, new, ids))  # without an incomplete character at the end
+
+
+def in_chat(served: ServedModel, messages: list[dict[str, str]], count: int, seed: int, **settings) -> str:
+    """The reply that `generate` returns for a conversation, with the model's default sampling settings."""
+    return alone(served, served.template.encode(messages), count, seed, **{**served.sampling, **settings})
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def wait(condition) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
