@@ -17,7 +17,7 @@ from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.inference.quantize import Quantized, kind_of
 from weights_map.blocks import TYPES, unpack_rows
 
-TOLERANCE = 2e-5  # as in test_decoder.py
+TOLERANCE = 2e-5  # as in decoders.py
 
 
 def in_floats(model: Any) -> Any:

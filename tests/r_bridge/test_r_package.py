@@ -25,7 +25,7 @@ def run_r_tests(
 ) -> dict[str, list[tuple[str, str, str]]]:
     """(kind, test, message) of each expectation, by file; `only` is a regular expression of files' names."""
     files = sorted(path.name for path in R_TESTS.glob("test-*.R") if re.search(only, path.name))
-    # Python's picture of a run's losses would take longer than the run; test_train.py has it.
+    # Python's picture of a run's losses would take longer than the run; test_run_files.py tests it.
     named: dict[str, str | None] = {"PYTHONPATH": str(WITHOUT_MATPLOTLIB), **more}
     if way == "worker":  # the other way round, with a Python that only the last resort of many names
         files.reverse()

@@ -1,5 +1,7 @@
 """Small models with a chat template, as `minhub serve` runs them, and the texts that they must return."""
 
+import json
+import socket
 import time
 from pathlib import Path
 
@@ -66,3 +68,38 @@ def wait(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def raw(address: str) -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (length or len(body)) + body
+    )
+
+
+LONG = json.dumps({"prompt": "Once upon a time", "max_tokens": 240, "ignore_eos": True}).encode()
+
+
+class BrokenError(Exception):
+    pass
+
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"},
+                                           "kind": {"enum": ["cat", "dög"]}, "loud": {"type": "boolean"}},
+          "required": ["name", "age", "kind", "loud"], "additionalProperties": False}  # fmt: skip
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+
+
+def is_person(text: str) -> bool:
+    person = json.loads(text)
+    return (
+        list(person) == ["name", "age", "kind", "loud"]
+        and isinstance(person["name"], str)
+        and type(person["age"]) is int
+        and person["kind"] in ("cat", "dög")
+        and type(person["loud"]) is bool
+    )

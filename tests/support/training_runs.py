@@ -6,16 +6,18 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from children import SERVER
 
 from minhub_py import resume, train
 from minhub_py.training import Listener, Run
+from minhub_py.training.data import Tokens
 
 FAMILY_NAMES = ["gpt2", "gptneo", "lstm"]
 TINY: dict[str, Any] = {
@@ -155,3 +157,17 @@ def stopped(tmp_path: Path, text: Path, stop: int, **settings: Any) -> Path:
 
 SHORT = TINY | {"steps": 4, "evaluate_every": 2, "checkpoint_every": 2, "layers": 1, "dropout": 0.2, "sample": "the",
                 "sample_tokens": 3}  # fmt: skip
+
+
+def ids_of(tokens: Tokens) -> list[int]:
+    return np.fromfile(tokens.path, tokens.dtype).tolist()
+
+
+def prepared(tmp_path: Path, texts: Sequence[bytes], **settings: Any) -> tuple[Run, Any]:
+    """A run that stopped before its first step, and its tokenizer."""
+    paths = []
+    for number, data in enumerate(texts):
+        paths.append(tmp_path / f"text{number}.txt")
+        paths[-1].write_bytes(data)
+    run = train(paths, tmp_path / "run", listener=Notes(0), **TINY | settings)
+    return run, run.tokenizer
