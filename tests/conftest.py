@@ -34,7 +34,14 @@ pytest.register_assert_rewrite(
 
 
 # They take the longest: begun late, one of them would go on when all others have ended.
-FIRST = ["test_r_package.py", "test_r_processes.py", "test_hosted_r.py", "test_resume.py", "test_unfinished_jobs.py"]
+FIRST = [
+    "test_r_package.py",
+    "test_r_sessions.py",
+    "test_r_processes.py",
+    "test_hosted_r.py",
+    "test_resume.py",
+    "test_unfinished_jobs.py",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
