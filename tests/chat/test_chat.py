@@ -106,7 +106,9 @@ def test_a_seed_determines_the_replies_and_their_regenerations(model: Any, token
     assert a_chat(model, tokenizer, seed=free.seed).say("Hi").ids == free.ids
 
 
-def test_undo_fork_save_and_load(model: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_undone_forked_and_loaded_conversations_continue_identically(
+    model: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     chat = a_chat(model, tokenizer, seed=2, temperature=0.5, stop=["zzz"])
     for text in ("one", "two", "three"):
         chat.say(text)
@@ -509,7 +511,7 @@ def test_keys_typed_during_a_reply_are_not_echoed(talks: list[Talk]) -> None:
     assert echo
 
 
-def test_an_interactive_chat(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
+def test_the_terminal_shows_replies_and_results_of_commands(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
     talk = Talk(bot, "--seed", 1, "-n", 6)
     talks.append(talk)
     first = talk.until("\n> ")

@@ -32,13 +32,13 @@ CONFIG_ROUNDS = {"gpt2": 250, "gptneo": 250, "lstm": 1000, "llama": 500}
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_settings_have_a_limit(name: str, folder: Path) -> None:
+def test_oversized_settings_are_rejected(name: str, folder: Path) -> None:
     (folder / name).write_text(" " * 10_000_000 + "{}")
     with pytest.raises(ValueError, match=f"{name} has 10,000,002 bytes; the maximum for settings is 10,000,000"):
         minhub_py.from_pretrained(str(folder))
 
 
-def test_long_lists_in_settings(folder: Path) -> None:
+def test_messages_shorten_long_lists(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0] * 10_001}))
     with pytest.raises(
         ValueError, match=r"generation_config\.json: .*eos_token_id cannot be \[0, 0, 0, 0, 0, 0, \.\.\.\]"
@@ -47,7 +47,7 @@ def test_long_lists_in_settings(folder: Path) -> None:
 
 
 @PARTS
-def test_settings(family: str, folder: Path, parts: int) -> None:
+def test_corrupt_settings_are_rejected_or_fit_the_weights(family: str, folder: Path, parts: int) -> None:
     """Every setting with every junk, or with every fourth; then random pairs, unknown names, missing settings, and
     damaged text."""
     rng = random.Random(f"config of {family}")
@@ -107,7 +107,7 @@ ATTENTION_TYPES = (
 
 
 @pytest.mark.parametrize("types", ATTENTION_TYPES)
-def test_attention_types(types: str, tmp_path: Path) -> None:
+def test_invalid_attention_types_are_rejected_by_name(types: str, tmp_path: Path) -> None:
     folder = save("gptneo", tmp_path / "gptneo")
     settings = json.loads((folder / "config.json").read_text())
     del settings["attention_layers"]
@@ -118,7 +118,7 @@ def test_attention_types(types: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, math.nan, math.inf])
-def test_rates(family: str, value: float) -> None:
+def test_rates_out_of_range_are_rejected_by_name(family: str, value: float) -> None:
     """Chances are 0 to 1, an epsilon and a spread at least 0; a NaN is neither."""
     for field in fields(ARCHITECTURES[family].Config):
         if field.type is float and not (value == 1.5 and not field.name.endswith(("dropout", "pdrop"))):
@@ -127,7 +127,7 @@ def test_rates(family: str, value: float) -> None:
 
 
 @PARTS
-def test_generation_settings(family: str, folder: Path, parts: int) -> None:
+def test_corrupt_generation_settings_are_rejected_or_harmless(family: str, folder: Path, parts: int) -> None:
     trials = Trials(folder, lambda folder: minhub_py.from_pretrained(str(folder))(IDS))
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "temperature")
     for number, junk in enumerate(JUNK):

@@ -52,7 +52,7 @@ PICKLES = {
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("kind", PICKLES)
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
-def test_pickle_that_runs_code(name: str, kind: str, folder: Path, tmp_path: Path) -> None:
+def test_pickles_run_no_code(name: str, kind: str, folder: Path, tmp_path: Path) -> None:
     mark = tmp_path / "was here"
     data = PICKLES[kind](state_dict(folder), Malice(mark))
     assert b"system" in data
@@ -68,7 +68,7 @@ def test_pickle_that_runs_code(name: str, kind: str, folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-def test_valid_pickle(zipped: bool, family: str, folder: Path) -> None:
+def test_valid_pickles_load_like_safetensors(zipped: bool, family: str, folder: Path) -> None:
     state = state_dict(folder)
     wanted = minhub_py.from_pretrained(str(folder))(IDS)
     (folder / WEIGHTS).unlink()
@@ -80,7 +80,7 @@ def test_valid_pickle(zipped: bool, family: str, folder: Path) -> None:
     assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), wanted)
 
 
-def test_sharded_pickle(folder: Path) -> None:
+def test_sharded_pickles_load_like_safetensors(folder: Path) -> None:
     state = list(state_dict(folder).items())
     wanted = minhub_py.from_pretrained(str(folder))(IDS)
     (folder / WEIGHTS).unlink()
@@ -132,7 +132,7 @@ def not_checkpoints(state: dict[str, Tensor]) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.quantize_per_tensor|.*quantized|.*is deprecated|.*TorchScript")
-def test_pickle_of_other_objects(tmp_path: Path) -> None:
+def test_pickles_of_other_objects_are_rejected(tmp_path: Path) -> None:
     folder = save("lstm", tmp_path / "lstm")
     state = state_dict(folder)
     (folder / WEIGHTS).unlink()
@@ -193,7 +193,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
-def test_pickle_that_allocates_memory(name: str, tmp_path: Path) -> None:
+def test_pickles_that_allocate_memory_are_rejected(name: str, tmp_path: Path) -> None:
     """`bounded_memory` looks on."""
     folder = save("lstm", tmp_path / "lstm")
     (folder / WEIGHTS).unlink()
@@ -210,7 +210,7 @@ def test_pickle_that_allocates_memory(name: str, tmp_path: Path) -> None:
         assert peak() - before < 50 * 2**20, label
 
 
-def test_pickle_of_many_instructions(tmp_path: Path) -> None:
+def test_pickles_of_a_million_instructions_are_rejected(tmp_path: Path) -> None:
     """The check ends before PyTorch's unpickler builds the stack."""
     folder = save("lstm", tmp_path / "lstm")
     (folder / WEIGHTS).unlink()
@@ -221,7 +221,7 @@ def test_pickle_of_many_instructions(tmp_path: Path) -> None:
             minhub_py.from_pretrained(str(folder))
 
 
-def test_pickle_of_many_modules(tmp_path: Path) -> None:
+def test_pickles_with_the_metadata_of_many_modules_load(tmp_path: Path) -> None:
     """A state dict of a module with many parts without weights loads."""
     folder = save("lstm", tmp_path / "lstm")
     state = OrderedDict(state_dict(folder))
@@ -237,7 +237,7 @@ def raise_first(problems: list[str]) -> None:
         raise ValueError(problems[0])
 
 
-def test_pickle_of_a_view(tmp_path: Path) -> None:
+def test_pickles_of_an_expanded_view_are_rejected(tmp_path: Path) -> None:
     """One value that says it is a terabyte: `verify` reads values."""
     folder = save("lstm", tmp_path / "lstm")
     state = state_dict(folder)
@@ -246,7 +246,7 @@ def test_pickle_of_a_view(tmp_path: Path) -> None:
     assert "is not a state dict of plain tensors" in problems(folder)
 
 
-def test_corrupt_pickle(tmp_path: Path) -> None:
+def test_corrupt_pickles_are_rejected_or_fit_the_model(tmp_path: Path) -> None:
     """Truncated .bin files, and files with flipped bits, are rejected or fit the model."""
     folder = save("lstm", tmp_path / "lstm")
     state = state_dict(folder)

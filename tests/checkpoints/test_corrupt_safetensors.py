@@ -43,7 +43,7 @@ WEIGHTS_ROUNDS = {"gpt2": 1000, "gptneo": 500, "lstm": 3500, "llama": 300}
 
 
 @PARTS
-def test_weights(family: str, folder: Path, parts: int) -> None:
+def test_corrupt_weights_are_rejected_or_fit_the_model(family: str, folder: Path, parts: int) -> None:
     rng = random.Random(f"weights of {family}")
     trials = Trials(folder, load_rightly)
     file = (folder / WEIGHTS).read_bytes()
@@ -58,7 +58,7 @@ def test_weights(family: str, folder: Path, parts: int) -> None:
     trials.end(rounds, rounds // 20)
 
 
-def test_weights_cut_anywhere(tmp_path: Path) -> None:
+def test_truncated_weights_are_rejected_at_every_length(tmp_path: Path) -> None:
     """No cut file loads: every length of an LSTM's file, from none at all."""
     folder = save("lstm", tmp_path / "lstm")
     trials = Trials(folder, load_rightly)
@@ -69,7 +69,7 @@ def test_weights_cut_anywhere(tmp_path: Path) -> None:
     assert trials.loaded == 0
 
 
-def test_sizes_without_config(tmp_path: Path) -> None:
+def test_corrupt_tensors_without_a_config_are_rejected_or_give_the_sizes(tmp_path: Path) -> None:
     """An LSTM's sizes follow from its tensors, also from corrupt ones."""
     folder = save("lstm", tmp_path / "lstm")
     (folder / "config.json").unlink()
@@ -144,7 +144,7 @@ def mutate_index(rng: random.Random, index: dict[str, Any]) -> tuple[str, bytes]
     return damage(rng, text, len(text))
 
 
-def test_index(family: str, tmp_path: Path) -> None:
+def test_corrupt_indexes_are_rejected_or_fit_the_model(family: str, tmp_path: Path) -> None:
     folder = sharded(family, tmp_path / family)
     (folder / "directory.safetensors").mkdir()
     (folder / "loop.safetensors").symlink_to("loop.safetensors")
@@ -158,7 +158,7 @@ def test_index(family: str, tmp_path: Path) -> None:
     trials.end(300, 60)
 
 
-def test_limits_on_tensors_and_shards(tmp_path: Path) -> None:
+def test_too_many_tensors_or_shards_are_rejected(tmp_path: Path) -> None:
     folder = save("lstm", tmp_path / "lstm")
     names = {f"x.{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_001)}
     header = json.dumps(names).encode()
@@ -173,7 +173,7 @@ def test_limits_on_tensors_and_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["../x.safetensors", "{}/x.safetensors", "./x.safetensors", "../gpt2/x.safetensors"])
-def test_index_with_paths_outside_the_folder(place: str, tmp_path: Path) -> None:
+def test_paths_in_an_index_are_rejected(place: str, tmp_path: Path) -> None:
     """A path in an index is refused even where it leads to the very file."""
     folder = sharded("gpt2", tmp_path / "gpt2")
     index = json.loads((folder / INDEX).read_text())
@@ -186,7 +186,7 @@ def test_index_with_paths_outside_the_folder(place: str, tmp_path: Path) -> None
         minhub_py.from_pretrained(str(folder))
 
 
-def test_shards(family: str, tmp_path: Path) -> None:
+def test_missing_corrupt_and_overlapping_shards_are_rejected(family: str, tmp_path: Path) -> None:
     """A missing shard, a corrupt shard, and a tensor in two shards."""
     folder = sharded(family, tmp_path / family)
     first, second, *_ = sorted(folder.glob("*.safetensors"))

@@ -38,7 +38,7 @@ def bpe(tmp_path: Path) -> Path:
     return folder
 
 
-def test_tokenizer_json(bpe: Path) -> None:
+def test_corrupt_tokenizer_json_is_rejected_or_works(bpe: Path) -> None:
     minhub_py.tokenizer_from_pretrained(str(bpe)).save(str(bpe / "tokenizer.json"))
     whole = (bpe / "tokenizer.json").read_bytes()
     rng = random.Random("tokenizer.json")
@@ -79,7 +79,7 @@ def prefixed_bpe(prefix: str, tokens: list[str], merge: Any) -> dict[str, Any]:
         ("", "\u65e5", "x\u65e5", True),
     ],
 )
-def test_merge_inside_a_character(
+def test_merges_inside_a_character_are_rejected(
     prefix: str, right: str, merged: str, fits: bool, joined: bool, escaped: bool, tmp_path: Path
 ) -> None:
     """The library would abort the process."""
@@ -98,7 +98,7 @@ def test_merge_inside_a_character(
         minhub_py.tokenizer_from_pretrained(str(tmp_path))
 
 
-def test_prefix_of_continued_words_in_duplicate_keys(tmp_path: Path) -> None:
+def test_duplicate_keys_do_not_hide_a_prefix_of_continued_words(tmp_path: Path) -> None:
     """The library may use either value of a key that occurs twice."""
     text = json.dumps(prefixed_bpe("ab", ["x", "\u65e5", "x\u65e5"], ["x", "\u65e5"]))
     for duplicate in ('"merges": [],', '"continuing_subword_prefix": null,'):
@@ -108,7 +108,7 @@ def test_prefix_of_continued_words_in_duplicate_keys(tmp_path: Path) -> None:
                 minhub_py.tokenizer_from_pretrained(str(tmp_path))
 
 
-def test_map_of_characters_with_a_large_table(tmp_path: Path) -> None:
+def test_a_character_map_with_a_large_table_is_rejected(tmp_path: Path) -> None:
     """The library would reserve 2 GB, and abort where it cannot."""
     charsmap = base64.b64encode(b"\xff\xff\xff\x7f" + bytes(40)).decode()
     unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}
@@ -118,7 +118,7 @@ def test_map_of_characters_with_a_large_table(tmp_path: Path) -> None:
         minhub_py.tokenizer_from_pretrained(str(tmp_path))
 
 
-def test_merge_that_forms_no_token(bpe: Path) -> None:
+def test_a_merge_that_forms_no_token_is_rejected(bpe: Path) -> None:
     """The library panics, with a BaseException."""
     minhub_py.tokenizer_from_pretrained(str(bpe)).save(str(bpe / "tokenizer.json"))
     content = json.loads((bpe / "tokenizer.json").read_text())
@@ -134,7 +134,7 @@ def test_merge_that_forms_no_token(bpe: Path) -> None:
         minhub_py.tokenizer_from_pretrained(str(bpe))
 
 
-def test_vocabulary_and_merges(bpe: Path) -> None:
+def test_corrupt_vocabularies_and_merges_are_rejected_or_work(bpe: Path) -> None:
     rng = random.Random("vocab.json")
     trials = Trials(bpe, use_tokenizer)
     for name in ("vocab.json", "merges.txt"):
@@ -170,7 +170,7 @@ def model_files() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json"])
-def test_model_files(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
+def test_corrupt_model_files_are_rejected_or_work(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
     whole = model_files[name]
     rng = random.Random(name)
     trials = Trials(tmp_path, use_tokenizer)
@@ -185,7 +185,7 @@ def test_model_files(name: str, model_files: dict[str, bytes], tmp_path: Path) -
     trials.end(300)
 
 
-def test_long_tokens(model_files: dict[str, bytes], tmp_path: Path) -> None:
+def test_long_tokens_are_rejected(model_files: dict[str, bytes], tmp_path: Path) -> None:
     """Each cut of a token is a merge to try, and the library frees a unigram's trie recursively."""
     size = 200_000
     encoded = base64.b64encode(b"a" * size)
@@ -207,7 +207,7 @@ def test_long_tokens(model_files: dict[str, bytes], tmp_path: Path) -> None:
         (tmp_path / name).unlink()
 
 
-def test_tekken_of_wrong_types(model_files: dict[str, bytes], tmp_path: Path) -> None:
+def test_wrong_types_in_tekken_files_are_rejected_or_harmless(model_files: dict[str, bytes], tmp_path: Path) -> None:
     trials = Trials(tmp_path, use_tokenizer)
     places: list[list[Any]] = [["config"], ["vocab"], ["special_tokens"], ["vocab", 5], ["special_tokens", 1]]
     places += [["config", name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")]
@@ -223,7 +223,7 @@ def test_tekken_of_wrong_types(model_files: dict[str, bytes], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("merges", [True, False], ids=["bpe", "characters"])
-def test_vocabulary_of_wrong_types(merges: bool, bpe: Path) -> None:
+def test_wrong_types_in_a_vocabulary_are_rejected(merges: bool, bpe: Path) -> None:
     if not merges:
         (bpe / "merges.txt").unlink()
     trials = Trials(bpe, use_tokenizer)
@@ -245,7 +245,7 @@ def test_vocabulary_of_wrong_types(merges: bool, bpe: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken"])
-def test_merges_that_need_much_memory(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
+def test_merges_that_need_much_memory_are_rejected(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
     """Each token of one repeated letter can be put together in as many ways as it is long."""
     tokens = [b"~" * size for size in range(2, 1001)]
     if name == "tokenizer.model":
@@ -262,7 +262,7 @@ def varint(number: int) -> bytes:
     return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
 
 
-def test_many_added_tokens(bpe: Path) -> None:
+def test_many_added_tokens_are_added_together(bpe: Path) -> None:
     """Added together: the library prepares its search at each call, so one by one they take minutes."""
     (bpe / "added_tokens.json").write_text(json.dumps({f"<t{i}>": 9 + i for i in range(50_000)}))
     assert minhub_py.tokenizer_from_pretrained(str(bpe)).token_to_id("<t49999>") == 50_008

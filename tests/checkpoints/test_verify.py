@@ -20,12 +20,12 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None
     (folder / WEIGHTS).write_bytes(safetensors_bytes(tensors))
 
 
-def test_verify_passes(folder: Path) -> None:
+def test_verify_accepts_valid_files(folder: Path) -> None:
     assert not problems(folder)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_verify_values(value: float, folder: Path) -> None:
+def test_verify_reports_nan_and_infinite_values(value: float, folder: Path) -> None:
     def plant(tensors: dict[str, Tensor]) -> None:
         for tensor in (tensors[first], tensors[last]):
             tensor.view(-1)[-1] = value
@@ -37,7 +37,7 @@ def test_verify_values(value: float, folder: Path) -> None:
     assert len(problems(folder).splitlines()) == 2
 
 
-def test_verify_tied_head(family: str, tmp_path: Path) -> None:
+def test_verify_reports_a_head_that_differs_from_a_tied_embedding(family: str, tmp_path: Path) -> None:
     """A head in a file whose config ties it: the embedding once more, or a problem."""
     folder = save(family, tmp_path / family, tie_word_embeddings=True)
     head, embedding = HEADS[family]
@@ -51,7 +51,7 @@ def test_verify_tied_head(family: str, tmp_path: Path) -> None:
     assert our_name(embedding) in problems(folder)
 
 
-def test_verify_tensors(folder: Path) -> None:
+def test_verify_reports_wrong_shapes_and_names(folder: Path) -> None:
     def put(name: str, tensor: Tensor) -> None:
         rewrite(folder, lambda tensors: tensors.update({name: tensor}))
 

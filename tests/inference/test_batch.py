@@ -155,7 +155,7 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4", "int8+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
-def test_rows_that_join_and_leave_at_any_time(alone, name: str, dtype: str) -> None:
+def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str) -> None:
     """Rows come while others are under way, more than there are slots, and some are taken away."""
     wanted = alone(name, dtype)
     for seed in range(3):
@@ -183,7 +183,7 @@ def test_rows_that_join_and_leave_at_any_time(alone, name: str, dtype: str) -> N
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_events_are_what_generate_and_score_give(alone, name: str) -> None:
+def test_events_match_generate_and_score(alone, name: str) -> None:
     model = new(name)
     for number, (ids, settings) in enumerate(ROWS):
         events = alone(name, "float32")[number]
@@ -208,7 +208,7 @@ def test_events_are_what_generate_and_score_give(alone, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4"])
 @pytest.mark.parametrize("name", MAKE)
-def test_a_prefix_from_another_row(name: str, dtype: str, monkeypatch) -> None:
+def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str, monkeypatch) -> None:
     model = new(name, dtype)
     for length in (3, 9, 14):  # shorter than LONG_PROMPT
         prefix = text(8, length)
@@ -318,7 +318,7 @@ def test_kept_texts_stay_within_their_bytes() -> None:
 
 
 @pytest.mark.parametrize("given", [[], text(3, 7)])
-def test_the_likeliest_ids(given: list[int]) -> None:
+def test_the_most_likely_ids_match_the_logits(given: list[int]) -> None:
     batch = Batch(new("gpt2"), 1, 40)
     batch.admit(text(1, 4), 7, sampling=Sampling(temperature=0), targets=given, logprobs=True, top=3)
     for event in run(batch)[1]:
@@ -330,7 +330,7 @@ def test_the_likeliest_ids(given: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> None:
+def test_forward_generates_the_same_ids(alone, plain, name: str) -> None:
     """With an TorchRunner: log-probabilities are equal up to rounding."""
     model = new(name)
     batch = plain(lambda: Batch(model, 4, 200))
@@ -359,7 +359,7 @@ def test_long_texts_in_bfloat16_are_read_by_forward() -> None:
     assert Batch(new("lstm", "bfloat16"), 1, 40).runner.long_prompt is None
 
 
-def test_a_row_stops_at_a_string() -> None:
+def test_a_row_ends_at_a_stop_string() -> None:
     tokenizer = characters({chr(ord("a") + i): i for i in range(26)})
     model = gpt2(vocab_size=26, n_embd=8, n_layer=1, n_head=1, n_positions=64).eval()
     batch = Batch(model, 1, 64)
@@ -387,7 +387,7 @@ class Digits:
 
 
 @pytest.mark.parametrize("speculate", [0, 3])
-def test_a_row_with_a_matcher(speculate: int) -> None:
+def test_a_matcher_constrains_one_row_only(speculate: int) -> None:
     """It makes what its matcher allows, guessed or not; rows beside it make what they do alone."""
     model = new("gpt2")
     [alone] = generate(model, [[3, 4, 5]], 12, seed=1, eos_id=None)
@@ -405,7 +405,7 @@ def test_a_row_with_a_matcher(speculate: int) -> None:
     assert torch.equal(torch.tensor([event.logprob for event in bound]), score(model, [ids])[0][4:])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rows_that_do_not_fit_are_rejected() -> None:
     batch = Batch(new("gpt2"), 2, 30)
     with pytest.raises(ValueError, match="a sequence of 31 tokens does not fit a batch with max_length 30"):
         batch.admit([1], 30)

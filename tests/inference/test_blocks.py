@@ -29,7 +29,7 @@ def in_floats(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_weights_are_what_the_package_makes_of_them(kind: str) -> None:
+def test_unpacked_weights_match_the_gguf_package(kind: str) -> None:
     found = random_blocks(kind, 40, 512, 0)
     wanted = gguf.quants.dequantize(found.rows.numpy(), GGMLQuantizationType[kind])
     assert torch.equal(unpack_rows(found.rows, kind), torch.from_numpy(wanted))
@@ -39,7 +39,7 @@ def test_weights_are_what_the_package_makes_of_them(kind: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", TYPES)
-def test_logits_are_those_of_the_weights_in_floats(kernel: str, kind: str) -> None:
+def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
     """By `forward`, and in C: of single ids, and of as many as are read at once."""
     model = new_of_blocks(kind, tie_word_embeddings=kind == "Q6_K")
     ids = some_ids(model, 70)
@@ -55,7 +55,7 @@ def test_logits_are_those_of_the_weights_in_floats(kernel: str, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel: str, kind: str) -> None:
+def test_logits_of_blocks_do_not_depend_on_other_rows_and_pieces(kernel: str, kind: str) -> None:
     model = new_of_blocks(kind)
     texts = some_ids(model, 40, rows=5)
     wanted = [read(model, text, [1]) for text in texts]
@@ -70,7 +70,7 @@ def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel: str, kind: s
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_nothing_is_read_beyond_the_end_of_a_weight(kernel: str, kind: str) -> None:
+def test_nothing_is_read_beyond_the_end_of_a_block(kernel: str, kind: str) -> None:
     """It may be the end of the mapped file. Where it is not so this ends the process."""
     model = new_of_blocks(kind)
     ids = some_ids(model, 50)
@@ -81,7 +81,7 @@ def test_nothing_is_read_beyond_the_end_of_a_weight(kernel: str, kind: str) -> N
     assert torch.equal(read(model, ids, [1, 7, 2]), wanted)
 
 
-def test_a_model_in_blocks_is_as_other_quantized_ones() -> None:
+def test_a_model_in_blocks_supports_the_operations_of_quantized_models() -> None:
     model = new_of_blocks("Q4_0")
     assert kind_of(model) == "Q4_0"
     texts = generate(model, [[1, 2, 3]], 6, temperature=0)

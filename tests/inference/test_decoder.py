@@ -40,7 +40,7 @@ from minhub_py.inference.torch_runner import TorchRunner
 
 
 @pytest.mark.parametrize(("kernel", "name", "layout"), in_pairs(KERNELS, list(CASES), LAYOUTS), indirect=["kernel"])
-def test_logits_are_those_of_forward(kernel, name, layout) -> None:
+def test_logits_match_forward(kernel, name, layout) -> None:
     model = new(name, layout)
     ids = some_ids(model, 145)
     wanted = forward(model, ids)
@@ -56,7 +56,7 @@ def test_logits_are_those_of_forward(kernel, name, layout) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "name", "layout"), in_pairs(KERNELS, list(CASES), LAYOUTS), indirect=["kernel"])
-def test_rows_at_different_positions(kernel, name, layout) -> None:
+def test_rows_at_different_positions_match_forward(kernel, name, layout) -> None:
     model = new(name, layout)
     texts = some_ids(model, 145, rows=4)
     wanted = [forward(model, text) for text in texts]
@@ -80,7 +80,7 @@ def test_rows_at_different_positions(kernel, name, layout) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2, 7])
-def test_ids_that_are_taken_back_leave_a_ring_as_it_was(kernel, window) -> None:
+def test_removed_ids_do_not_change_a_ring_cache(kernel, window) -> None:
     model = new("gptneo-all-local", window_size=window, attention_types=LOCAL)
     ids = some_ids(model, 145)
     wanted = forward(model, ids)
@@ -93,7 +93,7 @@ def test_ids_that_are_taken_back_leave_a_ring_as_it_was(kernel, window) -> None:
         cache.truncate(0, len(found) - 1)
 
 
-def test_a_prompt_in_pieces_of_forward_and_of_native_code() -> None:
+def test_prompt_chunks_of_forward_and_native_code_match_forward() -> None:
     """bfloat16 reads long pieces by forward, the rest natively: in one cache, rings with ids to spare among them."""
     for name, dtype in itertools.product(("gpt2", "gptneo-all-local", "lstm-three-layers"), ("float32", "bfloat16")):
         model = new(name, dtype)
@@ -117,7 +117,7 @@ def test_a_prompt_in_pieces_of_forward_and_of_native_code() -> None:
 @pytest.mark.parametrize(
     ("kernel", "name", "dtype"), in_pairs(KERNELS, list(CASES), ["bfloat16", "float16"]), indirect=["kernel"]
 )
-def test_16_bits_give_the_logits_of_the_rounded_weights_in_float32(kernel, name, dtype) -> None:
+def test_16_bit_logits_match_the_rounded_weights_in_float32(kernel, name, dtype) -> None:
     model = new(name, dtype)
     twin = copy.deepcopy(model).float()
     ids = some_ids(model, 145)
@@ -134,7 +134,7 @@ def test_16_bits_give_the_logits_of_the_rounded_weights_in_float32(kernel, name,
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 7, 45, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(1, 3), (31, 52), (64, 16), (700, 77), (5000, 9), (2100, 6)])
-def test_products_in_bfloat16(kernel, columns, rows, tokens) -> None:
+def test_bfloat16_products_match_float32_products(kernel, columns, rows, tokens) -> None:
     """Inputs are rounded where the processor multiplies bfloat16; sums are in float32."""
     generator = torch.Generator().manual_seed(columns + tokens)
     x = torch.randn(tokens, columns, generator=generator)
@@ -149,7 +149,7 @@ def test_products_in_bfloat16(kernel, columns, rows, tokens) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8+bfloat16"])
 @pytest.mark.parametrize("name", ["gpt2", "gptneo-window-2"])
-def test_an_id_without_numbers_harms_none_before_it(kernel, name, dtype) -> None:
+def test_a_nan_token_does_not_change_earlier_logits(kernel, name, dtype) -> None:
     """Keys and values that come later are in memory already when those before them are read."""
     model = new(name)
     bad = model.config.vocab_size - 1
@@ -163,14 +163,14 @@ def test_an_id_without_numbers_harms_none_before_it(kernel, name, dtype) -> None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_inputs_in_bfloat16_that_are_not_finite_are_seen(kernel, bad) -> None:
+def test_non_finite_bfloat16_inputs_give_non_finite_outputs(kernel, bad) -> None:
     x = torch.zeros(3, 40)
     x[1, 39] = bad
     layer = nn.Linear(40, 5, bias=False, dtype=torch.bfloat16)
     assert product(layer, x).isfinite().all(dim=1).tolist() == [True, False, True]
 
 
-def test_a_cache_of_16_bits_is_rounded_to_the_nearest(kernel) -> None:
+def test_a_16_bit_cache_is_rounded_to_nearest(kernel) -> None:
     for name, dtype in itertools.product(("gpt2", "gptneo", "lstm"), (torch.bfloat16, torch.float16)):
         model = new(name)
         exact, rounded = new_cache(model), new_cache(copy.deepcopy(model).to(dtype))
@@ -191,7 +191,7 @@ def test_a_cache_of_16_bits_is_rounded_to_the_nearest(kernel) -> None:
     ),
     indirect=["kernel"],
 )
-def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel, name, dtype) -> None:
+def test_logits_do_not_depend_on_other_rows_and_pieces(kernel, name, dtype) -> None:
     model = new(name, dtype)
     texts = some_ids(model, 80, rows=5)
     torch.set_num_threads(1)
@@ -212,7 +212,7 @@ def test_bits_do_not_depend_on_what_is_computed_beside_them(kernel, name, dtype)
 @pytest.mark.parametrize(
     ("kernel", "name", "dtype"), in_pairs(KERNELS, ["gpt2", "gptneo"], DTYPES), indirect=["kernel"]
 )
-def test_a_long_text_has_the_bits_of_its_ids_one_by_one(kernel, name, dtype) -> None:
+def test_a_long_text_has_the_logits_of_single_steps(kernel, name, dtype) -> None:
     """Weights that many ids meet are unpacked in several parts; ids attend together as far as they see the same."""
     sizes = {"gpt2": {"n_embd": 140, "n_inner": 1100}, "gptneo": {"hidden_size": 140, "intermediate_size": 1100}}
     model = new(name, dtype, vocab_size=301, **sizes[name])
@@ -240,7 +240,7 @@ def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
             assert all(torch.equal(scores, expected) for scores, expected in zip(found, wanted, strict=True))
 
 
-def test_more_rows_than_are_read_at_once(plain) -> None:
+def test_more_rows_than_one_call_takes_match_single_runs(plain) -> None:
     for name in ("gpt2", "gptneo", "lstm"):
         model = new(name)
         prompts = [[i % 61, i * 7 % 61, 3][: 1 + i % 3] for i in range(MAX_TOKENS * 2 + 3)]

@@ -21,7 +21,7 @@ from minhub_py import generate, score, stream
 from minhub_py.inference.native_runner import NativeRunner
 
 
-def test_threads_that_generate_at_once() -> None:
+def test_concurrent_threads_generate_the_same_texts() -> None:
     torch.set_num_threads(2)
     models = [
         new(name, dtype) for name, dtype in itertools.product(("gpt2-heads-of-72", *ARCHITECTURES), ("float32", "int8"))
@@ -44,7 +44,7 @@ def test_threads_that_generate_at_once() -> None:
     assert torch.get_num_threads() == 2
 
 
-def test_a_forked_process_reads_on() -> None:
+def test_a_forked_process_continues() -> None:
     """PyTorch's own threads do not survive a fork; those of native code do."""
     model = new("gpt2-heads-of-72")
     ids = some_ids(model, 80)
@@ -82,7 +82,7 @@ def test_a_forked_process_reads_on() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads stay where the system has them")
-def test_a_sleeping_helper_is_kept_off_the_processor_of_who_wakes_it() -> None:
+def test_a_woken_thread_does_not_run_on_the_processor_of_its_waker() -> None:
     """Until it has woken: then it may use all processors again."""
     processors = os.sched_getaffinity(0)
     if len(processors) == 1:
@@ -116,7 +116,7 @@ def test_a_sleeping_helper_is_kept_off_the_processor_of_who_wakes_it() -> None:
     assert allowed() == own
 
 
-def test_texts_that_nobody_reads_to_their_end() -> None:
+def test_abandoned_streams_leave_the_model_usable() -> None:
     model = new("gptneo")
     wanted = generate(model, [[1, 2]], 40, seed=1)
     streams = [stream(model, [1, 2], 40, seed=1, speculate=5) for _ in range(20)]
@@ -127,7 +127,7 @@ def test_texts_that_nobody_reads_to_their_end() -> None:
     assert [list(ids) for ids in streams] == [wanted[0][number:] for number in range(1, 20, 2)]
 
 
-def test_the_model_may_go_while_its_text_comes() -> None:
+def test_a_stream_outlives_its_model() -> None:
     wanted = generate(new("gpt2"), [[1, 2]], 40, seed=1)[0]
     ids = stream(new("gpt2"), [1, 2], 40, seed=1)
     gc.collect()
@@ -135,7 +135,7 @@ def test_the_model_may_go_while_its_text_comes() -> None:
 
 
 @pytest.mark.parametrize("replace", ["half", "data", "assign"])
-def test_weights_that_are_replaced_stay_until_their_text_has_come(replace) -> None:
+def test_replaced_weights_exist_until_their_stream_ends(replace) -> None:
     """NativeRunner code has pointers to them."""
     model = new("gpt2")
     wanted = generate(model, [[1, 2]], 40, seed=1)[0]
@@ -162,7 +162,7 @@ def test_weights_that_are_replaced_stay_until_their_text_has_come(replace) -> No
     assert begun + list(ids) == wanted
 
 
-def test_quantized_weights_that_are_replaced_stay_too() -> None:
+def test_replaced_quantized_weights_exist_until_their_stream_ends() -> None:
     model = new("gpt2", "int8")
     wanted = generate(model, [[1, 2]], 40, seed=1)[0]
     arrays = []
@@ -182,7 +182,7 @@ def test_quantized_weights_that_are_replaced_stay_too() -> None:
     assert begun + list(ids) == wanted
 
 
-def test_new_weights_are_seen_by_the_next_text(plain) -> None:
+def test_the_next_text_uses_new_weights(plain) -> None:
     model = new("gpt2")
 
     def work():
@@ -202,7 +202,7 @@ def test_new_weights_are_seen_by_the_next_text(plain) -> None:
     assert work() == first
 
 
-def test_an_interrupt_leaves_everything_usable() -> None:
+def test_an_interrupt_leaves_the_model_usable() -> None:
     torch.set_num_threads(2)
     model = new("lstm-wide")
     wanted = generate(model, [[1, 2]], 40, seed=1)
@@ -244,13 +244,13 @@ def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None
     assert torch.equal(read(model, ids, sizes, cache), wanted)
 
 
-def test_more_positions_than_a_cache_has() -> None:
+def test_more_positions_than_the_cache_has_are_rejected() -> None:
     model = new("gpt2")
     with pytest.raises(ValueError, match="5 positions do not fit a cache of 4"):
         extend(NativeRunner(model), [[1, 2, 3, 4, 5]], model.new_cache(1, 4))
 
 
-def test_a_text_scored_beside_others_is_looked_at_once(monkeypatch) -> None:
+def test_scoring_several_texts_creates_one_runner(monkeypatch) -> None:
     made = []
     monkeypatch.setattr(
         NativeRunner,

@@ -173,7 +173,7 @@ CERTAINLY_PLAIN = CHANGES[:12]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_model_that_somebody_has_changed(change) -> None:
+def test_a_modified_model_uses_its_own_forward(change) -> None:
     """Its own forward says what it computes."""
     model = new("gpt2")
     torch.manual_seed(2)
@@ -192,13 +192,13 @@ def test_a_model_that_somebody_has_changed(change) -> None:
             model.handle.remove()
 
 
-def test_an_embedding_that_changes_its_weights_as_it_is_read() -> None:
+def test_an_embedding_with_max_norm_uses_forward() -> None:
     model = new("gpt2")
     model.wte.max_norm = 0.5
     assert type(runner_of(model)) is TorchRunner
 
 
-def test_what_is_plain_and_what_is_native(plain) -> None:
+def test_only_unmodified_models_on_the_cpu_use_native_code(plain) -> None:
     model = new("gpt2")
     assert isinstance(runner_of(model), NativeRunner)
     assert type(plain(lambda: runner_of(model))) is TorchRunner
@@ -212,7 +212,7 @@ def test_what_is_plain_and_what_is_native(plain) -> None:
     assert isinstance(runner_of(model.train()), NativeRunner)  # dropout is off in either
 
 
-def test_hooks_see_every_id() -> None:
+def test_hooks_receive_every_id() -> None:
     for name in ARCHITECTURES:
         model, seen = new(name), []
         model.register_forward_hook(lambda _, given, __, seen=seen: seen.extend(given[0][0].tolist()))
@@ -233,7 +233,7 @@ def test_without_native_code_the_ids_are_the_same(plain, name, settings) -> None
     assert work() == plain(work)
 
 
-def test_scores_and_long_prompts(plain) -> None:
+def test_scores_of_long_prompts_match_pytorch(plain) -> None:
     for name in ("gpt2", "gptneo", "gptneo-window-2", "lstm"):
         context = {"gpt2": {"n_positions": 600}, "gptneo": {"max_position_embeddings": 600}}
         model = new(name, **context.get(name.split("-")[0], {}))
@@ -245,7 +245,7 @@ def test_scores_and_long_prompts(plain) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
-def test_weights_that_are_not_numbers_are_named(kernel, dtype, bad) -> None:
+def test_nan_weights_are_reported_by_name(kernel, dtype, bad) -> None:
     places = {
         "gpt2": ("h.1.mlp.c_fc.bias", "ln_f.weight", "h.0.attn.c_attn.weight"),
         "gptneo": ("wte.weight",),
@@ -268,7 +268,7 @@ def test_weights_that_are_not_numbers_are_named(kernel, dtype, bad) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}])
-def test_nan_is_named_whatever_the_sampling(settings) -> None:
+def test_nan_logits_are_reported_for_every_sampling(settings) -> None:
     model = new("gpt2")
     with torch.no_grad():
         model.ln_f.weight.fill_(torch.nan)
@@ -277,7 +277,7 @@ def test_nan_is_named_whatever_the_sampling(settings) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm", "llama"])
-def test_other_defaults_of_pytorch(family) -> None:
+def test_defaults_of_pytorch_do_not_change_results(family) -> None:
     """The compiled code's memory is float32 on the CPU, whatever tensors are by default."""
     model = new(family) if family != "llama" else llama(vocab_size=61, hidden_size=24, num_attention_heads=4,
                                                         intermediate_size=40, num_hidden_layers=2).eval()  # fmt: skip
@@ -291,7 +291,7 @@ def test_other_defaults_of_pytorch(family) -> None:
         assert found == wanted
 
 
-def test_autocast_is_pytorchs() -> None:
+def test_autocast_selects_pytorch() -> None:
     model = new("gpt2")
     with torch.autocast("cpu"):
         assert type(runner_of(model)) is TorchRunner

@@ -89,20 +89,20 @@ def test_nf4_is_the_nearest_of_16_values(columns) -> None:
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_nf4_without_the_compiled_code(columns) -> None:
+def test_nf4_without_native_code_matches_native_code(columns) -> None:
     """As on a GPU."""
     weight = weights(columns, rows=77)
     for found, wanted in zip(pack_nf4(weight), pack(weight, "nf4"), strict=True):
         assert torch.equal(found, wanted)
 
 
-def test_the_values_of_nf4_stay_what_they_are() -> None:
+def test_nf4_values_survive_a_round_trip() -> None:
     for columns in (16, 32, 48, 128, 208):
         weight = NF4.repeat(columns // 16 + 1)[:columns].repeat(3, 1) * torch.tensor([[1.0], [3.0], [2.0**-20]])
         assert torch.allclose(unpack(*pack(weight, "nf4"), columns), weight, rtol=2e-7, atol=0)
 
 
-def test_where_nf4_has_each_weight() -> None:
+def test_nf4_codes_have_the_documented_order() -> None:
     """Input 32 * part + j of a unit of 128 is the part-th half byte of word j, which follow four scales."""
     for unit, part, j in ((0, 0, 0), (0, 1, 31), (1, 2, 9), (2, 3, 5)):
         weight = torch.zeros(2, 300 + 84)
@@ -130,7 +130,7 @@ def test_zeros_and_lone_weights(kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
-def test_weights_that_are_not_numbers_stay_so(kind, bad) -> None:
+def test_nan_weights_stay_nan(kind, bad) -> None:
     """A model of damaged weights is named when it is used, as without quantization."""
     weight = torch.ones(3, 40)
     weight[1, 5] = bad
@@ -184,7 +184,7 @@ def dequantized(model):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind) -> None:
+def test_logits_match_the_dequantized_weights(kernel, plain, name, kind) -> None:
     model = new(name, kind)
     twin = dequantized(model)
     ids = some_ids(model, 145)
@@ -205,7 +205,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 17, 41, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34), (32767, 6)])
-def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens, kind) -> None:
+def test_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) -> None:
     """To the last bit, whatever adds them: tiles, fused and separate sums, a part of them, and sums of over 32 bits."""
     generator = torch.Generator().manual_seed(columns + tokens)
     x = torch.randn(tokens, columns, generator=generator)
@@ -224,7 +224,7 @@ def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens, kind
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 11, 12, 20, 41, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34)])
-def test_products_of_a_model_in_bfloat16(kernel, columns, rows, tokens, kind) -> None:
+def test_bfloat16_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) -> None:
     """Each 32 inputs have a scale, a whole number of times the token's: sums are those of whole numbers again."""
     generator = torch.Generator().manual_seed(columns + tokens)
     x = torch.randn(tokens, columns, generator=generator) * torch.randn(columns, generator=generator).exp()
@@ -247,7 +247,7 @@ def test_products_of_a_model_in_bfloat16(kernel, columns, rows, tokens, kind) ->
 
 @pytest.mark.parametrize("dtype", ["int8", "int8+bfloat16", "nf4+bfloat16"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_inputs_that_are_not_finite_are_seen(kernel, bad, dtype) -> None:
+def test_non_finite_inputs_give_non_finite_outputs(kernel, bad, dtype) -> None:
     model = new("gpt2", dtype)
     with torch.no_grad():
         model.h[0].ln_1.bias[3] = bad
@@ -293,7 +293,7 @@ def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:
         assert forward(back, ids).dtype == torch.float32
 
 
-def test_what_is_quantized_and_how() -> None:
+def test_matrices_and_embeddings_are_quantized() -> None:
     model = new("gpt2", "nf4")
     kinds = {path: module.kind for path, module in model.named_modules() if isinstance(module, Quantized)}
     blocks = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -314,7 +314,7 @@ def test_sizes_that_happen_to_be_that_of_the_vocabulary() -> None:
     assert new("gpt2", "nf4", vocab_size=72).h[0].attn.c_attn.kind == "nf4"
 
 
-def test_embedding_rows() -> None:
+def test_embedding_rows_match_the_dequantized_weights() -> None:
     layer = QuantizedEmbedding(nn.Embedding(50, 33))
     idx = torch.tensor([[0, 49], [7, 7]])
     assert torch.equal(layer(idx), layer.weight[idx])
@@ -322,7 +322,7 @@ def test_embedding_rows() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_an_lstm_against_the_one_of_pytorch(kind, layers) -> None:
+def test_a_quantized_lstm_matches_pytorch(kind, layers) -> None:
     torch.manual_seed(0)
     layer = QuantizedLSTM(nn.LSTM(10, 37, layers, batch_first=True, dropout=0.5 if layers > 1 else 0), kind)
     other = nn.LSTM(10, 37, layers, batch_first=True)
@@ -352,7 +352,7 @@ def test_inputs_have_8_bits_only_where_bfloat16_is_asked_for(tmp_path, kind) -> 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_from_a_checkpoint(tmp_path, family, kind) -> None:
+def test_from_pretrained_quantizes_a_checkpoint(tmp_path, family, kind) -> None:
     whole = new(family)
     minhub_py.save_pretrained(whole, tmp_path)
     model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind)
@@ -411,7 +411,7 @@ def test_an_unknown_kind_is_named_before_anything_is_fetched(kind) -> None:
         quantize(new("gpt2"), kind)
 
 
-def test_a_hook_on_a_quantized_layer() -> None:
+def test_a_hook_on_a_quantized_layer_is_called() -> None:
     model = new("gpt2", "int8")
     model.h[0].mlp.c_fc.register_forward_hook(lambda _, __, y: -y)
     assert type(runner_of(model)) is TorchRunner

@@ -67,7 +67,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize(("model", "settings", "most"), in_pairs(list(MODELS), SETTINGS, MOST), indirect=["model"])
-def test_the_ids_are_those_without_drafts(model, settings, most) -> None:
+def test_drafts_do_not_change_the_ids(model, settings, most) -> None:
     wanted = generate(model, PROMPTS, 60, seed=7, **settings)
     assert generate(model, PROMPTS, 60, seed=7, speculate=most, **settings) == wanted
     for row in (0, 2):
@@ -75,7 +75,7 @@ def test_the_ids_are_those_without_drafts(model, settings, most) -> None:
         assert alone == wanted[row]
 
 
-def test_for_all_kernels(kernel) -> None:
+def test_drafts_do_not_change_the_ids_with_any_kernel(kernel) -> None:
     for name in ("gpt2-heads-of-5", "gptneo-all-local"):
         for dtype in ("float32", "transposed", "nf4"):
             model = new(name, dtype)
@@ -83,7 +83,7 @@ def test_for_all_kernels(kernel) -> None:
             assert generate(model, PROMPTS, 60, seed=3, temperature=0.3, speculate=12) == ids
 
 
-def test_every_number_of_new_ids() -> None:
+def test_drafts_do_not_change_texts_of_any_length() -> None:
     """The last one may stand anywhere in a draft."""
     model = new("gpt2", n_positions=30)
     wanted = generate(model, PROMPTS, 70, temperature=0)
@@ -91,7 +91,7 @@ def test_every_number_of_new_ids() -> None:
         assert generate(model, PROMPTS, count, temperature=0, speculate=9) == [row[:count] for row in wanted]
 
 
-def test_an_end_in_the_middle_of_a_draft() -> None:
+def test_a_text_ends_at_an_end_token_within_a_draft() -> None:
     model = new("gpt2")
     for settings in ({"temperature": 0}, {"temperature": 0.4}):
         wanted = generate(model, PROMPTS, 90, seed=2, **settings)
@@ -101,7 +101,7 @@ def test_an_end_in_the_middle_of_a_draft() -> None:
                 assert generate(model, PROMPTS, 90, seed=2, eos_id=end, speculate=most, **settings) == expected
 
 
-def test_a_stop_string_in_the_middle_of_a_draft() -> None:
+def test_a_text_ends_at_a_stop_string_within_a_draft() -> None:
     model = new("gpt2")
     tokenizer = characters([chr(40 + i) for i in range(61)])
     wanted = generate(model, PROMPTS, 90, temperature=0)
@@ -115,7 +115,7 @@ def test_a_stop_string_in_the_middle_of_a_draft() -> None:
         assert found == expected
 
 
-def test_more_rows_than_leave_room_for_drafts(calls) -> None:
+def test_drafts_of_many_rows_fit_one_call(calls) -> None:
     model = new("gpt2")
     for count in (20, MAX_TOKENS // 2, MAX_TOKENS // 2 + 1, MAX_TOKENS):
         prompts = [PROMPTS[i % 5] for i in range(count)]
@@ -136,7 +136,7 @@ def test_without_native_code_nothing_is_drafted(plain) -> None:
 
 
 @pytest.mark.parametrize("dropped", [0, 1, 5, 30])
-def test_a_text_that_nobody_reads_to_its_end(dropped) -> None:
+def test_an_abandoned_stream_leaves_the_model_usable(dropped) -> None:
     model = new("gpt2")
     wanted = generate(model, [PROMPTS[0]], 50, temperature=0)[0]
     ids = stream(model, PROMPTS[0], 50, temperature=0, speculate=20)
@@ -177,7 +177,7 @@ def test_an_lstm_makes_no_drafts(calls) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 1.0, 2.5, "3", None])
-def test_a_bad_number_is_named_at_the_call(bad) -> None:
+def test_an_invalid_number_is_rejected_at_the_call(bad) -> None:
     model = new("gpt2")
     for call in (generate, stream):
         prompt = [[1]] if call is generate else [1]

@@ -97,7 +97,7 @@ def test_txt_output_has_one_escaped_line_per_row(tmp_path: Path, model: str) -> 
     assert lines[2].replace("\\n", "\n").replace("\\t", "\t").replace("\\\\", "\\") == alone
 
 
-def test_folders_and_patterns(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_and_patterns_select_visible_files(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data/sub").mkdir(parents=True)
     Path("data/b.jsonl").write_text('{"text": "abc", "b": 1}\n{"b": 2.5}\n')
@@ -201,7 +201,7 @@ def test_missing_package_is_reported_first(
         assert f"pip install 'minhub_py[{extra}]'" in fail("score", "no/such-model", *arguments)
 
 
-def test_usage_errors(tmp_path: Path, model: str) -> None:
+def test_usage_errors_name_the_option(tmp_path: Path, model: str) -> None:
     file, out = write_csv(tmp_path / "in.csv", ["abc"]), tmp_path / "out.csv"
     out.write_text("mine")
     assert "out.csv already exists" in fail("score", model, file, "--out", out, status=2)

@@ -166,7 +166,7 @@ def test_rows_of_a_text_must_be_consecutive(tmp_path: Path, model: str) -> None:
     assert [row["logprob"] == "" for row in read_csv(out)] == [True, True, False, True] * 2  # a text ends with its file
 
 
-def test_score_targets_from_a_column(tmp_path: Path, model: str) -> None:
+def test_targets_are_scored_from_a_column(tmp_path: Path, model: str) -> None:
     """The target is a causal model's continuation after --sep, or an encoder-decoder's answer, which is required."""
     torch.manual_seed(1)
     answering = str(tmp_path / "t5")

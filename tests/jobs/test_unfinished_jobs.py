@@ -241,7 +241,7 @@ def test_memory_is_constant_for_100000_rows(tmp_path: Path, model: str, kind: st
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_20_kills_at_random_times(tmp_path: Path, model: str, workers: int) -> None:
+def test_a_job_killed_20_times_has_identical_output(tmp_path: Path, model: str, workers: int) -> None:
     """Includes kills before the first row and at the end."""
     file = write_csv(tmp_path / "in.csv", random_texts(100_000, 16))
     complete, out = tmp_path / "complete.csv", tmp_path / "out.csv"
@@ -294,7 +294,7 @@ def test_ray_job_completes_after_a_node_failure(tmp_path: Path, model: str) -> N
 
 
 @pytest.mark.soak
-def test_no_ray_cluster(tmp_path: Path, model: str) -> None:
+def test_a_missing_ray_cluster_is_reported(tmp_path: Path, model: str) -> None:
     pytest.importorskip("ray")
     file, out = write_csv(tmp_path / "in.csv", ["abc"]), tmp_path / "out.csv"
     assert "no Ray cluster at" in fail("score", model, file, "--out", out, "--ray", "auto")

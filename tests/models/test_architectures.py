@@ -36,7 +36,7 @@ GRADIENTS = [name for cases in ARCHITECTURES.values() for name in cases.gradient
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_logits(load, name: str) -> None:
+def test_logits_match_transformers(load, name: str) -> None:
     """Of one row and of three; at once, and by a cache in pieces of several sizes: id by id beyond any window."""
     reference, model, _ = load(name)
     reach = max(8 if isinstance(kept, State) else kept.window or 0 for kept in model.cache_layout())
@@ -51,7 +51,7 @@ def test_logits(load, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_hidden_states(load, name: str) -> None:
+def test_hidden_states_match_transformers(load, name: str) -> None:
     """Of each token of ragged texts, in every layer."""
     reference, model, _ = load(name)
     texts = texts_of(3, 40)
@@ -64,7 +64,7 @@ def test_hidden_states(load, name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_attention(load, name: str) -> None:
+def test_attention_weights_match_transformers(load, name: str) -> None:
     reference, model, _ = load(name)
     [ids] = texts_of(40)  # beyond any window of the cases
     found = attention_weights(model, None, ids)
@@ -87,7 +87,7 @@ def test_attention(load, name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", FEW)
-def test_rows_of_different_lengths(load, name: str) -> None:
+def test_rows_of_different_lengths_match_single_rows(load, name: str) -> None:
     reference, model, _ = load(name)
     ids, lengths = ids_of(4), [0, 3, 29, 40]
     wanted = reference(ids).logits
@@ -110,7 +110,7 @@ def test_rows_of_different_lengths(load, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_saved_again_transformers_loads_it(load, name: str, tmp_path: Path) -> None:
+def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> None:
     """To transformers the file says what the reference's says. Where the settings are the same, so is its model."""
     reference, model, folder = load(name)
     minhub_py.save_pretrained(model, tmp_path)
@@ -140,7 +140,7 @@ def settings_in(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients(name: str) -> None:
+def test_gradients_match_transformers(name: str) -> None:
     settings = {**CASES[name].settings(name), "pad_token_id": None}  # whose embedding has no gradient in transformers
     reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings)).double().eval()
     reference.set_experts_implementation("eager")  # their grouped products have no float64
@@ -163,7 +163,7 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", FEW)
-def test_16_bits(load, name: str, dtype: torch.dtype) -> None:
+def test_16_bit_logits_are_close_to_float32(load, name: str, dtype: torch.dtype) -> None:
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -176,7 +176,7 @@ def test_16_bits(load, name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_generate_and_score(load, name: str) -> None:
+def test_generated_texts_and_scores_match_transformers(load, name: str) -> None:
     """Greedy text as transformers writes it; a row of a batch as it is alone; scores as the logits say."""
     reference, model, _ = load(name)
     reference.generation_config.eos_token_id = None
@@ -200,7 +200,7 @@ def test_generate_and_score(load, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 @pytest.mark.parametrize("name", FEW)
-def test_quantized(load, name: str, kind: str) -> None:
+def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> None:
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     assert type(runner_of(model)) is NativeRunner
@@ -214,7 +214,7 @@ def test_quantized(load, name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_entry_points(load, name: str) -> None:
+def test_entry_points_load_and_create_the_family(load, name: str) -> None:
     _, model, folder = load(name)
     kind = name.split("-", maxsplit=1)[0]
     [entry] = (entry for entry in ENTRIES.values() if kind in entry.model_types)
@@ -235,7 +235,7 @@ REFUSED = [(cases, *refusal) for cases in ARCHITECTURES.values() for refusal in 
 
 
 @pytest.mark.parametrize(("cases", "settings", "message"), REFUSED, ids=[str(refusal[1]) for refusal in REFUSED])
-def test_settings_without_code_are_refused(load, tmp_path: Path, cases: Any, settings: Any, message: str) -> None:
+def test_unsupported_settings_are_rejected(load, tmp_path: Path, cases: Any, settings: Any, message: str) -> None:
     first = next(iter(cases.cases))
     (tmp_path / "model.safetensors").symlink_to(load(first)[2] / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({**cases.settings(first), **settings}))
@@ -244,7 +244,7 @@ def test_settings_without_code_are_refused(load, tmp_path: Path, cases: Any, set
 
 
 @pytest.mark.parametrize("name", dict.fromkeys((*FEW, *GRADIENTS)))
-def test_torchscript(load, name: str, tmp_path: Path) -> None:
+def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
     """Any batch and length, gradients; parameters under the model's names."""
     _, model, _ = load(name)
     save_torchscript(model, tmp_path / "model.pt")
@@ -259,7 +259,7 @@ def test_torchscript(load, name: str, tmp_path: Path) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("kernel", "name"), in_pairs(KERNELS, list(CASES)), indirect=["kernel"])
-def test_the_native_runner(load, kernel, name: str) -> None:
+def test_native_logits_match_forward_with_each_kernel(load, kernel, name: str) -> None:
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     model = load(name)[1]
     runner = runner_of(model)
@@ -282,14 +282,16 @@ PUBLISHED = [size for cases in ARCHITECTURES.values() for size in cases.publishe
 
 
 @pytest.mark.parametrize(("size", "parameters"), PUBLISHED)
-def test_published_sizes(size: str, parameters: int) -> None:
+def test_published_sizes_have_the_published_parameter_counts(size: str, parameters: int) -> None:
     assert inspect(size)["parameters"]["total"] == parameters
 
 
 @pytest.mark.parametrize(
     "family", [name for name, entry in ENTRIES.items() if entry.architecture.name in ARCHITECTURES]
 )
-def test_training(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_family_can_be_trained_and_fine_tuned(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From scratch by the settings of the registry, and fine-tuning of what came out."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # drawing would take longer than training
     text = tmp_path / "text.txt"

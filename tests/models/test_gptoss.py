@@ -72,7 +72,7 @@ def experts_of(model: Any) -> list[Packed]:
 
 
 @torch.no_grad()
-def test_logits(packed) -> None:
+def test_logits_match_transformers(packed) -> None:
     reference, model, _ = packed
     for rows in (1, 3):
         ids = ids_of(rows)
@@ -93,7 +93,7 @@ def test_weights_of_experts_are_transformers_own(packed) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
-def test_the_native_runner(packed, kernels: str) -> None:
+def test_native_logits_match_forward(packed, kernels: str) -> None:
     """Straight from the file's bytes; the same bits at once, in pieces, and with other rows beside."""
     if library() is None or library().choose(kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
@@ -185,7 +185,7 @@ def test_texts_are_the_references(packed) -> None:
         assert minhub_py.generate(model, [prompt], 25, temperature=0, eos_id=None) == [text]
 
 
-def test_inspect_and_verify(packed) -> None:
+def test_inspect_and_verify_read_packed_experts(packed) -> None:
     reference, _, folder = packed
     wanted = sum(parameter.numel() for parameter in reference.parameters())
     report = inspect(str(folder))
@@ -232,7 +232,7 @@ def test_a_tensor_of_another_form_is_refused(packed, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_quantized(packed, kind: str) -> None:
+def test_quantized_logits_are_close_to_float32(packed, kind: str) -> None:
     """Attention, embedding and head; the experts stay as they are."""
     reference, model, folder = packed
     smaller = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
@@ -247,7 +247,7 @@ def test_quantized(packed, kind: str) -> None:
     assert text == minhub_py.generate(smaller, ids[:, :5].tolist(), 12, temperature=0, eos_id=None, speculate=4)[0]
 
 
-def test_what_needs_floats_says_so(packed, tmp_path: Path) -> None:
+def test_operations_that_need_floats_are_rejected(packed, tmp_path: Path) -> None:
     _, model, folder = packed
     with pytest.raises(ValueError, match="experts in MXFP4 cannot be written as TorchScript: take the model in BF16"):
         save_torchscript(model, tmp_path / "model.pt")

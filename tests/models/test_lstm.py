@@ -56,7 +56,7 @@ def encode(text):
 
 
 @torch.no_grad()
-def test_war_and_peace_logits(war_and_peace):
+def test_war_and_peace_logits_match_the_published_ones(war_and_peace):
     logits = war_and_peace(encode(PROMPT))
     assert logits.dtype == torch.float32
     wanted = torch.tensor([-15.5377, -4.0642, -9.3971, -6.7735, -6.2187])  # rounded to four digits
@@ -188,7 +188,7 @@ def read(model, ids, sizes, cache):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_equations(name):
+def test_outputs_match_the_equations(name):
     model, weights = new_model(name)
     ids = some_ids(model)
     wanted = reference(model, weights, ids)
@@ -203,7 +203,7 @@ def test_the_equations(name):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
-def test_the_equations_with_a_cache(name, way):
+def test_cached_outputs_match_the_equations(name, way):
     model, weights = new_model(name)
     ids = some_ids(model)
     wanted = reference(model, weights, ids)
@@ -212,7 +212,7 @@ def test_the_equations_with_a_cache(name, way):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_of_different_lengths(name):
+def test_rows_of_different_lengths_match_single_rows(name):
     model, weights = new_model(name)
     ids = some_ids(model, rows=4, seed=2)
     wanted = reference(model, weights, ids)
@@ -252,7 +252,7 @@ def go_on(model, cache, ids, wanted, lengths, sizes):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients(name):
+def test_gradients_match_autograd_of_the_equations(name):
     """Those that autograd finds for the equations, for every weight."""
     model, _ = new_model(name)
     ids = some_ids(model)
@@ -270,7 +270,7 @@ def test_gradients(name):
         torch.testing.assert_close(parameter.grad, leaves[weight].grad, rtol=1e-9, atol=1e-12, msg=weight)
 
 
-def test_dropout_acts_in_training():
+def test_dropout_is_active_in_training_only():
     model, weights = new_model("dropout")
     ids = some_ids(model)
     wanted = reference(model, weights, ids)
@@ -290,7 +290,7 @@ def test_dropout_acts_after_the_embedding_between_layers_and_before_the_head():
 
 
 @pytest.mark.parametrize("name", ["two-layers", "tied-four-layers"])
-def test_saved_and_loaded(name, tmp_path):
+def test_saved_models_load_identically(name, tmp_path):
     model, weights = new_model(name)
     minhub_py.save_pretrained(model, tmp_path)
     assert_identical(load_file(tmp_path / "model.safetensors"), dict(weights))
@@ -301,7 +301,7 @@ def test_saved_and_loaded(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["two-layers", pytest.param("tied", marks=pytest.mark.soak)])
-def test_compiled_by_dynamo(name):
+def test_compiled_models_match(name):
     model, weights = new_model(name)
     ids = some_ids(model)
     wanted = reference(model, weights, ids)
@@ -315,7 +315,7 @@ def test_compiled_by_dynamo(name):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.06), ("float16", 0.01)])
 @pytest.mark.parametrize("name", ["one-layer", "two-layers", "tied-four-layers"])
-def test_16_bits(name, dtype, tolerance, tmp_path):
+def test_16_bit_logits_are_close_to_float32(name, dtype, tolerance, tmp_path):
     model, weights = new_model(name)
     minhub_py.save_pretrained(model, tmp_path)
     half = minhub_py.lstm_from_pretrained(str(tmp_path), device="cpu", dtype=dtype)

@@ -133,7 +133,7 @@ def read(model, ids, sizes, cache):
 
 
 @pytest.mark.parametrize(("name", "sizes"), in_pairs(list(CASES), [[1], [3], [1, 1, 3, 1, 9, 1, 2, 6], [10, 1]]))
-def test_rows_of_different_lengths(load, name, sizes):
+def test_rows_of_different_lengths_match_transformers(load, name, sizes):
     reference, model, _, _, _ = load(name)
     ids = some_ids(reference, rows=4, seed=2)
     wanted = logits_of(reference, ids)
@@ -255,7 +255,7 @@ PRECISIONS = {"bfloat16": 0.08, "float16": 0.01}
 @pytest.mark.parametrize(
     "name", [*ONE_EACH, "gpt2-upcast-inverse-layer", "gpt2-untied", "gpt_neo-two-groups", "gpt_neo-untied"]
 )
-def test_16_bits(load, name, dtype):
+def test_16_bit_logits_match_transformers(load, name, dtype):
     _, _, folder, ids, wanted = load(name)
     model = minhub_py.from_pretrained(str(folder), device="cpu", dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
@@ -320,7 +320,7 @@ def assert_identical(found, wanted):
 @pytest.mark.parametrize("shards", ["one-file", "shards"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", HEADS)
-def test_saved_again_transformers_loads_it(name, dtype, shards, tmp_path):
+def test_transformers_loads_saved_models(name, dtype, shards, tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     reference = new_reference(name).to(getattr(torch, dtype))
     reference.save_pretrained(old, max_shard_size="20KB" if shards == "shards" else "1GB")
@@ -420,7 +420,7 @@ AGES += [(names, write_sharded_bin) for names in ("today", "bare-with-masks", "c
 @pytest.mark.parametrize("head", ["no-head", "head"])
 @pytest.mark.parametrize(("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES])
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_files_of_every_age(load, name, write, names, head, tmp_path):
+def test_files_of_every_transformers_version_load(load, name, write, names, head, tmp_path):
     """Each file below the config holds the same model. A state dict lists the head even where it is tied."""
     reference, model, folder, ids, _ = load(name)
     state = dict(reference.state_dict())
@@ -436,7 +436,7 @@ def test_files_of_every_age(load, name, write, names, head, tmp_path):
 @pytest.mark.parametrize(("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES])
 @pytest.mark.parametrize("name", ["gpt2-untied", "gpt_neo-untied"])
 def test_files_of_every_age_with_a_head_of_their_own(load, name, write, names, tmp_path):
-    test_files_of_every_age(load, name, write, names, "head", tmp_path)
+    test_files_of_every_transformers_version_load(load, name, write, names, "head", tmp_path)
 
 
 @contextmanager
@@ -450,7 +450,7 @@ def compiled(model, backend):
 
 
 @pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gpt_neo-local-first"])
-def test_compiled_by_dynamo(load, name):
+def test_models_compiled_by_dynamo_match(load, name):
     _, model, _, ids, wanted = load(name)
     graphs = []
 
@@ -474,7 +474,7 @@ def test_compiled_by_dynamo(load, name):
 
 @pytest.mark.soak  # a minute of g++; what Dynamo makes of a model is tested without it
 @pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gpt_neo-local-first"])
-def test_compiled_by_inductor(load, name):
+def test_models_compiled_by_inductor_match(load, name):
     if not any(map(shutil.which, [os.environ.get("CXX", "c++"), "g++", "clang++"])) and os.environ.get("CI") != "true":
         pytest.skip("inductor needs a C++ compiler")
     _, model, _, ids, wanted = load(name)
@@ -488,7 +488,7 @@ def test_compiled_by_inductor(load, name):
 @pytest.mark.parametrize(
     "name", ["gpt2", "gpt2-all-at-once", "gpt2-untied", *(name for name in CASES if name.startswith("gpt_neo"))]
 )
-def test_gradients(name):
+def test_gradients_match_transformers(name):
     dropouts = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0) if name.startswith("gpt2") else {}
     dropouts |= {key: 0.0 for key in CASES[name] if key in DROPOUTS}
     reference, model = twins(name, **dropouts)

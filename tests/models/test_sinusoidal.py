@@ -104,7 +104,7 @@ def assert_close(found: Tensor, wanted: Tensor, tolerance: float = TOLERANCE) ->
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_logits(load: Any, name: str) -> None:
+def test_logits_match_pytorch(load: Any, name: str) -> None:
     """Of one row and of three; at once, and by a cache in pieces of several sizes."""
     reference, model, _ = load(name)
     for rows in (1, 3):
@@ -125,7 +125,7 @@ def test_logits(load: Any, name: str) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_native_runner(load: Any, name: str, kernels: str) -> None:
+def test_native_logits_match_forward(load: Any, name: str, kernels: str) -> None:
     """The reference's logits, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     if library() is None or library().choose(kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
@@ -159,7 +159,7 @@ def test_a_state_dict_alone_is_a_model(load: Any, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_saved_again(load: Any, tmp_path: Path) -> None:
+def test_saved_models_load_in_the_reference(load: Any, tmp_path: Path) -> None:
     """Under MLLM's names, all but the mask."""
     reference, model, _ = load("two-heads")
     minhub_py.save_pretrained(model, tmp_path)
@@ -189,7 +189,7 @@ def test_the_positions_of_a_file_count(load: Any, tmp_path: Path) -> None:
     assert_close(read, other(ids_of(1))[0])
 
 
-def test_gradients() -> None:
+def test_gradients_match_pytorch() -> None:
     config = SinusoidalConfig(**SMALL)
     reference = Reference(config).double().eval()
     model = minhub_py.sinusoidal(**SMALL).double().eval()
@@ -207,7 +207,7 @@ def test_gradients() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits(load: Any, dtype: torch.dtype) -> None:
+def test_16_bit_logits_are_close_to_float32(load: Any, dtype: torch.dtype) -> None:
     reference, _, folder = load("as-in-mllm")
     model = minhub_py.from_pretrained(folder, device="cpu", dtype=dtype)
     wanted, found = reference(ids_of(2)), model(ids_of(2))
@@ -217,7 +217,7 @@ def test_16_bits(load: Any, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_quantized(load: Any, kind: str) -> None:
+def test_quantized_logits_are_close_to_float32(load: Any, kind: str) -> None:
     reference, _, folder = load("as-in-mllm")
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     assert type(runner_of(model)) is NativeRunner
@@ -225,7 +225,7 @@ def test_quantized(load: Any, kind: str) -> None:
     assert 0 < ((found - wanted).square().mean() / wanted.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
 
 
-def test_torchscript(load: Any, tmp_path: Path) -> None:
+def test_torchscript_matches_the_model(load: Any, tmp_path: Path) -> None:
     """Any batch and length, gradients, dropout in training; the positions are in the file."""
     _, model, _ = load("as-in-mllm")
     save_torchscript(model, tmp_path / "model.pt")
@@ -263,14 +263,14 @@ def test_generated_text(load: Any) -> None:
         ({"max_position_embeddings": 50}, r"positions.weight is \(48, 32\), the config says \(50, 32\)"),
     ],
 )
-def test_settings_without_code_are_refused(load: Any, tmp_path: Path, settings: Any, message: str) -> None:
+def test_unsupported_settings_are_rejected(load: Any, tmp_path: Path, settings: Any, message: str) -> None:
     (tmp_path / "model.pt").symlink_to(load("as-in-mllm")[2] / "model.pt")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "sinusoidal", **SMALL, **settings}))
     with pytest.raises(ValueError, match=message):
         minhub_py.from_pretrained(tmp_path)
 
 
-def test_training(tmp_path: Path) -> None:
+def test_the_architecture_can_be_trained(tmp_path: Path) -> None:
     """From scratch by the settings of the registry, and fine-tuning of what came out."""
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
@@ -284,7 +284,7 @@ def test_training(tmp_path: Path) -> None:
     minhub_py.train(text, tmp_path / "tuned", start=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False)
 
 
-def test_the_commands(tmp_path: Path) -> None:
+def test_commands_train_compare_inspect_verify_and_generate(tmp_path: Path) -> None:
     """minhub train, resume, generate and verify; positions are not learnt, and count nowhere as parameters."""
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("a rose is a rose is a rose. " * 200)

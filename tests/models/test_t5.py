@@ -131,7 +131,7 @@ def read(model: Any, source: torch.Tensor, ids: torch.Tensor, pieces: list[int],
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_logits(load, name: str) -> None:
+def test_logits_match_transformers(load, name: str) -> None:
     """Of one row and of three; at once, and by a cache in pieces; source and text beyond the farthest bucket."""
     reference, model, _ = load(name)
     for rows in (1, 3):
@@ -144,7 +144,7 @@ def test_logits(load, name: str) -> None:
 
 
 @torch.no_grad()
-def test_rows_of_different_lengths(load) -> None:
+def test_rows_of_different_lengths_match_single_rows(load) -> None:
     """Sources and texts of different lengths side by side in one cache, and what is left when some go."""
     reference, model, _ = load("t5")
     sources, ids = [ids_of(1, length) for length in (3, 40, 17)], ids_of(3, 50)
@@ -167,7 +167,7 @@ def test_rows_of_different_lengths(load) -> None:
     assert_close(found[1], wanted[1][lengths[1] :][:1])
 
 
-def test_wrong_calls(load) -> None:
+def test_invalid_calls_are_rejected(load) -> None:
     _, model, _ = load("t5")
     ids = ids_of(1, 4)
     with pytest.raises(ValueError, match="without a cache, pass idx, the token IDs of the encoder"):
@@ -190,7 +190,7 @@ def test_wrong_calls(load) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_generate(load, name: str) -> None:
+def test_generated_texts_match_transformers(load, name: str) -> None:
     """Greedy text as transformers writes it, to its end; a row of a batch as it is alone.
 
     With a penalty too, for the text's own ids: without one, random weights make a text of few ids.
@@ -211,7 +211,7 @@ def test_generate(load, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_sampling(load, name: str) -> None:
+def test_samples_follow_seeds_drafts_and_stop_criteria(load, name: str) -> None:
     """Seeds, drafts and stop criteria."""
     _, model, _ = load(name)
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17, 30)]
@@ -226,7 +226,7 @@ def test_sampling(load, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_score_and_loss(load, name: str) -> None:
+def test_scores_match_the_loss(load, name: str) -> None:
     """The log-probabilities of targets, and the mean of them, which is the loss in transformers."""
     reference, model, _ = load(name)
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 30)]
@@ -242,7 +242,7 @@ def test_score_and_loss(load, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*FEW, "unscaled", "odd-buckets"])
-def test_gradients(load, name: str) -> None:
+def test_gradients_match_transformers(load, name: str) -> None:
     settings = SMALL | CASES[name]
     reference = T5ForConditionalGeneration(AutoConfig.for_model(**settings)).double().eval()
     draw(reference)
@@ -266,7 +266,7 @@ def test_gradients(load, name: str) -> None:
         assert error < 5e-5, (key, error)  # the norms' means are float32 in both
 
 
-def test_dropout_is_of_training_only(load) -> None:
+def test_dropout_is_active_in_training_only(load) -> None:
     _, model, folder = load("dropout")
     source, ids = ids_of(1, 9), ids_of(1, 5)
     again = minhub_py.from_pretrained(folder, device="cpu").train()
@@ -280,7 +280,7 @@ def test_dropout_is_of_training_only(load) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", FEW)
-def test_16_bits(load, name: str, dtype: torch.dtype) -> None:
+def test_16_bit_logits_are_close_to_float32(load, name: str, dtype: torch.dtype) -> None:
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -296,7 +296,7 @@ def test_16_bits(load, name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 @pytest.mark.parametrize("name", FEW)
-def test_quantized(load, name: str, kind: str) -> None:
+def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> None:
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     source, ids = ids_of(1, 20), ids_of(1, 40)
@@ -311,7 +311,7 @@ def test_quantized(load, name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["t5", "gated", "unscaled", "unscaled-new-spelling", "deep-decoder", "another-start"])
-def test_saved_again_transformers_loads_it(load, name: str, tmp_path: Path) -> None:
+def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> None:
     reference, model, folder = load(name)
     minhub_py.save_pretrained(model, tmp_path / "saved")
     convert(Checkpoint(folder), tmp_path / "native", to="native")
@@ -347,7 +347,7 @@ def test_what_transformers_saves(load, tmp_path: Path) -> None:
     assert torch.equal(minhub_py.from_pretrained(tmp_path, device="cpu")(source, ids), model(source, ids))
 
 
-def test_entry_points(load) -> None:
+def test_entry_points_load_and_create_t5(load) -> None:
     _, model, folder = load("t5")
     source, ids = ids_of(1, 20), ids_of(1, 30)
     assert torch.equal(minhub_py.t5_from_pretrained(folder, device="cpu")(source, ids), model(source, ids))
@@ -362,7 +362,7 @@ def test_entry_points(load) -> None:
 
 
 @pytest.mark.parametrize("name", [*FEW, "gelu", "dropout", "deep-decoder"])
-def test_torchscript(load, name: str, tmp_path: Path) -> None:
+def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
     """Any batch and lengths, gradients; parameters under the model's names; dropout in training."""
     _, model, _ = load(name)
     save_torchscript(model, tmp_path / "model.pt")
@@ -382,7 +382,7 @@ def test_torchscript(load, name: str, tmp_path: Path) -> None:
     ("name", "kernels"),
     [(name, None) for name in CASES] + [(name, kind) for name in FEW for kind in ("plain", "avx2", "avx512")],
 )
-def test_the_native_runner(load, name: str, kernels: str | None) -> None:
+def test_native_logits_match_forward(load, name: str, kernels: str | None) -> None:
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     if library() is None or library().choose(kernels and kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
@@ -443,7 +443,7 @@ def test_a_row_like_another_keeps_its_own_source(load) -> None:
     assert [*made.values()] == [alone[0], *alone]
 
 
-def test_without_the_native_runner(load) -> None:
+def test_texts_match_without_native_code(load) -> None:
     """A hook leaves it to `forward`: the same greedy texts and scores, and log-probabilities of each id."""
     _, model, folder = load("gated")
     prompts, targets = [ids_of(1, length)[0].tolist() for length in (3, 30)], [[5, 6, 7], [9]]
@@ -492,7 +492,7 @@ def with_tokenizer(load, tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_command(with_tokenizer: Path) -> None:
+def test_commands_generate_and_score(with_tokenizer: Path) -> None:
     """It prints the answer alone; ids without a token are nothing; perplexity needs a target."""
     folder, prompt = str(with_tokenizer), "translate: the house."
     model, tokenizer = minhub_py.from_pretrained(folder), minhub_py.tokenizer_from_pretrained(folder)
@@ -514,7 +514,7 @@ def test_the_command(with_tokenizer: Path) -> None:
     assert "decoder.block.{}.layer.{}.EncDecAttention.q.weight" in shown
 
 
-def test_from_r(with_tokenizer: Path) -> None:
+def test_r_generates_and_scores(with_tokenizer: Path) -> None:
     """R's generate(), next_tokens() and token_logprobs() with targets; a prompt has no logits."""
     module, tokenizer = (
         read(str(with_tokenizer)) for read in (minhub_py.from_pretrained, minhub_py.tokenizer_from_pretrained)
@@ -557,14 +557,14 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[str(settings) for settings, _ in REFUSED])
-def test_settings_without_code_are_refused(load, tmp_path: Path, settings: Any, message: str) -> None:
+def test_unsupported_settings_are_rejected(load, tmp_path: Path, settings: Any, message: str) -> None:
     (tmp_path / "model.safetensors").symlink_to(load("t5")[2] / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(SMALL | settings))
     with pytest.raises(ValueError, match=message):
         minhub_py.from_pretrained(tmp_path)
 
 
-def test_training_is_refused(load, tmp_path: Path) -> None:
+def test_training_is_rejected(load, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a rose is a rose is a rose. " * 20)
     for start in ({"family": "t5"}, {"start": str(load("t5")[2]), "tokenizer": "characters"}):
         with pytest.raises(ValueError, match=r"train\(\) does not support t5"):
@@ -586,7 +586,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("size", "parameters"), PUBLISHED.items())
-def test_published_sizes(size: str, parameters: int) -> None:
+def test_published_sizes_have_the_published_parameter_counts(size: str, parameters: int) -> None:
     assert inspect(size)["parameters"]["total"] == parameters
 
 

@@ -118,7 +118,7 @@ def test_deltas_never_equal_the_previous_text() -> None:
             assert number == 0 or part != "".join(sent[:number])
 
 
-def test_stop_strings_and_several_choices(client, main_model: ServedModel) -> None:
+def test_stop_strings_end_replies_and_choices_have_consecutive_seeds(client, main_model: ServedModel) -> None:
     settings = {"model": "tiny", "messages": user("Tell me"), "seed": 11, "max_tokens": 40}
     text = client.chat.completions.create(**settings).choices[0].message.content
     middle = text[len(text) // 2 :][:4]
@@ -197,7 +197,7 @@ def test_responses_stream_the_complete_text(client, main_model: ServedModel) -> 
     assert events[-1].response.usage.input_tokens == len(ids)
 
 
-def test_ollama_api(http, main_model: ServedModel) -> None:
+def test_the_ollama_api_returns_the_replies_of_generate(http, main_model: ServedModel) -> None:
     assert http.get("/").text == "minhub is running"
     assert list(http.get("/api/tags").json()) == ["models"]
     [first, _] = http.get("/api/tags").json()["models"]
@@ -239,7 +239,7 @@ def test_a_quantized_model_counts_all_parameters(main_model: ServedModel, folder
         assert ollama.details(quantized) == {**plain, "quantization_level": level}
 
 
-def test_tokenize_apply_template_and_metrics(http, main_model: ServedModel) -> None:
+def test_tokens_prompts_and_metrics_are_those_of_the_model(http, main_model: ServedModel) -> None:
     text = "Hello, wörld"
     tokens = http.post("/tokenize", json={"content": text}).json()["tokens"]
     assert tokens == main_model.tokenizer.encode(text).ids

@@ -93,7 +93,7 @@ def test_hostile_markdown_is_shown_with_limited_nesting(markdown_page) -> None:
     assert 12 <= deepest <= 60
 
 
-def test_copying_code_and_replies(markdown_page) -> None:
+def test_code_and_replies_are_copied_as_text(markdown_page) -> None:
     page = markdown_page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     say(page, "Show everything")

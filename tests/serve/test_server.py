@@ -180,7 +180,7 @@ def test_a_reply_that_exceeds_the_grace_period_ends_with_an_error(folder: Path) 
     assert remaining[-1] == "data: [DONE]"
 
 
-def test_invalid_options_of_the_command(tmp_path: Path, folder: Path) -> None:
+def test_invalid_options_of_the_command_are_rejected(tmp_path: Path, folder: Path) -> None:
     assert "--api-key" in failed("serve", str(folder), "--host", "0.0.0.0", status=2)
     assert "empty" in failed("serve", str(folder), "--api-key", "", status=2)
     message = failed("serve", str(folder), "--context", "300", "--port", "0")

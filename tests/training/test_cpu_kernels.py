@@ -69,7 +69,7 @@ def test_attention_falls_back_to_pytorch() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dropout_statistics(p: float, dtype: torch.dtype) -> None:
+def test_dropout_has_the_correct_rate_scale_and_gradient(p: float, dtype: torch.dtype) -> None:
     """Rate, scale, mean and gradient are correct; elements are independent; the seed determines the result."""
     torch.manual_seed(0)
     x = torch.ones(501, 401, dtype=dtype, requires_grad=True)  # not a multiple of eight

@@ -286,7 +286,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, text: Path) -> 
     assert listener.rows == []
 
 
-def test_resume_with_more_steps(tmp_path: Path, text: Path) -> None:
+def test_resume_continues_to_a_higher_number_of_steps(tmp_path: Path, text: Path) -> None:
     """The run continues to the new end of the cosine."""
     run = train(text, tmp_path / "run", family="lstm", **TINY)
     before = run.losses

@@ -275,7 +275,7 @@ def test_existing_files_are_never_overwritten(tmp_path: Path, text: Path) -> Non
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_the_files_of_a_run(tmp_path: Path, text: Path, family: str) -> None:
+def test_a_run_has_the_documented_files(tmp_path: Path, text: Path, family: str) -> None:
     notes = Notes()
     run = train(text, tmp_path / "run", family=family, sample="th", sample_tokens=7, listener=notes, **TINY)
     actual = sorted(str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file())

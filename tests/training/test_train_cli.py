@@ -22,7 +22,7 @@ OPTIONS = ["--layers", "1", "--width", "16", "--context", "16", "--batch", "4", 
            "--checkpoint-every", "2", "--threads", "1"]  # fmt: skip
 
 
-def test_the_console_output(tmp_path: Path, text: Path) -> None:
+def test_the_console_shows_evaluations_samples_and_the_next_command(tmp_path: Path, text: Path) -> None:
     """Standard error shows the model and data, a line per evaluation, the samples, and how to use the model."""
     result = succeeded("train", text, "--out", tmp_path / "run", "--sample", "the", "--sample-tokens", "5", *OPTIONS)
     assert result.stdout == ""
@@ -169,7 +169,9 @@ def test_the_model_card_records_a_stop(tmp_path: Path, text: Path) -> None:
     assert resume(run).history == []
 
 
-def test_training_on_standard_input(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_standard_input_resumes_without_it(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run can be resumed without its input, and contains no copy of the text."""
     succeeded("train", text, "--out", tmp_path / "file" / "run", *OPTIONS)
     run = tmp_path / "pipe" / "run"
@@ -218,7 +220,7 @@ def test_other_commands_read_a_run(tmp_path: Path, text: Path) -> None:
 # --- Errors
 
 
-def test_usage_errors(tmp_path: Path, text: Path) -> None:
+def test_usage_errors_name_the_option(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
     cases: list[tuple[list[object], str]] = [
         ([], "TEXT"),
@@ -288,7 +290,7 @@ class Stop(Listener):
         return bool(self.trainer.progress.step >= 3)
 
 
-def test_resume(tmp_path: Path, text: Path) -> None:
+def test_the_resume_option_continues_a_run(tmp_path: Path, text: Path) -> None:
     """--resume gives the same model, prints the step, and accepts more steps."""
     settings = {"layers": 1, "width": 16, "context": 16, "batch": 4, "steps": 6, "evaluate_every": 3,
                 "checkpoint_every": 2, "threads": 1}  # fmt: skip

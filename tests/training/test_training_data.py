@@ -93,7 +93,7 @@ def test_a_text_without_white_space_is_split() -> None:
 
 
 @pytest.mark.parametrize("source", ["built-in", "folder with two files", "more than 16 bits"])
-def test_an_existing_tokenizer(tmp_path: Path, bpe_folder: Path, source: str) -> None:
+def test_a_run_can_use_an_existing_tokenizer(tmp_path: Path, bpe_folder: Path, source: str) -> None:
     """The run uses the tokenizer's token IDs, vocabulary size and tokenizer.json."""
     if source == "built-in":
         name, count, dtype = BUILT_IN["gptneo"], 65, "<u2"

@@ -179,7 +179,9 @@ def test_bfloat16_losses_are_close_to_float32(tmp_path: Path, text: Path, family
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)
 
 
-def test_bfloat16_without_onednn_support(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_support_an_lstm_stays_in_float32(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An LSTM's products remain float32, and a note recommends float32."""
     monkeypatch.setattr(sys.modules["minhub_py.models.lstm"], "ONEDNN_BFLOAT16", False)
     monkeypatch.setattr(sys.modules["minhub_py.training.setup"], "has_onednn_bfloat16", lambda: False)
@@ -194,7 +196,7 @@ def test_bfloat16_without_onednn_support(tmp_path: Path, text: Path, monkeypatch
 # --- Early stopping
 
 
-def test_early_stopping(tmp_path: Path, text: Path) -> None:
+def test_a_run_without_improvement_stops_early(tmp_path: Path, text: Path) -> None:
     """With a learning rate of 0 the first evaluation remains the best."""
     settings = TINY | {"learning_rate": 0.0, "dropout": 0.0, "steps": 40}
     listener = Notes()

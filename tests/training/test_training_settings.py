@@ -40,7 +40,7 @@ def test_invalid_texts_are_reported(tmp_path: Path, name: str) -> None:
     train(text, tmp_path / "run", **TINY | {"steps": 1})
 
 
-def test_the_shortest_valid_texts(tmp_path: Path, text: Path) -> None:
+def test_the_shortest_valid_texts_are_trained_on(tmp_path: Path, text: Path) -> None:
     """One token more than the context, and two held-out tokens."""
     text.write_text("abcdefghijklmnopq" + "ab")
     for family in ("gpt2", "lstm"):
