@@ -70,26 +70,26 @@ def test_pickles_run_no_code(name: str, kind: str, folder: Path, tmp_path: Path)
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 def test_valid_pickles_load_like_safetensors(zipped: bool, family: str, folder: Path) -> None:
     state = state_dict(folder)
-    wanted = minhub_py.from_pretrained(str(folder))(IDS)
+    expected = minhub_py.from_pretrained(str(folder))(IDS)
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(saved(state, _use_new_zipfile_serialization=zipped))
-    assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), wanted)
+    assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), expected)
     # Parameters are tensors, and one of several names for the same memory is not several tensors.
     state = {name: torch.nn.Parameter(tensor) for name, tensor in state.items()}
     (folder / "pytorch_model.bin").write_bytes(saved(state, _use_new_zipfile_serialization=zipped))
-    assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), wanted)
+    assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), expected)
 
 
 def test_sharded_pickles_load_like_safetensors(folder: Path) -> None:
     state = list(state_dict(folder).items())
-    wanted = minhub_py.from_pretrained(str(folder))(IDS)
+    expected = minhub_py.from_pretrained(str(folder))(IDS)
     (folder / WEIGHTS).unlink()
     shards = {"pytorch_model-1.bin": dict(state[:3]), "pytorch_model-2.bin": dict(state[3:])}
     for name, shard in shards.items():
         (folder / name).write_bytes(saved(shard))
     index = {"weight_map": {key: name for name, shard in shards.items() for key in shard}}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), wanted)
+    assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), expected)
 
 
 def not_checkpoints(state: dict[str, Tensor]) -> Iterator[tuple[str, bytes]]:

@@ -56,17 +56,17 @@ def test_float32_file_is_bitwise_identical_to_the_checkpoint(name: str, tmp_path
             assert torch.equal(ours.state_dict()[key], tensor), key
         assert torch.allclose(ours.state_dict()[key], tensor, rtol=0, atol=2e-7), key  # 1 + w - 1
     assert name.startswith("gemma") or torch.equal(ours(IDS), theirs(IDS))
-    wanted = model(IDS).logits
-    assert (ours(IDS) - wanted).abs().max() <= 5e-5 * wanted.abs().max()
+    expected = model(IDS).logits
+    assert (ours(IDS) - expected).abs().max() <= 5e-5 * expected.abs().max()
     # Configs are equal except for token IDs and Qwen's unused windows.
     if name.startswith("gemma"):
         return
     apart = {"bos_token_id", "eos_token_id", "pad_token_id", "sliding_window", "layer_types"}
-    found, saved = ours.config.to_hub(), theirs.config.to_hub()
-    found, saved = ({key: value for key, value in each.items() if key not in apart} for each in (found, saved))
-    for each in (found, saved):
+    actual, saved = ours.config.to_hub(), theirs.config.to_hub()
+    actual, saved = ({key: value for key, value in each.items() if key not in apart} for each in (actual, saved))
+    for each in (actual, saved):
         each["n_inner"] = each.get("n_inner") or 4 * each.get("n_embd", 0)
-    assert found == saved
+    assert actual == saved
 
 
 @torch.no_grad()
@@ -78,9 +78,9 @@ def test_quantized_file_matches_the_gguf_package(name: str, kind: str, tmp_path:
     for key, parameter in model.named_parameters():
         if parameter.dim() == 2:
             rows = parameter.t() if name == "gpt2" and ".h." in key else parameter
-            found = gguf.quants.dequantize(gguf.quants.quantize(rows.contiguous().numpy(), Type[kind]), Type[kind])
-            found = torch.from_numpy(found)
-            parameter.copy_(found.t() if name == "gpt2" and ".h." in key else found)
+            result = gguf.quants.dequantize(gguf.quants.quantize(rows.contiguous().numpy(), Type[kind]), Type[kind])
+            result = torch.from_numpy(result)
+            parameter.copy_(result.t() if name == "gpt2" and ".h." in key else result)
     model.save_pretrained(tmp_path / "hub")
     ours = from_pretrained(file, device="cpu", quantize="none")
     theirs = from_pretrained(tmp_path / "hub", device="cpu")
@@ -105,13 +105,13 @@ def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_pa
     writer.write_tensors_to_file()
     writer.close()
     [_, theirs] = gguf.GGUFReader(tmp_path / "one.gguf").tensors
-    found = reading.Tensors(tmp_path / "one.gguf", read_header(tmp_path / "one.gguf").tensors)["it"]
-    wanted = torch.from_numpy(data).view(FLOAT_TYPES[kind]) if kind in FLOAT_TYPES else None
-    if wanted is None:
-        wanted = torch.from_numpy(gguf.quants.dequantize(theirs.data, Type[kind]))
-    assert found.shape == (1, count * block)
-    assert torch.equal(found.flatten(), wanted.flatten())
-    assert found.isfinite().all()
+    actual = reading.Tensors(tmp_path / "one.gguf", read_header(tmp_path / "one.gguf").tensors)["it"]
+    expected = torch.from_numpy(data).view(FLOAT_TYPES[kind]) if kind in FLOAT_TYPES else None
+    if expected is None:
+        expected = torch.from_numpy(gguf.quants.dequantize(theirs.data, Type[kind]))
+    assert actual.shape == (1, count * block)
+    assert torch.equal(actual.flatten(), expected.flatten())
+    assert actual.isfinite().all()
 
 
 @torch.no_grad()
@@ -128,12 +128,12 @@ def test_quantize_auto_uses_the_blocks_of_the_file(name: str, kind: str, tmp_pat
     )
     for path, module in kept.items():
         assert torch.equal(module.weight, floats.get_submodule(path).weight), path
-    wanted = floats(IDS)[0]
-    assert torch.equal(ours(IDS)[0], wanted)
+    expected = floats(IDS)[0]
+    assert torch.equal(ours(IDS)[0], expected)
     runner = runner_of(ours)
     assert isinstance(runner, NativeRunner)
-    found = runner.forward({0: IDS[0].tolist()}, runner.new_cache(1, 48), every=True)
-    assert (found - wanted).abs().max() <= 5e-5 * wanted.abs().max()
+    actual = runner.forward({0: IDS[0].tolist()}, runner.new_cache(1, 48), every=True)
+    assert (actual - expected).abs().max() <= 5e-5 * expected.abs().max()
     half = from_pretrained(file, device="cpu", quantize="auto", dtype="bfloat16")
     assert half(IDS).dtype == torch.bfloat16
     assert all(torch.equal(module.codes, kept[path].codes) for path, module in half.named_modules() if path in kept)
@@ -172,8 +172,8 @@ def test_command_reports_the_default_quantization_of_a_gguf_file(file: Path) -> 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("kind", "wanted"), [("F16", None), ("IQ4_NL", "int8")])
-def test_quantize_auto_converts_unsupported_types_to_int8(kind: str, wanted: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "expected"), [("F16", None), ("IQ4_NL", "int8")])
+def test_quantize_auto_converts_unsupported_types_to_int8(kind: str, expected: str | None, tmp_path: Path) -> None:
     """Floats stay floats; block types without kernels become int8."""
     model = reference("llama")
     if kind == "F16":
@@ -182,7 +182,7 @@ def test_quantize_auto_converts_unsupported_types_to_int8(kind: str, wanted: str
         matrix = torch.from_numpy(blocks(kind, 64 * 64 // 32)).view(64, -1).numpy()
         file = write(tmp_path / "model.gguf", model, "F32", change=lambda writer: replace(writer, matrix, kind))
     ours = from_pretrained(file, device="cpu")
-    assert kind_of(ours) == wanted
+    assert kind_of(ours) == expected
     floats = from_pretrained(file, device="cpu", quantize="none")
     assert (ours(IDS) - floats(IDS)).abs().max() < 0.02 * floats(IDS).abs().max()
     assert generate(ours, [[1, 2, 3]], 4, temperature=0)
@@ -235,9 +235,9 @@ def test_tensors_stored_both_fused_and_split_are_rejected(tmp_path: Path) -> Non
     )
     theirs = from_pretrained(write(tmp_path / "parts.gguf", model, "Q8_0"), quantize="auto")
     for name in ("q_proj", "k_proj", "v_proj"):
-        found, wanted = (getattr(each.layers[0].self_attn, name) for each in (ours, theirs))
-        assert torch.equal(found.codes, wanted.codes)
-        assert torch.equal(found.bias, wanted.bias)
+        actual, expected = (getattr(each.layers[0].self_attn, name) for each in (ours, theirs))
+        assert torch.equal(actual.codes, expected.codes)
+        assert torch.equal(actual.bias, expected.bias)
 
 
 def test_head_that_copies_the_embedding_is_tied(tmp_path: Path) -> None:
@@ -295,8 +295,8 @@ def test_commands_accept_gguf_files(file: Path, tmp_path: Path) -> None:
     # transformers loads the result, with tokenizer, chat template and end tokens.
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
-        wanted = theirs(IDS).logits
-        assert (from_pretrained(file, quantize="none")(IDS) - wanted).abs().max() <= 5e-5 * wanted.abs().max()
+        expected = theirs(IDS).logits
+        assert (from_pretrained(file, quantize="none")(IDS) - expected).abs().max() <= 5e-5 * expected.abs().max()
     assert theirs.config.eos_token_id == [0, 5]
     assert (tmp_path / "hub" / "chat_template.jinja").read_text() == TEMPLATE
     settings = json.loads((tmp_path / "hub" / "tokenizer_config.json").read_text())

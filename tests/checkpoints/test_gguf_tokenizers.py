@@ -24,9 +24,9 @@ def test_byte_level_bpe_matches_the_original(pre: str, tmp_path: Path) -> None:
     ours = tokenizer_from_pretrained(str(file))
     again = Tokenizer.from_str(ours.to_str())
     for text in [*texts(400), "<|im_start|>1234 it's<x>IT'S 5678<|endoftext|>", "é e\u0301 \u212b"]:
-        wanted, found, saved = (each.encode(text, add_special_tokens=False).ids for each in (theirs, ours, again))
-        assert wanted == found == saved
-        assert ours.decode(wanted) == theirs.decode(wanted)
+        expected, actual, saved = (each.encode(text, add_special_tokens=False).ids for each in (theirs, ours, again))
+        assert expected == actual == saved
+        assert ours.decode(expected) == theirs.decode(expected)
     begins = [1] if pre == "llama-bpe" else []
     assert ours.encode("a").ids == begins + theirs.encode("a").ids
     assert from_pretrained(file).config.eos_token_id == 0
@@ -60,10 +60,10 @@ def test_sentencepiece_matches_the_original(prefix: bool, tmp_path: Path) -> Non
     file = write(tmp_path / "model.gguf", reference("llama"), tokenizer=add)
     ours, usual = tokenizer_from_pretrained(str(file)), read_tokenizer(tmp_path)
     for text in texts(400):
-        wanted = usual.encode(text, add_special_tokens=False).ids
-        assert ours.encode(text, add_special_tokens=False).ids == wanted
+        expected = usual.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False).ids == expected
         if not set("<\u2581") & set(text):
-            assert wanted == theirs.encode(text)
+            assert expected == theirs.encode(text)
     assert ours.encode("a").ids == [1] * prefix + theirs.encode("a")
 
 

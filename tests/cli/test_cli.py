@@ -445,7 +445,7 @@ def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("command", "found"),
+    ("command", "result"),
     [
         ("echo text | {}", True),
         ("printf '' | {}", False),
@@ -456,14 +456,14 @@ def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a parent reads from")
-def test_what_is_piped_in_and_not_read(command: str, found: bool) -> None:
+def test_what_is_piped_in_and_not_read(command: str, result: bool) -> None:
     code = "from contextlib import suppress; from select import select; from minhub_py.cli.text import unread_pipe"
     code += "\nwith suppress(OSError): select([0], [], [])\nprint(unread_pipe())"  # echo runs beside it
     command = command.format(f"{sys.executable} -c '{code}'")
     shown = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True
     )
-    assert shown.stdout == f"{found}\n"
+    assert shown.stdout == f"{result}\n"
 
 
 def test_a_piped_text_that_is_not_read_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,11 +66,11 @@ def admit(batch: Batch, number: int, **changes) -> int:
 
 def run(batch: Batch) -> dict[int, list[Event]]:
     """The events of each row, to the end."""
-    found: dict[int, list[Event]] = {}
+    result: dict[int, list[Event]] = {}
     while len(batch):
         for event in batch.step():
-            found.setdefault(event.row, []).append(event)
-    return found
+            result.setdefault(event.row, []).append(event)
+    return result
 
 
 def told(events: list[Event]) -> list[tuple]:
@@ -135,14 +135,14 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
         for number in numbers:
             ids, more = rows[number]
             keys.append(batch.admit(ids, generator=torch.Generator().manual_seed(number), **more))
-        found: dict[int, list[tuple]] = {}
+        result: dict[int, list[tuple]] = {}
         while len(batch):
             for event in batch.advance():
-                found.setdefault(event.row, []).append(
+                result.setdefault(event.row, []).append(
                     (event.id, event.logprob, event.end, event.top, str(event.error))
                 )
         assert all(len(kept.ids) <= 30 for kept in batch.prefixes)  # no other row may continue from NaN
-        return [found[key] for key in keys]
+        return [result[key] for key in keys]
 
     alone = [outcomes([number])[0] for number in range(len(rows))]
     assert [events[-1][0] == -1 and "NaN" in events[-1][4] for events in alone] == fails
@@ -157,29 +157,29 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
 @pytest.mark.parametrize("name", MAKE)
 def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str) -> None:
     """Rows come while others are under way, more than there are slots, and some are taken away."""
-    wanted = alone(name, dtype)
+    expected = alone(name, dtype)
     for seed in range(3):
         order, chance = random.Random(seed).choices(range(len(ROWS)), k=12), random.Random(100 + seed)
         batch = Batch(new(name, dtype), 3, 200)
         assert isinstance(batch.runner, NativeRunner)
-        rows, found, retired = {}, {}, set()
+        rows, actual, retired = {}, {}, set()
         while order or len(batch):
             while order and len(batch) < 3 and chance.random() < 0.6:
                 number = order.pop()
                 rows[admit(batch, number)] = number
             for event in batch.step():
                 assert event.row not in retired
-                found.setdefault(event.row, []).append(event)
-            if found and chance.random() < 0.02:
-                row = chance.choice(sorted(found))
+                actual.setdefault(event.row, []).append(event)
+            if actual and chance.random() < 0.02:
+                row = chance.choice(sorted(actual))
                 batch.retire(row)
                 retired.add(row)
-        assert rows.keys() == found.keys()
+        assert rows.keys() == actual.keys()
         for row, number in rows.items():
             if row in retired:
-                assert told(found[row]) == wanted[number][: len(found[row])]
+                assert told(actual[row]) == expected[number][: len(actual[row])]
             else:
-                assert told(found[row]) == wanted[number]
+                assert told(actual[row]) == expected[number]
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -193,11 +193,11 @@ def test_events_match_generate_and_score(alone, name: str) -> None:
             assert list(new_ids) == settings["targets"]
         elif "stop" not in settings:
             how = settings["sampling"]
-            [wanted] = generate(
+            [expected] = generate(
                 model, [ids], settings["max_new_tokens"], temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
                 repetition_penalty=how.repetition_penalty, seed=number, eos_id=None,
             )  # fmt: skip
-            assert list(new_ids) == wanted
+            assert list(new_ids) == expected
             assert ends[-1] == "length"
         else:
             assert ends[-1] == "stop"
@@ -215,7 +215,7 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
         tail = text(9, 5)
         first = Batch(model, 1, 200)
         first.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True)
-        wanted = told(run(first)[1])
+        expected = told(run(first)[1])
         for steps in (1, 4, 30):  # after so many ids of the other row; a ring has then lost its beginning
             batch = Batch(model, 2, 200)
             other = batch.admit([*prefix, 7], 40, sampling=Sampling(temperature=0))
@@ -225,18 +225,18 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
             with monkeypatch.context() as patch:
                 patch.setattr(batch.runner, "_decode", spy(batch.runner._decode, read))
                 row = batch.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True, like=other)
-                found = [event for event in batch.step() if event.row == row]
-            found += run(batch)[row]
-            assert told(found) == wanted
+                actual = [event for event in batch.step() if event.row == row]
+            actual += run(batch)[row]
+            assert told(actual) == expected
             shared = [*prefix, *tail] not in [list(ids) for call in read for ids in call.values()]
             # A state is only that after the last id, and a full ring has lost the beginning.
             assert shared == (name == "gpt2" or (name != "lstm" and steps + length < 60))
 
 
 def spy(decode, calls: list):
-    def listening(texts, cache, wanted):
+    def listening(texts, cache, requested):
         calls.append(dict(texts))
-        return decode(texts, cache, wanted)
+        return decode(texts, cache, requested)
 
     return listening
 
@@ -269,10 +269,10 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
                     logprobs=True)  # fmt: skip
         return told(run(batch)[1])
 
-    wanted = [alone(ids) for ids in prompts]
+    expected = [alone(ids) for ids in prompts]
     batch, read = Batch(model, 3, 200, prefix_bytes=10**6, chunk=5), []
     monkeypatch.setattr(batch.runner, "forward", spy_read(batch.runner.forward, read))
-    order, rows, found, retired = chance.choices(range(len(prompts)), k=15), {}, {}, set()
+    order, rows, actual, retired = chance.choices(range(len(prompts)), k=15), {}, {}, set()
     while order or len(batch):
         while order and len(batch) < 3:
             number = order.pop()
@@ -280,14 +280,14 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
             rows[batch.admit(ids, 12, sampling=Sampling(temperature=0.9), logprobs=True,
                              generator=torch.Generator().manual_seed(len(ids)))] = number  # fmt: skip
         for event in batch.step():
-            found.setdefault(event.row, []).append(event)
+            actual.setdefault(event.row, []).append(event)
         if chance.random() < 0.03 and batch.rows:
             row = chance.choice(batch.rows).key
             batch.retire(row)
             retired.add(row)
     for row, number in rows.items():
-        events = told(found.get(row, []))
-        assert events == (wanted[number][: len(events)] if row in retired else wanted[number])
+        events = told(actual.get(row, []))
+        assert events == (expected[number][: len(events)] if row in retired else expected[number])
     assert len(batch.cached_tokens) <= 3
     if name == "gpt2":  # a state is that after the last id only, and a ring loses its beginning
         prompt_ids = sum(len(prompts[number]) for number in rows.values())
@@ -337,16 +337,16 @@ def test_forward_generates_the_same_ids(alone, plain, name: str) -> None:
     rows = {}
     for number in (0, 1, 3):
         rows[admit(batch, number)] = number
-    found = {}
+    result = {}
     for step in count():
         if step == 5:
             rows[admit(batch, 6)] = 6
         for event in batch.step():
-            found.setdefault(event.row, []).append(event)
+            result.setdefault(event.row, []).append(event)
         if not len(batch):
             break
     for row, number in rows.items():
-        ids, logprobs, ends = zip(*told(found[row]), strict=True)
+        ids, logprobs, ends = zip(*told(result[row]), strict=True)
         wanted_ids, wanted_logprobs, wanted_ends = zip(*alone(name, "float32")[number], strict=True)
         assert (ids, ends) == (wanted_ids, wanted_ends)
         torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(wanted_logprobs), rtol=1e-4, atol=1e-4)
@@ -395,9 +395,9 @@ def test_a_matcher_constrains_one_row_only(speculate: int) -> None:
     other = batch.admit([3, 4, 5], 12, generator=torch.Generator().manual_seed(1))
     batch.admit([1, 3, 1, 3, 1], 9, sampling=Sampling(top_k=3), matcher=matcher, logprobs=True, speculate=speculate,
                 generator=torch.Generator().manual_seed(2))  # fmt: skip
-    found = run(batch)
-    assert [event.id for event in found[other]] == alone
-    [bound] = [events for row, events in found.items() if row != other]
+    result = run(batch)
+    assert [event.id for event in result[other]] == alone
+    [bound] = [events for row, events in result.items() if row != other]
     assert [event.id for event in bound] == matcher.taken
     assert [event.end for event in bound] == [None, None, None, "stop"]
     assert all(id % 2 and id < 20 for id in matcher.taken)

@@ -30,11 +30,11 @@ def in_floats(model: Any) -> Any:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_unpacked_weights_match_the_gguf_package(kind: str) -> None:
-    found = random_blocks(kind, 40, 512, 0)
-    wanted = gguf.quants.dequantize(found.rows.numpy(), GGMLQuantizationType[kind])
-    assert torch.equal(unpack_rows(found.rows, kind), torch.from_numpy(wanted))
+    actual = random_blocks(kind, 40, 512, 0)
+    expected = gguf.quants.dequantize(actual.rows.numpy(), GGMLQuantizationType[kind])
+    assert torch.equal(unpack_rows(actual.rows, kind), torch.from_numpy(expected))
     assert BLOCKS.keys() == TYPES.keys()
-    assert found.rows.size(1) == 512 // TYPES[kind].size * TYPES[kind].width
+    assert actual.rows.size(1) == 512 // TYPES[kind].size * TYPES[kind].width
 
 
 @torch.no_grad()
@@ -43,12 +43,12 @@ def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
     """By `forward`, and in C: of single ids, and of as many as are read at once."""
     model = new_of_blocks(kind, tie_word_embeddings=kind == "Q6_K")
     ids = some_ids(model, 70)
-    wanted = in_floats(model)(torch.tensor([ids]))[0] if kind != "Q6_K" else model(torch.tensor([ids]))[0]
-    assert torch.equal(model(torch.tensor([ids]))[0], wanted)
+    expected = in_floats(model)(torch.tensor([ids]))[0] if kind != "Q6_K" else model(torch.tensor([ids]))[0]
+    assert torch.equal(model(torch.tensor([ids]))[0], expected)
     runner = NativeRunner(model)
     for sizes in ([1], [64], [3, 5, 2, 7]):
-        found = read(model, ids, sizes)
-        assert (found - wanted).abs().max() <= TOLERANCE * wanted.abs().max()
+        actual = read(model, ids, sizes)
+        assert (actual - expected).abs().max() <= TOLERANCE * expected.abs().max()
     # Rows of the embedding are the weights to the last bit.
     [embed] = [operation for operation in runner.operations if operation.kind == 0]
     assert embed.weight.dtype == BLOCKS[kind]
@@ -58,14 +58,14 @@ def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
 def test_logits_of_blocks_do_not_depend_on_other_rows_and_pieces(kernel: str, kind: str) -> None:
     model = new_of_blocks(kind)
     texts = some_ids(model, 40, rows=5)
-    wanted = [read(model, text, [1]) for text in texts]
-    assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), wanted[0])
+    expected = [read(model, text, [1]) for text in texts]
+    assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), expected[0])
     cache, runner, place = model.new_cache(5, 150, NativeRunner.lookahead), NativeRunner(model), 0
     while place < 40:
         size = min(1 + place % 7, 40 - place)
         rows = {row: text[place : place + size] for row, text in enumerate(texts)}
-        found = runner.forward(rows, cache, every=True, exact=True)
-        assert torch.equal(found, torch.cat([logits[place : place + size] for logits in wanted]))
+        actual = runner.forward(rows, cache, every=True, exact=True)
+        assert torch.equal(actual, torch.cat([logits[place : place + size] for logits in expected]))
         place += size
 
 
@@ -74,11 +74,11 @@ def test_nothing_is_read_beyond_the_end_of_a_block(kernel: str, kind: str) -> No
     """It may be the end of the mapped file. Where it is not so this ends the process."""
     model = new_of_blocks(kind)
     ids = some_ids(model, 50)
-    wanted = read(model, ids, [1, 7, 2])
+    expected = read(model, ids, [1, 7, 2])
     for module in model.modules():
         if isinstance(module, Quantized):
             module.codes = at_the_end_of_memory(module.codes)
-    assert torch.equal(read(model, ids, [1, 7, 2]), wanted)
+    assert torch.equal(read(model, ids, [1, 7, 2]), expected)
 
 
 def test_a_model_in_blocks_supports_the_operations_of_quantized_models() -> None:

@@ -43,23 +43,23 @@ from minhub_py.inference.torch_runner import TorchRunner
 def test_logits_match_forward(kernel, name, layout) -> None:
     model = new(name, layout)
     ids = some_ids(model, 145)
-    wanted = forward(model, ids)
-    assert wanted.abs().max() > 1
-    assert_close(read(model, ids, [1]), wanted)
-    assert_close(read(model, ids, [3, 1, 64, 9, 2, 5]), wanted)
+    expected = forward(model, ids)
+    assert expected.abs().max() > 1
+    assert_close(read(model, ids, [1]), expected)
+    assert_close(read(model, ids, [3, 1, 64, 9, 2, 5]), expected)
     # Prompts in one call, longer than what is read at once.
-    assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), wanted)
+    assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), expected)
     cache = new_cache(model)
-    assert_close(NativeRunner(model).forward({0: ids[:140]}, cache), wanted[139:140])
+    assert_close(NativeRunner(model).forward({0: ids[:140]}, cache), expected[139:140])
     assert cache.lengths == [140]
-    assert_close(extend(NativeRunner(model), [ids[140:141]], cache), wanted[140:141])
+    assert_close(extend(NativeRunner(model), [ids[140:141]], cache), expected[140:141])
 
 
 @pytest.mark.parametrize(("kernel", "name", "layout"), in_pairs(KERNELS, list(CASES), LAYOUTS), indirect=["kernel"])
 def test_rows_at_different_positions_match_forward(kernel, name, layout) -> None:
     model = new(name, layout)
     texts = some_ids(model, 145, rows=4)
-    wanted = [forward(model, text) for text in texts]
+    expected = [forward(model, text) for text in texts]
     lengths = [1, 2, 60, 90]
     runner, cache = NativeRunner(model), new_cache(model, 4)
     for row, length in enumerate(lengths):
@@ -70,8 +70,8 @@ def test_rows_at_different_positions_match_forward(kernel, name, layout) -> None
     for step in range(12):
         sizes = [1 + (step + row) % 6 for row in range(4)]
         now = [slice(lengths[row], lengths[row] + sizes[row]) for row in rows]
-        found = extend(runner, [texts[row][part] for row, part in zip(rows, now, strict=True)], cache)
-        assert_close(found, torch.cat([wanted[row][part] for row, part in zip(rows, now, strict=True)]))
+        actual = extend(runner, [texts[row][part] for row, part in zip(rows, now, strict=True)], cache)
+        assert_close(actual, torch.cat([expected[row][part] for row, part in zip(rows, now, strict=True)]))
         for row in rows:
             lengths[row] += sizes[row]
         if step == 6:
@@ -83,14 +83,14 @@ def test_rows_at_different_positions_match_forward(kernel, name, layout) -> None
 def test_removed_ids_do_not_change_a_ring_cache(kernel, window) -> None:
     model = new("gptneo-all-local", window_size=window, attention_types=LOCAL)
     ids = some_ids(model, 145)
-    wanted = forward(model, ids)
+    expected = forward(model, ids)
     wrong = [(id + 1) % 61 for id in ids]
     runner, cache = NativeRunner(model), new_cache(model)
     assert cache.layers[0][0].size(2) == window + MAX_TOKENS
     for place, drafted in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
-        found = extend(runner, [[ids[place], *wrong[place + 1 : place + 1 + drafted]]], cache)
-        assert_close(found[:1], wanted[place : place + 1])
-        cache.truncate(0, len(found) - 1)
+        actual = extend(runner, [[ids[place], *wrong[place + 1 : place + 1 + drafted]]], cache)
+        assert_close(actual[:1], expected[place : place + 1])
+        cache.truncate(0, len(actual) - 1)
 
 
 def test_prompt_chunks_of_forward_and_native_code_match_forward() -> None:
@@ -98,20 +98,20 @@ def test_prompt_chunks_of_forward_and_native_code_match_forward() -> None:
     for name, dtype in itertools.product(("gpt2", "gptneo-all-local", "lstm-three-layers"), ("float32", "bfloat16")):
         model = new(name, dtype)
         ids = some_ids(model, 145)
-        wanted = forward(copy.deepcopy(model).float(), ids)
+        expected = forward(copy.deepcopy(model).float(), ids)
         runner, cache = NativeRunner(model), new_cache(model)
         parts = [runner.forward({0: ids[place : place + size]}, cache, every=True).clone() for place, size in
                  ((0, 100), (100, 3), (103, 20), (123, 1), (124, 15), (139, 1), (140, 5))]  # fmt: skip
-        assert_close(torch.cat(parts), wanted, TOLERANCE if dtype == "float32" else 0.1)
+        assert_close(torch.cat(parts), expected, TOLERANCE if dtype == "float32" else 0.1)
         if name == "gptneo-all-local":  # one id by forward, out of a ring that has more than the window
             mixed = new_cache(model)
-            found = torch.cat(
+            actual = torch.cat(
                 [
                     (runner if i % 3 else TorchRunner(model)).forward({0: [id]}, mixed).clone()
                     for i, id in enumerate(ids)
                 ]
             )
-            assert_close(found.float(), wanted, TOLERANCE if dtype == "float32" else 0.1)
+            assert_close(actual.float(), expected, TOLERANCE if dtype == "float32" else 0.1)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_bfloat16_products_match_float32_products(kernel, columns, rows, tokens)
     layer = nn.Linear(columns, rows, bias=False, dtype=torch.bfloat16)
     layer.weight.data = torch.randn(rows, columns, generator=generator).bfloat16()
     weight, inputs = layer.weight.double(), (x.bfloat16() if kernel in ROUNDING else x).double()
-    found = product(layer, x)
-    assert ((found - inputs @ weight.t()).abs() <= 1e-6 * (inputs.abs() @ weight.abs().t())).all()
+    result = product(layer, x)
+    assert ((result - inputs @ weight.t()).abs() <= 1e-6 * (inputs.abs() @ weight.abs().t())).all()
     for count in (1, 6):  # so few are not read in parts of their inputs
-        assert torch.equal(found[:count], product(layer, x[:count]))
+        assert torch.equal(result[:count], product(layer, x[:count]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8+bfloat16"])
@@ -157,9 +157,9 @@ def test_a_nan_token_does_not_change_earlier_logits(kernel, name, dtype) -> None
     in_dtype(model, dtype)
     for count in (3, 6, 13, 40):
         ids = [id % bad for id in some_ids(model, count)]
-        found = NativeRunner(model).forward({0: [*ids, bad]}, new_cache(model), every=True, exact=True).clone()
-        assert torch.equal(found[:-1, :bad], read(model, ids, [1])[:, :bad])
-        assert not found[-1].isfinite().all()
+        result = NativeRunner(model).forward({0: [*ids, bad]}, new_cache(model), every=True, exact=True).clone()
+        assert torch.equal(result[:-1, :bad], read(model, ids, [1])[:, :bad])
+        assert not result[-1].isfinite().all()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -176,9 +176,11 @@ def test_a_16_bit_cache_is_rounded_to_nearest(kernel) -> None:
         exact, rounded = new_cache(model), new_cache(copy.deepcopy(model).to(dtype))
         read(model, [3], [1], exact)
         read(model, [3], [1], rounded)
-        for kept, wanted in zip(rounded.layers[0], exact.layers[0], strict=True):  # later layers have read rounded ones
+        for kept, expected in zip(
+            rounded.layers[0], exact.layers[0], strict=True
+        ):  # later layers have read rounded ones
             assert kept.dtype == dtype
-            assert torch.equal(kept, wanted.to(dtype))
+            assert torch.equal(kept, expected.to(dtype))
 
 
 # --- Equal bits
@@ -195,17 +197,17 @@ def test_logits_do_not_depend_on_other_rows_and_pieces(kernel, name, dtype) -> N
     model = new(name, dtype)
     texts = some_ids(model, 80, rows=5)
     torch.set_num_threads(1)
-    wanted = [read(model, text, [1]) for text in texts]
+    expected = [read(model, text, [1]) for text in texts]
     for count in (1, 2, 3, 4):
         torch.set_num_threads(count)
-        assert torch.equal(read(model, texts[0], [*[1] * 20, 60]), wanted[0])
-        assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), wanted[0])
+        assert torch.equal(read(model, texts[0], [*[1] * 20, 60]), expected[0])
+        assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), expected[0])
         cache, runner = new_cache(model, 5), NativeRunner(model)
         place = 0
         while place < 80:
             size = min(1 + place % 7, 80 - place)
-            found = extend(runner, [text[place : place + size] for text in texts], cache)
-            assert torch.equal(found, torch.cat([logits[place : place + size] for logits in wanted]))
+            actual = extend(runner, [text[place : place + size] for text in texts], cache)
+            assert torch.equal(actual, torch.cat([logits[place : place + size] for logits in expected]))
             place += size
 
 
@@ -218,10 +220,10 @@ def test_a_long_text_has_the_logits_of_single_steps(kernel, name, dtype) -> None
     model = new(name, dtype, vocab_size=301, **sizes[name])
     text = some_ids(model, 143)
     torch.set_num_threads(1)
-    wanted = read(model, text, [1])
+    expected = read(model, text, [1])
     torch.set_num_threads(2)
     for pieces in ([143], [5, MAX_TOKENS + 1, 9], [12, 6, 24, 101], [11, 25, 35, 72]):
-        assert torch.equal(read(model, text, pieces), wanted)
+        assert torch.equal(read(model, text, pieces), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "nf4"])
@@ -232,12 +234,12 @@ def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
         model = new(name, dtype, vocab_size=1000, **sizes)
         prompts = [some_ids(model, length) for length in (10, 2, 100, 149)]
         torch.set_num_threads(1)
-        wanted = score(model, prompts)
+        single_threaded = score(model, prompts)
         assert NativeRunner(model).long_prompt is None
         for count in (2, 3, 4):
             torch.set_num_threads(count)
-            found = score(model, prompts)
-            assert all(torch.equal(scores, expected) for scores, expected in zip(found, wanted, strict=True))
+            actual = score(model, prompts)
+            assert all(torch.equal(scores, expected) for scores, expected in zip(actual, single_threaded, strict=True))
 
 
 def test_more_rows_than_one_call_takes_match_single_runs(plain) -> None:

@@ -26,21 +26,21 @@ def test_concurrent_threads_generate_the_same_texts() -> None:
     models = [
         new(name, dtype) for name, dtype in itertools.product(("gpt2-heads-of-72", *ARCHITECTURES), ("float32", "int8"))
     ]
-    wanted = [generate(model, [[1, 2], [3]], 40, seed=5, speculate=3) for model in models]
+    expected = [generate(model, [[1, 2], [3]], 40, seed=5, speculate=3) for model in models]
     for count in (2, len(models)):
-        found = [[] for _ in models]
+        actual = [[] for _ in models]
 
-        def work(number, found=found):
+        def work(number, actual=actual):
             torch.set_num_threads(2)
             for _ in range(3):
-                found[number].append(generate(models[number], [[1, 2], [3]], 40, seed=5, speculate=3))
+                actual[number].append(generate(models[number], [[1, 2], [3]], 40, seed=5, speculate=3))
 
         workers = [threading.Thread(target=work, args=[number]) for number in range(count)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        assert found[:count] == [[each] * 3 for each in wanted[:count]]
+        assert actual[:count] == [[each] * 3 for each in expected[:count]]
     assert torch.get_num_threads() == 2
 
 
@@ -48,12 +48,12 @@ def test_a_forked_process_continues() -> None:
     """PyTorch's own threads do not survive a fork; those of native code do."""
     model = new("gpt2-heads-of-72")
     ids = some_ids(model, 80)
-    wanted = read(model, ids, [1])
+    expected = read(model, ids, [1])
 
     def right():
         runner, cache = NativeRunner(model), new_cache(model)
         runner.threads = 3
-        return torch.equal(torch.cat([extend(runner, [[id]], cache).clone() for id in ids]), wanted)
+        return torch.equal(torch.cat([extend(runner, [[id]], cache).clone() for id in ids]), expected)
 
     assert right()  # the helpers have started
     busy = threading.Event()
@@ -97,11 +97,11 @@ def test_a_woken_thread_does_not_run_on_the_processor_of_its_waker() -> None:
     runner.threads = 4
 
     def allowed():
-        found = set()
+        result = set()
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                found.add(frozenset(os.sched_getaffinity(int(thread))))
-        return found
+                result.add(frozenset(os.sched_getaffinity(int(thread))))
+        return result
 
     kept_off, deadline = False, time.monotonic() + 60
     while not kept_off and time.monotonic() < deadline:
@@ -118,27 +118,27 @@ def test_a_woken_thread_does_not_run_on_the_processor_of_its_waker() -> None:
 
 def test_abandoned_streams_leave_the_model_usable() -> None:
     model = new("gptneo")
-    wanted = generate(model, [[1, 2]], 40, seed=1)
+    expected = generate(model, [[1, 2]], 40, seed=1)
     streams = [stream(model, [1, 2], 40, seed=1, speculate=5) for _ in range(20)]
     begun = [[next(ids) for _ in range(number)] for number, ids in enumerate(streams)]
-    assert begun == [wanted[0][:number] for number in range(20)]
+    assert begun == [expected[0][:number] for number in range(20)]
     del streams[::2]
     gc.collect()
-    assert [list(ids) for ids in streams] == [wanted[0][number:] for number in range(1, 20, 2)]
+    assert [list(ids) for ids in streams] == [expected[0][number:] for number in range(1, 20, 2)]
 
 
 def test_a_stream_outlives_its_model() -> None:
-    wanted = generate(new("gpt2"), [[1, 2]], 40, seed=1)[0]
+    expected = generate(new("gpt2"), [[1, 2]], 40, seed=1)[0]
     ids = stream(new("gpt2"), [1, 2], 40, seed=1)
     gc.collect()
-    assert list(ids) == wanted
+    assert list(ids) == expected
 
 
 @pytest.mark.parametrize("replace", ["half", "data", "assign"])
 def test_replaced_weights_exist_until_their_stream_ends(replace) -> None:
     """NativeRunner code has pointers to them."""
     model = new("gpt2")
-    wanted = generate(model, [[1, 2]], 40, seed=1)[0]
+    expected = generate(model, [[1, 2]], 40, seed=1)[0]
     arrays = []
     for parameter in model.parameters():
         array = parameter.detach().numpy().copy()
@@ -159,12 +159,12 @@ def test_replaced_weights_exist_until_their_stream_ends(replace) -> None:
     gc.collect()
     freed = sum(array() is None for array in arrays)
     assert not freed, f"{freed} of {len(arrays)} weights are freed and still read"
-    assert begun + list(ids) == wanted
+    assert begun + list(ids) == expected
 
 
 def test_replaced_quantized_weights_exist_until_their_stream_ends() -> None:
     model = new("gpt2", "int8")
-    wanted = generate(model, [[1, 2]], 40, seed=1)[0]
+    expected = generate(model, [[1, 2]], 40, seed=1)[0]
     arrays = []
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -179,7 +179,7 @@ def test_replaced_quantized_weights_exist_until_their_stream_ends() -> None:
     gc.collect()
     freed = sum(array() is None for array in arrays)
     assert not freed, f"{freed} of {len(arrays)} buffers are freed and still read"
-    assert begun + list(ids) == wanted
+    assert begun + list(ids) == expected
 
 
 def test_the_next_text_uses_new_weights(plain) -> None:
@@ -205,7 +205,7 @@ def test_the_next_text_uses_new_weights(plain) -> None:
 def test_an_interrupt_leaves_the_model_usable() -> None:
     torch.set_num_threads(2)
     model = new("lstm-wide")
-    wanted = generate(model, [[1, 2]], 40, seed=1)
+    expected = generate(model, [[1, 2]], 40, seed=1)
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -217,7 +217,7 @@ def test_an_interrupt_leaves_the_model_usable() -> None:
             with pytest.raises(KeyboardInterrupt):
                 generate(model, [[1, 2]], 10**6, seed=1)
             assert torch.get_num_threads() == 2
-            assert generate(model, [[1, 2]], 40, seed=1) == wanted
+            assert generate(model, [[1, 2]], 40, seed=1) == expected
     finally:
         signal.signal(signal.SIGALRM, before)
 
@@ -232,7 +232,7 @@ def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None
     model = new(name, dtype)
     sizes = [1, 7, 2, 64]
     ids = some_ids(model, 145)
-    wanted = read(model, ids, sizes)
+    expected = read(model, ids, sizes)
     for parameter in model.parameters():
         parameter.data = at_the_end_of_memory(parameter.data)
     for module in model.modules():
@@ -241,7 +241,7 @@ def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None
     cache = new_cache(model)
     if not name.startswith("lstm"):
         cache.layers = [[at_the_end_of_memory(tensor) for tensor in tensors] for tensors in cache.layers]
-    assert torch.equal(read(model, ids, sizes, cache), wanted)
+    assert torch.equal(read(model, ids, sizes, cache), expected)
 
 
 def test_more_positions_than_the_cache_has_are_rejected() -> None:

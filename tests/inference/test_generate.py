@@ -350,18 +350,18 @@ def test_a_model_takes_a_tensor_of_whole_numbers(model, idx) -> None:
 
 def test_numpy_numbers_are_accepted(model) -> None:
     settings = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "repetition_penalty": 1.5, "seed": 3, "eos_id": 7}
-    wanted = generate(model, [[1, 2]], 9, **settings)
+    expected = generate(model, [[1, 2]], 9, **settings)
     theirs = {name: (np.float32 if type(value) is float else np.int64)(value) for name, value in settings.items()}
     for prompts in (np.array([[1, 2]]), np.array([[1.0, 2.0]]), [torch.tensor([1, 2])]):
-        assert generate(model, prompts, np.int64(9), **theirs) == wanted
-    assert generate(model, [[1, 2]], 9, **{**settings, "seed": np.array([3]), "eos_id": np.array([7])}) == wanted
+        assert generate(model, prompts, np.int64(9), **theirs) == expected
+    assert generate(model, [[1, 2]], 9, **{**settings, "seed": np.array([3]), "eos_id": np.array([7])}) == expected
 
 
 def test_what_data_parallelism_and_compiling_wrap_around(model, tmp_path) -> None:
     wrapped = torch.nn.DataParallel(model)
-    wanted = generate(model, [[1, 2]], 9, seed=1)
-    assert generate(wrapped, [[1, 2]], 9, seed=1) == wanted
-    assert list(stream(wrapped, [1, 2], 9, seed=1)) == wanted[0]
+    expected = generate(model, [[1, 2]], 9, seed=1)
+    assert generate(wrapped, [[1, 2]], 9, seed=1) == expected
+    assert list(stream(wrapped, [1, 2], 9, seed=1)) == expected[0]
     assert torch.equal(score(wrapped, [[1, 2]])[0], score(model, [[1, 2]])[0])
     for name, each in (("plain", model), ("wrapped", wrapped), ("compiled", torch.compile(model))):
         save_pretrained(each, tmp_path / name)

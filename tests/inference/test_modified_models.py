@@ -179,12 +179,12 @@ def test_a_modified_model_uses_its_own_forward(change) -> None:
     torch.manual_seed(2)
     before = greedy(model, [1, 2, 3], 20)
     change(model)
-    wanted = greedy(model, [1, 2, 3], 20)
+    expected = greedy(model, [1, 2, 3], 20)
     if change is not embedding_stored_the_other_way:
-        assert wanted != before, "the test's change is none"
+        assert expected != before, "the test's change is none"
     try:
-        assert generate(model, [[1, 2, 3]], 20, temperature=0) == [wanted]
-        assert generate(model, [[1, 2, 3]], 20, temperature=0, speculate=8) == [wanted]
+        assert generate(model, [[1, 2, 3]], 20, temperature=0) == [expected]
+        assert generate(model, [[1, 2, 3]], 20, temperature=0, speculate=8) == [expected]
         if change in CERTAINLY_PLAIN:
             assert type(runner_of(model)) is TorchRunner
     finally:
@@ -238,8 +238,8 @@ def test_scores_of_long_prompts_match_pytorch(plain) -> None:
         context = {"gpt2": {"n_positions": 600}, "gptneo": {"max_position_embeddings": 600}}
         model = new(name, **context.get(name.split("-")[0], {}))
         prompts = [some_ids(model, length) for length in (1, 2, CHUNK, CHUNK + 1, 1500)]
-        for found, wanted in zip(score(model, prompts), plain(lambda: score(model, prompts)), strict=True):  # noqa: B023
-            assert torch.allclose(found, wanted, atol=2e-3)
+        for actual, expected in zip(score(model, prompts), plain(lambda: score(model, prompts)), strict=True):  # noqa: B023
+            assert torch.allclose(actual, expected, atol=2e-3)
         assert generate(model, prompts, 8, temperature=0) == plain(lambda: generate(model, prompts, 8, temperature=0))  # noqa: B023
 
 
@@ -281,14 +281,14 @@ def test_defaults_of_pytorch_do_not_change_results(family) -> None:
     """The compiled code's memory is float32 on the CPU, whatever tensors are by default."""
     model = new(family) if family != "llama" else llama(vocab_size=61, hidden_size=24, num_attention_heads=4,
                                                         intermediate_size=40, num_hidden_layers=2).eval()  # fmt: skip
-    wanted = generate(model, [[1, 2, 3]], 20, temperature=0)
+    expected = generate(model, [[1, 2, 3]], 20, temperature=0)
     for dtype in (torch.float64, torch.bfloat16):
         torch.set_default_dtype(dtype)
         try:
-            found = generate(model, [[1, 2, 3]], 20, temperature=0)
+            actual = generate(model, [[1, 2, 3]], 20, temperature=0)
         finally:
             torch.set_default_dtype(torch.float32)
-        assert found == wanted
+        assert actual == expected
 
 
 def test_autocast_selects_pytorch() -> None:

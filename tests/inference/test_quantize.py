@@ -58,10 +58,10 @@ def test_int8_is_the_nearest_of_255_steps(columns) -> None:
     codes, scales = pack(weight, "int8")
     assert (codes.dtype, codes.shape, scales.dtype, scales.shape) == (torch.int8, (7, columns), torch.float32, (7,))
     assert codes.abs().amax(dim=1).eq(127).all()
-    found = unpack(codes, scales, columns)
-    assert ((found - weight).abs() <= scales[:, None] * 0.50001).all()
+    result = unpack(codes, scales, columns)
+    assert ((result - weight).abs() <= scales[:, None] * 0.50001).all()
     largest = weight.abs().argmax(dim=1, keepdim=True)
-    assert torch.allclose(found.gather(1, largest), weight.gather(1, largest), rtol=2e-7, atol=0)
+    assert torch.allclose(result.gather(1, largest), weight.gather(1, largest), rtol=2e-7, atol=0)
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
@@ -71,29 +71,29 @@ def test_nf4_is_the_nearest_of_16_values(columns) -> None:
     units = -(-columns // UNIT)
     assert (codes.dtype, codes.shape) == (torch.uint8, (7, 68 * units))
     assert (scales.dtype, scales.shape) == (torch.float32, (7,))
-    found = unpack(codes, scales, columns)
-    assert found.shape == weight.shape
-    groups, rounded = groups_of(weight), groups_of(found)
+    result = unpack(codes, scales, columns)
+    assert result.shape == weight.shape
+    groups, rounded = groups_of(weight), groups_of(result)
     wholes = codes.view(7, units, 68)[:, :, :4].flatten(1)[:, : groups.size(1), None]
     steps = wholes * scales[:, None, None]
     best = (groups.unsqueeze(-1) - NF4 * steps.unsqueeze(-1)).abs().amin(dim=-1)
     assert ((groups - rounded).abs() <= best + 1e-5 * steps).all()
     # No scale of those that are tried does better, the one that makes the largest weight the largest value among them.
-    found = (groups - rounded).square().sum(dim=2)
+    result = (groups - rounded).square().sum(dim=2)
     for factor in FACTORS.tolist():
         tried = (groups.abs().amax(dim=2) * factor / 31 / scales[:, None]).round().clamp(1, 63) * scales[:, None]
         other = (groups.unsqueeze(-1) - NF4 * tried[:, :, None, None]).abs().amin(dim=-1).square().sum(dim=2)
-        assert (found <= 1.0001 * other).all()
+        assert (result <= 1.0001 * other).all()
         if factor == 1 and columns >= 200:
-            assert (found.sum(dim=1) / other.sum(dim=1)).mean() < 0.92
+            assert (result.sum(dim=1) / other.sum(dim=1)).mean() < 0.92
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_nf4_without_native_code_matches_native_code(columns) -> None:
     """As on a GPU."""
     weight = weights(columns, rows=77)
-    for found, wanted in zip(pack_nf4(weight), pack(weight, "nf4"), strict=True):
-        assert torch.equal(found, wanted)
+    for actual, expected in zip(pack_nf4(weight), pack(weight, "nf4"), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_nf4_values_survive_a_round_trip() -> None:
@@ -124,8 +124,8 @@ def test_zeros_and_lone_weights(kind) -> None:
             for value in (1e-20, -3.7, 1e20):
                 weight = torch.zeros(3, columns)
                 weight[1, place] = value
-                found = unpack(*pack(weight, kind), columns)
-                assert torch.allclose(found, weight, rtol=2e-7, atol=0)
+                result = unpack(*pack(weight, kind), columns)
+                assert torch.allclose(result, weight, rtol=2e-7, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,9 +134,9 @@ def test_nan_weights_stay_nan(kind, bad) -> None:
     """A model of damaged weights is named when it is used, as without quantization."""
     weight = torch.ones(3, 40)
     weight[1, 5] = bad
-    found = unpack(*pack(weight, kind), 40)
-    assert torch.allclose(found[[0, 2]], weight[[0, 2]], rtol=2e-7, atol=0)
-    assert not found[1].isfinite().all()
+    result = unpack(*pack(weight, kind), 40)
+    assert torch.allclose(result[[0, 2]], weight[[0, 2]], rtol=2e-7, atol=0)
+    assert not result[1].isfinite().all()
     model = new("gpt2")
     model.h[0].attn.c_attn.weight.data[3, 3] = bad
     quantize(model, kind)
@@ -148,10 +148,10 @@ def test_nan_weights_stay_nan(kind, bad) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_layout_and_dtype_can_be_packed(kind, dtype) -> None:
     weight = weights(70).clamp(-6e4, 6e4).to(dtype)
-    wanted = pack(weight.float(), kind)
+    codes = pack(weight.float(), kind)
     for given in (weight, weight.t().contiguous().t(), nn.Parameter(weight), weight.repeat(2, 2)[:7, :70]):
-        for found, expected in zip(pack(given, kind), wanted, strict=True):
-            assert torch.equal(found, expected)
+        for actual, expected in zip(pack(given, kind), codes, strict=True):
+            assert torch.equal(actual, expected)
 
 
 # --- models ---
@@ -188,13 +188,13 @@ def test_logits_match_the_dequantized_weights(kernel, plain, name, kind) -> None
     model = new(name, kind)
     twin = dequantized(model)
     ids = some_ids(model, 145)
-    wanted = forward(twin, ids)
-    assert (wanted - forward(new(name), ids)).abs().max() > 1e-3 * wanted.abs().max()
+    expected = forward(twin, ids)
+    assert (expected - forward(new(name), ids)).abs().max() > 1e-3 * expected.abs().max()
     sizes = [1] if name.startswith("lstm") else [1, 7, 64, 2, 3]
     assert isinstance(runner_of(model), NativeRunner)
-    assert_close(read(model, ids, sizes), wanted, ROUNDED[kind])
-    assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), wanted, ROUNDED[kind])
-    assert_close(forward(model, ids), wanted)  # its own forward, without native code
+    assert_close(read(model, ids, sizes), expected, ROUNDED[kind])
+    assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), expected, ROUNDED[kind])
+    assert_close(forward(model, ids), expected)  # its own forward, without native code
 
     def greedy(of):
         return generate(of, [[1], ids[:60]], 20, temperature=0)
@@ -239,10 +239,10 @@ def test_bfloat16_products_match_integer_arithmetic(kernel, columns, rows, token
     times = (groups.abs().amax(dim=2) * share).ceil().clamp(1, 31)
     codes = ((groups * (127 * share / times).unsqueeze(2)).round() * times.unsqueeze(2)).flatten(1)[:, :columns].long()
     scales = (most / (31 * 127)).double() * layer.scales.double()
-    found = product(layer, x)
-    assert torch.equal(found, ((codes @ wholes.t()).double() * scales).float())
+    result = product(layer, x)
+    assert torch.equal(result, ((codes @ wholes.t()).double() * scales).float())
     exact = x.double() @ unpack(layer.codes, layer.scales, columns).double().t()
-    assert (found - exact).norm() < 0.02 * exact.norm()
+    assert (result - exact).norm() < 0.02 * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int8+bfloat16", "nf4+bfloat16"])
@@ -251,8 +251,8 @@ def test_non_finite_inputs_give_non_finite_outputs(kernel, bad, dtype) -> None:
     model = new("gpt2", dtype)
     with torch.no_grad():
         model.h[0].ln_1.bias[3] = bad
-    found = read(model, some_ids(model, 20), [1, 19])
-    assert not found.isfinite().any()
+    result = read(model, some_ids(model, 20), [1, 19])
+    assert not result.isfinite().any()
     layer = model.h[0].attn.c_attn
     for tokens in (1, 19):
         x = torch.ones(tokens, layer.shape[1])
@@ -275,13 +275,13 @@ def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:
             assert layer.scales.dtype == torch.float32
             assert layer.weight.dtype == layer.dtype == dtype
         ids = some_ids(model, 40)
-        wanted = forward(exact, ids)
-        assert_close(read(model, ids, [1]), wanted, 0.2)
-        assert_close(forward(model, ids), wanted, 0.3)
+        expected = forward(exact, ids)
+        assert_close(read(model, ids, [1]), expected, 0.2)
+        assert_close(forward(model, ids), expected, 0.3)
         assert model(torch.tensor([ids])).dtype == dtype
         assert_close(
             plain(lambda: runner_of(model).forward({0: ids}, model.new_cache(1, 40), every=True)).float(),  # noqa: B023
-            wanted,
+            expected,
             0.3,
         )
         generate(model, [[1, 2]], 5)
@@ -333,9 +333,9 @@ def test_a_quantized_lstm_matches_pytorch(kind, layers) -> None:
     with torch.no_grad():
         for given in (None, state):
             (y, (h, c)), (other_y, (other_h, other_c)) = layer(x, given), other(x, given)
-            for found, wanted in ((y, other_y), (h, other_h), (c, other_c)):
-                assert found.shape == wanted.shape
-                assert torch.allclose(found, wanted, atol=1e-6)
+            for actual, expected in ((y, other_y), (h, other_h), (c, other_c)):
+                assert actual.shape == expected.shape
+                assert torch.allclose(actual, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

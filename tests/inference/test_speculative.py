@@ -68,11 +68,11 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize(("model", "settings", "most"), in_pairs(list(MODELS), SETTINGS, MOST), indirect=["model"])
 def test_drafts_do_not_change_the_ids(model, settings, most) -> None:
-    wanted = generate(model, PROMPTS, 60, seed=7, **settings)
-    assert generate(model, PROMPTS, 60, seed=7, speculate=most, **settings) == wanted
+    expected = generate(model, PROMPTS, 60, seed=7, **settings)
+    assert generate(model, PROMPTS, 60, seed=7, speculate=most, **settings) == expected
     for row in (0, 2):
         alone = list(stream(model, PROMPTS[row], 60, seed=7, speculate=20, **settings))
-        assert alone == wanted[row]
+        assert alone == expected[row]
 
 
 def test_drafts_do_not_change_the_ids_with_any_kernel(kernel) -> None:
@@ -86,17 +86,17 @@ def test_drafts_do_not_change_the_ids_with_any_kernel(kernel) -> None:
 def test_drafts_do_not_change_texts_of_any_length() -> None:
     """The last one may stand anywhere in a draft."""
     model = new("gpt2", n_positions=30)
-    wanted = generate(model, PROMPTS, 70, temperature=0)
+    expected = generate(model, PROMPTS, 70, temperature=0)
     for count in range(1, 70, 3):
-        assert generate(model, PROMPTS, count, temperature=0, speculate=9) == [row[:count] for row in wanted]
+        assert generate(model, PROMPTS, count, temperature=0, speculate=9) == [row[:count] for row in expected]
 
 
 def test_a_text_ends_at_an_end_token_within_a_draft() -> None:
     model = new("gpt2")
     for settings in ({"temperature": 0}, {"temperature": 0.4}):
-        wanted = generate(model, PROMPTS, 90, seed=2, **settings)
-        for end in sorted({id for row in wanted for id in row}):
-            expected = [row[: row.index(end) + 1] if end in row else row for row in wanted]
+        complete = generate(model, PROMPTS, 90, seed=2, **settings)
+        for end in sorted({id for row in complete for id in row}):
+            expected = [row[: row.index(end) + 1] if end in row else row for row in complete]
             for most in (3, 31):
                 assert generate(model, PROMPTS, 90, seed=2, eos_id=end, speculate=most, **settings) == expected
 
@@ -104,15 +104,15 @@ def test_a_text_ends_at_an_end_token_within_a_draft() -> None:
 def test_a_text_ends_at_a_stop_string_within_a_draft() -> None:
     model = new("gpt2")
     tokenizer = characters([chr(40 + i) for i in range(61)])
-    wanted = generate(model, PROMPTS, 90, temperature=0)
-    texts = [tokenizer.decode(row) for row in wanted]
+    complete = generate(model, PROMPTS, 90, temperature=0)
+    texts = [tokenizer.decode(row) for row in complete]
     for place in range(0, 80, 3):
         stop = texts[0][place : place + 4]
         expected = [
-            row[: text.index(stop) + 4] if stop in text else row for row, text in zip(wanted, texts, strict=True)
+            row[: text.index(stop) + 4] if stop in text else row for row, text in zip(complete, texts, strict=True)
         ]
-        found = generate(model, PROMPTS, 90, temperature=0, stop=stop, tokenizer=tokenizer, speculate=20)
-        assert found == expected
+        actual = generate(model, PROMPTS, 90, temperature=0, stop=stop, tokenizer=tokenizer, speculate=20)
+        assert actual == expected
 
 
 def test_drafts_of_many_rows_fit_one_call(calls) -> None:
@@ -138,11 +138,11 @@ def test_without_native_code_nothing_is_drafted(plain) -> None:
 @pytest.mark.parametrize("dropped", [0, 1, 5, 30])
 def test_an_abandoned_stream_leaves_the_model_usable(dropped) -> None:
     model = new("gpt2")
-    wanted = generate(model, [PROMPTS[0]], 50, temperature=0)[0]
+    expected = generate(model, [PROMPTS[0]], 50, temperature=0)[0]
     ids = stream(model, PROMPTS[0], 50, temperature=0, speculate=20)
-    assert [next(ids) for _ in range(dropped)] == wanted[:dropped]
+    assert [next(ids) for _ in range(dropped)] == expected[:dropped]
     del ids
-    assert generate(model, [PROMPTS[0]], 50, temperature=0, speculate=20)[0] == wanted
+    assert generate(model, [PROMPTS[0]], 50, temperature=0, speculate=20)[0] == expected
 
 
 # --- fewer readings ---

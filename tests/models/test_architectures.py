@@ -43,11 +43,11 @@ def test_logits_match_transformers(load, name: str) -> None:
     single = min(reach, 20) + 4
     for rows, several in ((1, ([*[1] * single, LENGTH - single], [41, 1, 1, 27])), (3, ([3, 1, 11, 1, 30],))):
         ids = ids_of(rows)
-        wanted = reference(ids).logits
-        assert wanted.abs().max() > 3
-        assert_close(model(ids), wanted)
+        expected = reference(ids).logits
+        assert expected.abs().max() > 3
+        assert_close(model(ids), expected)
         for pieces in several:
-            assert_close(read(model, ids, pieces, model.new_cache(rows, LENGTH)), wanted)
+            assert_close(read(model, ids, pieces, model.new_cache(rows, LENGTH)), expected)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -55,9 +55,9 @@ def test_hidden_states_match_transformers(load, name: str) -> None:
     """Of each token of ragged texts, in every layer."""
     reference, model, _ = load(name)
     texts = texts_of(3, 40)
-    wanted = [states_of(reference, ids) for ids in texts]
-    for layer in range(len(wanted[0])):
-        for each, states in zip(embed(model, None, texts, layer=layer, pool="none"), wanted, strict=True):
+    expected = [states_of(reference, ids) for ids in texts]
+    for layer in range(len(expected[0])):
+        for each, states in zip(embed(model, None, texts, layer=layer, pool="none"), expected, strict=True):
             assert each.dtype == torch.float32
             assert_close(each, states[layer])
 
@@ -67,17 +67,17 @@ def test_hidden_states_match_transformers(load, name: str) -> None:
 def test_attention_weights_match_transformers(load, name: str) -> None:
     reference, model, _ = load(name)
     [ids] = texts_of(40)  # beyond any window of the cases
-    found = attention_weights(model, None, ids)
+    actual = attention_weights(model, None, ids)
     before = reference.config._attn_implementation
     reference.set_attn_implementation("eager")  # the others tell no weights
     attentions = reference(torch.tensor([ids]), output_attentions=True).attentions
     reference.set_attn_implementation(before)
-    wanted = [each for each in attentions if each is not None]
+    expected = [each for each in attentions if each is not None]
     tolerance = TOLERANCE if name.startswith("gpt_neo-") else 2e-5  # its scores are not divided, so they are large
-    torch.testing.assert_close(found.weights, torch.cat(wanted), rtol=0, atol=tolerance)
-    assert found.weights.dtype == torch.float32
-    assert found.ids == ids
-    sums = found.weights.sum(dim=3)
+    torch.testing.assert_close(actual.weights, torch.cat(expected), rtol=0, atol=tolerance)
+    assert actual.weights.dtype == torch.float32
+    assert actual.ids == ids
+    sums = actual.weights.sum(dim=3)
     if name.startswith("gpt_oss"):
         assert (sums < 1 + 1e-5).all()
         assert (sums < 0.99).any()
@@ -90,7 +90,7 @@ def test_attention_weights_match_transformers(load, name: str) -> None:
 def test_rows_of_different_lengths_match_single_rows(load, name: str) -> None:
     reference, model, _ = load(name)
     ids, lengths = ids_of(4), [0, 3, 29, 40]
-    wanted = reference(ids).logits
+    expected = reference(ids).logits
     cache = model.new_cache(4, LENGTH)
     for row, length in enumerate(lengths):
         if length:
@@ -99,14 +99,14 @@ def test_rows_of_different_lengths_match_single_rows(load, name: str) -> None:
             cache.set_row(row, one)
     for size in (1, 4, 1, 9):
         pieces = torch.stack([ids[row, length : length + size] for row, length in enumerate(lengths)])
-        found = model(pieces, cache)
+        actual = model(pieces, cache)
         for row, length in enumerate(lengths):
-            assert_close(found[row], wanted[row, length : length + size])
+            assert_close(actual[row], expected[row, length : length + size])
         lengths = [length + size for length in lengths]
     cache.select([3, 1])
-    found = model(torch.stack([ids[3, lengths[3] :][:2], ids[1, lengths[1] :][:2]]), cache)
-    assert_close(found[0], wanted[3, lengths[3] : lengths[3] + 2])
-    assert_close(found[1], wanted[1, lengths[1] : lengths[1] + 2])
+    actual = model(torch.stack([ids[3, lengths[3] :][:2], ids[1, lengths[1] :][:2]]), cache)
+    assert_close(actual[0], expected[3, lengths[3] : lengths[3] + 2])
+    assert_close(actual[1], expected[1, lengths[1] : lengths[1] + 2])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -114,10 +114,10 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
     """To transformers the file says what the reference's says. Where the settings are the same, so is its model."""
     reference, model, folder = load(name)
     minhub_py.save_pretrained(model, tmp_path)
-    found, wanted = (load_file(each / "model.safetensors") for each in (tmp_path, folder))
-    assert found.keys() == wanted.keys()
-    for key, tensor in wanted.items():
-        assert torch.equal(found[key], tensor), key
+    actual, expected = (load_file(each / "model.safetensors") for each in (tmp_path, folder))
+    assert actual.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(actual[key], tensor), key
     ids = ids_of(1)
     if name in FEW or name in GRADIENTS or settings_in(tmp_path) != settings_in(folder):
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
@@ -154,10 +154,10 @@ def test_gradients_match_transformers(name: str) -> None:
     cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     cross_entropy(reference(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     gradients = {key: value.grad for key, value in reference.named_parameters()}
-    wanted = weights_map.to_native(family.model_type, gradients, config)
+    expected = weights_map.to_native(family.model_type, gradients, config)
     for key, parameter in model.named_parameters():
         # That of a bias of k is zero where nothing rotates: it adds the same to all scores.
-        error = (parameter.grad - wanted[key]).abs().max() / wanted[key].abs().max().clamp_min(1e-9)
+        error = (parameter.grad - expected[key]).abs().max() / expected[key].abs().max().clamp_min(1e-9)
         assert error < 1e-5, (key, error)  # the rotations are float32 in both
 
 
@@ -169,10 +169,10 @@ def test_16_bit_logits_are_close_to_float32(load, name: str, dtype: torch.dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     ids = ids_of(2)
     with torch.no_grad():
-        wanted = reference(ids).logits
-        found = read(model, ids, [30, 1, 7], model.new_cache(2, LENGTH))
-    assert found.dtype == dtype
-    assert ((found.float() - wanted).square().mean() / wanted.square().mean()).sqrt() < 0.08
+        expected = reference(ids).logits
+        actual = read(model, ids, [30, 1, 7], model.new_cache(2, LENGTH))
+    assert actual.dtype == dtype
+    assert ((actual.float() - expected).square().mean() / expected.square().mean()).sqrt() < 0.08
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -184,9 +184,9 @@ def test_generated_texts_and_scores_match_transformers(load, name: str) -> None:
     texts = minhub_py.generate(model, prompts, 25, temperature=0, eos_id=None)
     for prompt, text in zip(prompts, texts, strict=True):
         ids = torch.tensor([prompt])
-        wanted = reference.generate(ids, max_new_tokens=25, do_sample=False, pad_token_id=0,
+        expected = reference.generate(ids, max_new_tokens=25, do_sample=False, pad_token_id=0,
                                     attention_mask=torch.ones_like(ids))  # fmt: skip
-        assert text == wanted[0, len(prompt) :].tolist()
+        assert text == expected[0, len(prompt) :].tolist()
         assert minhub_py.generate(model, [prompt], 25, temperature=0, eos_id=None) == [text]
     rows = minhub_py.generate(model, prompts, 12, seed=[1, 2, 3], eos_id=None)
     assert rows == [minhub_py.generate(model, [prompt], 12, seed=seed, eos_id=None)[0]
@@ -194,8 +194,8 @@ def test_generated_texts_and_scores_match_transformers(load, name: str) -> None:
     [scores] = minhub_py.score(model, [prompts[2]])
     with torch.no_grad():
         logprobs = reference(torch.tensor([prompts[2]])).logits[0].log_softmax(dim=-1)
-    wanted = logprobs[:-1].gather(1, torch.tensor(prompts[2][1:]).unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(scores, wanted, rtol=1e-4, atol=1e-3)
+    expected = logprobs[:-1].gather(1, torch.tensor(prompts[2][1:]).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
@@ -206,8 +206,8 @@ def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> No
     assert type(runner_of(model)) is NativeRunner
     ids = ids_of(1)
     with torch.no_grad():
-        wanted, found = reference(ids).logits, model(ids)
-    error = ((found - wanted).square().mean() / wanted.square().mean()).sqrt()
+        expected, actual = reference(ids).logits, model(ids)
+    error = ((actual - expected).square().mean() / expected.square().mean()).sqrt()
     assert 0 < error < (0.1 if kind == "int8" else 0.6)
     [text] = minhub_py.generate(model, ids[:, :5].tolist(), 12, temperature=0, eos_id=None)
     assert text == minhub_py.generate(model, ids[:, :5].tolist(), 12, temperature=0, eos_id=None, speculate=4)[0]
@@ -265,17 +265,17 @@ def test_native_logits_match_forward_with_each_kernel(load, kernel, name: str) -
     runner = runner_of(model)
     assert type(runner) is NativeRunner
     ids = ids_of(1)[0].tolist()
-    found = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
-    assert_close(found, model(torch.tensor([ids]))[0])
+    result = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
+    assert_close(result, model(torch.tensor([ids]))[0])
     cache = runner.new_cache(1, LENGTH)
     places = pairwise((0, 13, 14, 15, LENGTH))
     pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in places]
-    assert torch.equal(torch.cat(pieces), found)
+    assert torch.equal(torch.cat(pieces), result)
     cache = runner.new_cache(3, LENGTH)
     first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
-    assert torch.equal(first, found[[4, 39, 1]])
+    assert torch.equal(first, result[[4, 39, 1]])
     more = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
-    assert torch.equal(more, found[[5, 40, 41, 42, 43, 2, 3]])
+    assert torch.equal(more, result[[5, 40, 41, 42, 43, 2, 3]])
 
 
 PUBLISHED = [size for cases in ARCHITECTURES.values() for size in cases.published.items()]

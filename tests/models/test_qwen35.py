@@ -45,14 +45,14 @@ def test_chunks_say_what_the_rule_says() -> None:
         delta = beta[:, :, i, None] * (v[:, :, i] - answer)
         state = state + k[:, :, i, :, None] * delta[:, :, None]
         outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, :, i]))
-    wanted = torch.stack(outputs, dim=2)
-    by, by_state = torch.randn_like(wanted), torch.randn_like(state)
-    gradients = torch.autograd.grad([wanted, state], given, [by, by_state])
+    expected = torch.stack(outputs, dim=2)
+    by, by_state = torch.randn_like(expected), torch.randn_like(state)
+    gradients = torch.autograd.grad([expected, state], given, [by, by_state])
     for chunk in (1, 7, 64, 150):
-        found, after = delta_rule(*given, chunk)
-        torch.testing.assert_close(found, wanted)
+        actual, after = delta_rule(*given, chunk)
+        torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(after, state)
-        for one, other in zip(torch.autograd.grad([found, after], given, [by, by_state]), gradients, strict=True):
+        for one, other in zip(torch.autograd.grad([actual, after], given, [by, by_state]), gradients, strict=True):
             torch.testing.assert_close(one, other)
 
 
@@ -62,19 +62,19 @@ def test_long_texts(load, name: str) -> None:
     """Of several chunks, at once and in pieces, by `forward` and by the native runner."""
     reference, model, _ = load(name)
     ids = ids_of(2, LONG)
-    wanted = reference(ids).logits
-    assert_close(model(ids), wanted)
+    expected = reference(ids).logits
+    assert_close(model(ids), expected)
     for pieces in ([1, 3, 64, 65], [65, 1, 130], [128, 1]):
-        assert_close(read(model, ids, pieces, model.new_cache(2, LONG)), wanted)
+        assert_close(read(model, ids, pieces, model.new_cache(2, LONG)), expected)
     runner = runner_of(model)
     assert type(runner) is NativeRunner
     texts = {row: ids[row].tolist() for row in range(2)}
-    found = runner.forward(texts, runner.new_cache(2, LONG), every=True).clone()
-    assert_close(found, wanted.flatten(0, 1))
+    actual = runner.forward(texts, runner.new_cache(2, LONG), every=True).clone()
+    assert_close(actual, expected.flatten(0, 1))
     cache = runner.new_cache(2, LONG)
     for start, end in pairwise((0, 1, 4, 68, 133, LONG)):
         pieces = runner.forward({row: text[start:end] for row, text in texts.items()}, cache, every=True)
-        both = torch.cat((found[start:end], found[LONG + start : LONG + end]))
+        both = torch.cat((actual[start:end], actual[LONG + start : LONG + end]))
         assert torch.equal(pieces, both)
 
 
@@ -88,18 +88,18 @@ def test_layers_with_a_state_alone() -> None:
     ids = ids_of(1, LONG)
     other = ids.clone()
     other[0, 3] = (ids[0, 3] + 1) % 61
-    found = model(ids)
-    change = (model(other) - found).abs().amax(dim=2)[0]
+    result = model(ids)
+    change = (model(other) - result).abs().amax(dim=2)[0]
     assert change[:3].max() == 0
     assert change[-1] > 1e-4
     # transformers has no cache for such a model
     reference = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **settings)).eval()
     names = weights_map.to_hub("qwen3_5_text", model.state_dict())
     reference.load_state_dict(dict(names))
-    assert_close(found, reference(ids, use_cache=False).logits)
-    assert_close(read(model, ids, [1, 3, 64, 65], model.new_cache(1, 2)), found)
+    assert_close(result, reference(ids, use_cache=False).logits)
+    assert_close(read(model, ids, [1, 3, 64, 65], model.new_cache(1, 2)), result)
     runner = runner_of(model)
-    assert_close(runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 2), every=True), found[0])
+    assert_close(runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 2), every=True), result[0])
 
 
 def test_what_a_cache_keeps(load) -> None:
@@ -153,9 +153,9 @@ def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -
     tensors |= {"mtp.layers.0.mlp.up_proj.weight": torch.zeros(2, 3), "model.visual.pos_embed.weight": torch.zeros(2)}
     (tmp_path / "config.json").write_text(json.dumps(outer))
     save_file(tensors, tmp_path / "model.safetensors")
-    found = minhub_py.qwen35_from_pretrained(tmp_path, device="cpu")
-    assert torch.equal(found(ids_of(1)), model(ids_of(1)))
-    minhub_py.save_pretrained(found, tmp_path / "text")  # of the text model alone, in transformers' names for it
+    result = minhub_py.qwen35_from_pretrained(tmp_path, device="cpu")
+    assert torch.equal(result(ids_of(1)), model(ids_of(1)))
+    minhub_py.save_pretrained(result, tmp_path / "text")  # of the text model alone, in transformers' names for it
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "text").eval()
     assert type(theirs).__name__ == "Qwen3_5ForCausalLM"
     with torch.no_grad():

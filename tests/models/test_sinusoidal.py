@@ -97,9 +97,9 @@ def ids_of(rows: int, length: int = LENGTH) -> Tensor:
     return torch.randint(61, (rows, length), generator=torch.Generator().manual_seed(rows))
 
 
-def assert_close(found: Tensor, wanted: Tensor, tolerance: float = TOLERANCE) -> None:
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @torch.no_grad()
@@ -109,9 +109,9 @@ def test_logits_match_pytorch(load: Any, name: str) -> None:
     reference, model, _ = load(name)
     for rows in (1, 3):
         ids = ids_of(rows)
-        wanted = reference(ids)
-        assert wanted.abs().max() > 3
-        assert_close(model(ids), wanted)
+        expected = reference(ids)
+        assert expected.abs().max() > 3
+        assert_close(model(ids), expected)
         for pieces in ([1], [3, 1, 11, 1, 2]):
             cache, logits, place = model.new_cache(rows, LENGTH), [], 0
             for size in cycle(pieces):
@@ -119,7 +119,7 @@ def test_logits_match_pytorch(load: Any, name: str) -> None:
                 place += size
                 if place >= LENGTH:
                     break
-            assert_close(torch.cat(logits, dim=1), wanted)
+            assert_close(torch.cat(logits, dim=1), expected)
 
 
 @torch.inference_mode()
@@ -134,15 +134,15 @@ def test_native_logits_match_forward(load: Any, name: str, kernels: str) -> None
         runner = runner_of(model)
         assert type(runner) is NativeRunner
         ids = ids_of(1)[0].tolist()
-        found = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
-        assert_close(found, reference(torch.tensor([ids]))[0])
+        result = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
+        assert_close(result, reference(torch.tensor([ids]))[0])
         cache = runner.new_cache(1, LENGTH)
         pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone()
                   for start, end in pairwise((0, 13, 14, 15, LENGTH))]  # fmt: skip
-        assert torch.equal(torch.cat(pieces), found)
+        assert torch.equal(torch.cat(pieces), result)
         cache = runner.new_cache(3, LENGTH)
         first = runner.forward({0: ids[:5], 1: ids[:30], 2: ids[:2]}, cache).clone()
-        assert torch.equal(first, found[[4, 29, 1]])
+        assert torch.equal(first, result[[4, 29, 1]])
     finally:
         library().choose(None)
 
@@ -152,9 +152,9 @@ def test_a_state_dict_alone_is_a_model(load: Any, tmp_path: Path) -> None:
     """model.pt as MLLM's train.py leaves it, without a config.json: of 8 heads, and the rest the tensors tell."""
     reference, model, _ = load("as-in-mllm")
     torch.save(reference.state_dict(), tmp_path / "model.pt")
-    found = minhub_py.from_pretrained(tmp_path, device="cpu")
-    assert {name: getattr(found.config, name) for name in SMALL} == SMALL
-    assert_close(found(ids_of(2)), reference(ids_of(2)))
+    result = minhub_py.from_pretrained(tmp_path, device="cpu")
+    assert {name: getattr(result.config, name) for name in SMALL} == SMALL
+    assert_close(result(ids_of(2)), reference(ids_of(2)))
     assert torch.equal(minhub_py.sinusoidal_from_pretrained(tmp_path, device="cpu")(ids_of(2)), model(ids_of(2)))
 
 
@@ -182,9 +182,9 @@ def test_the_positions_of_a_file_count(load: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to(folder / "config.json")
     other = Reference(model.config).eval()
     other.load_state_dict(state)
-    found = minhub_py.from_pretrained(tmp_path, device="cpu")
-    assert_close(found(ids_of(2)), other(ids_of(2)))
-    runner = runner_of(found)
+    result = minhub_py.from_pretrained(tmp_path, device="cpu")
+    assert_close(result(ids_of(2)), other(ids_of(2)))
+    runner = runner_of(result)
     read = runner.forward({0: ids_of(1)[0].tolist()}, runner.new_cache(1, LENGTH), every=True)
     assert_close(read, other(ids_of(1))[0])
 
@@ -200,9 +200,9 @@ def test_gradients_match_pytorch() -> None:
     cross_entropy(reference(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     gradients = {key: value.grad for key, value in reference.named_parameters()}
     gradients["_pe_embedding._pe"] = reference.state_dict()["_pe_embedding._pe"]  # which has none
-    wanted = weights_map.to_native("sinusoidal", gradients, config)
+    expected = weights_map.to_native("sinusoidal", gradients, config)
     for key, parameter in model.named_parameters():
-        assert (parameter.grad - wanted[key]).abs().max() < 1e-9 * wanted[key].abs().max(), key
+        assert (parameter.grad - expected[key]).abs().max() < 1e-9 * expected[key].abs().max(), key
 
 
 @torch.no_grad()
@@ -210,9 +210,9 @@ def test_gradients_match_pytorch() -> None:
 def test_16_bit_logits_are_close_to_float32(load: Any, dtype: torch.dtype) -> None:
     reference, _, folder = load("as-in-mllm")
     model = minhub_py.from_pretrained(folder, device="cpu", dtype=dtype)
-    wanted, found = reference(ids_of(2)), model(ids_of(2))
-    assert found.dtype == dtype
-    assert ((found.float() - wanted).square().mean() / wanted.square().mean()).sqrt() < 0.08
+    expected, actual = reference(ids_of(2)), model(ids_of(2))
+    assert actual.dtype == dtype
+    assert ((actual.float() - expected).square().mean() / expected.square().mean()).sqrt() < 0.08
 
 
 @torch.no_grad()
@@ -221,8 +221,10 @@ def test_quantized_logits_are_close_to_float32(load: Any, kind: str) -> None:
     reference, _, folder = load("as-in-mllm")
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     assert type(runner_of(model)) is NativeRunner
-    wanted, found = reference(ids_of(1)), model(ids_of(1))
-    assert 0 < ((found - wanted).square().mean() / wanted.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
+    expected, actual = reference(ids_of(1)), model(ids_of(1))
+    assert (
+        0 < ((actual - expected).square().mean() / expected.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
+    )
 
 
 def test_torchscript_matches_the_model(load: Any, tmp_path: Path) -> None:

@@ -111,9 +111,9 @@ def wanted_of(reference: Any, source: torch.Tensor, ids: torch.Tensor) -> torch.
     return logits
 
 
-def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = TOLERANCE) -> None:
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @torch.no_grad()
@@ -136,11 +136,11 @@ def test_logits_match_transformers(load, name: str) -> None:
     reference, model, _ = load(name)
     for rows in (1, 3):
         source, ids = ids_of(rows, 47), ids_of(rows, 60)
-        wanted = wanted_of(reference, source, ids)
-        assert wanted.std() > 0.3
-        assert_close(model(source, ids), wanted)
+        expected = wanted_of(reference, source, ids)
+        assert expected.std() > 0.3
+        assert_close(model(source, ids), expected)
         for pieces in ([1, 1, 1, 57], [3, 1, 11, 1, 2]):
-            assert_close(read(model, source, ids, pieces, model.new_cache(rows, 60)), wanted)
+            assert_close(read(model, source, ids, pieces, model.new_cache(rows, 60)), expected)
 
 
 @torch.no_grad()
@@ -155,16 +155,16 @@ def test_rows_of_different_lengths_match_single_rows(load) -> None:
         if length:
             model(None, ids[row : row + 1, :length], one)
         cache.set_row(row, one)
-    wanted = [wanted_of(reference, source, ids[row : row + 1])[0] for row, source in enumerate(sources)]
+    expected = [wanted_of(reference, source, ids[row : row + 1])[0] for row, source in enumerate(sources)]
     for size in (1, 4):
-        found = model(None, torch.stack([ids[row, n : n + size] for row, n in enumerate(lengths)]), cache)
+        actual = model(None, torch.stack([ids[row, n : n + size] for row, n in enumerate(lengths)]), cache)
         for row, n in enumerate(lengths):
-            assert_close(found[row], wanted[row][n : n + size])
+            assert_close(actual[row], expected[row][n : n + size])
         lengths = [n + size for n in lengths]
     cache.leave(0)
-    found = model(None, torch.stack([ids[row, lengths[row]][None] for row in (2, 1)]), cache)
-    assert_close(found[0], wanted[2][lengths[2] :][:1])
-    assert_close(found[1], wanted[1][lengths[1] :][:1])
+    actual = model(None, torch.stack([ids[row, lengths[row]][None] for row in (2, 1)]), cache)
+    assert_close(actual[0], expected[2][lengths[2] :][:1])
+    assert_close(actual[1], expected[1][lengths[1] :][:1])
 
 
 def test_invalid_calls_are_rejected(load) -> None:
@@ -202,9 +202,9 @@ def test_generated_texts_match_transformers(load, name: str) -> None:
         for prompt, text in zip(prompts, texts, strict=True):
             ids = torch.tensor([prompt])
             # No cache: transformers' expects an encoder of as many layers as the decoder.
-            wanted = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
+            expected = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
                                         use_cache=False, repetition_penalty=penalty)  # fmt: skip
-            assert text == wanted[0, 1:].tolist()
+            assert text == expected[0, 1:].tolist()
             settings = {"temperature": 0, "repetition_penalty": penalty}
             assert list(minhub_py.stream(model, prompt, 12, **settings)) == text
     assert len({*texts[0], *texts[1]}) > 5
@@ -232,13 +232,13 @@ def test_scores_match_the_loss(load, name: str) -> None:
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 30)]
     targets = [ids_of(1, length, 1)[0].tolist() for length in (40, 11)]
     scores = minhub_py.score(model, prompts, targets=targets)
-    for prompt, target, found in zip(prompts, targets, scores, strict=True):
+    for prompt, target, actual in zip(prompts, targets, scores, strict=True):
         source, labels = torch.tensor([prompt]), torch.tensor([target])
         with torch.no_grad():
             out = reference(input_ids=source, attention_mask=torch.ones_like(source), labels=labels, use_cache=False)
-        wanted = out.logits[0].log_softmax(dim=-1).gather(1, labels.T).squeeze(1)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
-        torch.testing.assert_close(-found.mean(), out.loss, rtol=1e-4, atol=1e-4)
+        expected = out.logits[0].log_softmax(dim=-1).gather(1, labels.T).squeeze(1)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(-actual.mean(), out.loss, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [*FEW, "unscaled", "odd-buckets"])
@@ -260,9 +260,9 @@ def test_gradients_match_transformers(load, name: str) -> None:
     loss.backward()
     wanted_loss.backward()
     gradients = {key: value.grad for key, value in reference.named_parameters()}
-    wanted = weights_map.to_native("t5", gradients)
+    expected = weights_map.to_native("t5", gradients)
     for key, parameter in model.named_parameters():
-        error = (parameter.grad - wanted[key]).abs().max() / wanted[key].abs().max()
+        error = (parameter.grad - expected[key]).abs().max() / expected[key].abs().max()
         assert error < 5e-5, (key, error)  # the norms' means are float32 in both
 
 
@@ -286,10 +286,10 @@ def test_16_bit_logits_are_close_to_float32(load, name: str, dtype: torch.dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     source, ids = ids_of(2, 20), ids_of(2, 40)
     with torch.no_grad():
-        wanted = wanted_of(reference, source, ids)
-        found = read(model, source, ids, [30, 1, 7], model.new_cache(2, 40))
-    assert found.dtype == dtype
-    assert ((found.float() - wanted).square().mean() / wanted.square().mean()).sqrt() < 0.08
+        expected = wanted_of(reference, source, ids)
+        actual = read(model, source, ids, [30, 1, 7], model.new_cache(2, 40))
+    assert actual.dtype == dtype
+    assert ((actual.float() - expected).square().mean() / expected.square().mean()).sqrt() < 0.08
     [text] = minhub_py.generate(model, source[:1].tolist(), 5, eos_id=None)
     assert len(text) == 5
 
@@ -301,8 +301,8 @@ def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> No
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     source, ids = ids_of(1, 20), ids_of(1, 40)
     with torch.no_grad():
-        wanted, found = wanted_of(reference, source, ids), model(source, ids)
-    error = ((found - wanted).square().mean() / wanted.square().mean()).sqrt()
+        expected, actual = wanted_of(reference, source, ids), model(source, ids)
+    error = ((actual - expected).square().mean() / expected.square().mean()).sqrt()
     assert 0 < error < (0.1 if kind == "int8" else 0.8)
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     assert not layers  # the encoder's too
@@ -318,11 +318,11 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
     convert(Checkpoint(tmp_path / "native"), tmp_path / "hub")
     source, ids = ids_of(1, 20), ids_of(1, 30)
     with torch.no_grad():
-        wanted = wanted_of(reference, source, ids)
+        expected = wanted_of(reference, source, ids)
         for saved in ("saved", "hub"):
             theirs = T5ForConditionalGeneration.from_pretrained(tmp_path / saved).eval()
             assert theirs.config.decoder_start_token_id == reference.config.decoder_start_token_id
-            assert torch.equal(wanted_of(theirs, source, ids), wanted)
+            assert torch.equal(wanted_of(theirs, source, ids), expected)
         for saved in ("saved", "native", "hub"):
             assert verify(str(tmp_path / saved))["problems"] == []
             again = minhub_py.from_pretrained(tmp_path / saved, device="cpu")
@@ -397,20 +397,20 @@ def test_native_logits_match_forward(load, name: str, kernels: str | None) -> No
         for layer, (k, v) in memory.items():
             assert_close(cache.layers[layer][0][:, :, :80], k)
             assert_close(cache.layers[layer][1][:, :, :80], v)
-        found = runner.forward({0: ids}, cache, every=True).clone()
-        assert_close(found, model(torch.tensor([source]), torch.tensor([ids]))[0])
+        result = runner.forward({0: ids}, cache, every=True).clone()
+        assert_close(result, model(torch.tensor([source]), torch.tensor([ids]))[0])
         cache.clear(0)
         pieces = [
             runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in pairwise((0, 7, 8, 60))
         ]
-        assert torch.equal(torch.cat(pieces), found)
+        assert torch.equal(torch.cat(pieces), result)
         cache = runner.new_cache(3, 90)
         for row, text in enumerate((source, source[:3], source)):
             runner.encode(text, cache, row)
         first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
-        assert torch.equal(first[[0, 2]], found[[4, 1]])
+        assert torch.equal(first[[0, 2]], result[[4, 1]])
         more = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
-        assert torch.equal(more[[0, 5, 6]], found[[5, 2, 3]])
+        assert torch.equal(more[[0, 5, 6]], result[[5, 2, 3]])
         assert_close(more[1:5], model(torch.tensor([source[:3]]), torch.tensor([ids[:44]]))[0, 40:])
     finally:
         library().choose(None)
@@ -454,22 +454,24 @@ def test_texts_match_without_native_code(load) -> None:
     texts = minhub_py.generate(slow, prompts, 20, temperature=0, eos_id=None)
     assert heard == [3, 30]
     assert texts == minhub_py.generate(model, prompts, 20, temperature=0, eos_id=None)
-    for found, wanted in zip(*(minhub_py.score(each, prompts, targets=targets) for each in (slow, model)), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(
+        *(minhub_py.score(each, prompts, targets=targets) for each in (slow, model)), strict=True
+    ):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     batch = Batch(model, 2, 40)
     row = batch.admit(prompts[1], 5, sampling=Sampling(temperature=0), logprobs=True)
     events = [event for _ in range(5) for event in batch.step()]
-    [wanted] = minhub_py.score(model, prompts[1:], targets=[texts[1][:5]])
+    [expected] = minhub_py.score(model, prompts[1:], targets=[texts[1][:5]])
     assert [(event.row, event.id) for event in events] == [(row, id) for id in texts[1][:5]]
-    torch.testing.assert_close(torch.tensor([event.logprob for event in events]), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.tensor([event.logprob for event in events]), expected, rtol=0, atol=1e-5)
 
 
 def test_targets_of_a_decoder_alone() -> None:
     """The same log-probabilities as those of the whole text, from the target on."""
     model = minhub_py.from_pretrained("minhub/shakespeare-gpt2", device="cpu")
     [whole] = minhub_py.score(model, [list(range(20))])
-    [found] = minhub_py.score(model, [list(range(12))], targets=[list(range(12, 20))])
-    torch.testing.assert_close(found, whole[11:], rtol=1e-5, atol=1e-5)
+    [result] = minhub_py.score(model, [list(range(12))], targets=[list(range(12, 20))])
+    torch.testing.assert_close(result, whole[11:], rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -498,14 +500,14 @@ def test_commands_generate_and_score(with_tokenizer: Path) -> None:
     model, tokenizer = minhub_py.from_pretrained(folder), minhub_py.tokenizer_from_pretrained(folder)
     ids = tokenizer.encode(prompt).ids
     assert ids[-1] == 1
-    [wanted] = minhub_py.generate(model, [ids], 20, temperature=0)
-    assert {*wanted} - {*tokenizer.get_vocab().values()}
+    [expected] = minhub_py.generate(model, [ids], 20, temperature=0)
+    assert {*expected} - {*tokenizer.get_vocab().values()}
     command = ["generate", folder, prompt, "-n", "20", "--temperature", "0"]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0
-    assert done.stdout == tokenizer.decode(wanted) + "\n"
+    assert done.stdout == tokenizer.decode(expected) + "\n"
     report = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
-    assert (report["ids"], report["text"]) == (wanted, tokenizer.decode(wanted))
+    assert (report["ids"], report["text"]) == (expected, tokenizer.decode(expected))
     (with_tokenizer / "text.txt").write_text("the house")
     failed = CliRunner().invoke(main, ["score", folder, str(with_tokenizer / "text.txt")])
     assert failed.exit_code == 1
@@ -526,14 +528,14 @@ def test_r_generates_and_scores(with_tokenizer: Path) -> None:
     settings = {"tokenizer": None, "max_new_tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None,
                 "repetition_penalty": 1.0, "eos_id": None, "stop": None}  # fmt: skip
     made = methods_of_text.generate(session, model, prompts, **settings, seeds=[0, 0], stream=False)
-    wanted = minhub_py.generate(module, rows, 12, temperature=0)
-    assert [ids.tolist() for ids in made["ids"]] == wanted
-    assert list(made["texts"]) == [tokenizer.decode(ids) for ids in wanted]
+    expected = minhub_py.generate(module, rows, 12, temperature=0)
+    assert [ids.tolist() for ids in made["ids"]] == expected
+    assert list(made["texts"]) == [tokenizer.decode(ids) for ids in expected]
     emitted.clear()  # of its progress
     methods_of_text.generate(session, model, prompts[:1], **settings, seeds=[0], stream=True)
-    assert "".join(emitted) == tokenizer.decode(wanted[0])
+    assert "".join(emitted) == tokenizer.decode(expected[0])
     assert methods_of_text.next_tokens(session, model, prompts, None, 3).columns["id"][::3].tolist() == [
-        ids[0] for ids in wanted
+        ids[0] for ids in expected
     ]
     scored = methods_of_text.score(session, model, prompts, None, ["house", "a"]).columns
     targets = [tokenizer.encode(target).ids for target in ("house", "a")]

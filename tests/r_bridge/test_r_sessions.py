@@ -40,11 +40,11 @@ def stop_before_r_connects(start_r: StartR, tmp_path: Path) -> tuple[RProcess, i
     python.chmod(0o755)
     r = start_r("say(message_of(minhubpy:::ask('nothing'))); say(pid()); hear()", MINHUBPY_PYTHON=str(python))
     deadline = time.monotonic() + 60
-    while not (found := list(Path("/dev/shm").glob(f"minhubpy-{r.pid}-*/address"))):
+    while not (result := list(Path("/dev/shm").glob(f"minhubpy-{r.pid}-*/address"))):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     [worker] = worker_of(r.pid)
-    return r, worker.pid, found[0].parent
+    return r, worker.pid, result[0].parent
 
 
 def knock(port: int, data: bytes = b"") -> socket.socket:

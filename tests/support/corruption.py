@@ -123,21 +123,21 @@ def load_rightly(folder: Path) -> None:
         settings = json.loads((folder / "config.json").read_bytes())
         default = family.Config()
         for field in fields(default):
-            wanted, found = settings.get(field.name, getattr(default, field.name)), getattr(model.config, field.name)
-            if field.name == "tie_word_embeddings" and wanted is True:  # except for a head that differs
+            expected, actual = settings.get(field.name, getattr(default, field.name)), getattr(model.config, field.name)
+            if field.name == "tie_word_embeddings" and expected is True:  # except for a head that differs
                 head, embedding = (stored.get(our_name(name)) for name in HEADS[family.name])
-                wanted = head is None or torch.equal(head, embedding.to(head.dtype))
-            assert found == wanted, f"{field.name} is {found!r}, config.json says {wanted!r}"
-            assert isinstance(found, bool) == isinstance(wanted, bool), field.name
-            assert not isinstance(found, float) or math.isfinite(found), field.name
+                expected = head is None or torch.equal(head, embedding.to(head.dtype))
+            assert actual == expected, f"{field.name} is {actual!r}, config.json says {expected!r}"
+            assert isinstance(actual, bool) == isinstance(expected, bool), field.name
+            assert not isinstance(actual, float) or math.isfinite(actual), field.name
 
     dtypes = [tensor.dtype for name, tensor in stored.items() if ".attn.bias" not in name]
-    for name, found in model.state_dict().items():
-        wanted = stored[name].t() if family.name == "gpt2" and re.search(r"\.c_\w+\.weight", name) else stored[name]
-        assert wanted.is_floating_point(), f"{name} is stored as {wanted.dtype}"
-        assert found.dtype == reduce(torch.promote_types, dtypes), name
-        assert found.shape == wanted.shape, name
-        assert torch.equal(found.nan_to_num(0.5), wanted.to(found.dtype).nan_to_num(0.5)), name
+    for name, actual in model.state_dict().items():
+        expected = stored[name].t() if family.name == "gpt2" and re.search(r"\.c_\w+\.weight", name) else stored[name]
+        assert expected.is_floating_point(), f"{name} is stored as {expected.dtype}"
+        assert actual.dtype == reduce(torch.promote_types, dtypes), name
+        assert actual.shape == expected.shape, name
+        assert torch.equal(actual.nan_to_num(0.5), expected.to(actual.dtype).nan_to_num(0.5)), name
 
     logits = model(IDS % model.config.vocab_size)
     assert logits.shape == (1, IDS.size(1), model.config.vocab_size)

@@ -115,11 +115,11 @@ def new(name, dtype="float32", **changes):
 
 def in_dtype(model, dtype):
     """The same model in PyTorch's dtype, quantized, or both: "int8+bfloat16"."""
-    for wanted in dtype.split("+"):
-        if wanted in KINDS:
-            quantize(model, wanted)
+    for expected in dtype.split("+"):
+        if expected in KINDS:
+            quantize(model, expected)
         else:
-            model.to(getattr(torch, wanted))
+            model.to(getattr(torch, expected))
     return model
 
 
@@ -152,10 +152,10 @@ def read(model, ids, sizes, cache=None):
             return torch.cat(parts)
 
 
-def assert_close(found, wanted, tolerance=TOLERANCE):
-    assert found.shape == wanted.shape
-    assert found.dtype == torch.float32
-    error = (found - wanted).abs().amax(dim=-1) / wanted.abs().max()
+def assert_close(actual, expected, tolerance=TOLERANCE):
+    assert actual.shape == expected.shape
+    assert actual.dtype == torch.float32
+    error = (actual - expected).abs().amax(dim=-1) / expected.abs().max()
     assert error.max() <= tolerance, f"off by {error.max():.1e} of the largest logit: {error}"
 
 
