@@ -237,11 +237,11 @@ def test_a_gguf_file_is_that_of_llamacpps_converter(checkpoint: tuple[Path, Any]
     file = tmp_path / "ours.gguf"
     gguf_writer.write(folder, file)
     theirs = gguf_files.write(tmp_path / "theirs.gguf", model)
-    made, expected = read_header(file), read_header(theirs)
-    assert made.metadata == expected.metadata | {
+    actual, expected = read_header(file), read_header(theirs)
+    assert actual.metadata == expected.metadata | {
         "tokenizer.ggml.model": "none", f"{model.config.model_type}.vocab_size": model.config.vocab_size,
     }  # fmt: skip
-    assert made.tensors.keys() == expected.tensors.keys()
+    assert actual.tensors.keys() == expected.tensors.keys()
     ids = torch.tensor([PROMPTS[0]])
     ours, other = (minhub_py.from_pretrained(path, device="cpu") for path in (file, folder))
     with torch.no_grad():

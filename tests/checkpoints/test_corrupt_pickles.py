@@ -197,9 +197,9 @@ def test_pickles_that_allocate_memory_are_rejected(name: str, tmp_path: Path) ->
     """`bounded_memory` looks on."""
     folder = save("lstm", tmp_path / "lstm")
     (folder / WEIGHTS).unlink()
-    made = list(bombs())
+    bomb_files = list(bombs())
     reset_peak()
-    for label, data in made:
+    for label, data in bomb_files:
         assert len(data) < 200_000
         (folder / name).write_bytes(data)
         before = peak()

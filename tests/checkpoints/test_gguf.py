@@ -63,9 +63,9 @@ def test_float32_file_is_bitwise_identical_to_the_checkpoint(name: str, tmp_path
         return
     apart = {"bos_token_id", "eos_token_id", "pad_token_id", "sliding_window", "layer_types"}
     actual, saved = ours.config.to_hub(), theirs.config.to_hub()
-    actual, saved = ({key: value for key, value in each.items() if key not in apart} for each in (actual, saved))
-    for each in (actual, saved):
-        each["n_inner"] = each.get("n_inner") or 4 * each.get("n_embd", 0)
+    actual, saved = ({key: value for key, value in config.items() if key not in apart} for config in (actual, saved))
+    for config in (actual, saved):
+        config["n_inner"] = config.get("n_inner") or 4 * config.get("n_embd", 0)
     assert actual == saved
 
 
@@ -235,7 +235,7 @@ def test_tensors_stored_both_fused_and_split_are_rejected(tmp_path: Path) -> Non
     )
     theirs = from_pretrained(write(tmp_path / "parts.gguf", model, "Q8_0"), quantize="auto")
     for name in ("q_proj", "k_proj", "v_proj"):
-        actual, expected = (getattr(each.layers[0].self_attn, name) for each in (ours, theirs))
+        actual, expected = (getattr(model.layers[0].self_attn, name) for model in (ours, theirs))
         assert torch.equal(actual.codes, expected.codes)
         assert torch.equal(actual.bias, expected.bias)
 
@@ -283,8 +283,8 @@ def test_commands_accept_gguf_files(file: Path, tmp_path: Path) -> None:
     assert report["source"] == {"kind": "files", "folder": str(file), "layout": "gguf"}
     assert f"{file} (GGUF file)\n" in done("inspect", str(file))
     assert "no problems found" in done("verify", str(file))
-    made = json.loads(done("generate", str(file), "Hello", "-n", "4", "--temperature", "0", "--json"))
-    assert len(made["ids"]) == 4
+    generated = json.loads(done("generate", str(file), "Hello", "-n", "4", "--temperature", "0", "--json"))
+    assert len(generated["ids"]) == 4
     auto = json.loads(done("generate", str(file), "Hello", "-n", "4", "--quantize", "auto", "--json"))
     assert len(auto["ids"]) <= 4
     (tmp_path / "text.txt").write_text("Some text to score.")

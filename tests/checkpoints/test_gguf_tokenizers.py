@@ -24,7 +24,9 @@ def test_byte_level_bpe_matches_the_original(pre: str, tmp_path: Path) -> None:
     ours = tokenizer_from_pretrained(str(file))
     again = Tokenizer.from_str(ours.to_str())
     for text in [*texts(400), "<|im_start|>1234 it's<x>IT'S 5678<|endoftext|>", "é e\u0301 \u212b"]:
-        expected, actual, saved = (each.encode(text, add_special_tokens=False).ids for each in (theirs, ours, again))
+        expected, actual, saved = (
+            tokenizer.encode(text, add_special_tokens=False).ids for tokenizer in (theirs, ours, again)
+        )
         assert expected == actual == saved
         assert ours.decode(expected) == theirs.decode(expected)
     begins = [1] if pre == "llama-bpe" else []

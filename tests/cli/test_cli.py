@@ -95,8 +95,8 @@ def test_quantized_and_speculating() -> None:
     guessing = json.loads(minhub("generate", GPT2, "ROMEO:", "--seed", "1", "--speculate", "8", "--json").stdout)
     assert guessing["ids"] == plain["ids"]
     for kind in ("int8", "nf4"):
-        made = json.loads(minhub("generate", GPT2, "ROMEO:", "--seed", "1", "--quantize", kind, "--json").stdout)
-        assert len(made["ids"]) == len(plain["ids"])
+        generated = json.loads(minhub("generate", GPT2, "ROMEO:", "--seed", "1", "--quantize", kind, "--json").stdout)
+        assert len(generated["ids"]) == len(plain["ids"])
     whole, small = (
         json.loads(minhub("score", GPT2, "-", "--json", *more, input="To be, or not to be").stdout)["perplexity"]
         for more in ((), ("--quantize", "nf4"))

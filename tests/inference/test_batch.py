@@ -81,18 +81,18 @@ def told(events: list[Event]) -> list[tuple]:
 @pytest.fixture(scope="module")
 def alone():
     """alone(model name, dtype): the events of each row in a batch of its own."""
-    made = {}
+    results = {}
 
     def alone(name: str, dtype: str):
-        if (name, dtype) not in made:
+        if (name, dtype) not in results:
             model = new(name, dtype)
             batches = []
             for number in range(len(ROWS)):
                 batch = Batch(model, 1, 200)
                 admit(batch, number)
                 batches.append(told(run(batch)[1]))
-            made[name, dtype] = batches
-        return made[name, dtype]
+            results[name, dtype] = batches
+        return results[name, dtype]
 
     return alone
 
@@ -251,7 +251,7 @@ def test_a_state_is_shared_where_it_is_that_of_the_whole_prefix() -> None:
     row = batch.admit(longer, 5, sampling=Sampling(temperature=0), like=other)
     # The other row has read its own next id in this step, so its state is no longer that of the prefix.
     events = batch.step() + [event for _ in range(4) for event in batch.step()]
-    assert [each.id for each in events if each.row == row] == generate(model, [longer], 5, temperature=0)[0]
+    assert [event.id for event in events if event.row == row] == generate(model, [longer], 5, temperature=0)[0]
     assert event.row == other
 
 
@@ -309,12 +309,12 @@ def test_kept_texts_stay_within_their_bytes() -> None:
     for seed in range(20):
         batch.admit(text(seed, 10), 5, sampling=Sampling(temperature=0))
         run(batch)
-        assert 0 < sum(each.cache.size for each in batch.prefixes) <= 20_000
+        assert 0 < sum(prefix.cache.size for prefix in batch.prefixes) <= 20_000
     first = batch.prefixes[0].ids
     batch.admit([*first, 3], 2, sampling=Sampling(temperature=0))
     run(batch)  # what is used becomes the newest, and the longer text takes its place
     assert batch.prefixes[-1].ids[: len(first)] == first
-    assert first not in [each.ids for each in batch.prefixes]
+    assert first not in [prefix.ids for prefix in batch.prefixes]
 
 
 @pytest.mark.parametrize("given", [[], text(3, 7)])

@@ -22,10 +22,10 @@ TOLERANCE = 2e-5  # as in decoders.py
 
 def in_floats(model: Any) -> Any:
     """A model with the same weights in float32."""
-    made = llama(**{name: getattr(model.config, name) for name in SIZES}).eval()
+    unpacked = llama(**{name: getattr(model.config, name) for name in SIZES}).eval()
     weights = {f"{name}.weight": layer.weight for name, layer in model.named_modules() if isinstance(layer, Quantized)}
-    made.load_state_dict({**model.state_dict(), **weights}, strict=False)
-    return made
+    unpacked.load_state_dict({**model.state_dict(), **weights}, strict=False)
+    return unpacked
 
 
 @pytest.mark.parametrize("kind", TYPES)

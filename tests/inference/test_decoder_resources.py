@@ -40,7 +40,7 @@ def test_concurrent_threads_generate_the_same_texts() -> None:
             worker.start()
         for worker in workers:
             worker.join()
-        assert actual[:count] == [[each] * 3 for each in expected[:count]]
+        assert actual[:count] == [[row] * 3 for row in expected[:count]]
     assert torch.get_num_threads() == 2
 
 
@@ -251,11 +251,11 @@ def test_more_positions_than_the_cache_has_are_rejected() -> None:
 
 
 def test_scoring_several_texts_creates_one_runner(monkeypatch) -> None:
-    made = []
+    created = []
     monkeypatch.setattr(
         NativeRunner,
         "__init__",
-        lambda self, model, init=NativeRunner.__init__: made.append(1) or init(self, model),
+        lambda self, model, init=NativeRunner.__init__: created.append(1) or init(self, model),
     )
     score(new("gpt2"), [[1, 2, 3]] * 5)
-    assert made == [1]
+    assert created == [1]

@@ -19,17 +19,17 @@ V, CONTEXT = 61, 16
 def models() -> dict:
     torch.manual_seed(0)
     ends = {"bos_token_id": None, "eos_token_id": None}
-    made = {
+    models = {
         "gpt2": gpt2(vocab_size=V, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, **ends),
         "gptneo": gptneo(vocab_size=V, max_position_embeddings=CONTEXT, hidden_size=32, num_layers=2, num_heads=4,
                          window_size=5, **ends),
         "lstm": lstm(vocab_size=V, embedding_size=16, hidden_size=24, num_layers=2),
     }  # fmt: skip
-    for model in made.values():
+    for model in models.values():
         model.eval()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.4)
-    return made
+    return models
 
 
 MODELS = models()
@@ -149,9 +149,9 @@ def test_the_most_likely_id_equals_torch() -> None:
     nan, inf = float("nan"), float("inf")
     rows = [[1, 3, 3, 2], [nan, 3, inf, 0], [1, nan, inf, nan], [-inf] * 4, [-inf, 0, -0.0, -1], [inf] * 4]
     logits = torch.tensor(rows)
-    for each in (logits, logits.T.contiguous().T, logits.repeat(1, 100)[:, 7:]):
-        largest, ids = most_likely(each)
-        expected = each.max(dim=-1)
+    for values in (logits, logits.T.contiguous().T, logits.repeat(1, 100)[:, 7:]):
+        largest, ids = most_likely(values)
+        expected = values.max(dim=-1)
         assert ids.tolist() == expected.indices.tolist()
         torch.testing.assert_close(largest, expected.values, rtol=0, atol=0, equal_nan=True)
 
@@ -363,8 +363,8 @@ def test_what_data_parallelism_and_compiling_wrap_around(model, tmp_path) -> Non
     assert generate(wrapped, [[1, 2]], 9, seed=1) == expected
     assert list(stream(wrapped, [1, 2], 9, seed=1)) == expected[0]
     assert torch.equal(score(wrapped, [[1, 2]])[0], score(model, [[1, 2]])[0])
-    for name, each in (("plain", model), ("wrapped", wrapped), ("compiled", torch.compile(model))):
-        save_pretrained(each, tmp_path / name)
+    for name, variant in (("plain", model), ("wrapped", wrapped), ("compiled", torch.compile(model))):
+        save_pretrained(variant, tmp_path / name)
     saved = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "wrapped", "compiled")]
     assert saved[0] == saved[1] == saved[2]
 

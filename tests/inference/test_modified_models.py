@@ -45,7 +45,7 @@ def hook_on_a_layer(model):
 
 
 def pre_hook_on_a_layer(model):
-    model.h[0].ln_1.register_forward_pre_hook(lambda _, given: (given[0].flip(-1),))
+    model.h[0].ln_1.register_forward_pre_hook(lambda _, inputs: (inputs[0].flip(-1),))
 
 
 def hook_on_all_modules(model):
@@ -215,7 +215,7 @@ def test_only_unmodified_models_on_the_cpu_use_native_code(plain) -> None:
 def test_hooks_receive_every_id() -> None:
     for name in ARCHITECTURES:
         model, seen = new(name), []
-        model.register_forward_hook(lambda _, given, __, seen=seen: seen.extend(given[0][0].tolist()))
+        model.register_forward_hook(lambda _, inputs, __, seen=seen: seen.extend(inputs[0][0].tolist()))
         [ids] = generate(model, [[1, 2, 3]], 10, seed=0)
         assert seen == [1, 2, 3, *ids[:-1]]
 
@@ -251,7 +251,7 @@ def test_nan_weights_are_reported_by_name(kernel, dtype, bad) -> None:
         "gptneo": ("wte.weight",),
         "lstm": ("head.weight", "lstm.bias_hh_l0"),
     }
-    for name, place in ((name, place) for name, each in places.items() for place in each):
+    for name, place in ((name, place) for name, family_places in places.items() for place in family_places):
         model = new(name)
         with torch.no_grad():
             model.get_parameter(place).fill_(bad)

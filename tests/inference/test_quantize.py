@@ -149,8 +149,8 @@ def test_nan_weights_stay_nan(kind, bad) -> None:
 def test_any_layout_and_dtype_can_be_packed(kind, dtype) -> None:
     weight = weights(70).clamp(-6e4, 6e4).to(dtype)
     codes = pack(weight.float(), kind)
-    for given in (weight, weight.t().contiguous().t(), nn.Parameter(weight), weight.repeat(2, 2)[:7, :70]):
-        for actual, expected in zip(pack(given, kind), codes, strict=True):
+    for source in (weight, weight.t().contiguous().t(), nn.Parameter(weight), weight.repeat(2, 2)[:7, :70]):
+        for actual, expected in zip(pack(source, kind), codes, strict=True):
             assert torch.equal(actual, expected)
 
 
@@ -164,20 +164,20 @@ def dequantized(model):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, QuantizedLSTM):
                 sizes = layer.weight_hh_l0.shape[1], layer.weight_ih_l0.shape[1]
-                made = nn.LSTM(sizes[1], sizes[0], layer.num_layers, batch_first=True)
-                for path, parameter in made.named_parameters():
+                module = nn.LSTM(sizes[1], sizes[0], layer.num_layers, batch_first=True)
+                for path, parameter in module.named_parameters():
                     kept = getattr(layer, path)
                     parameter.data = (kept.weight if isinstance(kept, Quantized) else kept).detach().float()
             elif isinstance(layer, QuantizedEmbedding):
-                made = nn.Embedding.from_pretrained(layer.weight.float())
+                module = nn.Embedding.from_pretrained(layer.weight.float())
             elif isinstance(layer, QuantizedLinear):
-                made = nn.Linear(layer.shape[1], layer.shape[0], bias=layer.bias is not None)
-                made.weight.data = layer.weight.float()
+                module = nn.Linear(layer.shape[1], layer.shape[0], bias=layer.bias is not None)
+                module.weight.data = layer.weight.float()
                 if layer.bias is not None:
-                    made.bias.data = layer.bias.detach().float()
+                    module.bias.data = layer.bias.detach().float()
             else:
                 continue
-            setattr(parent, name, made)
+            setattr(parent, name, module)
     assert not any(isinstance(module, Quantized) for module in model.modules())
     return model.float().eval()
 
@@ -268,7 +268,7 @@ def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:
         model = copy.deepcopy(exact).to(dtype)
         layers = [layer for layer in model.modules() if isinstance(layer, Quantized)]
         for layer, before in zip(
-            layers, [each for each in exact.modules() if isinstance(each, Quantized)], strict=True
+            layers, [module for module in exact.modules() if isinstance(module, Quantized)], strict=True
         ):
             assert torch.equal(layer.codes, before.codes)
             assert torch.equal(layer.scales, before.scales)
@@ -287,7 +287,7 @@ def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:
         generate(model, [[1, 2]], 5)
         back = model.to(torch.float32)
         for layer, before in zip(
-            layers, [each for each in exact.modules() if isinstance(each, Quantized)], strict=True
+            layers, [module for module in exact.modules() if isinstance(module, Quantized)], strict=True
         ):
             assert torch.equal(layer.weight, before.weight)
         assert forward(back, ids).dtype == torch.float32
@@ -331,8 +331,8 @@ def test_a_quantized_lstm_matches_pytorch(kind, layers) -> None:
         parameter.data = kept.weight if isinstance(kept, Quantized) else kept.data
     x, state = torch.randn(3, 6, 10), (torch.randn(layers, 3, 37), torch.randn(layers, 3, 37))
     with torch.no_grad():
-        for given in (None, state):
-            (y, (h, c)), (other_y, (other_h, other_c)) = layer(x, given), other(x, given)
+        for start in (None, state):
+            (y, (h, c)), (other_y, (other_h, other_c)) = layer(x, start), other(x, start)
             for actual, expected in ((y, other_y), (h, other_h), (c, other_c)):
                 assert actual.shape == expected.shape
                 assert torch.allclose(actual, expected, atol=1e-6)
@@ -344,9 +344,9 @@ def test_inputs_have_8_bits_only_where_bfloat16_is_asked_for(tmp_path, kind) -> 
     for options, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
         model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind, **options)
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-        _, *products, head = [each for each in NativeRunner(model).operations if each.weight.scales]
+        _, *products, head = [operation for operation in NativeRunner(model).operations if operation.weight.scales]
         assert len(products) == 8
-        assert {each.weight.int8_inputs for each in products} == {int(dtype == torch.bfloat16)}
+        assert {operation.weight.int8_inputs for operation in products} == {int(dtype == torch.bfloat16)}
         assert not head.weight.int8_inputs
 
 

@@ -130,7 +130,7 @@ def test_without_native_code_nothing_is_drafted(plain) -> None:
     def work(**more):
         return generate(model, PROMPTS[:1], 40, temperature=0, **more)
 
-    model.register_forward_hook(lambda _, given, __: sizes.append(given[0].numel()))
+    model.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].numel()))
     assert work() == work(speculate=9) == plain(lambda: work(speculate=9))
     assert sizes == [len(PROMPTS[0]), *[1] * 39] * 3
 

@@ -248,7 +248,7 @@ def test_a_target_that_shares_a_token_with_its_context_has_no_result(model: str)
 def test_double_space_is_rejected_before_the_computation(tmp_path: Path, row: dict[str, str], message: str) -> None:
     file, out = tmp_path / "in.jsonl", tmp_path / "out.csv"
     rows = [{"text": "The", "word": "cat"}, {"text": None, "word": " "}, row]
-    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ("score", "minhub/shakespeare-gpt2", file, "--target", "word", "--out", out)
     error = fail(*command)
     assert f"{file}, row 3: {message}, and sep is a space" in error

@@ -185,7 +185,7 @@ def test_workers_match_one_process_and_end_with_their_parent(tmp_path: Path, mod
     process = start(*command, errors=tmp_path / "errors", most=2)
     wait_for(process, lambda: count_parts(out) >= 1)
     parent = psutil.Process(process.pid)
-    workers = [each for each in parent.children() if "spawn_main" in " ".join(each.cmdline())]
+    workers = [process for process in parent.children() if "spawn_main" in " ".join(process.cmdline())]
     assert len(workers) == 2
     workers[0].kill()
     (tmp_path / "go on").touch()

@@ -17,10 +17,10 @@ import minhub_py
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
     """load(name): the reference, and our model of the file that it saves. They are shared: leave them as they are."""
-    made: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Any, Any, Path]:
-        if name not in made:
+        if name not in loaded:
             folder = tmp_path_factory.mktemp(name)
             settings = CASES[name].settings(name)
             # A copy: transformers writes what rope_parameters leave out into the dicts that it is given.
@@ -30,7 +30,7 @@ def load(tmp_path_factory):
             (folder / "generation_config.json").unlink(missing_ok=True)
             # As it was given, in the old spelling or the new, and not as transformers writes it.
             (folder / "config.json").write_text(json.dumps(settings))
-            made[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
-        return made[name]
+            loaded[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
+        return loaded[name]
 
     return get

@@ -57,9 +57,9 @@ def test_hidden_states_match_transformers(load, name: str) -> None:
     texts = texts_of(3, 40)
     expected = [states_of(reference, ids) for ids in texts]
     for layer in range(len(expected[0])):
-        for each, states in zip(embed(model, None, texts, layer=layer, pool="none"), expected, strict=True):
-            assert each.dtype == torch.float32
-            assert_close(each, states[layer])
+        for matrix, states in zip(embed(model, None, texts, layer=layer, pool="none"), expected, strict=True):
+            assert matrix.dtype == torch.float32
+            assert_close(matrix, states[layer])
 
 
 @torch.no_grad()
@@ -72,7 +72,7 @@ def test_attention_weights_match_transformers(load, name: str) -> None:
     reference.set_attn_implementation("eager")  # the others tell no weights
     attentions = reference(torch.tensor([ids]), output_attentions=True).attentions
     reference.set_attn_implementation(before)
-    expected = [each for each in attentions if each is not None]
+    expected = [weights for weights in attentions if weights is not None]
     tolerance = TOLERANCE if name.startswith("gpt_neo-") else 2e-5  # its scores are not divided, so they are large
     torch.testing.assert_close(actual.weights, torch.cat(expected), rtol=0, atol=tolerance)
     assert actual.weights.dtype == torch.float32
@@ -114,7 +114,7 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
     """To transformers the file says what the reference's says. Where the settings are the same, so is its model."""
     reference, model, folder = load(name)
     minhub_py.save_pretrained(model, tmp_path)
-    actual, expected = (load_file(each / "model.safetensors") for each in (tmp_path, folder))
+    actual, expected = (load_file(path / "model.safetensors") for path in (tmp_path, folder))
     assert actual.keys() == expected.keys()
     for key, tensor in expected.items():
         assert torch.equal(actual[key], tensor), key
@@ -223,8 +223,8 @@ def test_entry_points_load_and_create_the_family(load, name: str) -> None:
     fresh = getattr(minhub_py, f"{entry.name}_from_config")(folder)
     assert fresh.training
     assert fresh.config == model.config
-    made = getattr(minhub_py, entry.name)(**CASES[name].small, **CASES[name].fresh)
-    assert made.config.to_hub()["model_type"] == entry.model_types[0]
+    model = getattr(minhub_py, entry.name)(**CASES[name].small, **CASES[name].fresh)
+    assert model.config.to_hub()["model_type"] == entry.model_types[0]
     for other in ENTRIES.values():
         if other != entry:
             with pytest.raises(ValueError, match=rf"holds a {entry.name} model: call {entry.name}_from_pretrained\(\)"):

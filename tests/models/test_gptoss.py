@@ -102,7 +102,7 @@ def test_native_logits_match_forward(packed, kernels: str) -> None:
         runner = runner_of(model)
         assert type(runner) is NativeRunner
         held = {tensor.data_ptr() for tensor in runner.program.references}
-        assert all({each.blocks.data_ptr(), each.scales.data_ptr()} <= held for each in experts_of(model))
+        assert all({experts.blocks.data_ptr(), experts.scales.data_ptr()} <= held for experts in experts_of(model))
         ids = ids_of(1)[0].tolist()
         result = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
         assert_close(result, reference(torch.tensor([ids])).logits[0])
@@ -133,7 +133,7 @@ def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
     reference = packed_checkpoint(tmp_path, SMALL, torch.bfloat16)
     model = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert {each.blocks.dtype for each in experts_of(model)} == {torch.uint8}
+    assert {experts.blocks.dtype for experts in experts_of(model)} == {torch.uint8}
     runner, ids = runner_of(model), ids_of(1)
     assert type(runner) is NativeRunner
     assert runner.long_prompt is None
@@ -263,10 +263,10 @@ def test_a_fresh_packed_model(packed) -> None:
     """Sized by a packed file's config it is as small: random blocks, at the scale that the config asks for."""
     fresh = minhub_py.gptoss_from_config(packed[2])
     assert fresh.config == packed[1].config
-    weight = torch.stack([each.expert(0, torch.float32).std() for each in experts_of(fresh)])
+    weight = torch.stack([experts.expert(0, torch.float32).std() for experts in experts_of(fresh)])
     assert ((weight / fresh.config.initializer_range).log2().abs() < 0.6).all()
     for moved in (fresh.to(torch.bfloat16), copy.deepcopy(fresh).double()):
-        assert {each.blocks.dtype for each in experts_of(moved)} == {torch.uint8}
+        assert {experts.blocks.dtype for experts in experts_of(moved)} == {torch.uint8}
     again = minhub_py.gptoss_from_config(packed[2])
     again.load_state_dict(fresh.state_dict())
     assert all(torch.equal(one.blocks, other.blocks)

@@ -81,17 +81,17 @@ def twins(name, **changes):
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
     """load(case): the reference, our model of its files, their folder, ids (3, context) and the reference's logits."""
-    made = {}
+    loaded = {}
 
     def load(name):
-        if name not in made:
+        if name not in loaded:
             folder = tmp_path_factory.mktemp(name)
             reference = new_reference(name)
             reference.save_pretrained(folder)
             model = minhub_py.from_pretrained(str(folder), device="cpu", dtype="float32")
             ids = some_ids(reference)
-            made[name] = reference, model, folder, ids, logits_of(reference, ids)
-        return made[name]
+            loaded[name] = reference, model, folder, ids, logits_of(reference, ids)
+        return loaded[name]
 
     return load
 

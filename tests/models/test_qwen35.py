@@ -37,7 +37,7 @@ def test_chunks_say_what_the_rule_says() -> None:
 
     q, k, v, before = random(150, 6), random(150, 6), random(150, 5), random(6, 5)
     k, decay, beta = k / k.norm(dim=3, keepdim=True), -(random(150) ** 4), random(150).sigmoid()
-    given = [tensor.requires_grad_() for tensor in (q, k, v, decay, beta, before)]
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v, decay, beta, before)]
     state, outputs = before, []
     for i in range(150):
         state = state * decay[:, :, i, None, None].exp()
@@ -47,12 +47,12 @@ def test_chunks_say_what_the_rule_says() -> None:
         outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, :, i]))
     expected = torch.stack(outputs, dim=2)
     by, by_state = torch.randn_like(expected), torch.randn_like(state)
-    gradients = torch.autograd.grad([expected, state], given, [by, by_state])
+    gradients = torch.autograd.grad([expected, state], inputs, [by, by_state])
     for chunk in (1, 7, 64, 150):
-        actual, after = delta_rule(*given, chunk)
+        actual, after = delta_rule(*inputs, chunk)
         torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(after, state)
-        for one, other in zip(torch.autograd.grad([actual, after], given, [by, by_state]), gradients, strict=True):
+        for one, other in zip(torch.autograd.grad([actual, after], inputs, [by, by_state]), gradients, strict=True):
             torch.testing.assert_close(one, other)
 
 
@@ -123,17 +123,17 @@ def test_a_text_that_begins_like_another(load) -> None:
     for steps in (1, 4):
         batch = Batch(model, rows=2, max_length=120)
         first = batch.admit(start, 12, sampling=Sampling(temperature=0))
-        made = {first: [event.id for _ in range(steps) for event in batch.step()]}
+        generated = {first: [event.id for _ in range(steps) for event in batch.step()]}
         second = batch.admit(start + more, 12, sampling=Sampling(temperature=0), like=first)
-        made[second] = []
+        generated[second] = []
         with torch.inference_mode():
             shared = batch.cache.has_prefix(0, len(start))
         assert shared == (steps == 1)
         while len(batch):
             for event in batch.step():
-                made[event.row].append(event.id)
+                generated[event.row].append(event.id)
         for row, ids in ((first, start), (second, start + more)):
-            assert made[row] == minhub_py.generate(model, [ids], 12, temperature=0, eos_id=None)[0]
+            assert generated[row] == minhub_py.generate(model, [ids], 12, temperature=0, eos_id=None)[0]
 
 
 def test_no_drafts_are_made(load) -> None:
@@ -183,9 +183,9 @@ def test_the_rule_is_never_in_16_bits(load, monkeypatch: pytest.MonkeyPatch) -> 
     """Under autocast, as training in bfloat16 has it, the products of layers are, and the state is not."""
     autocast = []
 
-    def rule(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rule(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         autocast.append(torch.is_autocast_enabled("cpu"))
-        return delta_rule(*given)
+        return delta_rule(*tensors)
 
     monkeypatch.setattr("minhub_py.models.delta.delta_rule", rule)
     with torch.autocast("cpu", torch.bfloat16):
@@ -209,9 +209,9 @@ def test_a_published_config_is_read_as_transformers_reads_it(tmp_path: Path) -> 
             "mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000,
             "partial_rotary_factor": 0.25},
     }  # fmt: skip
-    given = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
+    outer = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
              "tie_word_embeddings": False, "vision_config": {"model_type": "qwen3_5"}}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(given))
+    (tmp_path / "config.json").write_text(json.dumps(outer))
     family, config = describe(Checkpoint(tmp_path))
     assert config == replace(preset("Qwen/Qwen3.5-27B")[1], layer_types=text["layer_types"])
     settings = AutoConfig.for_model(**text)

@@ -78,17 +78,17 @@ class Reference(nn.Module):
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """load(name): the reference, and our model of its model.pt. They are shared: leave them as they are."""
-    made: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Reference, Any, Path]:
-        if name not in made:
+        if name not in loaded:
             folder, settings = tmp_path_factory.mktemp(name), {**SMALL, **CASES[name]}
             reference = Reference(SinusoidalConfig(**settings)).eval()
             torch.save(reference.state_dict(), folder / "model.pt")
             (folder / "config.json").write_text(json.dumps({"model_type": "sinusoidal", **settings}))
             with torch.inference_mode(False):  # whichever test is the first
-                made[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
-        return made[name]
+                loaded[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
+        return loaded[name]
 
     return get
 

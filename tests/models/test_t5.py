@@ -80,10 +80,10 @@ def draw(model: torch.nn.Module) -> None:
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
     """load(name): the reference, and our model of the file that it saves. They are shared: leave them as they are."""
-    made: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Any, Any, Path]:
-        if name not in made:
+        if name not in loaded:
             folder = tmp_path_factory.mktemp(name)
             settings = SMALL | CASES[name]
             reference = T5ForConditionalGeneration(AutoConfig.for_model(**settings)).eval()
@@ -94,8 +94,8 @@ def load(tmp_path_factory):
             reference.save_pretrained(folder)
             (folder / "generation_config.json").unlink()
             (folder / "config.json").write_text(json.dumps(settings))  # as it was given
-            made[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
-        return made[name]
+            loaded[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
+        return loaded[name]
 
     return get
 
@@ -354,9 +354,9 @@ def test_entry_points_load_and_create_t5(load) -> None:
     fresh = minhub_py.t5_from_config(folder)
     assert fresh.training
     assert fresh.config == model.config
-    made = minhub_py.t5(vocab_size=61, d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=2)
-    assert made.config.to_hub()["model_type"] == "t5"
-    assert made(source, ids).std() > 0.1
+    model = minhub_py.t5(vocab_size=61, d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=2)
+    assert model.config.to_hub()["model_type"] == "t5"
+    assert model(source, ids).std() > 0.1
     with pytest.raises(ValueError, match=r"holds a t5 model: call t5_from_pretrained\(\)"):
         minhub_py.gpt2_from_pretrained(folder)
 
@@ -434,13 +434,13 @@ def test_a_row_like_another_keeps_its_own_source(load) -> None:
     assert alone[0] != alone[1]
     batch = Batch(model, 3, 40)
     first = batch.admit(prompts[0], 12, sampling=Sampling(temperature=0))
-    made = {first: [event.id for event in batch.step()]}
+    generated = {first: [event.id for event in batch.step()]}
     for prompt in prompts:
-        made[batch.admit(prompt, 12, sampling=Sampling(temperature=0), like=first)] = []
+        generated[batch.admit(prompt, 12, sampling=Sampling(temperature=0), like=first)] = []
     while len(batch):
         for event in batch.step():
-            made[event.row].append(event.id)
-    assert [*made.values()] == [alone[0], *alone]
+            generated[event.row].append(event.id)
+    assert [*generated.values()] == [alone[0], *alone]
 
 
 def test_texts_match_without_native_code(load) -> None:
@@ -455,7 +455,7 @@ def test_texts_match_without_native_code(load) -> None:
     assert heard == [3, 30]
     assert texts == minhub_py.generate(model, prompts, 20, temperature=0, eos_id=None)
     for actual, expected in zip(
-        *(minhub_py.score(each, prompts, targets=targets) for each in (slow, model)), strict=True
+        *(minhub_py.score(network, prompts, targets=targets) for network in (slow, model)), strict=True
     ):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     batch = Batch(model, 2, 40)
@@ -527,10 +527,10 @@ def test_r_generates_and_scores(with_tokenizer: Path) -> None:
     session.start_request(emitted.append, Event())
     settings = {"tokenizer": None, "max_new_tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None,
                 "repetition_penalty": 1.0, "eos_id": None, "stop": None}  # fmt: skip
-    made = methods_of_text.generate(session, model, prompts, **settings, seeds=[0, 0], stream=False)
+    result = methods_of_text.generate(session, model, prompts, **settings, seeds=[0, 0], stream=False)
     expected = minhub_py.generate(module, rows, 12, temperature=0)
-    assert [ids.tolist() for ids in made["ids"]] == expected
-    assert list(made["texts"]) == [tokenizer.decode(ids) for ids in expected]
+    assert [ids.tolist() for ids in result["ids"]] == expected
+    assert list(result["texts"]) == [tokenizer.decode(ids) for ids in expected]
     emitted.clear()  # of its progress
     methods_of_text.generate(session, model, prompts[:1], **settings, seeds=[0], stream=True)
     assert "".join(emitted) == tokenizer.decode(expected[0])

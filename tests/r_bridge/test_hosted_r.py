@@ -449,9 +449,9 @@ def test_minhub_r_matches_rscript(run: Run, tmp_path: Path, arguments: list[str]
     """Output, messages and exit status are identical."""
     script = tmp_path / "script.R"
     script.write_text(SCRIPT, encoding="utf-8")
-    arguments = [str(script) if each == "SCRIPT" else each for each in arguments]
+    arguments = [str(script) if argument == "SCRIPT" else argument for argument in arguments]
     stdin = "1:2\nprint('é')\nstop('end')\n"
-    expected, got = (run([*each, *arguments], check=False, stdin=stdin) for each in (["Rscript"], MINHUB))
+    expected, got = (run([*command, *arguments], check=False, stdin=stdin) for command in (["Rscript"], MINHUB))
     assert (got.stdout, got.stderr, got.returncode) == (expected.stdout, expected.stderr, expected.returncode)
 
 

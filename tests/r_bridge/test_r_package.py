@@ -92,7 +92,7 @@ def with_r_torch(library: Path) -> str:
 @pytest.mark.parametrize("way", WAYS)
 def test_r_tests_pass_with_r_torch(way: str, library: Path, with_r_torch: str, tmp_path: Path) -> None:
     results = run_r_tests(way, library, tmp_path, only="torch|weights", R_LIBS=with_r_torch)
-    result = [(kind, f"{file}: {test}: {message}") for file, each in results.items() for kind, test, message in each]
+    result = [(kind, f"{file}: {test}: {message}") for file, rows in results.items() for kind, test, message in rows]
     bad = [what for kind, what in result if kind not in ("success", "skip")]
     assert not bad, "\n".join(bad)
     passed = [what for kind, what in result if kind == "success"]

@@ -26,7 +26,11 @@ from r_bridge import convert, protocol
 
 
 def listening(pid: int) -> list[int]:
-    return [each.laddr.port for each in psutil.Process(pid).net_connections() if each.status == psutil.CONN_LISTEN]
+    return [
+        connection.laddr.port
+        for connection in psutil.Process(pid).net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
 
 
 def stop_before_r_connects(start_r: StartR, tmp_path: Path) -> tuple[RProcess, int, Path]:
@@ -80,8 +84,8 @@ def test_other_clients_are_disconnected_and_do_not_delay_r(start_r: StartR, tmp_
         knock(port, random_bytes(5, 100_000)),
     ]
     gone_again = [knock(port) for _ in range(10)]
-    for each in gone_again:
-        each.close()
+    for client in gone_again:
+        client.close()
     started = time.monotonic()
     os.kill(r.pid, signal.SIGCONT)
     assert r.hear() == "no error"
@@ -92,7 +96,7 @@ def test_other_clients_are_disconnected_and_do_not_delay_r(start_r: StartR, tmp_
     assert listening(pid) == []
     with pytest.raises(ConnectionRefusedError):
         knock(port)
-    assert all(hung_up(each) for each in [*silent, *others])
+    assert all(hung_up(client) for client in [*silent, *others])
     assert [path.name for path in folder.iterdir()] == ["log"]
     r.say()
     assert "Traceback" not in r.end()
@@ -106,7 +110,9 @@ def test_secret_exists_only_in_a_private_file(start_r: StartR, tmp_path: Path) -
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "address").stat().st_mode & 0o777 == 0o600
     connections = psutil.Process(pid).net_connections()
-    assert [(each.laddr.ip, each.status) for each in connections] == [("127.0.0.1", psutil.CONN_LISTEN)]
+    assert [(connection.laddr.ip, connection.status) for connection in connections] == [
+        ("127.0.0.1", psutil.CONN_LISTEN)
+    ]
     for process in (pid, r.pid, os.getpid()):
         for name in ("cmdline", "environ"):
             shown = Path(f"/proc/{process}/{name}").read_bytes()
@@ -206,13 +212,13 @@ def test_r_survives_invalid_responses(start_r: StartR, tmp_path: Path) -> None:
 
 
 def test_saved_models_and_tokenizers_work_in_a_new_session(start_r: StartR, tmp_path: Path) -> None:
-    made = """
+    setup = """
         total <- function(model) format(sum(model(0:5)), digits = 15)
         show <- function() say(total(model), total(random), tok$encode("To")$ids,
           file$encode("To")$ids, random$training, generate(model, "To", 5, temperature = 0), model$dtype)
     """
     r = start_r(
-        made
+        setup
         + f"""
         model <- gpt2_from_pretrained("minhub/shakespeare-gpt2", token = "hf_secret")
         random <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1)$eval()
@@ -234,7 +240,7 @@ def test_saved_models_and_tokenizers_work_in_a_new_session(start_r: StartR, tmp_
         f'list2env(readRDS("{tmp_path}/all.rds"), globalenv())',
         f'load("{tmp_path}/all.RData")',
     ):
-        again = start_r(made + load + "\nshow()")
+        again = start_r(setup + load + "\nshow()")
         assert again.hear() == shown
         again.end()
 
@@ -308,8 +314,8 @@ def test_array_elements_have_the_same_indices_in_r_and_python(start_r: StartR, r
     weight = dict(model.named_parameters())["wte.weight"]
     for row in (2, 49):
         assert [float.fromhex(text) for text in r.hear().split()] == weight[row].tolist()
-    made = generate(model, ids.tolist(), 10, temperature=0)
-    assert [int(text) for text in r.hear().split()] == [id for row in made for id in row]
+    generated = generate(model, ids.tolist(), 10, temperature=0)
+    assert [int(text) for text in r.hear().split()] == [id for row in generated for id in row]
     r.end()
 
 

@@ -75,17 +75,17 @@ class Peer:
 
 @pytest.fixture
 def peers(tmp_path: Path) -> Iterator[Any]:
-    made: list[Peer] = []
+    created: list[Peer] = []
 
     def peer() -> Peer:
-        made.append(Peer(tmp_path / f"folder {len(made)}"))
-        return made[-1]
+        created.append(Peer(tmp_path / f"folder {len(created)}"))
+        return created[-1]
 
     yield peer
-    for each in made:
-        each.socket.close()
-        each.process.kill()
-        each.process.communicate()
+    for peer in created:
+        peer.socket.close()
+        peer.process.kill()
+        peer.process.communicate()
 
 
 def test_worker_survives_corrupt_requests(peers: Any) -> None:

@@ -189,5 +189,5 @@ def at_the_end_of_memory(tensor):
     assert not libc.mprotect(start + room, page, 0)
     there = np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(start + room - array.nbytes))
     there[:] = array.reshape(-1)
-    made = torch.from_numpy(there).view(tensor.dtype).view(stored.shape)
-    return made.t() if transposed else made
+    copied = torch.from_numpy(there).view(tensor.dtype).view(stored.shape)
+    return copied.t() if transposed else copied

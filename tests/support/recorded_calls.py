@@ -103,7 +103,7 @@ class RecordingRunner(NativeRunner):
 
     def locate(self, address: int) -> int:
         known = [*self.program.references, *self.program.angles.values(), *self.live, *vars(self).values()]
-        known = [each for each in known if isinstance(each, Tensor)]
+        known = [value for value in known if isinstance(value, Tensor)]
         for tensor in known:
             start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()  # views of it share it
             if start <= address < start + max(size, 1):
