@@ -15,11 +15,11 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+from decoders import KERNELS, kernel  # noqa: F401  # a fixture
 from encoder_cases import ENCODERS
 from pairs import in_pairs
 from random_weights import draw
 from safetensors.torch import load_file, save_file
-from test_decoder import KERNELS, kernel  # noqa: F401  # a fixture
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig
 

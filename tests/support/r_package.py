@@ -39,7 +39,7 @@ def write_reference(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     small: dict[str, Any] = {"vocab_size": 50, "initializer_range": 0.4}
     torch.manual_seed(5)
-    made = {
+    models = {
         "random gpt2": gpt2(n_positions=24, n_embd=32, n_layer=3, n_head=4, **small),
         "random gptneo": gptneo(
             max_position_embeddings=24, hidden_size=32, num_layers=4, num_heads=4, window_size=5,
@@ -47,9 +47,9 @@ def write_reference(folder: Path) -> Path:
         ),
         "random lstm": lstm(embedding_size=16, hidden_size=24, num_layers=2, **small),
     }  # fmt: skip
-    for name, model in made.items():
+    for name, model in models.items():
         save_pretrained(model, folder / name)
-    identifiers = {name: str(folder / name) for name in made} | {name: name for name in BUILT_IN}
+    identifiers = {name: str(folder / name) for name in models} | {name: name for name in BUILT_IN}
     cases = {name: reference(identifier) for name, identifier in identifiers.items()}
     (folder / "reference.rds").write_bytes(convert.dumps(cases))
     byte_tokenizer().save(str(folder / "bytes.json"))
@@ -203,7 +203,7 @@ def reference(identifier: str) -> dict[str, Any]:
         "ended": rows(generate(model, prompts, n, temperature=0, eos_id=end)),
         "scores": [scores[0], scores[2]],  # the second has none
         "perplexity": np.ma.MaskedArray(
-            [float((-each.double().mean()).exp()) if len(each) else 0 for each in scores], [not len(s) for s in scores]
+            [float((-row.double().mean()).exp()) if len(row) else 0 for row in scores], [not len(s) for s in scores]
         ),
         "likely": {"id": likely.indices, "logprob": likely.values},
         "weight": {"name": name, "value": weight, "shape": np.array(weight.shape)},

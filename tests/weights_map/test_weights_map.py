@@ -159,8 +159,8 @@ def test_alternative_spellings_and_wrappers_are_recognized() -> None:
     hub = toy()
     for change in (lambda n: n, lambda n: n.removeprefix("t."), lambda n: f"_orig_mod.{n}", lambda n: f"module.{n}",
                    lambda n: "_orig_mod.module." + n.removeprefix("t.")):  # fmt: skip
-        found = {change(name): tensor for name, tensor in hub.items()}
-        native = Mapped(TABLE, found, "hub")
+        result = {change(name): tensor for name, tensor in hub.items()}
+        native = Mapped(TABLE, result, "hub")
         assert torch.equal(native["h.1.proj"], hub["t.h.1.proj"].T)
         assert set(native) == set(Mapped(TABLE, hub, "hub"))
     without_head = {name: tensor for name, tensor in hub.items() if name != "head"}
@@ -431,8 +431,8 @@ def test_random_tables_are_bitwise_reversible(seed: int) -> None:
     table, hub, names = random_checkpoint(seed)
     config = SimpleNamespace(heads=HEADS, experts=EXPERTS_EACH)
     shuffled = random.sample(sorted(hub), len(hub))
-    found = {random.choice(["", "old.", "_orig_mod.", "module.old."]) + name: hub[name] for name in shuffled}
-    native = dict(Mapped(table, found, "hub", config))
+    result = {random.choice(["", "old.", "_orig_mod.", "module.old."]) + name: hub[name] for name in shuffled}
+    native = dict(Mapped(table, result, "hub", config))
     assert set(native) == names
     back = Mapped(table, dict(random.sample(sorted(native.items()), len(native))), "native", config)
     assert set(back) == set(hub)
@@ -453,19 +453,19 @@ def test_random_tables_are_bitwise_reversible(seed: int) -> None:
 
 def test_all_shape_problems_are_listed() -> None:
     expected = {"a": torch.empty(2, 3), "b": torch.empty(4), "c": torch.empty(1)}
-    found = {"a": torch.empty(3, 2), "b": torch.empty(4), "d": torch.empty(1), "head": torch.empty(1)}
+    actual = {"a": torch.empty(3, 2), "b": torch.empty(4), "d": torch.empty(1), "head": torch.empty(1)}
     message = r"missing: c; unused: d; wrong shape: a is \(3, 2\), the config says \(2, 3\)"
     with pytest.raises(ValueError, match=message):
-        check_shapes(found, expected, spare={"head"})
+        check_shapes(actual, expected, spare={"head"})
     check_shapes(expected, expected)
 
 
 def test_integer_and_float_dtypes_are_not_interchangeable() -> None:
     expected = {"a": torch.empty(2), "b": torch.empty(2, dtype=torch.uint8), "c": torch.empty(2)}
-    found = {"a": torch.empty(2, dtype=torch.uint8), "b": torch.empty(2), "c": torch.empty(2, dtype=torch.bfloat16)}
+    actual = {"a": torch.empty(2, dtype=torch.uint8), "b": torch.empty(2), "c": torch.empty(2, dtype=torch.bfloat16)}
     message = r"wrong dtype: a is torch\.uint8, the model's is torch\.float32, b is torch\.float32, .* torch\.uint8$"
     with pytest.raises(ValueError, match=message):
-        check_shapes(found, expected)
+        check_shapes(actual, expected)
 
 
 def test_rows_of_each_table_have_unique_names() -> None:

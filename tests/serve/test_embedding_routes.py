@@ -17,8 +17,8 @@ import ollama
 import pytest
 import torch
 from encoders import WORDS, write_cross_encoder, write_sentence_encoder
-from test_serve import WRONG, folder  # noqa: F401  # a fixture
-from test_serve import served as served_decoder
+from served_models import WRONG
+from served_models import served as served_decoder
 
 from minhub_py import embed, from_pretrained, rerank, tokenizer_from_pretrained
 from minhub_py.analysis.encoders import Input
@@ -37,7 +37,7 @@ QUEUE = 60
 TEXTS = ["The cat sat on the mat", "a dog ran", "The weather is lovely today."]
 
 
-def serve_encoder(name: str, folder: Path, quantize: str | None = None, timeout: float = 60) -> ServedModel:  # noqa: F811
+def serve_encoder(name: str, folder: Path, quantize: str | None = None, timeout: float = 60) -> ServedModel:
     model, tokenizer = from_pretrained(folder, quantize=quantize), tokenizer_from_pretrained(folder)
     engine = engine_for(model, tokenizer, name, rows=0, context=None, waiting=QUEUE)
     return ServedModel(name, model, tokenizer, chat_template_of(None, tokenizer), engine, timeout)
@@ -58,7 +58,7 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedMo
 
 
 @pytest.fixture(scope="module")
-def decoder(folder: Path) -> Iterator[ServedModel]:  # noqa: F811
+def decoder(folder: Path) -> Iterator[ServedModel]:
     model = served_decoder("tiny", folder)
     yield model
     model.engine.close()
