@@ -88,7 +88,7 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
     """A model, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
 
-    network, tokenizer = open_model(name, revision, device, dtype, quantize)
+    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True)
     return network, tokenizer, chat_template_of(None, tokenizer)
 
 

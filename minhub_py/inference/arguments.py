@@ -6,6 +6,8 @@ from os import PathLike
 from reprlib import repr as brief
 from typing import Any, TypeGuard
 
+from minhub_py.system.spelling import call_name
+
 
 def model_of(model: object, call: str) -> Any:
     """The model without its wrappers for data parallelism. call: the public function, for messages.
@@ -29,6 +31,23 @@ def model_of(model: object, call: str) -> Any:
     if hasattr(getattr(getattr(model, "module", None), "config", None), "to_hub"):
         raise ValueError(f"{call} takes models of this package, not a {kind.__name__} around one: pass model.module")
     raise ValueError(f"{call} takes models of this package, not {kind.__name__}: load one with from_pretrained(…)")
+
+
+def decoder_of(model: object, call: str) -> Any:
+    """The model, as `model_of`. ValueError: it is a text encoder, too, or not a model of this package."""
+    from minhub_py.models.base import Encoder
+
+    model = model_of(model, call)
+    if isinstance(model, Encoder):
+        raise ValueError(f"{call}: {not_a_decoder(model.config)}")
+    return model
+
+
+def not_a_decoder(config: Any) -> str:
+    """The message for a text encoder in place of a model that generates text."""
+    names = {"masked_lm": ("masked",), "sequence": ("rerank",) if len(config.labels) == 1 else ("classify",)}
+    calls = " or ".join(map(call_name, ("embed", *names.get(config.head, ()))))
+    return f"{config.TITLE} is a text encoder, which does not predict the next token: use {calls}"
 
 
 def check_tokenizer(tokenizer: object, method: str) -> None:

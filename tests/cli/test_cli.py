@@ -399,7 +399,17 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
     assert "..." not in re.sub(r"^Usage: .*$", "", shown, flags=re.MULTILINE)  # where click cuts a summary
     assert "RANGE" not in shown
     examples = [line for line in shown.splitlines() if line.startswith("    minhub ")]
-    assert len(examples) == {"": 1, "embed": 1, "score": 3, "serve": 1, "train": 2, "words": 3}.get(command, 0)
+    assert len(examples) == {
+        "": 1,
+        "classify": 3,
+        "embed": 2,
+        "masked": 2,
+        "rerank": 2,
+        "score": 3,
+        "serve": 1,
+        "train": 2,
+        "words": 3,
+    }.get(command, 0)
     assert all(len(line) <= width for line in shown.splitlines() if "torchrun" not in line)
 
 
