@@ -13,7 +13,7 @@ from minhub_py.cli.loading import open_model
 from minhub_py.cli.options import is_set, json_option, loading_options, model_argument
 from minhub_py.cli.output import emit, progress_bar, table
 
-texts_argument = click.argument("texts", nargs=-1, required=True, metavar="TEXT... | FILE...")
+texts_argument = click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
 
 
 @click.command(cls=Command)
@@ -32,12 +32,12 @@ def rerank(
 ) -> None:  # fmt: skip
     r"""Sort texts by their relevance for QUERY.
 
-    MODEL is a cross-encoder. Prints the TEXTs, or the --column of FILEs, the most relevant text first. INDEX counts the
-    texts from 0.
+    MODEL is a cross-encoder. Prints the TEXTs, the most relevant one first; INDEX counts them from 0. If the
+    arguments are names of files, the texts are their rows.
 
     \b
-      minhub rerank MODEL "fast cars" "A racing car." "A slow train."
-      minhub rerank MODEL "fast cars" texts.csv --top 3
+      minhub rerank MODEL cars "A fast car." "A slow train."
+      minhub rerank MODEL cars texts.csv --top 3
 
     With --out, the rows of FILEs keep their order, and the new column `score` contains the relevance. See `minhub score
     --help` for supported FILEs and for interrupted jobs.
@@ -67,7 +67,7 @@ def rerank(
 @click.command(cls=Command)
 @model_argument
 @texts_argument
-@click.option("--labels", metavar="LABEL,...",
+@click.option("--labels", metavar="LABELS",
               help="Zero-shot classification: labels, separated by commas. MODEL is an entailment model.")  # fmt: skip
 @click.option("--hypothesis", default="This example is {}.", show_default=True, metavar="TEXT",
               help="With --labels: a sentence with {} in place of the label.")  # fmt: skip
@@ -81,13 +81,13 @@ def classify(
 ) -> None:  # fmt: skip
     r"""Classify texts.
 
-    MODEL has a sequence classification head. Prints the most likely label of each TEXT, or of each row of FILEs, and
-    the probability of each label.
+    MODEL has a sequence classification head. Prints the most likely label of each TEXT and the probability of each
+    label. If the arguments are names of files, their rows are classified.
 
     \b
       minhub classify MODEL "What a film!"
-      minhub classify MODEL "Who will win?" --labels politics,sports
-      minhub classify MODEL in.csv --column review --out out.csv
+      minhub classify MODEL "Who wins?" --labels art,sport
+      minhub classify MODEL in.csv --out out.csv
 
     With --out, the new columns are `label`, `prob`, and `prob_LABEL` for each label. See `minhub score --help` for
     supported FILEs and for interrupted jobs.
@@ -157,12 +157,12 @@ def masked(
 ) -> None:  # fmt: skip
     r"""Predict the masked tokens of texts.
 
-    MODEL is a masked language model such as BERT. Prints the most likely tokens at each [MASK] of the TEXTs, or of the
-    --column of FILEs, with their probability and its logarithm (nats).
+    MODEL is a masked language model such as BERT. Prints the most likely tokens at each [MASK] of the TEXTs,
+    with their probability and its logarithm (nats). If the arguments are names of files, the texts are their rows.
 
     \b
-      minhub masked bert-base-uncased "The [MASK] sat on the mat."
-      minhub masked bert-base-uncased in.csv --out out.csv
+      minhub masked MODEL "The [MASK] sat on the mat."
+      minhub masked MODEL in.csv --out out.csv
 
     With --out, the output has one row per predicted token, with the new columns mask_n, token, prob and logprob; with
     --target one row per row of FILEs, with the new columns tokens and logprob. A target of several tokens replaces

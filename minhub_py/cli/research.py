@@ -100,7 +100,7 @@ def embed(
 
     \b
       minhub embed gpt2 in.csv --out vectors.parquet
-      minhub embed sentence-transformers/all-MiniLM-L6-v2 in.csv --out v.npy
+      minhub embed MODEL in.csv --prompt query --out v.npy
 
     By default, text encoders follow the settings of their sentence-transformers repository.
 

@@ -264,7 +264,8 @@ def test_commands_that_generate_name_the_command_for_an_encoder(
     file = write_csv(tmp_path / "in.csv", text=TEXTS)
     out = ["--out", str(tmp_path / "out.csv")]
     calls = (["generate", "{}", "Hi"], ["generate", "{}", file, *out], ["score", "{}", file],
-             ["score", "{}", file, *out], ["words", "{}", file], ["words", "{}", file, *out], ["chat", "{}"])  # fmt: skip
+             ["score", "{}", file, *out], ["words", "{}", file],
+             ["words", "{}", file, *out], ["chat", "{}"])  # fmt: skip
     names = {masked_lm: "minhub embed or minhub masked", cross_encoder: "minhub embed or minhub rerank",
              classifier: "minhub embed or minhub classify", sentences: "use minhub embed"}  # fmt: skip
     for model, name in names.items():
