@@ -34,20 +34,24 @@ def model_of(model: object, call: str) -> Any:
 
 
 def decoder_of(model: object, call: str) -> Any:
-    """The model, as `model_of`. ValueError: it is a text encoder, too, or not a model of this package."""
-    from minhub_py.models.base import Encoder
-
-    model = model_of(model, call)
-    if isinstance(model, Encoder):
-        raise ValueError(f"{call}: {not_a_decoder(model.config)}")
-    return model
+    """`model_of` for calls that predict next tokens. ValueError: also for an encoder, or without output head."""
+    result = model_of(model, call)
+    if result.encoder_only:
+        raise ValueError(f"{call}: {not_a_decoder(result.config)}")
+    if result.without_head:
+        raise ValueError(f"{call} needs a model with an output head, which this checkpoint does not have: use embed()")
+    return result
 
 
 def not_a_decoder(config: Any) -> str:
     """The message for a text encoder in place of a model that generates text."""
-    names = {"masked_lm": ("masked",), "sequence": ("rerank",) if len(config.labels) == 1 else ("classify",)}
-    calls = " or ".join(map(call_name, ("embed", *names.get(config.head, ()))))
-    return f"{config.TITLE} is a text encoder, which does not predict the next token: use {calls}"
+    head, calls = getattr(config, "head", None), ["embed"]
+    if head == "masked_lm":
+        calls.append("masked")
+    elif head == "sequence":
+        calls.append("rerank" if len(config.labels) == 1 else "classify")
+    names = " or ".join(map(call_name, calls))
+    return f"{config.TITLE} is a text encoder, which does not predict the next token: use {names}"
 
 
 def check_tokenizer(tokenizer: object, method: str) -> None:

@@ -211,7 +211,6 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
     from minhub_py.checkpoints.local import commit_of
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
     from minhub_py.inference.arguments import not_a_decoder
-    from minhub_py.models.base import Encoder
     from minhub_py.pretrained import describe, open_checkpoint
 
     task = TASKS[job.task]
@@ -219,7 +218,7 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
     def check(files: "Checkpoint") -> None:
         read_tokenizer(files.path)
         architecture, config = describe(files)
-        is_encoder = issubclass(architecture.Model, Encoder)
+        is_encoder = architecture.model_class(config).encoder_only
         if is_encoder and task.models == "decoders":
             raise ValueError(not_a_decoder(config))
         if not is_encoder and task.models == "encoders":

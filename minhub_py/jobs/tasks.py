@@ -279,7 +279,7 @@ TASKS: Mapping[str, Task] = {
         models="encoders",
         more_columns=lambda settings: [Column(f"prob_{label}", "float64") for label in settings["labels"]],
     ),
-    "rerank": Task(rerank, (Column("score", "float64"),), 256, "Reranking", models="encoders"),
+    "rerank": Task(rerank, (Column("score", "float64"),), 256, "Reranking", exact=False, models="all"),
     "masked": Task(masked, MASKED, 128, "Predicting", models="encoders"),
     "masked_targets": Task(
         masked_targets,
