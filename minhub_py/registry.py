@@ -73,13 +73,15 @@ class Architecture:
         """The nn.Module."""
         return getattr(self._module, self.classes[1])
 
+    def model_class(self, config: "ModelConfig") -> "type[LanguageModel]":
+        """The nn.Module of a config: `Model`, or a text encoder for a config with bidirectional attention."""
+        if self.bidirectional_class and getattr(config, "bidirectional", False):
+            return getattr(self._module, self.bidirectional_class)
+        return self.Model
+
     def new(self, config: "ModelConfig") -> "LanguageModel":
         """A model with random weights, in training mode."""
-        if self.bidirectional_class and getattr(config, "bidirectional", False):
-            return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.bidirectional_class)(
-                config
-            )
-        return self.Model(config)
+        return self.model_class(config)(config)
 
 
 @dataclass(frozen=True)

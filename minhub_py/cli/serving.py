@@ -88,7 +88,7 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
     """A model, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
 
-    network, tokenizer = open_model(name, revision, device, dtype, quantize)
+    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True)
     return network, tokenizer, chat_template_of(None, tokenizer)
 
 
@@ -117,7 +117,7 @@ def run(
             model, tokenizer, template = load(identifier)
             engine = engine_for(model, tokenizer, name, rows=rows, context=context, waiting=waiting, keep=keep)
             served.append(ServedModel(name, model, tokenizer, template, engine, seconds))
-            if template.note and not served[-1].is_encoder:
+            if template.note and served[-1].task == "completion":
                 note(f"Note: {name} has {template.note}")
         server = Server(Models(served), key=key, local=is_local(host), origins=origins, log=log)
         run_server(server, listener, lambda: say(f"minhub serves {', '.join(names)} on {address_of(listener)}"))

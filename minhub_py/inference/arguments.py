@@ -6,6 +6,8 @@ from os import PathLike
 from reprlib import repr as brief
 from typing import Any, TypeGuard
 
+from minhub_py.system.spelling import call_name
+
 
 def model_of(model: object, call: str) -> Any:
     """The model without its wrappers for data parallelism. call: the public function, for messages.
@@ -34,19 +36,22 @@ def model_of(model: object, call: str) -> Any:
 def decoder_of(model: object, call: str) -> Any:
     """`model_of` for calls that predict next tokens. ValueError: also for an encoder, or without output head."""
     result = model_of(model, call)
-    refuse_encoder(result, call)
+    if result.encoder_only:
+        raise ValueError(f"{call}: {not_a_decoder(result.config)}")
     if result.without_head:
         raise ValueError(f"{call} needs a model with an output head, which this checkpoint does not have: use embed()")
     return result
 
 
-def refuse_encoder(model: Any, call: str) -> None:
-    """ValueError: the model, or its class, is an encoder, which predicts no next token."""
-    if getattr(model, "encoder_only", False):
-        raise ValueError(
-            f"{call} needs a model that predicts the next token, and this one is an encoder: use embed() for vectors "
-            "of texts, or masked_tokens() for predictions of masked tokens"
-        )
+def not_a_decoder(config: Any) -> str:
+    """The message for a text encoder in place of a model that generates text."""
+    head, calls = getattr(config, "head", None), ["embed"]
+    if head == "masked_lm":
+        calls.append("masked")
+    elif head == "sequence":
+        calls.append("rerank" if len(config.labels) == 1 else "classify")
+    names = " or ".join(map(call_name, calls))
+    return f"{config.TITLE} is a text encoder, which does not predict the next token: use {names}"
 
 
 def check_tokenizer(tokenizer: object, method: str) -> None:

@@ -18,7 +18,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from torch import Tensor
 
-from minhub_py.analysis.embeddings import embed, prompt_of, truncated_inputs
+from minhub_py.analysis.classify import rerank as rerank_texts
+from minhub_py.analysis.embeddings import embed, prompt_of, truncated_inputs, truncates
 from minhub_py.analysis.encoders import Input, finished, inputs_of, pooled
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
@@ -30,6 +31,7 @@ from minhub_py.serve.streaming import DisconnectedError, until_disconnect
 from minhub_py.serve.validation import Fields, RequestError, check_string, invalid
 from minhub_py.serve.workers import RETRY_AFTER
 
+S = TypeVar("S")
 T = TypeVar("T")
 MAX_TEXTS = 2048  # of a request, as in the OpenAI API
 GROUP_CHARACTERS = 200_000  # tokenized at a time: an encoding takes a hundred times the memory of its text
@@ -112,7 +114,7 @@ async def encode_texts(
     limit = served.engine.max_length
 
     def encoded(group: Sequence[str]) -> Sequence[Input | None]:
-        if served.is_encoder:
+        if truncates(served.model):
             return truncated_inputs(served.model, served.tokenizer, list(group), settings, prompt)
         lists = [encode(served.tokenizer, prompt + text, release_gil=True) for text in group]
         return [Input(ids[:limit], [], removed=max(len(ids) - limit, 0)) for ids in lists]
@@ -185,15 +187,20 @@ async def embed_inputs(
 
     if served.is_encoder:
         return await run_encoder(served, inputs, vector)
-    deadline, vectors = time.monotonic() + served.timeout, []
-    for row in inputs:
+    return await run_decoder(served, vector_of_decoder, [row.ids for row in inputs])
+
+
+async def run_decoder(served: ServedModel, compute: Callable[[S], T], texts: Sequence[S]) -> list[T]:
+    """The results of `compute` for each text, one after the other in a thread; requests take turns."""
+    deadline, results = time.monotonic() + served.timeout, list[T]()
+    for text in texts:
         if time.monotonic() > deadline:
             raise failed(Failure("time", "the request exceeded the server's time limit: send fewer texts"))
         try:
-            vectors.append(await served.embeddings.run(lambda row=row: vector_of_decoder(row.ids)))  # type: ignore[misc]
+            results.append(await served.embeddings.run(lambda text=text: compute(text)))  # type: ignore[misc]
         except ValueError as error:
-            raise failed(Failure("model", str(error))) from error
-    return vectors
+            raise invalid(str(error), "model") from error
+    return results
 
 
 def settings_of(served: ServedModel) -> EmbeddingSettings:
@@ -342,6 +349,16 @@ async def relevance(
     raw: scores before the sigmoid.
     """
     served.check_characters(len(query), "query")
+    if not served.is_encoder:
+
+        def score_of(text: str) -> float:
+            [value] = rerank_texts(served.model, served.tokenizer, query, [text], raw_scores=raw)["score"]
+            return float(str(value))
+
+        documents = [text[: served.max_characters] for text in documents]
+        scores = await run_decoder(served, score_of, documents)
+        ids = await served.texts.run(lambda: [encode(served.tokenizer, text) for text in (query, *documents)])
+        return scores, sum(map(len, ids))
     settings = served.model.embedding_settings
     max_length = None if settings is None else settings.max_length
 

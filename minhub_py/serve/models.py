@@ -66,14 +66,14 @@ class ServedModel:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the model is a text encoder, which does not generate text."""
+        """Whether the model is a text encoder."""
         return isinstance(self.model, Encoder)
 
     @property
     def task(self) -> Task:
-        """The purpose of the model. All models also compute embeddings."""
+        """The purpose of the model. All models also compute embeddings, and some decoders rerank."""
         if not self.is_encoder:
-            return "completion"
+            return "embedding" if self.model.without_head else "completion"
         return "rerank" if self.model.config.head == "sequence" and len(self.model.config.labels) == 1 else "embedding"
 
     @cached_property
@@ -202,12 +202,11 @@ class Models:
                     404, f"unknown model {name[:200]!r}: available are {names}", "model_not_found", "model"
                 )
             served = found[0]
-        if task == "completion" and served.is_encoder:
+        if task == "completion" and served.task != "completion":
             route = "/v1/rerank" if served.task == "rerank" else "/v1/embeddings"
-            raise invalid(
-                f"{served.name} is a text encoder, which does not generate text: use {route}", "model", "task"
-            )
-        if task == "rerank" and served.task != "rerank":
+            kind = "a text encoder" if served.is_encoder else "an embedding model"
+            raise invalid(f"{served.name} is {kind}, which does not generate text: use {route}", "model", "task")
+        if task == "rerank" and served.task not in ("rerank", "completion"):
             raise invalid(
                 f"{served.name} is not a cross-encoder (…ForSequenceClassification with one label): use /v1/embeddings",
                 "model", "task",

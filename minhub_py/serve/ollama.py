@@ -62,7 +62,7 @@ async def show(request: HTTPRequest) -> Response:
     served, _ = await read(request)
     architecture = architecture_of(served)
     names = {"repetition_penalty": "repeat_penalty"}
-    sampling = {} if served.is_encoder else served.sampling
+    sampling = {} if served.task != "completion" else served.sampling
     parameters = [f"{names.get(name, name)} {value}" for name, value in sampling.items() if value is not None]
     return JSONResponse({
         "modelfile": "", "parameters": "\n".join(parameters), "template": served.template.templates.get("default", ""),

@@ -47,7 +47,9 @@ async def model(request: HTTPRequest) -> Response:
 
 def describe(served: ServedModel) -> dict[str, Any]:
     """The entry of a model in lists. The first three fields of `meta` follow llama.cpp."""
-    generation = {} if served.is_encoder else {"default_sampling": served.sampling, "note": served.template.note}
+    generation = (
+        {} if served.task != "completion" else {"default_sampling": served.sampling, "note": served.template.note}
+    )
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub",
             "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
                      "size": served.bytes, "capabilities": [served.task], **generation}}  # fmt: skip
