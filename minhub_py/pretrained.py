@@ -236,7 +236,10 @@ def load(
     if kinds:
         model.to(target)
     model.generation_config = checkpoint.generation_config
-    model.embedding_settings = read_embedding_settings(checkpoint.path)
+    if isinstance(checkpoint, GGUFCheckpoint):
+        model.embedding_settings = checkpoint.embedding_settings
+    else:
+        model.embedding_settings = read_embedding_settings(checkpoint.path)
     return model.eval()
 
 

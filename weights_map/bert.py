@@ -2,9 +2,13 @@
 
 Files with a head have a prefix, such as `bert.`, before the names of the body; files of the body alone have none. Old
 files call the weights of layer norms gamma and beta. XLM-RoBERTa and CamemBERT use RoBERTa's table.
+
+In GGUF, all of them have the architecture bert, without heads. The position embedding of a RoBERTa begins with the
+first token, as BERT's: the converter drops the rows before it.
 """
 
 from weights_map.engine import Operation, Row, Table, drop, same, tie
+from weights_map.gguf import GGUFArchitecture
 
 GAMMA_BETA = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
@@ -152,3 +156,43 @@ electra = Table(
 )  # fmt: skip
 
 tables = (bert, roberta, distilbert, electra)
+
+GGUF_BLOCK = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+
+gguf = (
+    GGUFArchitecture(
+        "bert",
+        model_type="bert",
+        settings={
+            "context_length": "max_position_embeddings",
+            "embedding_length": "hidden_size",
+            "block_count": "num_hidden_layers",
+            "feed_forward_length": "intermediate_size",
+            "attention.head_count": "num_attention_heads",
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+        },
+        rows=(
+            Row("token_embd.weight", "embeddings.word_embeddings.weight", same),
+            Row("position_embd.weight", "embeddings.position_embeddings.weight", same),
+            Row("token_types.weight", "embeddings.token_type_embeddings.weight", same),
+            *layer("token_embd_norm", "embeddings.LayerNorm"),
+            *(
+                row
+                for name, hub in GGUF_BLOCK.items()
+                for row in layer(f"blk.{{}}.{name}", f"encoder.layer.{{}}.{hub}")
+            ),
+        ),
+        required={"attention.causal": False},
+        sizes={"position_embd.weight": "max_position_embeddings", "token_types.weight": "type_vocab_size"},
+        assumed="the activation gelu, no maximum length but the number of positions, and no prompts",
+    ),
+)

@@ -29,6 +29,9 @@ class GGUFArchitecture:
         rows: GGUF template, Hub template, operation.
         flags: tensors whose presence sets a flag, to names in config.json.
         derive: returns further settings that follow from the others.
+        required: keys, without "<architecture>.", that are supported with one value only.
+        sizes: tensors whose number of rows is a setting, to names in config.json.
+        assumed: a description of settings that the files lack; "" if they are complete.
     """
 
     name: str
@@ -37,6 +40,9 @@ class GGUFArchitecture:
     rows: tuple[Row, ...]
     flags: Mapping[str, str] = field(default_factory=dict)
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
+    required: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    assumed: str = ""
 
     @cached_property
     def table(self) -> Table:

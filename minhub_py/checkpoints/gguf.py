@@ -12,6 +12,7 @@ the names of settings and tensors.
 Sources: ggml's docs/gguf.md; the types of tensors in ggml/src/ggml-common.h.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor
 
 import weights_map
 from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, StoredTensor, memory_map, package, read_header
+from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.models import rotary
 from minhub_py.system.printable import printable
@@ -35,7 +37,7 @@ from weights_map.gguf import GGUFArchitecture
 CHUNK = 2**18  # elements dequantized at a time: they fit into a core's cache
 
 # Keys after "<architecture>." that do not change the result, and keys that are supported with one value only.
-IGNORED_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
+IGNORED_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"}
 REQUIRED_VALUES = {
     "expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.attn_factor": 1.0,
 }  # fmt: skip
@@ -49,6 +51,8 @@ ROPE_KEYS = {
 }
 # Keys after "general.sampling.", and their names in generation_config.json.
 SAMPLING_KEYS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "penalty_repeat": "repetition_penalty"}
+# Poolings of text embeddings by the value of "<architecture>.pooling_type"; 0 is none.
+POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 # Rotary settings of Llama 3.1, 3.2 and 3.3. The files store the resulting frequency factors instead.
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -163,9 +167,12 @@ class GGUFCheckpoint(Checkpoint):
             name: values[key] for key, name in architecture.settings.items() if key in values and key not in ROPE_KEYS
         }
         settings |= {name: tensor in self.header.tensors for tensor, name in architecture.flags.items()}
+        settings |= {name: self._tensors.stored[tensor].shape[0] for tensor, name in architecture.sizes.items()
+                     if tensor in self._tensors}  # fmt: skip
         settings |= architecture.derive(settings)
-        required = REQUIRED_VALUES | {"attention.value_length": size, "attention.key_length": size,
-                                      "attention.head_count_kv": heads, "rope.dimension_count": size}  # fmt: skip
+        required = {**REQUIRED_VALUES, **architecture.required, "attention.value_length": size,
+                    "attention.key_length": size, "attention.head_count_kv": heads,
+                    "rope.dimension_count": size}  # fmt: skip
         supported = {*architecture.settings, *IGNORED_KEYS, *ROPE_KEYS}
         for key, value in values.items():
             if key not in supported and (key not in required or value != required[key]):
@@ -217,6 +224,27 @@ class GGUFCheckpoint(Checkpoint):
         """Sampling settings by their names in generation_config.json. Token IDs are in `config`."""
         values = {name: self.header.metadata.get(f"general.sampling.{key}") for key, name in SAMPLING_KEYS.items()}
         return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def embedding_settings(self) -> EmbeddingSettings | None:
+        """The settings of text embeddings; None without a pooling. Embeddings are normalized, as in llama.cpp.
+
+        Warns of the settings that the files of this architecture lack. ValueError: the pooling is not supported.
+        """
+        architecture = self.architecture
+        pooling = self.header.metadata.get(f"{architecture.name}.pooling_type", 0)
+        if pooling != 0 and pooling not in POOLINGS:
+            raise ValueError(
+                f"{self.path}: {architecture.name}.pooling_type is {brief(pooling)}, which is not supported: use the "
+                "original repository"
+            )
+        if architecture.assumed:
+            warnings.warn(
+                f"{printable(str(self.path))} lacks some settings; assumed are {architecture.assumed}. The original "
+                "repository has all settings",
+                stacklevel=5,
+            )
+        return EmbeddingSettings(pooling=(POOLINGS[pooling],), normalize=True) if pooling else None
 
     @property
     def files(self) -> list[Path]:

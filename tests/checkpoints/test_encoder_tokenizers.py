@@ -138,8 +138,7 @@ def test_roberta_byte_level_bpe_matches_transformers(
     assert ours.encode("the <mask>").ids == [0, *the, len(tokens) - 1, 2]
 
 
-@pytest.fixture(scope="module")
-def unigram() -> bytes:
+def train_unigram() -> bytes:
     """A SentencePiece model with XLM-R's settings: NFKC, and the special tokens in its order."""
     lines = [line for line in TEXT.read_text(encoding="utf-8").splitlines() if line][:1500]
     file = io.BytesIO()
@@ -148,6 +147,11 @@ def unigram() -> bytes:
         vocab_size=800, hard_vocab_limit=False, minloglevel=2, num_threads=1, model_type="unigram",
     )  # fmt: skip
     return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def unigram() -> bytes:
+    return train_unigram()
 
 
 FAMILIES: dict[str, tuple[Any, Any]] = {

@@ -87,13 +87,18 @@ def read_wordpiece(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: download it again") from error
     tokenizer = wordpiece_tokenizer({token: id for id, token in enumerate(lines)}, str(settings["unk_token"]))
+    set_wordpiece_normalizer(tokenizer, settings)
+    return tokenizer
+
+
+def set_wordpiece_normalizer(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
+    """Normalize texts by the settings of tokenizer_config.json. ValueError: a setting is not a bool."""
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=flag(settings, "tokenize_chinese_chars") is not False,
         strip_accents=flag(settings, "strip_accents"),
         lowercase=flag(settings, "do_lower_case") is not False,
     )
-    return tokenizer
 
 
 def wordpiece_tokenizer(vocabulary: Mapping[str, int], unknown: str) -> Tokenizer:

@@ -2,6 +2,10 @@
 
     tokenizer.ggml.model "gpt2"     byte-level BPE with merges. The word pattern has a name only, tokenizer.ggml.pre
     tokenizer.ggml.model "llama"    SentencePiece BPE: pieces, scores and types, as in a tokenizer.model
+    tokenizer.ggml.model "bert"     WordPiece: "\u2581" precedes the beginning of a word, and a later part has no ##
+    tokenizer.ggml.model "t5"       SentencePiece unigram of XLM-RoBERTa
+
+Encoders (the architecture bert) have "bert", "t5" or "gpt2".
 
 Sources: llama.cpp's src/llama-vocab.cpp for word patterns; the models' tokenizer.json for normalization (NFC) and for
 words that are not split.
@@ -16,11 +20,19 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from minhub_py.checkpoints.tokenizers.encoder_tokenizer import (
+    FAMILIES,
+    set_wordpiece_normalizer,
+    surround_pairs,
+    wordpiece_tokenizer,
+    words_of_unigram,
+)
 from minhub_py.checkpoints.tokenizers.sentencepiece import (
     BPE,
     BYTE,
     CONTROL,
     NORMAL,
+    SPACE,
     UNKNOWN,
     USER_DEFINED,
     Piece,
@@ -29,6 +41,7 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
     sentencepiece_tokenizer,
 )  # fmt: skip
 from minhub_py.checkpoints.tokenizers.tiktoken import WORDS
+from minhub_py.checkpoints.tokenizers.tokenizer_json import check_charsmap
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 
 # Mistral's tekken.json has it too.
@@ -57,6 +70,7 @@ LLAMA3 = Words(WORDS.format("{1,3}"), ignore_merges=True, add_bos=True)
 QWEN = Words(WORDS.format(""), nfc=True)
 PRE = {
     "gpt-2": GPT2, "phi-2": GPT2,
+    "roberta-bpe": GPT2,
     "olmo": COMPOSED, "mpt": COMPOSED,  # GPT-NeoX uses one of these
     "smollm": DIGITS, "starcoder": DIGITS, "refact": DIGITS,
     "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3,
@@ -67,6 +81,8 @@ PRE = {
 ADDED = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
 # Architectures whose old files lack tokenizer.ggml.pre and use GPT-2's words.
 WITHOUT_PRE = ("gpt2", "gptneox", "phi2")
+# The family of an encoder by its tokenizer.ggml.model.
+ENCODERS = {"bert": "bert", "t5": "xlm-roberta", "gpt2": "roberta"}
 
 
 def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,15 +91,33 @@ def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: the type of tokenizer is not supported, or the metadata is corrupt.
     """
     model = metadata.get("tokenizer.ggml.model")
+    if encoder_family(metadata):
+        return special_tokens(metadata, {})
     if model not in ("gpt2", "llama"):
         raise ValueError(f"tokenizer.ggml.model is {brief(model)}; supported are gpt2 and llama")
-    tokens = strings(metadata, "tokens")
     settings: dict[str, Any] = {
         "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", model == "llama" or words_of(metadata).add_bos),
         "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
     }
-    defaults = {"bos": 1, "eos": 2} if model == "llama" else {}  # as in llama.cpp
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+    return settings | special_tokens(metadata, {"bos": 1, "eos": 2} if model == "llama" else {})  # as in llama.cpp
+
+
+def encoder_family(metadata: Mapping[str, Any]) -> str | None:
+    """The family of an encoder's tokenizer; None for other architectures."""
+    model = metadata.get("tokenizer.ggml.model")
+    if metadata.get("general.architecture") != "bert" or not isinstance(model, str):
+        return None
+    return ENCODERS.get(model)
+
+
+def special_tokens(metadata: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, Any]:
+    """The special tokens by their names in tokenizer_config.json. ValueError: an ID is invalid."""
+    tokens = strings(metadata, "tokens")
+    settings = {}
+    keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    if encoder_family(metadata):
+        keys |= {"cls": "cls", "sep": "seperator", "mask": "mask"}  # llama.cpp's spelling
+    for name, key in keys.items():
         id = metadata.get(f"tokenizer.ggml.{key}_token_id", defaults.get(name))
         if id is not None and not (type(id) is int and 0 <= id < len(tokens)):
             raise ValueError(f"tokenizer.ggml.{key}_token_id cannot be {brief(id)}")
@@ -112,8 +146,65 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     kinds = [NORMAL] * len(tokens)
     if "tokenizer.ggml.token_type" in metadata:
         kinds = numbers(metadata, "token_type", len(tokens))
+    if family := encoder_family(metadata):
+        return encoder_tokenizer(metadata, family, tokens, kinds)
     build = byte_bpe if metadata["tokenizer.ggml.model"] == "gpt2" else sentencepiece
     return build(metadata, tokens, kinds)
+
+
+def encoder_tokenizer(metadata: Mapping[str, Any], family: str, tokens: list[str], kinds: list[int]) -> Tokenizer:
+    """Build the tokenizer of an encoder, with special tokens around a text and a pair."""
+    names = {**FAMILIES[family].tokens, **special_tokens(metadata, {})}
+    mask = names["mask_token"]
+    names["mask_token"] = mask if isinstance(mask, str) else mask["content"]
+    # Files have cls and sep, or name them bos and eos.
+    start, end = (
+        special.get(f"{new}_token") or special.get(f"{old}_token") or names[f"{new}_token"]
+        for special in [special_tokens(metadata, {})]
+        for new, old in (("cls", "bos"), ("sep", "eos"))
+    )
+    if family == "bert":
+        texts = [restored(token, kind) for token, kind in zip(tokens, kinds, strict=True)]
+        tokenizer = wordpiece_tokenizer({token: id for id, token in enumerate(texts)}, names["unk_token"])
+        set_wordpiece_normalizer(tokenizer, {"do_lower_case": metadata.get("tokenizer.ggml.normalizer.lowercase")})
+    elif family == "xlm-roberta":
+        texts, scores = tokens, numbers(metadata, "scores", len(tokens))
+        # Special tokens have the scores that transformers gives them.
+        entries = [(token, 0.0 if kind in ADDED else score)
+                   for token, score, kind in zip(tokens, scores, kinds, strict=True)]  # fmt: skip
+        prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+        tokenizer = words_of_unigram(entries, charsmap_of(metadata), prefix=prefix)
+    else:
+        texts, tokenizer = tokens, byte_bpe(metadata, tokens, kinds)
+    special = {*names.values(), start, end}
+    special |= {token for token, kind in zip(texts, kinds, strict=True) if ADDED.get(kind)}
+    lstrip = family != "bert"
+    tokenizer.add_tokens(
+        [AddedToken(token, special=True, normalized=False, lstrip=lstrip and token == names["mask_token"])
+         for token in texts if token in special]
+    )  # fmt: skip
+    surround_pairs(tokenizer, family, start, end, prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix")))
+    return tokenizer
+
+
+def restored(token: str, kind: int) -> str:
+    """A token of WordPiece in its original form."""
+    if kind == CONTROL:
+        return token
+    return token[1:] if token.startswith(SPACE) else f"##{token}"
+
+
+def charsmap_of(metadata: Mapping[str, Any]) -> bytes:
+    """The map of characters; empty if missing. ValueError: it is corrupt."""
+    array = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if array is None:
+        return b""
+    if not isinstance(array, np.ndarray) or array.itemsize != 1:
+        raise ValueError("tokenizer.ggml.precompiled_charsmap is not an array of bytes")
+    charsmap = array.tobytes()
+    if charsmap:
+        check_charsmap(charsmap)
+    return charsmap
 
 
 def byte_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:

@@ -42,7 +42,12 @@ from minhub_py.checkpoints.tokenizers.encoder_tokenizer import (
     surround_pairs,
     unigram_tokenizer,
 )
-from minhub_py.checkpoints.tokenizers.gguf_tokenizer import gguf_tokenizer, hub_files, tokenizer_settings
+from minhub_py.checkpoints.tokenizers.gguf_tokenizer import (
+    encoder_family,
+    gguf_tokenizer,
+    hub_files,
+    tokenizer_settings,
+)
 from minhub_py.checkpoints.tokenizers.sentencepiece import (
     UNIGRAM,
     SentencePiece,
@@ -152,7 +157,8 @@ def read_gguf(path: Path) -> Tokenizer:
         raise ValueError(f"{path}: {error}") from error
     with parsing(path):
         tokenizer = gguf_tokenizer(metadata)
-        surround(tokenizer, settings, Convention())
+        if not encoder_family(metadata):  # whose tokens are set
+            surround(tokenizer, settings, Convention())
         tokenizer.decode(tokenizer.encode("").ids)
     FILES[tokenizer] = path
     return tokenizer

@@ -1,0 +1,271 @@
+"""GGUF files of BERT and RoBERTa in llama.cpp's form, compared with the checkpoints that they were converted from."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import gguf_files
+import pytest
+import torch
+import torch.nn.functional as F
+from gguf import GGUFWriter
+from gguf import TokenType as Kind
+from gguf_files import add_tensor
+from random_weights import draw
+from test_encoder_tokenizers import texts, train_unigram, write_vocabulary
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from minhub_py import embed, from_pretrained, save_pretrained, tokenizer_from_pretrained
+from minhub_py.checkpoints.tokenizers.sentencepiece import read_sentencepiece
+from minhub_py.inference.encoder_runner import NativeEncoder
+
+SETTINGS: dict[str, Any] = {"vocab_size": 2500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+                            "num_attention_heads": 4, "max_position_embeddings": 50}  # fmt: skip
+ROBERTA = {**SETTINGS, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+CASES = {"bert": SETTINGS, "roberta": ROBERTA, "xlm-roberta": ROBERTA}
+pytestmark = pytest.mark.filterwarnings("ignore:.*lacks some settings")
+
+
+def write(
+    path: Path, model: Any, kind: str = "F32", *, pooling: int | None = 1,
+    tokenizer: Callable[[GGUFWriter], object] = lambda writer: None,
+    change: Callable[[GGUFWriter], object] = lambda writer: None,
+) -> Path:  # fmt: skip
+    """The file of an encoder. A RoBERTa's positions begin with its first token."""
+    config = model.config
+    offset = 0 if config.model_type == "bert" else config.pad_token_id + 1
+    writer = GGUFWriter(path, "bert")
+    writer.add_context_length(config.max_position_embeddings - offset)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_causal_attention(False)
+    writer.add_token_type_count(config.type_vocab_size)
+    if pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling))
+    tokenizer(writer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if "pooler" in name:
+            continue
+        rows = tensor[offset:] if "position_embeddings" in name else tensor
+        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        add_tensor(writer, known, rows.detach(), "F32" if "position" in name or "token_type" in name else kind)
+    change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def reference(name: str) -> Any:
+    model = AutoModel.from_config(AutoConfig.for_model(name, **CASES[name])).eval()
+    draw(model)
+    return model
+
+
+def ids_of(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(5, 2500, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hidden_states_match_the_checkpoint(name: str, tmp_path: Path) -> None:
+    """Bitwise, up to the last position; and transformers' with a tolerance."""
+    model = reference(name)
+    model.save_pretrained(tmp_path / "hub")
+    ours = from_pretrained(write(tmp_path / "model.gguf", model), device="cpu")
+    theirs = from_pretrained(tmp_path / "hub", device="cpu")
+    assert ours.config.context_length == theirs.config.context_length == (50 if name == "bert" else 48)
+    rows = ids_of(48, 7, 1)
+    states = NativeEncoder(ours).hidden_states(rows)
+    assert torch.equal(states, NativeEncoder(theirs).hidden_states(rows))
+    with torch.no_grad():
+        expected = torch.cat([model(torch.tensor([ids])).last_hidden_state[0] for ids in rows])
+    assert (states - expected).abs().max() <= 5e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
+def test_quantized_files_are_close_to_the_checkpoint(kind: str, tmp_path: Path) -> None:
+    model = reference("bert")
+    exact = from_pretrained(write(tmp_path / "exact.gguf", model), device="cpu")
+    ours = from_pretrained(write(tmp_path / "model.gguf", model, kind), device="cpu")
+    rows = ids_of(40, 7)
+    cosine = torch.cosine_similarity(
+        NativeEncoder(ours).hidden_states(rows), NativeEncoder(exact).hidden_states(rows), dim=1
+    )
+    assert cosine.mean() > {"F16": 0.99999, "Q8_0": 0.999, "Q4_0": 0.9}[kind]
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (2, "cls"), (3, "last"), (0, None), (None, None)])
+def test_embeddings_follow_the_pooling(number: int | None, pooling: Any, tmp_path: Path) -> None:
+    """Normalized, as llama.cpp's; without a pooling, as of other repositories."""
+    ours = from_pretrained(write(tmp_path / "model.gguf", reference("bert"), pooling=number), device="cpu")
+    rows = ids_of(20, 7)
+    expected = embed(ours, None, rows, pool=pooling or "mean")
+    torch.testing.assert_close(embed(ours, None, rows), F.normalize(expected, dim=1) if pooling else expected)
+
+
+@pytest.mark.filterwarnings("default:.*lacks some settings")
+def test_missing_settings_are_reported(tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf", reference("bert"))
+    with pytest.warns(UserWarning, match=r"model\.gguf lacks some settings; assumed are the activation gelu") as record:
+        from_pretrained(file, device="cpu")
+    assert len(record) == 1
+    assert record[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda writer: writer.add_classifier_output_labels(["a", "b"]),
+            r"bert\.classifier\.output_labels is .*not sup",
+        ),
+        (lambda writer: writer.add_rope_freq_base(1e6), "a setting 'rope_parameters' that this implementation"),
+        (lambda writer: add_tensor(writer, "cls.weight", torch.zeros(64, 64), "F32"), r"unknown: cls\.weight"),
+    ],
+    ids=["labels", "rope", "head"],
+)
+def test_heads_are_rejected(change: Any, message: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf", reference("bert"), change=change)
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(file, device="cpu")
+
+
+def test_pooling_of_a_decoder(tmp_path: Path) -> None:
+    """As of Qwen3-Embedding."""
+    settings = {"model_type": "qwen3", **SETTINGS, "num_key_value_heads": 2, "head_dim": 16}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings, tie_word_embeddings=True)).eval()
+    draw(model)
+    file = gguf_files.write(
+        tmp_path / "model.gguf", model, change=lambda writer: writer.add_pooling_type(gguf.PoolingType.LAST)
+    )
+    rows = ids_of(20, 7)
+    with torch.no_grad():
+        last = [model.model(torch.tensor([ids])).last_hidden_state[0, -1] for ids in rows]
+    vectors = embed(from_pretrained(file, device="cpu"), None, rows)
+    torch.testing.assert_close(vectors, F.normalize(torch.stack(last), dim=1), rtol=0, atol=5e-6)
+
+
+def test_rank_pooling_is_rejected(tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf", reference("bert"), pooling=4)
+    with pytest.raises(ValueError, match=r"bert\.pooling_type is 4, which is not supported"):
+        from_pretrained(file, device="cpu")
+
+
+# --- Tokenizers
+
+
+def assert_same_ids(ours: Tokenizer, theirs: Tokenizer) -> None:
+    previous = "and so on"
+    for text in texts():
+        for pair in ((text,), (text, previous)):
+            actual, expected = ours.encode(*pair), theirs.encode(*pair)
+            assert (actual.ids, actual.type_ids) == (expected.ids, expected.type_ids), pair
+            assert ours.decode(actual.ids) == theirs.decode(actual.ids)
+        previous = text
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_wordpiece_matches_the_repository(tmp_path: Path, lower_case: bool) -> None:
+    write_vocabulary(tmp_path, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower_case}))
+    theirs = tokenizer_from_pretrained(str(tmp_path))
+    vocabulary = sorted(theirs.get_vocab(), key=theirs.token_to_id)
+
+    def stored(token: str) -> str:
+        if theirs.token_to_id(token) < 5:
+            return token
+        return token[2:] if token.startswith("##") else f"\u2581{token}"
+
+    def add(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("bert")
+        writer.add_token_list([stored(token) for token in vocabulary])
+        writer.add_token_types([Kind.CONTROL] * 5 + [Kind.NORMAL] * (len(vocabulary) - 5))
+        writer.add_pad_token_id(0)
+        writer.add_unk_token_id(1)
+        writer.add_uint32("tokenizer.ggml.cls_token_id", 2)
+        writer.add_sep_token_id(3)
+        writer.add_mask_token_id(4)
+        if not lower_case:
+            writer.add_bool("tokenizer.ggml.normalizer.lowercase", False)
+
+    file = write(tmp_path / "model.gguf", reference("bert"), tokenizer=add)
+    ours = tokenizer_from_pretrained(str(file))
+    assert_same_ids(ours, theirs)
+    save_pretrained(from_pretrained(file, device="cpu", quantize="none"), tmp_path / "saved", ours)
+    assert_same_ids(tokenizer_from_pretrained(str(tmp_path / "saved")), theirs)
+
+
+def test_xlm_roberta_matches_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(train_unigram())
+    theirs = tokenizer_from_pretrained(str(tmp_path))
+    model = read_sentencepiece(tmp_path / "sentencepiece.bpe.model")
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *(piece.text for piece in model.pieces[3:]), "<mask>"]
+
+    def add(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("t5")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * 4 + [piece.score for piece in model.pieces[3:]] + [-10000.0])
+        special = [Kind.CONTROL, Kind.CONTROL, Kind.CONTROL, Kind.UNKNOWN]
+        writer.add_token_types([*special, *[Kind.NORMAL] * (len(tokens) - 5), Kind.CONTROL])
+        writer.add_add_space_prefix(True)
+        writer.add_remove_extra_whitespaces(True)
+        writer.add_precompiled_charsmap(model.charsmap)
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(3)
+        writer.add_sep_token_id(2)
+        writer.add_pad_token_id(1)
+        writer.add_mask_token_id(len(tokens) - 1)
+
+    file = write(tmp_path / "model.gguf", reference("xlm-roberta"), tokenizer=add)
+    assert_same_ids(tokenizer_from_pretrained(str(file)), theirs)
+
+
+def test_roberta_matches_the_repository(tmp_path: Path, bpe_folder: Path) -> None:
+    vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
+    del vocabulary["<|endoftext|>"]
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(vocabulary, key=vocabulary.get), "<mask>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(tokens)}))
+    shutil.copy(bpe_folder / "merges.txt", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    theirs = tokenizer_from_pretrained(str(tmp_path))
+
+    def add(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("roberta-bpe")
+        writer.add_token_list(tokens)
+        writer.add_token_types([Kind.CONTROL] * 4 + [Kind.NORMAL] * (len(tokens) - 5) + [Kind.CONTROL])
+        merges = (bpe_folder / "merges.txt").read_text(encoding="utf-8").split("\n")[1:]
+        writer.add_token_merges([merge for merge in merges if merge])
+        for key, id in (("bos", 0), ("eos", 2), ("unknown", 3), ("seperator", 2), ("padding", 1), ("cls", 0)):
+            writer.add_uint32(f"tokenizer.ggml.{key}_token_id", id)
+        writer.add_mask_token_id(len(tokens) - 1)
+
+    file = write(tmp_path / "model.gguf", reference("roberta"), tokenizer=add)
+    assert_same_ids(tokenizer_from_pretrained(str(file)), theirs)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [(["a", "b"], r"has no '\[UNK\]'"), (["[UNK]", "[CLS]"], r"has no \[SEP\]")],
+)
+def test_corrupt_tokenizers_are_rejected(tokens: list[str], message: str, tmp_path: Path) -> None:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("bert")
+        writer.add_token_list(tokens)
+        writer.add_token_types([Kind.CONTROL] * len(tokens))
+
+    file = write(tmp_path / "model.gguf", reference("bert"), tokenizer=add)
+    with pytest.raises(ValueError, match=message):
+        tokenizer_from_pretrained(str(file))
