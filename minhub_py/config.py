@@ -63,6 +63,8 @@ ONLY_VALUE = {
     "quantization_config": None,
     "chunk_size_feed_forward": 0,
     "tie_encoder_decoder": False,
+    "is_causal": True,  # transformers computes bidirectional attention if a decoder's file sets False
+    "use_bidirectional_attention": False,
     "use_mrope": False,  # three-dimensional positions, for images; Qwen's text models set False
 }
 

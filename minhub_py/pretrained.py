@@ -263,24 +263,58 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     """The architecture, the model on the meta device, and the checkpoint's shapes and dtypes under native names.
 
     Reads the headers only, and the values of a stored output head that config.json ties to the embedding. If they
-    differ from the embedding, the head is used and the model is not tied, as in transformers.
+    differ from the embedding, the head is used and the model is not tied, as in transformers. A text embedding model
+    may lack the head.
     ValueError: lists every tensor that does not fit the table or the config.
     """
     architecture, config = describe(checkpoint)
+    config = with_stored_head(checkpoint, architecture, config)
     meta: Mapping[str, Tensor] = checkpoint.meta
     if checkpoint.layout == "hub":
         meta = weights_map.to_native(architecture.model_type, meta, config)
     ties = tied_names(architecture, config)
-    if getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys():
+    is_missing = bool(ties) and not config.tie_word_embeddings and not ties.keys() & meta.keys()
+    without_head = is_missing and is_text_embedding_model(checkpoint)
+    if without_head or (getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys()):
         config = changed(config, {"tie_word_embeddings": True})
     ties = ties if config.tie_word_embeddings else {}
     native = with_values(meta, checkpoint)
     both = [(native[head], native[embedding]) for head, embedding in ties.items() if {head, embedding} <= meta.keys()]
     if not all(same_values(head, embedding) for head, embedding in both):
         config, ties = changed(config, {"tie_word_embeddings": False}), {}
-    model = skeleton(architecture, config)
+    model = skeleton(architecture.new, config)
+    model.without_head = without_head
     check_shapes(meta, model.state_dict(), spare=ties)
     return architecture, model, meta
+
+
+def with_stored_head(checkpoint: Checkpoint, architecture: Architecture, config: ModelConfig) -> ModelConfig:
+    """The config of a checkpoint, with the head that its files contain.
+
+    sentence-transformers/all-mpnet-base-v2 and others were trained from a masked language model: their config.json
+    names it, but the files have no head.
+    ValueError: the files lack a classification head.
+    """
+    head = getattr(config, "head", None)
+    if head is None or checkpoint.layout != "hub":
+        return config
+    table = weights_map.table_of(architecture.model_type, config)
+    if any((hit := table.find(name, "hub")) and hit[1].head == head for name in checkpoint):
+        return config
+    without: ModelConfig = changed(config, {"architectures": None})
+    if head != "masked_lm":
+        [name], base = config.to_hub()["architectures"], without.to_hub()["architectures"]
+        raise ValueError(
+            f"{checkpoint.path} has no weights of the head of {name}, which config.json names in architectures: to "
+            f"load the model without a head, set architectures to {base} in a local copy"
+        )
+    return without
+
+
+def is_text_embedding_model(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint belongs to sentence-transformers, or names a transformers class without a head."""
+    names = (checkpoint.config or {}).get("architectures") or [""]
+    return (checkpoint.path / "modules.json").exists() or str(names[0]).endswith("Model")
 
 
 def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -290,7 +324,7 @@ def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Ma
 
 def tied_names(architecture: Architecture, config: ModelConfig) -> dict[str, str]:
     """Native name of each tensor that a config may tie -> native name of the tensor that it is tied to."""
-    table = weights_map.tables[architecture.model_type].for_head(getattr(config, "head", None))
+    table = weights_map.table_of(architecture.model_type, config)
     pairs = {}
     for row in table.rows:
         if row.operation.tied_to and (twin := table.find(row.operation.tied_to, "hub")):
@@ -397,7 +431,7 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
     architecture, title = entry.architecture, entry.title
 
     def fresh(**config: Any) -> Any:
-        return architecture.Model(entry.config(config))
+        return architecture.new(entry.config(config))
 
     def from_config(
         identifier: str | os.PathLike[str],
@@ -407,7 +441,7 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         local_files_only: bool = False,
     ) -> Any:
         _, config, _ = read_config(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
-        return architecture.Model(config)
+        return architecture.new(config)
 
     def pretrained(
         identifier: str | os.PathLike[str],

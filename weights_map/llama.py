@@ -38,8 +38,8 @@ table = Table(
         Row("vision_tower.*", (), drop),
         Row("multi_modal_projector.*", (), drop),
     ),
-    # mistral3 files have the text model below `language_model`, in two spellings.
-    spellings=(("language_model.", ""), ("model.language_model.", "model."), ("model.", "")),
+    # mistral3 files have the text model below `language_model`, in two spellings. The last is of embedding models.
+    spellings=(("language_model.", ""), ("model.language_model.", "model."), ("model.", ""), ("", "model.")),
 )
 
 

@@ -1,8 +1,11 @@
 """Classification heads: labels of texts, zero-shot labels by an entailment model, and reranking.
 
+A decoder reranks by its answer to a question: the probability of "yes" against "no" (Qwen3-Reranker).
+
 Sources
     Yin, Hay & Roth (2019), "Benchmarking Zero-shot Text Classification", for labels by entailment.
     Nogueira & Cho (2019), "Passage Re-ranking with BERT", for cross-encoders.
+    Zhang et al. (2025), "Qwen3 Embedding", for reranking with a decoder, and its prompt.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,12 +17,22 @@ import torch
 from torch import Tensor
 
 from minhub_py.analysis.encoders import hidden_states, inputs_of
-from minhub_py.analysis.predictions import Progress
+from minhub_py.analysis.predictions import Progress, Span, predict
 from minhub_py.analysis.surprisal import Columns, as_texts
-from minhub_py.inference.arguments import model_of, whole
+from minhub_py.checkpoints.tokenizers.tokenizer import working
+from minhub_py.inference.arguments import check_tokenizer, decoder_of, model_of, whole
+from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import Encoder
 
 HYPOTHESIS = "This example is {}."
+# Qwen3-Reranker's prompt.
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+PROMPT = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
+    "<Instruct>: {}\n<Query>: {}\n<Document>: {}",
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+)
 
 
 def classify(
@@ -109,19 +122,21 @@ def rerank(
     texts: Iterable[str],
     *,
     k: int | None = None,
+    instruction: str | None = None,
     raw_scores: bool = False,
     progress: Progress | None = None,
 ) -> Columns:
-    """Sort texts by their relevance for a query, with a cross-encoder.
+    """Sort texts by their relevance for a query, with a cross-encoder or Qwen3-Reranker.
 
         rerank(model, tokenizer, "How many people live in Berlin?", texts, k=3)
 
     Args:
-        model: An encoder with a sequence classification head of one label.
+        model: An encoder with a sequence classification head of one label, or a decoder such as Qwen3-Reranker.
         tokenizer: The model's tokenizer.
         query: The query.
         texts: Texts.
         k: Number of texts to return; default: all.
+        instruction: For a decoder: the task of retrieval. Default: web search.
         raw_scores: Whether to return scores before the sigmoid.
         progress: Called with the number of processed tokens and the total.
 
@@ -129,16 +144,24 @@ def rerank(
         Columns, the most relevant text first: text (its number, from 0), rank (from 1) and score.
 
     Raises:
-        ValueError: The model has no sequence classification head, or one of several labels.
+        ValueError: The model has no sequence classification head, or one of several labels; it is a decoder whose
+            tokenizer lacks the tokens of the prompt; it is an encoder, and `instruction` is given.
     """
-    model = classifier(model, "rerank()")
-    if len(model.config.labels) != 1:
-        raise ValueError(
-            f"rerank() needs a cross-encoder with one label, not {len(model.config.labels)}: use classify(), or "
-            "similarity() of embeddings"
-        )
+    model = model_of(model, "rerank()")
     rows = [text or "" for text in as_texts("texts", texts)]
-    scores = scores_of(model, tokenizer, [query] * len(rows), rows, progress)[:, 0]
+    if not model.encoder_only and not model.encoder_decoder:
+        model = decoder_of(model, "rerank()")
+        scores = answers(model, tokenizer, query, rows, INSTRUCTION if instruction is None else instruction, progress)
+    else:
+        model = classifier(model, "rerank()")
+        if len(model.config.labels) != 1:
+            raise ValueError(
+                f"rerank() needs a cross-encoder with one label, not {len(model.config.labels)}: use classify(), or "
+                "similarity() of embeddings"
+            )
+        if instruction is not None:
+            raise ValueError("instruction is for decoders such as Qwen3-Reranker; this model is an encoder")
+        scores = scores_of(model, tokenizer, [query] * len(rows), rows, progress)[:, 0]
     scores = scores if raw_scores else scores.sigmoid()
     order = scores.argsort(descending=True, stable=True)[: len(rows) if k is None else whole("k", k, 1)]
     return {
@@ -146,6 +169,34 @@ def rerank(
         "rank": np.arange(1, len(order) + 1),
         "score": scores[order].numpy(),
     }
+
+
+def answers(
+    model: Any, tokenizer: Any, query: str, texts: Sequence[str], instruction: str, progress: Progress | None
+) -> Tensor:
+    """The logit of "yes" minus that of "no" (N,), after the prompt with each text. Long texts are truncated."""
+    check_tokenizer(tokenizer, "encode_batch")
+    yes, no, turn = (tokenizer.token_to_id(token) for token in ("yes", "no", "<|im_start|>"))
+    if yes is None or no is None or turn is None:
+        raise ValueError(
+            "rerank() needs a cross-encoder, or a decoder whose tokenizer has the tokens <|im_start|>, yes and no, "
+            "such as Qwen3-Reranker"
+        )
+    head, _, tail = (tokenizer.encode(part, add_special_tokens=False).ids for part in PROMPT)
+    limits = (model.config.context_length, getattr(model.embedding_settings, "max_length", None), 2**31)
+    room = max(min(limit for limit in limits if limit is not None) - len(head) - len(tail), 0)
+    with working(tokenizer):
+        encoded = tokenizer.encode_batch(
+            [PROMPT[1].format(instruction, query, text) for text in texts], add_special_tokens=False
+        )
+    prompts = check_prompts(model, [[*head, *encoding.ids[:room], *tail] for encoding in encoded])
+    scores = torch.empty(len(prompts))
+
+    def consume(logits: Tensor, rows: list[int], numbers: list[int], _: list[int]) -> None:
+        scores[numbers] = (logits[rows, yes].float() - logits[rows, no].float()).cpu()
+
+    predict(model, [Span(prompt, len(prompt), len(prompt) + 1) for prompt in prompts], consume, progress)
+    return scores
 
 
 def probabilities(scores: Tensor, problem_type: str | None) -> Tensor:

@@ -61,7 +61,8 @@ def embed(
     normalization, maximum length and default prompt follow the repository. Other models use the mean of the last
     layer's hidden states.
 
-    An encoder truncates a text at the maximum length. A decoder splits a text longer than its context length into
+    An encoder, or a decoder in a repository of sentence-transformers, truncates a text at the maximum length; the
+    special tokens that the tokenizer adds remain. Another decoder splits a text longer than its context length into
     overlapping windows, as in `score`: each token is preceded by at least half a context.
 
     Args:
@@ -98,7 +99,7 @@ def embed(
         pooling = (POOLS[pool],) if pool is not None else settings.pooling
         settings = replace(settings, pooling=pooling, dense=(), normalize=False)
     text = prompt_of(settings, prompt)
-    compute_all = encoder_embeddings if isinstance(model, Encoder) else decoder_embeddings
+    compute_all = embeddings_of_inputs if truncates(model) else embeddings_of_windows
     vectors = compute_all(model, tokenizer, list(texts), settings, layer, text, progress)
     return vectors if isinstance(vectors, list) else finished(vectors, settings, dimensions, normalize)
 
@@ -113,26 +114,34 @@ def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
     return settings.prompts.get(name, "")
 
 
+def truncates(model: Any) -> bool:
+    """Whether `embed` truncates long texts instead of splitting them into windows."""
+    return isinstance(model, Encoder) or model.embedding_settings is not None
+
+
 def embedded_ids(model: Any, tokenizer: Any, texts: Iterable[Text], prompt: str | None = None) -> list[list[int]]:
     """The token IDs of each text whose states `embed` computes, with the prompt; empty for a missing text."""
     settings = model.embedding_settings or EmbeddingSettings()
     text = prompt_of(settings, prompt)
-    if isinstance(model, Encoder):
-        inputs = encoder_inputs(model, tokenizer, list(texts), settings, text)
+    if truncates(model):
+        inputs = truncated_inputs(model, tokenizer, list(texts), settings, text)
         return [[] if row is None else row.ids for row in inputs]
     return ids_of_texts(model, tokenizer, [text + row if isinstance(row, str) else row for row in texts])
 
 
-def encoder_embeddings(
-    model: Encoder, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, layer: int, prompt: str,
+def embeddings_of_inputs(
+    model: Any, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, layer: int, prompt: str,
     progress: Progress | None,
 ) -> Tensor | list[Tensor]:  # fmt: skip
-    """The pooled hidden states of an encoder."""
-    inputs = encoder_inputs(model, tokenizer, texts, settings, prompt)
+    """The pooled hidden states of texts that are truncated at the maximum length."""
+    inputs = truncated_inputs(model, tokenizer, texts, settings, prompt)
     numbers = [number for number, row in enumerate(inputs) if row is not None]
     rows = [row for row in inputs if row is not None]
-    states = hidden_states(model, rows) if layer == -1 else hidden_states_of_layer(model, rows, layer)
-    size = getattr(model.config, "hidden_size")  # noqa: B009  # every encoder has it
+    if not isinstance(model, Encoder):
+        size, states = hidden_states_of_decoder(model, rows, layer)
+    else:
+        size = getattr(model.config, "hidden_size")  # noqa: B009  # every encoder has it
+        states = hidden_states(model, rows) if layer == -1 else hidden_states_of_layer(model, rows, layer)
     no_pooling = settings.pooling == ("none",)
     absent = torch.empty(0, size) if no_pooling else torch.full((size * len(settings.pooling),), torch.nan)
     results = [absent] * len(texts)
@@ -147,8 +156,8 @@ def encoder_embeddings(
     return torch.stack(results) if results else torch.empty(0, len(absent))
 
 
-def encoder_inputs(
-    model: Encoder, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, prompt: str
+def truncated_inputs(
+    model: Any, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, prompt: str
 ) -> list[Input | None]:
     """The input of each text; None for a missing text."""
     inputs: list[Input | None] = [None] * len(texts)
@@ -157,7 +166,7 @@ def encoder_inputs(
         rows = [texts[number].lower() if settings.lower_case else texts[number] for number in strings]
         encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
         for number, row in zip(strings, encoded, strict=True):
-            inputs[number] = row
+            inputs[number] = row if row.ids else None
     lists = [n for n, text in enumerate(texts) if not isinstance(text, str) and not is_missing(text)]
     for number, ids in zip(lists, ids_of_texts(model, tokenizer, [texts[n] for n in lists]), strict=True):
         if ids:
@@ -174,7 +183,24 @@ def hidden_states_of_layer(model: Encoder, inputs: Sequence[Input], layer: int) 
         yield i, states.compute(torch.tensor([row.ids], device=device), (number,))[number][0].float().cpu()
 
 
-def decoder_embeddings(
+def hidden_states_of_decoder(
+    model: Any, inputs: Sequence[Input], layer: int
+) -> tuple[int, Iterator[tuple[int, Tensor]]]:
+    """The size of hidden states in a layer, and (index, hidden states (T, C), float32) of each input."""
+    states = HiddenStates(model, "embed()")
+    number = states.number(layer)
+    windows = [Window(row.ids, 0, i, 0) for i, row in enumerate(inputs)]
+
+    def generate() -> Iterator[tuple[int, Tensor]]:
+        for batch in batches(windows, ragged=not states.encoder):
+            x = compute(states, [window.ids for window in batch], number)  # (B, T, C)
+            for window, row in zip(batch, x, strict=True):
+                yield window.text, row[: len(window.ids)].float().cpu()
+
+    return compute(states, [[0]], number).size(-1), generate()
+
+
+def embeddings_of_windows(
     model: Any, tokenizer: Any, texts: list[Any], settings: EmbeddingSettings, layer: int, prompt: str,
     progress: Progress | None,
 ) -> Tensor | list[Tensor]:  # fmt: skip

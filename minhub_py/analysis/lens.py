@@ -14,7 +14,7 @@ from torch import Tensor
 from minhub_py.analysis.attention import encode_text
 from minhub_py.analysis.hidden_states import HiddenStates
 from minhub_py.analysis.tokens import Text, token_strings
-from minhub_py.inference.arguments import model_of, whole
+from minhub_py.inference.arguments import decoder_of, whole
 from minhub_py.models.steps import Linear, Norm, Step
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def logit_lens(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredi
         ValueError: The model is an encoder-decoder; the text has no tokens or exceeds the context length; or as
             `embed`.
     """
-    model = model_of(model, "logit_lens()")
+    model = decoder_of(model, "logit_lens()")
     if model.encoder_decoder:
         raise ValueError(
             f"{model.config.TITLE}: the layers of an encoder predict no next token. embed(), in R text_embeddings(), "

@@ -12,7 +12,7 @@ from torch import Tensor
 from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
 from minhub_py.analysis.surprisal import refuse_encoder_decoder
 from minhub_py.analysis.tokens import encodings, token_strings
-from minhub_py.inference.arguments import model_of
+from minhub_py.inference.arguments import decoder_of
 from minhub_py.inference.generate import check_ids
 
 
@@ -45,7 +45,7 @@ def logprob_matrix(
         ValueError: The model is an encoder-decoder; the tokenizer does not match the model; a token ID is out of range;
             or `out` is not a .npy file.
     """
-    model = model_of(model, "logprob_matrix()")
+    model = decoder_of(model, "logprob_matrix()")
     refuse_encoder_decoder(model)
     items: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     if all(isinstance(text, str) for text in items):

@@ -23,7 +23,7 @@ from minhub_py.analysis.predictions import Progress, Span, log_normalizers, pred
 from minhub_py.analysis.scores import Scores
 from minhub_py.analysis.tokens import encodings, is_missing, token_strings
 from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters
-from minhub_py.inference.arguments import check_tokenizer, model_of, whole
+from minhub_py.inference.arguments import check_tokenizer, decoder_of, whole
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
@@ -74,7 +74,7 @@ def word_logprobs(
         ValueError: The model is an encoder-decoder or not a model of this package; the tokenizer does not match the
             model; columns differ in length; or a word has white space next to a `sep` that is a space.
     """
-    model = model_of(model, "word_logprobs()")
+    model = decoder_of(model, "word_logprobs()")
     refuse_encoder_decoder(model)
     words = as_texts("words", words)
     texts = texts_of_words(words, by, word_n, context)
@@ -117,7 +117,7 @@ def target_logprobs(
     Raises:
         ValueError: As in `word_logprobs`, except that encoder-decoders are supported.
     """
-    model = model_of(model, "target_logprobs()")
+    model = decoder_of(model, "target_logprobs()")
     contexts, targets = as_texts("contexts", contexts), as_texts("targets", targets)
     if len(contexts) != len(targets):
         raise ValueError(f"{len(targets)} targets for {len(contexts)} contexts: pass one target per context")
@@ -149,7 +149,7 @@ def next_tokens(
     Raises:
         ValueError: A context has no tokens; or the model or the tokenizer is invalid, as in `word_logprobs`.
     """
-    model = model_of(model, "next_tokens()")
+    model = decoder_of(model, "next_tokens()")
     n = min(whole("n", n, 1), model.config.vocab_size)
     prompts: list[Any] = [contexts] if isinstance(contexts, str) else list(contexts)
     if prompts and all(isinstance(text, str) for text in prompts):

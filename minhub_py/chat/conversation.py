@@ -25,7 +25,7 @@ from typing import Any, Literal
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
-from minhub_py.inference.arguments import check_tokenizer, is_text, is_whole, model_of, whole
+from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, is_whole, whole
 from minhub_py.inference.batch import Batch, CachedPrefix, Event
 from minhub_py.inference.grammar import Vocabulary
 from minhub_py.inference.limits import stop_strings
@@ -175,7 +175,7 @@ class Chat:
         context: int | None = None,
         **settings: Any,
     ) -> None:
-        self.model = model_of(model, "Chat()")
+        self.model = decoder_of(model, "Chat()")
         check_tokenizer(tokenizer, "decode")
         if self.model.encoder_decoder:
             raise ValueError("Chat() does not support encoder-decoder models: use generate()")

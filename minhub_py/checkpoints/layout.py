@@ -11,7 +11,14 @@ from minhub_py.system.printable import printable
 # Formats of weights in order of preference; only the first is used. An index lists its shards.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # Tokenizer formats that are used only without a tokenizer.json.
-OLDER_TOKENIZERS = ("tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json")
+OLDER_TOKENIZERS = (
+    "tokenizer.model",
+    "spiece.model",
+    "qwen.tiktoken",
+    "tekken.json",
+    "sentencepiece.bpe.model",
+    "vocab.txt",
+)
 # In download order, before config.json and the weights: a folder with config.json has all of these, and a folder with
 # all weights is complete. Offline calls, which cannot ask the Hub for the list of files, rely on this order.
 COMPANIONS = (

@@ -88,7 +88,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     dense: list[Dense] = []
     for module in modules:
         kind, path = str(module.get("type")).rpartition(".")[2], str(module.get("path", ""))
-        if kind == "Transformer":
+        if kind in ("Transformer", "LogitScore"):  # the latter scores "yes" against "no", as rerank() does
             continue
         if kind == "Pooling":
             pooling, include_prompt = read_pooling(inside(folder, path) / "config.json")

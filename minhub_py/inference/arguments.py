@@ -31,6 +31,24 @@ def model_of(model: object, call: str) -> Any:
     raise ValueError(f"{call} takes models of this package, not {kind.__name__}: load one with from_pretrained(…)")
 
 
+def decoder_of(model: object, call: str) -> Any:
+    """`model_of` for calls that predict next tokens. ValueError: also for an encoder, or without output head."""
+    result = model_of(model, call)
+    refuse_encoder(result, call)
+    if result.without_head:
+        raise ValueError(f"{call} needs a model with an output head, which this checkpoint does not have: use embed()")
+    return result
+
+
+def refuse_encoder(model: Any, call: str) -> None:
+    """ValueError: the model, or its class, is an encoder, which predicts no next token."""
+    if getattr(model, "encoder_only", False):
+        raise ValueError(
+            f"{call} needs a model that predicts the next token, and this one is an encoder: use embed() for vectors "
+            "of texts, or masked_tokens() for predictions of masked tokens"
+        )
+
+
 def check_tokenizer(tokenizer: object, method: str) -> None:
     """ValueError: neither a `tokenizers.Tokenizer` nor another object with a method of this name."""
     if hasattr(tokenizer, "backend_tokenizer"):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.inference.arguments import model_of, whole
+from minhub_py.inference.arguments import decoder_of, whole
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
@@ -61,7 +61,7 @@ def generate(
         ValueError: an empty prompt, a token ID outside the vocabulary, a setting with a wrong type or out of range, a
             model of another package, or logits that are NaN or infinite.
     """
-    model = model_of(model, "generate()")
+    model = decoder_of(model, "generate()")
     texts = check_prompts(model, prompts)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
@@ -91,7 +91,7 @@ def stream(
     `prompt` is a list of token IDs and `seed` an integer or None; see `generate` for the other arguments. Errors in
     arguments are raised by the call, not by the first token.
     """
-    model = model_of(model, "stream()")
+    model = decoder_of(model, "stream()")
     text = check_ids(model, prompt, None)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
@@ -124,7 +124,7 @@ def score(
             the number of prompts, an encoder-decoder without targets, a model of another package, or logits that are
             NaN or infinite.
     """
-    model = model_of(model, "score()")
+    model = decoder_of(model, "score()")
     texts = check_prompts(model, prompts)
     if targets is not None:
         pairs = list(zip(texts, check_targets(model, targets, len(texts)), strict=True))

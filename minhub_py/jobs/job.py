@@ -17,6 +17,7 @@ import click
 
 from minhub_py import __version__
 from minhub_py.checkpoints.fingerprint import fingerprint, sha256
+from minhub_py.inference.arguments import refuse_encoder
 from minhub_py.jobs import sources
 from minhub_py.jobs.chunks import Parts, remove
 from minhub_py.jobs.executors import Chunk, Worker, run_in_process, run_in_processes
@@ -207,6 +208,8 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
     def check(files: "Checkpoint") -> None:
         read_tokenizer(files.path)
         architecture, _ = describe(files)
+        if job.task != "embed":
+            refuse_encoder(architecture.Model, f"{job.task}()")
         if not architecture.Model.encoder_decoder:
             check_separators(job, inputs)
 

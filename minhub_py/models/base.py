@@ -88,6 +88,8 @@ class LanguageModel(nn.Module):
 
     config: ModelConfig
     encoder_decoder = False
+    encoder_only = False
+    without_head = False  # an embedding model, whose checkpoint has no output head
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the sampling settings.
     generation_config: Mapping[str, Any] = MappingProxyType({})
     # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py); None: the default.
@@ -191,6 +193,7 @@ class Encoder(LanguageModel):
     Notation: B batch rows, T positions, C channels, V vocabulary.
     """
 
+    encoder_only = True
     config: EncoderConfig
     head: nn.Module | None
 
@@ -204,7 +207,8 @@ class Encoder(LanguageModel):
 
         attention_mask: (B, T), 1 or True for tokens and 0 or False for padding; default: no padding. Results at padding
         tokens are meaningless.
-        token_type_ids: (B, T), the segment of each token in a pair of texts; default: 0.
+        token_type_ids: (B, T), the segment of each token in a pair of texts; default: 0. Models without token types
+        ignore it.
         TypeError, ValueError: as for other models, or a mask or token types that do not fit.
         """
         x = self.hidden_states(idx, attention_mask, token_type_ids)

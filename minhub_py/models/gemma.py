@@ -1,4 +1,4 @@
-"""Gemma, Gemma 2 and the text model of Gemma 3, in one file.
+"""Gemma, Gemma 2, the text model of Gemma 3, and EmbeddingGemma, in one file.
 
 Sources
     Gemma Team (2024), "Gemma"; (2024), "Gemma 2"; (2025), "Gemma 3 Technical Report".
@@ -15,10 +15,12 @@ Differences from similar architectures
     gemma3_text   as gemma2, with norms of q and k instead of soft caps; five of six layers are local, with a smaller
                   rope_theta
 
+    EmbeddingGemma is a gemma3_text with bidirectional attention, an encoder of texts.
+
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
     C channels, hidden_size    H query heads    G KV heads    D head size    V vocabulary
-    W window, which includes the current position
+    W window, which includes the current position; of a bidirectional model, the positions on each side
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,12 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import ACTIVATIONS, Encoder, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
-from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import Add, Attend, Embed, Gate, HiddenStates, Linear, Logits, Norm, Rotate, Step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -47,6 +49,7 @@ class Attention(nn.Module):
         self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.num_key_value_heads
         self.window, self.kind = config.windows[layer], config.kinds[layer]
         self.scale, self.softcap, self.dropout = config.score_scale, config.score_cap, config.attention_dropout
+        self.causal = not config.bidirectional
         normed = config.model_type == "gemma3_text"
         self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
         self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
@@ -64,8 +67,9 @@ class Attention(nn.Module):
         q, k = rotation(q, k)
         dropout = self.dropout if self.training else 0.0
         y = past.attend(
-            self.layer, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap, dropout=dropout
-        )  # (B, H, T, D)
+            self.layer, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap, causal=self.causal,
+            dropout=dropout,
+        )  # fmt: skip  # (B, H, T, D)
         return self.o_proj(merge_heads(y))
 
 
@@ -114,7 +118,7 @@ class Gemma(LanguageModel):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
         # A tied head is the token embedding itself and has no parameter.
-        tied = config.tie_word_embeddings
+        tied = config.tie_word_embeddings or config.bidirectional
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.init_weights(config.initializer_range)
 
@@ -132,12 +136,18 @@ class Gemma(LanguageModel):
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         return [
             KeyValues(self.config.num_key_value_heads, self.config.head_dim, window) for window in self.config.windows
         ]
 
     def steps(self) -> Iterator[Step]:
+        yield from self.body_steps()
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        yield Logits(head, softcap=self.config.final_logit_softcapping)
+
+    def body_steps(self) -> Iterator[Step]:
+        """The steps of `body`."""
         block: Any
         yield Embed(self.embed_tokens, scale=self.config.hidden_size**0.5)
         for block in self.layers:
@@ -147,15 +157,34 @@ class Gemma(LanguageModel):
             yield Norm(block.input_layernorm)
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
             yield Rotate(*heads, self.ropes[attn.kind], attn.q_norm, attn.k_norm)
-            yield Attend(*heads, attn.scale, attn.window, attn.softcap, dropout=attn.dropout)
+            yield Attend(*heads, attn.scale, attn.window, attn.softcap, causal=attn.causal, dropout=attn.dropout)
             yield Add(attn.o_proj, block.post_attention_layernorm if four else None)
             yield Norm(block.pre_feedforward_layernorm if four else block.post_attention_layernorm)
             yield Linear([mlp.gate_proj, mlp.up_proj])
             yield Gate(self.config.activation)
             yield Add(mlp.down_proj, block.post_feedforward_layernorm)
         yield Norm(self.norm)
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        yield Logits(head, softcap=self.config.final_logit_softcapping)
+
+
+class EmbeddingGemma(Encoder, Gemma):
+    """Gemma 3 with bidirectional attention. It computes hidden states, without a cache and without logits."""
+
+    config: "GemmaConfig"
+
+    def __init__(self, config: "GemmaConfig") -> None:
+        super().__init__(config)
+        self.head = None
+
+    @property
+    def token_embedding(self) -> nn.Module:
+        return self.embed_tokens
+
+    def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
+        return Gemma.body(self, idx, past)
+
+    def steps(self) -> Iterator[Step]:
+        yield from self.body_steps()
+        yield HiddenStates(self.config.hidden_size)
 
 
 NEWER = ("gemma2", "gemma3_text")  # model types with the settings of Gemma 2
@@ -169,7 +198,6 @@ class GemmaConfig:
     """The settings of config.json that change the result. Defaults: Gemma 7B."""
 
     TITLE: ClassVar = "Gemma"
-    ONLY_VALUE: ClassVar = {"use_bidirectional_attention": False}
     NO_EFFECT: ClassVar = frozenset({"cache_implementation", "sliding_window_size"})
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "gemma": {},
@@ -207,6 +235,7 @@ class GemmaConfig:
     )
     # "full_attention" or "sliding_attention"
     layer_types: list[str] | None = field(default=None, metadata={"model_types": NEWER})
+    use_bidirectional_attention: bool | None = field(default=None, metadata={"model_types": ("gemma3_text",)})
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
@@ -222,6 +251,26 @@ class GemmaConfig:
             raise ValueError("Gemma: there are layers of sliding_attention, but sliding_window is null")
         for rope in self.ropes.values():
             rotary.check("Gemma", rope)
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether all tokens attend to all tokens, or to those within the window on both sides: an encoder."""
+        return bool(self.use_bidirectional_attention)
+
+    @property
+    def architectures(self) -> list[str] | None:
+        """See `EncoderConfig`."""
+        return None
+
+    @property
+    def head(self) -> str | None:
+        """See `EncoderConfig`."""
+        return None
+
+    @property
+    def labels(self) -> list[str]:
+        """See `EncoderConfig`."""
+        return []
 
     @property
     def activation(self) -> str:
@@ -253,7 +302,10 @@ class GemmaConfig:
     @property
     def windows(self) -> list[int | None]:
         """The window of each layer, in positions; None for all previous positions."""
-        return [self.sliding_window if kind == SLIDING else None for kind in self.kinds]
+        window = self.sliding_window
+        if self.bidirectional and window is not None:  # the number counts the positions on both sides
+            window = window // 2 + 1
+        return [window if kind == SLIDING else None for kind in self.kinds]
 
     @property
     def ropes(self) -> dict[str, dict[str, Any]]:
@@ -285,6 +337,8 @@ class GemmaConfig:
         if not first:
             settings["layer_types"] = self.kinds
         architecture = {"gemma": "Gemma", "gemma2": "Gemma2"}.get(self.model_type, "Gemma3") + "ForCausalLM"
+        if self.bidirectional:
+            architecture = "Gemma3TextModel"
         return {"architectures": [architecture], **settings}
 
     @property

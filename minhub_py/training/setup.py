@@ -343,14 +343,14 @@ def load_model(
     torch.manual_seed(settings.seed)
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     config = settings.fresh_config(entry, vocab_size, tokenizer.token_to_id("<|endoftext|>"))
-    return entry.architecture, entry.architecture.Model(config)
+    return entry.architecture, entry.architecture.new(config)
 
 
 def load_checkpoint(checkpoint: Checkpoint, settings: Settings | None = None) -> tuple[Architecture, LanguageModel]:
     """A checkpoint's model, with the dropout of `settings`."""
     architecture, model, meta = fit(checkpoint)
     if settings is not None:
-        model = skeleton(architecture, settings.tuned_config(architecture, model.config))
+        model = skeleton(architecture.new, settings.tuned_config(architecture, model.config))
     tensors = with_values(meta, checkpoint)
     # Contiguous float32 tensors train fastest.
     state = {name: tensors[name].to(torch.float32, copy=True).contiguous() for name in model.state_dict()}

@@ -58,7 +58,7 @@ def _fresh(architecture: Any, config: Any, seed: int) -> Any:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return architecture.Model(config)
+        return architecture.new(config)
 
 
 def _commit(identifier: str, folder: Path) -> str | None:

@@ -209,7 +209,7 @@ def described(folder: Path, given: Settings) -> tuple[Any, Any]:
 def test_it_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
     given, published = READ[name]
     family, config = described(tmp_path, given)
-    ours = skeleton(family, config)
+    ours = skeleton(family.Model, config)
     count = count_of(ours)
     assert published in (count, None)
 

@@ -129,7 +129,7 @@ class Drawn(Mapping[str, Tensor]):
 def large(tmp_path: Path) -> Iterator[Path]:
     """GPT-2 124M with fewer tokens: 405 MB of float32 in five shards."""
     config = GPT2Config(vocab_size=20_000)
-    shapes = weights_map.to_hub("gpt2", skeleton(ARCHITECTURES["gpt2"], config).state_dict())
+    shapes = weights_map.to_hub("gpt2", skeleton(ARCHITECTURES["gpt2"].Model, config).state_dict())
     folder = tmp_path / "hub"
     write_checkpoint(folder, Drawn(shapes), config.to_hub(), meta=shapes, max_shard_size=90 * MB)
     yield folder

@@ -217,7 +217,7 @@ def test_a_published_config_is_read_as_transformers_reads_it(tmp_path: Path) -> 
     settings = AutoConfig.for_model(**text)
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(settings)
-    ours = skeleton(family, config)
+    ours = skeleton(family.Model, config)
     shapes = {key: tensor.shape for key, tensor in weights_map.to_hub(family.model_type, ours.state_dict()).items()}
     assert shapes == {key: tensor.shape for key, tensor in theirs.state_dict().items()}
     torch.testing.assert_close(torch.tensor(ours.rope.frequencies), type(theirs.model.rotary_emb)(settings).inv_freq)

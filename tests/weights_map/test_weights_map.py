@@ -41,16 +41,18 @@ PUBLISHED = [name for family in ARCHITECTURES.values() for name in family.preset
 
 def reference(name: str) -> dict[str, torch.Tensor]:
     """The state dict that transformers saves for a published size, on the meta device."""
-    _, config = preset(name)
+    architecture, config = preset(name)
     hub = config.to_hub()
-    hub.pop("architectures")
+    [kind] = hub.pop("architectures")
     settings = transformers.AutoConfig.for_model(hub.pop("model_type"), **hub)
     # The state dict of an encoder-decoder has the embedding three times; config.json ties the head.
     again = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"} if settings.is_encoder_decoder else set()
     auto = transformers.AutoModelForSeq2SeqLM if settings.is_encoder_decoder else transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = auto.from_config(settings)
+        model = getattr(transformers, kind)(settings) if architecture.is_encoder else auto.from_config(settings)
     left_out = again | ({"lm_head.weight"} if config.tie_word_embeddings else set())
+    if architecture.is_encoder:
+        left_out = {key for key in model.state_dict() if "pooler" in key} | set(model.all_tied_weights_keys)
     tensors = {key: tensor for key, tensor in model.state_dict().items() if key not in left_out}
     if hub.get("quantization_config"):  # GPT-OSS's experts: in memory floats, in files MXFP4
         for key in [key for key in tensors if key.endswith(("gate_up_proj", "down_proj"))]:
@@ -64,7 +66,7 @@ def reference(name: str) -> dict[str, torch.Tensor]:
 def test_tables_convert_published_sizes_in_both_directions(name: str) -> None:
     family, config = preset(name)
     theirs = {key: tensor for key, tensor in reference(name).items() if not key.endswith(".attention.bias")}
-    ours = skeleton(family, config).state_dict()
+    ours = skeleton(family.Model, config).state_dict()
     native = weights_map.to_native(family.model_type, theirs, config)
     check_shapes(native, ours)
     back = weights_map.to_hub(family.model_type, ours, config)
@@ -79,7 +81,8 @@ def test_tables_convert_published_sizes_in_both_directions(name: str) -> None:
      ("gpt-neo-125m", 125_198_592), ("gpt-neo-1.3B", 1_315_575_808), ("gpt-neo-2.7B", 2_651_307_520)],
 )  # fmt: skip
 def test_published_sizes_have_the_published_parameter_counts(name: str, count: int) -> None:
-    assert sum(parameter.numel() for parameter in skeleton(*preset(name)).parameters()) == count
+    architecture, config = preset(name)
+    assert sum(parameter.numel() for parameter in skeleton(architecture.Model, config).parameters()) == count
 
 
 def test_lstm_converts_in_both_directions() -> None:
@@ -467,10 +470,12 @@ def test_integer_and_float_dtypes_are_not_interchangeable() -> None:
 
 def test_rows_of_each_table_have_unique_names() -> None:
     assert set(weights_map.tables) == {family.model_type for family in ARCHITECTURES.values()}
-    for table in weights_map.tables.values():
-        for side in ("hub", "native"):
-            names = [template for row in table.rows for template in row.templates(side)]
-            assert len(names) == len(set(names))
+    for every in weights_map.tables.values():
+        for head in {row.head for row in every.rows}:
+            table = every.for_head(head)
+            for side in ("hub", "native"):
+                names = [template for row in table.rows for template in row.templates(side)]
+                assert len(names) == len(set(names))
 
 
 def test_mxfp4_unpacking_matches_transformers() -> None:

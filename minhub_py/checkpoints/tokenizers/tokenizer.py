@@ -4,12 +4,17 @@
     vocab.json, merges.txt              byte-level BPE (GPT-2); without merges.txt, characters
     tokenizer.model, spiece.model       SentencePiece (Llama 2, Mistral, T5), or tiktoken (Llama 3)
     qwen.tiktoken, tekken.json          tiktoken, and Mistral's format
+    sentencepiece.bpe.model, vocab.txt  SentencePiece and WordPiece of encoders (encoder_tokenizer)
     vocab.dat, rules.dat                word-level BPE of christianb93's MLLM
     model.gguf                          a GGUF file
 
 For formats with incomplete special tokens, tokenizer_config.json, special_tokens_map.json and added_tokens.json add
 them. add_bos_token and add_eos_token in these files determine the tokens around a text. The defaults are the
 reference implementations'.
+
+A tokenizer.json is complete: tokenizer_config.json does not change it. In transformers, the settings do_lower_case,
+strip_accents and tokenize_chinese_chars of tokenizer_config.json override a BERT tokenizer.json: files that contradict
+each other give other token IDs there.
 
 Sources: Sennrich et al. (2016) for BPE; Radford et al. (2019) for byte-level BPE.
 """
@@ -30,6 +35,13 @@ from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.layout import OLDER_TOKENIZERS, folder_gguf_hint
 from minhub_py.checkpoints.storage import read_json, read_object
+from minhub_py.checkpoints.tokenizers.encoder_tokenizer import (
+    FAMILIES,
+    family_of,
+    read_wordpiece,
+    surround_pairs,
+    unigram_tokenizer,
+)
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import gguf_tokenizer, hub_files, tokenizer_settings
 from minhub_py.checkpoints.tokenizers.sentencepiece import (
     UNIGRAM,
@@ -113,10 +125,15 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / name).exists():
                 settings |= read_object(folder / name)
-        read = read_vocabulary if path.name == "vocab.json" else read_model
-        tokenizer, convention = read(path, settings)
-        add_tokens(tokenizer, folder, settings)
-        surround(tokenizer, settings, convention)
+        config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
+        family = family_of(path, settings.get("tokenizer_class"), config.get("model_type"))
+        if family is not None:
+            tokenizer = read_encoder(path, family, settings)
+        else:
+            read = read_vocabulary if path.name == "vocab.json" else read_model
+            tokenizer, convention = read(path, settings)
+            add_tokens(tokenizer, folder, settings)
+            surround(tokenizer, settings, convention)
     FILES[tokenizer] = path
     return tokenizer
 
@@ -156,6 +173,31 @@ def read_vocabulary(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer,
     prefix = bool(settings.get("add_prefix_space"))
     tokenizer = byte_level_bpe(vocabulary, read_merges(merges), add_prefix_space=prefix)
     return tokenizer, Convention("<|endoftext|>", "<|endoftext|>")
+
+
+def read_encoder(path: Path, family: str, settings: Mapping[str, Any]) -> Tokenizer:
+    """Load the tokenizer of an encoder, with its special tokens. ValueError: a file is corrupt."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    settings = {**FAMILIES[family].tokens, **given}
+    names = {name: content(settings[name]) for name in FAMILIES[family].tokens}
+    mask = settings["mask_token"]
+    if isinstance(mask, str) and isinstance(FAMILIES[family].tokens["mask_token"], dict):
+        settings["mask_token"] = {"content": mask, "lstrip": True}
+    start, end, unknown = (names[name] or "" for name in ("cls_token", "sep_token", "unk_token"))
+    if path.name == "vocab.json":
+        tokenizer, _ = read_vocabulary(path, settings)
+    elif path.name == "vocab.txt":
+        with parsing(path):
+            tokenizer = read_wordpiece(path, {**settings, "unk_token": unknown})
+    else:
+        model = read_sentencepiece(path)
+        with parsing(path):
+            tokenizer = unigram_tokenizer(model, family, settings)
+    add_tokens(tokenizer, path.parent, settings)
+    with parsing(path):
+        surround_pairs(tokenizer, family, start, end, prefix=bool(settings.get("add_prefix_space")))
+        tokenizer.decode(tokenizer.encode("").ids)
+    return tokenizer
 
 
 def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Convention]:
@@ -357,6 +399,8 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) 
     ValueError: an added token's ID is not the next one.
     """
     special_values = [value for key, value in settings.items() if key.endswith("_token")]
+    # Spaces before these tokens belong to them: RoBERTa's <mask>.
+    with_space = {content(value) for value in special_values if isinstance(value, dict) and value.get("lstrip") is True}
     extra = settings.get("additional_special_tokens")
     special_values += extra if isinstance(extra, list) else []
     added = read_object(folder / "added_tokens.json") if (folder / "added_tokens.json").exists() else {}
@@ -371,7 +415,9 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) 
     special_ids = {name: id for name in special if (id := tokenizer.token_to_id(name)) is not None}
     in_order = sorted((special_ids | added).items(), key=lambda item: item[1])
     # In one call: each call rebuilds the library's search structure.
-    tokenizer.add_tokens([AddedToken(name, special=name in special, normalized=False) for name, _ in in_order])
+    tokenizer.add_tokens(
+        [AddedToken(name, special=name in special, normalized=False, lstrip=name in with_space) for name, _ in in_order]
+    )
     for name, expected in in_order:
         if tokenizer.token_to_id(name) != expected:
             raise ValueError(

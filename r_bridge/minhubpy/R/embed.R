@@ -10,8 +10,8 @@
 #' `encode()`: pooling, dense layers, normalization, maximum length and default
 #' prompt follow the repository.
 #'
-#' A text encoder such as BERT truncates a text at its maximum length. Other
-#' models process texts longer than their context in overlapping windows, as in
+#' Text encoders such as BERT, and these repositories, truncate a text at the
+#' maximum length. Other models process texts longer than their context in overlapping windows, as in
 #' [token_logprobs()]. Esc or Ctrl-C interrupts a long call; the session and the
 #' model remain usable.
 #'

@@ -160,6 +160,14 @@ distilbert_from_pretrained <- pretrained_of("distilbert")
 #' @export
 electra_from_pretrained <- pretrained_of("electra")
 
+#' @rdname from_pretrained
+#' @export
+mpnet_from_pretrained <- pretrained_of("mpnet")
+
+#' @rdname from_pretrained
+#' @export
+modernbert_from_pretrained <- pretrained_of("modernbert")
+
 load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
@@ -328,6 +336,14 @@ electra <- random_model_of("electra")
 
 #' @rdname gpt2
 #' @export
+mpnet <- random_model_of("mpnet")
+
+#' @rdname gpt2
+#' @export
+modernbert <- random_model_of("modernbert")
+
+#' @rdname gpt2
+#' @export
 gpt2_from_config <- from_config_of("gpt2")
 
 #' @rdname gpt2
@@ -433,6 +449,14 @@ distilbert_from_config <- from_config_of("distilbert")
 #' @rdname gpt2
 #' @export
 electra_from_config <- from_config_of("electra")
+
+#' @rdname gpt2
+#' @export
+mpnet_from_config <- from_config_of("mpnet")
+
+#' @rdname gpt2
+#' @export
+modernbert_from_config <- from_config_of("modernbert")
 
 new_random_model <- function(family, config, seed) {
   config <- plain_config(config, paste0(family, "(vocab_size = 65)"))

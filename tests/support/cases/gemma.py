@@ -51,7 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
                            "hidden_activation": "gelu", "rms_norm_eps": 0.1},
 }  # fmt: skip
 REFUSED = (
-    ({"use_bidirectional_attention": True}, "sets use_bidirectional_attention to True"),
+    ({"use_bidirectional_attention": True}, "a gemma model has no use_bidirectional_attention"),
+    ({"is_causal": False}, "sets is_causal to False"),
     ({"head_dim": 7}, "must be even"),
     ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
     ({"hidden_act": "mish"}, "hidden_act 'mish' is not one of"),
