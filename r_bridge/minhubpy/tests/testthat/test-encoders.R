@@ -96,7 +96,7 @@ test_that("functions that predict the next token refuse an encoder and name the 
   expect_refused(target_logprobs(model, "the", "king"), message)
   expect_refused(logprob_matrix(model, "the king"), message)
   expect_refused(logit_lens(model, "the king"), message)
-  expect_refused(minhub_chat(model)$say("the king"), message)
+  expect_refused(minhub_chat(model), message)
 })
 
 test_that("embeddings follow the repository, and arguments override it", {
