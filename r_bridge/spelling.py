@@ -14,8 +14,8 @@ R_NAMES = {"start": "from"}
 
 # Python's functions with another name in R.
 R_FUNCTIONS = {
-    "embed": "text_embeddings", "score": "token_logprobs", "classify": "classify_texts", "similarity": "text_similarity",
-    "search": "text_search", "Chat": "minhub_chat",
+    "embed": "text_embeddings", "score": "token_logprobs", "classify": "classify_texts",
+    "similarity": "text_similarity", "search": "text_search", "Chat": "minhub_chat",
 }  # fmt: skip
 _FUNCTION = re.compile(rf"(?<![\w.])({'|'.join(R_FUNCTIONS)})\(\)")
 
