@@ -104,6 +104,11 @@ def embed(
     return vectors if isinstance(vectors, list) else finished(vectors, settings, dimensions, normalize)
 
 
+def truncates(model: Any) -> bool:
+    """Whether texts are truncated at the maximum length, instead of being divided into windows."""
+    return isinstance(model, Encoder) or model.embedding_settings is not None
+
+
 def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
     """The text of a prompt. ValueError: the repository has no such prompt."""
     if name is None:
@@ -112,11 +117,6 @@ def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
         names = ", ".join(settings.prompts) or "none"
         raise ValueError(f"the repository has no prompt {brief(name)}; its prompts are: {names}")
     return settings.prompts.get(name, "")
-
-
-def truncates(model: Any) -> bool:
-    """Whether `embed` truncates long texts instead of splitting them into windows."""
-    return isinstance(model, Encoder) or model.embedding_settings is not None
 
 
 def embedded_ids(model: Any, tokenizer: Any, texts: Iterable[Text], prompt: str | None = None) -> list[list[int]]:

@@ -18,7 +18,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from torch import Tensor
 
-from minhub_py.analysis.embeddings import embed, encoder_inputs, prompt_of
+from minhub_py.analysis.embeddings import embed, prompt_of, truncated_inputs
 from minhub_py.analysis.encoders import Input, finished, inputs_of, pooled
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
@@ -113,7 +113,7 @@ async def encode_texts(
 
     def encoded(group: Sequence[str]) -> Sequence[Input | None]:
         if served.is_encoder:
-            return encoder_inputs(served.model, served.tokenizer, list(group), settings, prompt)
+            return truncated_inputs(served.model, served.tokenizer, list(group), settings, prompt)
         lists = [encode(served.tokenizer, prompt + text, release_gil=True) for text in group]
         return [Input(ids[:limit], [], removed=max(len(ids) - limit, 0)) for ids in lists]
 
