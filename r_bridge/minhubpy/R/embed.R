@@ -6,7 +6,7 @@
 #' [stats::hclust()] and any classifier.
 #'
 #' For repositories of the Python package sentence-transformers, such as
-#' `"sentence-transformers/all-MiniLM-L6-v2"`, the defaults are those of its
+#' `"sentence-transformers/all-MiniLM-L6-v2"`, the defaults follow its
 #' `encode()`: pooling, dense layers, normalization, maximum length and default
 #' prompt follow the repository.
 #'

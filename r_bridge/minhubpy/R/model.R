@@ -508,7 +508,7 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #' [as_torch_module()] for training. `model(x = idx)` is equivalent, for
 #' compatibility with the package minhub.
 #'
-#' For a text encoder such as BERT, the result is that of the checkpoint's head:
+#' A text encoder such as BERT returns the result of the checkpoint's head:
 #' logits (batch, position, vocabulary) of a masked language model, scores (batch,
 #' label) of a classifier of texts, or scores (batch, position, label) of a
 #' classifier of tokens. Without a head, the result contains the hidden states
