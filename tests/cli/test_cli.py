@@ -365,8 +365,8 @@ def test_errors_of_the_hub(hub: HubServer, model_files: dict[str, bytes]) -> Non
     hub.add("owner/tiny", model_files)
     assert "has no revision 'v9'" in failed("download", "owner/tiny", "--revision", "v9")
     config = json.loads(model_files["config.json"])
-    hub.add("owner/other", {**model_files, "config.json": json.dumps({**config, "model_type": "bert"}).encode()})
-    assert "model_type is 'bert', which is not supported; supported types: gpt2, gpt_neo, " in failed(
+    hub.add("owner/other", {**model_files, "config.json": json.dumps({**config, "model_type": "albert"}).encode()})
+    assert "model_type is 'albert', which is not supported; supported types: gpt2, gpt_neo, " in failed(
         "generate", "owner/other", "x"
     )
     hub.add("owner/odd", {**model_files, "config.json": json.dumps({**config, "n_wings": 2}).encode()})

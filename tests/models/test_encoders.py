@@ -5,6 +5,8 @@ by thousands of times the tolerance. Texts have the maximum length, beyond any w
 """
 
 import json
+import re
+import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 from encoder_cases import ENCODERS
 from pairs import in_pairs
 from random_weights import draw
@@ -22,6 +25,8 @@ from transformers import AutoConfig
 
 import minhub_py
 import weights_map
+from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
+from minhub_py.cli.main import main
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder, encoder_runner
 from minhub_py.inspection import inspect, verify
@@ -351,7 +356,7 @@ def test_quantized_encoders(load, name: str, kind: str) -> None:
     # Between the runners the sums of rounded activations differ by a unit of the rounding.
     assert_close(result, TorchEncoder(quantized).hidden_states(texts, types), 5e-3)
     error = ((result - expected).square().mean() / expected.square().mean()).sqrt()
-    assert 0 < error < (0.1 if kind == "int8" else 0.6)
+    assert 0 < error < (0.1 if kind == "int8" else 0.8)
     single = [runner.hidden_states([ids], types and [types[row]]) for row, ids in enumerate(texts)]
     assert torch.equal(torch.cat(single), result)
 
@@ -402,6 +407,63 @@ def test_masks_and_types_must_fit(load) -> None:
         model(ids, token_type_ids=torch.zeros(3).long())
     with pytest.raises(ValueError, match="51 positions; this model has 50"):
         model(torch.full((1, 51), 7))
+
+
+# Calls that predict the next token
+
+NEXT_TOKEN = {
+    "generate()": lambda model, tokenizer: minhub_py.generate(model, [[5, 6]], 3),
+    "stream()": lambda model, tokenizer: list(minhub_py.stream(model, [5, 6], 3)),
+    "score()": lambda model, tokenizer: minhub_py.score(model, [[5, 6]]),
+    "word_logprobs()": lambda model, tokenizer: minhub_py.word_logprobs(model, tokenizer, ["a rose"]),
+    "target_logprobs()": lambda model, tokenizer: minhub_py.target_logprobs(model, tokenizer, ["a"], ["rose"]),
+    "next_tokens()": lambda model, tokenizer: minhub_py.next_tokens(model, tokenizer, ["a"]),
+    "logprob_matrix()": lambda model, tokenizer: minhub_py.logprob_matrix(model, tokenizer, "a rose"),
+    "logit_lens()": lambda model, tokenizer: minhub_py.logit_lens(model, tokenizer, "a rose"),
+    "Chat()": minhub_py.Chat,
+}
+
+
+@pytest.mark.parametrize("call", NEXT_TOKEN)
+def test_calls_that_predict_the_next_token_refuse_encoders(load, call: str) -> None:
+    _, model, _ = load("bert", "masked_lm")
+    message = rf"^{re.escape(call)} needs .* this one is an encoder: use embed\(\) .* or masked_tokens\(\)"
+    with pytest.raises(ValueError, match=message):
+        NEXT_TOKEN[call](model, train_byte_level_bpe(["a rose is a rose"], 260))
+
+
+def test_commands_that_predict_the_next_token_refuse_encoders(load, tmp_path: Path) -> None:
+    _, _, folder = load("roberta", "masked_lm")
+    here = tmp_path / "encoder"
+    shutil.copytree(folder, here)
+    train_byte_level_bpe(["a rose is a rose is a rose"], 61 + 200).save(str(here / "tokenizer.json"))
+    texts = tmp_path / "texts.csv"
+    texts.write_text("text\na rose\n")
+    for arguments in (
+        ["generate", str(here), "rose"],
+        ["score", str(here), str(texts)],
+        ["generate", str(here), str(texts), "--out", str(tmp_path / "out.csv")],
+        ["score", str(here), str(texts), "--out", str(tmp_path / "out.csv")],
+    ):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 1, (arguments, result.output)
+        assert "this one is an encoder: use embed() for vectors" in " ".join(result.output.split()), result.output
+
+
+def test_training_refuses_encoders(load, tmp_path: Path) -> None:
+    _, _, folder = load("bert", "masked_lm")
+    (tmp_path / "text.txt").write_text("a rose is a rose is a rose. " * 100)
+    message = "train.* does not support bert, an encoder, which predicts no next token; use a PyTorch training loop"
+    for settings in ({"family": "bert", "tokenizer": "characters"}, {"start": str(folder)}):
+        with pytest.raises(ValueError, match=message):
+            minhub_py.train(tmp_path / "text.txt", tmp_path / "run", steps=2, progress=False, **settings)
+
+
+def test_unsupported_encoders_are_refused_by_name(tmp_path: Path) -> None:
+    for model_type in ("albert", "deberta", "deberta-v2"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        with pytest.raises(ValueError, match=f"'{model_type}', .* an encoder, of which bert, .* modernbert are supp"):
+            minhub_py.from_pretrained(tmp_path)
 
 
 # Export, reports, entry points

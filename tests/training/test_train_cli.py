@@ -249,7 +249,7 @@ def test_usage_errors(tmp_path: Path, text: Path) -> None:
         (["--resume", run, text], "remove TEXT and --out"),
         (["--resume", run, "--out", run], "remove TEXT and --out"),
         ([text, "--out", text], "file"),
-        ([text, "--out", run, "--family", "bert"], "bert"),
+        ([text, "--out", run, "--family", "albert"], "albert"),
         ([text, "--out", run, "--steps", "0"], "steps"),
         ([text, "--out", run, "--dropout", "2"], "dropout"),
         ([text, "--out", run, "--speed", "2"], "--speed"),
