@@ -14,7 +14,7 @@ from minhub_py.system.printable import printable
 from r_bridge.convert import as_array, scalar
 from r_bridge.methods import METHODS
 from r_bridge.objects import Cancelled, Model, ResultFile, Session, StateDict, Tokenizer
-from r_bridge.spelling import use_r_spelling
+from r_bridge.spelling import use_r_spelling, with_r_names
 
 OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
 
@@ -117,7 +117,7 @@ def parameters_of(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def error_message(error: BaseException) -> str:
     """The message of an error for R users."""
-    text = printable(" ".join(str(error).split()))
+    text = with_r_names(printable(" ".join(str(error).split())))
     if isinstance(error, ValueError | OSError | MemoryError | LookupError) and text:
         return text
     if isinstance(error, ImportError) and "undefined symbol" in text:

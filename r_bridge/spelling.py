@@ -1,6 +1,7 @@
 """R's spelling of settings and calls in messages. The service activates it for each request."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -10,6 +11,18 @@ from minhub_py.system.spelling import Spelling, use_spelling
 
 # `from` is a keyword in Python.
 R_NAMES = {"start": "from"}
+
+# Python's functions with another name in R.
+R_FUNCTIONS = {
+    "embed": "text_embeddings", "score": "token_logprobs", "classify": "classify_texts",
+    "similarity": "text_similarity", "search": "text_search", "Chat": "minhub_chat",
+}  # fmt: skip
+_FUNCTION = re.compile(rf"(?<![\w.])({'|'.join(R_FUNCTIONS)})\(\)")
+
+
+def with_r_names(message: str) -> str:
+    """A message with R's names of functions."""
+    return _FUNCTION.sub(lambda call: f"{R_FUNCTIONS[call[1]]}()", message)
 
 
 class RSpelling(Spelling):

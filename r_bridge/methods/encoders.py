@@ -75,13 +75,16 @@ def classify(
 
 
 def rerank(
-    session: Session, model: Model, query: str, texts: Any, raw_scores: bool, tokenizer: Tokenizer | None
-) -> Frame:
+    session: Session, model: Model, query: str, texts: Any, instruction: str | None, raw_scores: bool,
+    tokenizer: Tokenizer | None,
+) -> Frame:  # fmt: skip
     """The columns of minhub_py.rerank, with texts that count from 1."""
     from minhub_py.analysis.classify import rerank as compute
 
     tok = find_tokenizer(model, tokenizer, needed=True)
-    columns = compute(model.module, tok, query, texts, raw_scores=raw_scores, progress=session.progress)
+    columns = compute(
+        model.module, tok, query, texts, raw_scores=raw_scores, instruction=instruction, progress=session.progress
+    )
     return Frame({
         "text": (columns["text"] + 1).astype(np.int32),
         "rank": columns["rank"].astype(np.int32),

@@ -17,9 +17,11 @@ def generate(
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and token IDs for each prompt. stream: also send the text of the only prompt as it is generated."""
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
+    from minhub_py.inference.arguments import decoder_of
     from minhub_py.inference.generate import check_prompts, stream_batch
     from minhub_py.inference.sampling import Sampling, StopCriteria
 
+    decoder_of(model.module, "generate()")
     as_text = is_text(prompts)
     stops = tuple(stop or ())
     tok: Any = find_tokenizer(model, tokenizer, needed=True) if as_text or stops else None
@@ -82,9 +84,11 @@ def score(
     bits: add surprisal and entropy.    sep: separates a text and its target; ignored for IDs and encoder-decoders.
     """
     from minhub_py.analysis.surprisal import target_ids
+    from minhub_py.inference.arguments import decoder_of
     from minhub_py.inference.generate import check_prompts, check_targets
     from minhub_py.inference.generate import score as log_probabilities
 
+    decoder_of(model.module, "score()")
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts) or is_text(targets))
     rows, first = encode_texts(model, tok, texts), 1
     prompts = target_rows = None
@@ -127,6 +131,9 @@ def score(
 
 def perplexity(session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None) -> Any:
     """The perplexity of each text: exp of the mean surprisal (nats) of its tokens after the first, or NA."""
+    from minhub_py.inference.arguments import decoder_of
+
+    decoder_of(model.module, "perplexity()")
     tok = find_tokenizer(model, tokenizer, needed=True) if is_text(texts) else None
     scores = [as_array(values) for values in score_nonempty(session, model, encode_texts(model, tok, texts))]
     perplexities = [np.exp(-values.astype(np.float64).mean()) if len(values) else 0.0 for values in scores]

@@ -15,7 +15,9 @@ def word_logprobs(
 ) -> Frame:  # fmt: skip
     """The columns of minhub_py.word_logprobs. by: text numbers, or NULL.    ignored: token IDs that are not counted."""
     from minhub_py.analysis import surprisal as analysis
+    from minhub_py.inference.arguments import decoder_of
 
+    decoder_of(model.module, "word_logprobs()")
     tok = find_tokenizer(model, tokenizer, needed=True)
     analysis.refuse_encoder_decoder(model.module)
     words = _texts(words)
@@ -36,7 +38,9 @@ def target_logprobs(
 ) -> Frame:  # fmt: skip
     """The columns of minhub_py.target_logprobs. ignored: token IDs that are not counted."""
     from minhub_py.analysis import surprisal as analysis
+    from minhub_py.inference.arguments import decoder_of
 
+    decoder_of(model.module, "target_logprobs()")
     tok = find_tokenizer(model, tokenizer, needed=True)
     columns = analysis.pair_logprobs(
         model.module, tok, _texts(contexts), _texts(targets), sep=sep, ignored=_ids(ignored), bos=scalar(bos, bool),

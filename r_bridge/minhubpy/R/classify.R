@@ -70,12 +70,15 @@ classify_texts <- function(model, texts, labels = NULL, hypothesis = "This examp
 #'
 #' @inheritParams generate
 #' @param model A text encoder with a sequence classification head of one label,
-#'   such as `"cross-encoder/ms-marco-MiniLM-L6-v2"`, see [from_pretrained()].
+#'   such as `"cross-encoder/ms-marco-MiniLM-L6-v2"`, or Qwen3-Reranker, see
+#'   [from_pretrained()].
 #' @param query A string.
 #' @param texts A character vector or a factor, or a data frame with a column
 #'   `text`. Texts that are `NA` come last, without a score.
 #' @param n The number of texts to return. `NULL`: all.
 #' @param raw_scores Whether to return the scores before the sigmoid.
+#' @param instruction The task of the retrieval, for Qwen3-Reranker. `NULL`: web
+#'   search.
 #' @returns A data frame, the most relevant text first, with the columns
 #'   * `text`: the number of the text, or a factor of the names of `texts`;
 #'   * `rank`: from 1;
@@ -89,7 +92,7 @@ classify_texts <- function(model, texts, labels = NULL, hypothesis = "This examp
 #' rerank(model, "Who wrote Hamlet?", c("Shakespeare wrote plays.", "Berlin is a city."))
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-rerank <- function(model, query, texts, n = NULL, raw_scores = FALSE, tokenizer = NULL) {
+rerank <- function(model, query, texts, n = NULL, raw_scores = FALSE, instruction = NULL, tokenizer = NULL) {
   model <- check_model(model)
   input <- texts
   if (is.data.frame(texts)) texts <- column_of(texts, "text")
@@ -99,7 +102,7 @@ rerank <- function(model, query, texts, n = NULL, raw_scores = FALSE, tokenizer 
   result <- ask(
     "rerank",
     model = model, query = string(query), texts = texts[present], raw_scores = flag(raw_scores),
-    tokenizer = check_tokenizer(tokenizer), on_event = show_progress()
+    instruction = optional(instruction, string, "instruction"), tokenizer = check_tokenizer(tokenizer), on_event = show_progress()
   )
   missing <- which(is.na(texts))
   rows <- c(present[result$text], missing)

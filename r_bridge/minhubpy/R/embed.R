@@ -6,14 +6,14 @@
 #' [stats::hclust()] and any classifier.
 #'
 #' For repositories of the Python package sentence-transformers, such as
-#' `"sentence-transformers/all-MiniLM-L6-v2"`, the defaults are those of its
-#' `encode()`: pooling, dense layers, normalization, maximum length and default
-#' prompt follow the repository.
+#' `"sentence-transformers/all-MiniLM-L6-v2"`, the defaults equal its `encode()`:
+#' pooling, dense layers, normalization, maximum length and default prompt follow
+#' the repository.
 #'
-#' A text encoder such as BERT truncates a text at its maximum length. Other
-#' models process texts longer than their context in overlapping windows, as in
-#' [token_logprobs()]. Esc or Ctrl-C interrupts a long call; the session and the
-#' model remain usable.
+#' Text encoders such as BERT, and these repositories, truncate a text at the
+#' maximum length. Other models process texts longer than their context in
+#' overlapping windows, as in [token_logprobs()]. Esc or Ctrl-C interrupts a long
+#' call; the session and the model remain usable.
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens

@@ -160,6 +160,14 @@ distilbert_from_pretrained <- pretrained_of("distilbert")
 #' @export
 electra_from_pretrained <- pretrained_of("electra")
 
+#' @rdname from_pretrained
+#' @export
+mpnet_from_pretrained <- pretrained_of("mpnet")
+
+#' @rdname from_pretrained
+#' @export
+modernbert_from_pretrained <- pretrained_of("modernbert")
+
 load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
@@ -328,6 +336,14 @@ electra <- random_model_of("electra")
 
 #' @rdname gpt2
 #' @export
+mpnet <- random_model_of("mpnet")
+
+#' @rdname gpt2
+#' @export
+modernbert <- random_model_of("modernbert")
+
+#' @rdname gpt2
+#' @export
 gpt2_from_config <- from_config_of("gpt2")
 
 #' @rdname gpt2
@@ -434,6 +450,14 @@ distilbert_from_config <- from_config_of("distilbert")
 #' @export
 electra_from_config <- from_config_of("electra")
 
+#' @rdname gpt2
+#' @export
+mpnet_from_config <- from_config_of("mpnet")
+
+#' @rdname gpt2
+#' @export
+modernbert_from_config <- from_config_of("modernbert")
+
 new_random_model <- function(family, config, seed) {
   config <- plain_config(config, paste0(family, "(vocab_size = 65)"))
   if (is.character(config$architectures)) config$architectures <- as.list(config$architectures) # a list in config.json
@@ -484,7 +508,7 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #' [as_torch_module()] for training. `model(x = idx)` is equivalent, for
 #' compatibility with the package minhub.
 #'
-#' For a text encoder such as BERT, the result is that of the checkpoint's head:
+#' A text encoder such as BERT returns the result of the checkpoint's head:
 #' logits (batch, position, vocabulary) of a masked language model, scores (batch,
 #' label) of a classifier of texts, or scores (batch, position, label) of a
 #' classifier of tokens. Without a head, the result contains the hidden states

@@ -70,7 +70,7 @@ asplit_rows <- function(x) lapply(seq_len(nrow(x)), function(row) x[row, ])
 test_that("each name of an encoder creates and loads its architecture", {
   needs_python()
   small <- list(vocab_size = 9, hidden_size = 8, num_attention_heads = 2, num_hidden_layers = 1, intermediate_size = 8, seed = 1)
-  for (name in c("bert", "roberta", "xlmroberta", "camembert", "distilbert", "electra")) {
+  for (name in c("bert", "roberta", "xlmroberta", "camembert", "distilbert", "electra", "mpnet", "modernbert")) {
     extra <- if (name == "electra") list(embedding_size = 4)
     model <- do.call(name, c(small, extra))
     folder <- tempfile("saved ")
@@ -80,6 +80,23 @@ test_that("each name of an encoder creates and loads its architecture", {
     create <- getExportedValue("minhubpy", paste0(name, "_from_config"))
     expect_identical(create(folder, seed = 1)$eval()(1:3), model(1:3), info = name)
   }
+})
+
+test_that("functions that predict the next token refuse an encoder and name the alternatives in R", {
+  model <- a_masked_model()
+  message <- paste(
+    "needs a model that predicts the next token, and this one is an encoder: use text_embeddings() for vectors of texts,",
+    "or masked_tokens() for predictions of masked tokens"
+  )
+  expect_refused(next_tokens(model, "the king"), message)
+  expect_refused(generate(model, "the king", 3), message)
+  expect_refused(token_logprobs(model, "the king"), message)
+  expect_refused(perplexity(model, "the king"), message)
+  expect_refused(word_logprobs(model, c("the", "king")), message)
+  expect_refused(target_logprobs(model, "the", "king"), message)
+  expect_refused(logprob_matrix(model, "the king"), message)
+  expect_refused(logit_lens(model, "the king"), message)
+  expect_refused(minhub_chat(model), message)
 })
 
 test_that("embeddings follow the repository, and arguments override it", {
