@@ -47,7 +47,7 @@ def classify(
 ) -> Columns:
     """Classify texts with a checkpoint that has a classification head.
 
-        classify(model, tokenizer, ["What a film!"])
+        classify(model, tokenizer, ["I enjoyed this film."])
         classify(nli_model, tokenizer, ["Who will win the election?"], ["politics", "sports"])
 
     With `labels`, an entailment model (NLI) classifies without training: the probability of a label follows from the
@@ -56,7 +56,7 @@ def classify(
     Args:
         model: An encoder with a sequence classification head.
         tokenizer: The model's tokenizer.
-        texts: Texts. None is a missing text.
+        texts: Texts; None for a missing text.
         labels: Labels for zero-shot classification. Default: the labels of the checkpoint.
         hypothesis: A sentence with {} in place of the label.
         multi_label: With `labels`: whether each label has its own probability, of entailment against contradiction.
@@ -174,7 +174,7 @@ def rerank(
 def answers(
     model: Any, tokenizer: Any, query: str, texts: Sequence[str], instruction: str, progress: Progress | None
 ) -> Tensor:
-    """The logit of "yes" minus that of "no" (N,), after the prompt with each text. Long texts are truncated."""
+    """logit("yes") - logit("no") after the prompt with each text, (N,). Long texts are truncated."""
     check_tokenizer(tokenizer, "encode_batch")
     yes, no, turn = (tokenizer.token_to_id(token) for token in ("yes", "no", "<|im_start|>"))
     if yes is None or no is None or turn is None:
@@ -233,7 +233,7 @@ def classifier(model: Any, call: str) -> Any:
     model = model_of(model, call)
     if not isinstance(model, Encoder) or model.config.head != "sequence":
         raise ValueError(
-            f"{call} needs a sequence classification head, which this checkpoint does not have: use one whose "
-            "config.json has an architecture …ForSequenceClassification"
+            f"{call} needs a sequence classification head, which this checkpoint does not have: use a "
+            "checkpoint with an architecture …ForSequenceClassification"
         )
     return model

@@ -57,7 +57,7 @@ def embed(
         vectors = embed(model, tokenizer, ["A good film.", "A bad film."])
         similarity(vectors)
 
-    For repositories of sentence-transformers, the defaults are those of its `encode`: pooling, dense layers,
+    For repositories of sentence-transformers, the defaults equal its `encode`: pooling, dense layers,
     normalization, maximum length and default prompt follow the repository. Other models use the mean of the last
     layer's hidden states.
 
@@ -84,7 +84,7 @@ def embed(
         missing text has a row of NaN, or a tensor of shape (0, C); an empty text, too, unless the model is an encoder.
 
     Raises:
-        ValueError: `layer`, `pool`, `dimensions` or a token ID is out of range; the repository has no such prompt; the
+        ValueError: `layer`, `pool`, `dimensions` or a token ID is out of range; the prompt is unknown; the
             tokenizer does not match the model; the model has hooks or is not a model of this package.
     """
     model = model_of(model, "embed()")
@@ -110,7 +110,7 @@ def truncates(model: Any) -> bool:
 
 
 def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
-    """The text of a prompt. ValueError: the repository has no such prompt."""
+    """The text of a prompt. ValueError: the prompt is unknown."""
     if name is None:
         return settings.prompts.get(settings.default_prompt or "", "")
     if name not in settings.prompts and (settings.prompts or name not in ("query", "document")):

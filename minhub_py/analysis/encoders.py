@@ -60,10 +60,10 @@ def inputs_of(
                 list(pairs[start : start + TEXTS]), add_special_tokens=False
             )  # fmt: skip
             for number, encoding in enumerate(first):
-                other = None if second is None else second[number]
-                removed = max(len(encoding.ids) + (0 if other is None else len(other.ids)) - room, 0)
-                truncate(encoding, other, room, only_first)
-                encoded = tokenizer.post_process(encoding, other)
+                pair = None if second is None else second[number]
+                removed = max(len(encoding.ids) + (0 if pair is None else len(pair.ids)) - room, 0)
+                truncate(encoding, pair, room, only_first)
+                encoded = tokenizer.post_process(encoding, pair)
                 if (largest := max(encoded.ids, default=0)) >= model.config.vocab_size:
                     raise ValueError(
                         f"the tokenizer does not match the model: it returned token ID {largest}, but the model's "

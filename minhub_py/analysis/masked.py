@@ -40,7 +40,7 @@ def masked_tokens(
 
         masked_tokens(model, tokenizer, "The capital of France is [MASK].", n=3)
 
-    "[MASK]" stands for the tokenizer's mask token, whatever its spelling. Several masks of a text are predicted
+    "[MASK]" is replaced by the tokenizer's mask token. Several masks of a text are predicted
     independently.
 
     Args:
@@ -66,12 +66,12 @@ def masked_tokens(
     masked = [(text or "").replace("[MASK]", mask) for text in rows]
     inputs = list(inputs_of(model, tokenizer, masked))
     mask_id = tokenizer.token_to_id(mask)
-    places = [(number, i) for number, row in enumerate(inputs) for i, id in enumerate(row.ids) if id == mask_id]
-    without = set(range(len(inputs))) - {number for number, _ in places}
+    positions = [(number, i) for number, row in enumerate(inputs) for i, id in enumerate(row.ids) if id == mask_id]
+    without = set(range(len(inputs))) - {number for number, _ in positions}
     if without:
         raise ValueError(f"text {min(without)} has no mask: write [MASK] in place of a word")
     target_ids = None if targets is None else [target_id(tokenizer, target) for target in targets]
-    logprobs = logprobs_at(model, inputs, places, progress)  # (masks, V)
+    logprobs = logprobs_at(model, inputs, positions, progress)  # (masks, V)
     if target_ids is None:
         best = logprobs.topk(n, dim=1)
         values, ids = best.values, best.indices
@@ -79,8 +79,8 @@ def masked_tokens(
         chosen = logprobs[:, target_ids]
         values, order = chosen.sort(dim=1, descending=True)
         ids = torch.tensor(target_ids)[order]
-    texts_of_masks = [number for number, _ in places]
-    masks = [sum(other == number for other in texts_of_masks[:i]) for i, number in enumerate(texts_of_masks)]
+    texts_of_masks = [number for number, _ in positions]
+    masks = [texts_of_masks[:i].count(number) for i, number in enumerate(texts_of_masks)]
     count = ids.size(1)
     return {
         "text": np.repeat(np.array(texts_of_masks, np.int64), count),
@@ -106,13 +106,13 @@ def masked_logprobs(
         masked_logprobs(model, tokenizer, ["The"], ["apple"], ["doesn't fall far from the tree."])
 
     All tokens of a target are masked at once; its log-probability is the sum over its tokens. The text is the context,
-    a space, the masks, a space, and the text after. The tokens of a target are those of the target alone. This is the
+    a space, the masks, a space, and the text after. A target is tokenized without its context. This is the
     definition of pangoling's `masked_targets_pred`.
 
     Args:
         model: An encoder with a masked-LM head.
         tokenizer: The model's tokenizer.
-        contexts: The text before each target. None is no text.
+        contexts: The text before each target; None for no text.
         targets: Words or texts.
         after: The text after each target, or one text for all.
         progress: Called with the number of processed tokens and the total.
@@ -141,15 +141,15 @@ def masked_logprobs(
         for number in used
     ]
     inputs = list(inputs_of(model, tokenizer, texts))
-    places, expected, owners = [], [], []
+    positions, expected, owners = [], [], []
     for row, number in enumerate(used):
-        found = [i for i, id in enumerate(inputs[row].ids) if id == mask_id][: len(ids[number])]
-        places += [(row, i) for i in found]
-        expected += ids[number][: len(found)]
-        owners += [number] * len(found)
+        masks_of_target = [i for i, id in enumerate(inputs[row].ids) if id == mask_id][: len(ids[number])]
+        positions += [(row, i) for i in masks_of_target]
+        expected += ids[number][: len(masks_of_target)]
+        owners += [number] * len(masks_of_target)
     result = np.full(len(targets), np.nan)
-    if places:
-        values = logprobs_at(model, inputs, places, progress, expected).double().numpy()
+    if positions:
+        values = logprobs_at(model, inputs, positions, progress, expected).double().numpy()
         for number in used:
             result[number] = 0.0
         np.add.at(result, owners, values)
@@ -187,7 +187,7 @@ def pseudo_logprobs(
     texts = [text or "" for text in as_texts("texts", texts)]
     mask_id = tokenizer.token_to_id(mask_of(tokenizer))
     inputs: list[Input] = []
-    places, expected, owners = [], [], []
+    positions, expected, owners = [], [], []
     for number, text in enumerate(texts):
         encoding = tokenizer.encode(text)
         for i, (id, special) in enumerate(zip(encoding.ids, encoding.special_tokens_mask, strict=True)):
@@ -200,11 +200,11 @@ def pseudo_logprobs(
                 for later in range(i + 1, len(masked)):
                     if encoding.word_ids[later] == word and not encoding.special_tokens_mask[later]:
                         masked[later] = mask_id
-            places.append((len(inputs), i))
+            positions.append((len(inputs), i))
             inputs.append(Input(masked, encoding.type_ids))
             expected.append(id)
             owners.append(number)
-    values = logprobs_at(model, inputs, places, progress, expected) if inputs else torch.empty(0)
+    values = logprobs_at(model, inputs, positions, progress, expected) if inputs else torch.empty(0)
     return {
         "text": np.array(owners, np.int64),
         "token": token_strings(tokenizer, expected),
@@ -217,18 +217,18 @@ def pseudo_logprobs(
 def logprobs_at(
     model: Encoder,
     inputs: Sequence[Input],
-    places: Sequence[tuple[int, int]],
+    positions: Sequence[tuple[int, int]],
     progress: Progress | None = None,
     expected: Sequence[int] | None = None,
 ) -> Tensor:
-    """Log-probabilities at positions of inputs, float32: (places, V), or (places,) of the `expected` token IDs.
+    """Log-probabilities at positions of inputs, float32: (positions, V), or (positions,) of the `expected` token IDs.
 
-    places: (index of the input, position) of each. The head is computed at these positions only.
+    positions: (index of the input, position) of each. The head is computed at these positions only.
     """
     by_input: dict[int, list[int]] = {}
-    for number, (row, _) in enumerate(places):
+    for number, (row, _) in enumerate(positions):
         by_input.setdefault(row, []).append(number)
-    result = torch.empty(len(places) if expected is not None else (len(places), model.config.vocab_size))
+    result = torch.empty(len(positions) if expected is not None else (len(positions), model.config.vocab_size))
     waiting: list[int] = []
     rows: list[Tensor] = []
     device = next(model.parameters()).device
@@ -251,7 +251,7 @@ def logprobs_at(
     for i, x in hidden_states(model, inputs):
         for number in by_input.get(i, ()):
             waiting.append(number)
-            rows.append(x[places[number][1]])
+            rows.append(x[positions[number][1]])
             if len(waiting) == ROWS:
                 flush()
         processed += len(x)
@@ -270,7 +270,7 @@ def masked_model(model: Any, call: str) -> Any:
         )
     if not isinstance(model.head, MaskedLMHead):
         raise ValueError(
-            f"{call} needs a masked-LM head, which this checkpoint does not have: use one whose config.json has "
+            f"{call} needs a masked-LM head, which this checkpoint does not have: use a checkpoint with "
             f"an architecture …ForMaskedLM, not {(model.config.architectures or ['none'])[0]}"
         )
     return model

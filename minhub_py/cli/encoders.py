@@ -85,7 +85,7 @@ def classify(
     label. If the arguments are names of files, their rows are classified.
 
     \b
-      minhub classify MODEL "What a film!"
+      minhub classify MODEL "I enjoyed this film."
       minhub classify MODEL "Who wins?" --labels art,sport
       minhub classify MODEL in.csv --out out.csv
 
@@ -133,8 +133,8 @@ def labels_of(model: str, revision: str) -> list[str]:
     config: Any = describe(open_checkpoint(model, revision))[1]
     if getattr(config, "head", None) != "sequence":
         raise ValueError(
-            "classify needs a sequence classification head, which this checkpoint does not have: use one whose "
-            "config.json has an architecture …ForSequenceClassification"
+            "classify needs a sequence classification head, which this checkpoint does not have: use a "
+            "checkpoint with an architecture …ForSequenceClassification"
         )
     return list(config.labels)
 

@@ -1,7 +1,7 @@
 """Runners of encoders: the hidden states of texts of different lengths.
 
 `NativeEncoder` computes a batch of texts without padding: their tokens follow each other in one call of the C decoder,
-and a token attends to the tokens of its own text. `TorchEncoder` calls the model's `forward` with padding and a mask.
+and a token attends to its text only. `TorchEncoder` calls the model's `forward` with padding and a mask.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ class EncoderRunner(Protocol):
 
 
 class NativeEncoder(NativeRunner):
-    """The steps of an encoder in C. Results are bitwise identical to those of single texts."""
+    """The steps of an encoder in C. Results are bitwise identical to single texts."""
 
     def __init__(self, model: Encoder) -> None:
         """UnsupportedError: the reason why only `forward` can compute."""

@@ -26,9 +26,9 @@ SUFFIXES = {None: "Model", "masked_lm": "ForMaskedLM", "sequence": "ForSequenceC
 
 
 class MaskedLMHead(nn.Module):
-    """Logits (B, T, V) of the token at each position. The decoder is the token embedding, or a weight of its own.
+    """Logits (B, T, V) of the token at each position. The decoder is the token embedding, or a separate weight.
 
-    own_bias: whether an untied decoder has a bias of its own, as in BERT; `bias` then has no effect.
+    own_bias: whether an untied decoder has a separate bias, as in BERT; `bias` then has no effect.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Batching for an encoder: texts of different requests share the calls of one thread.
 
 A call has about BATCH_TOKENS tokens. Requests take turns, so that a request with many texts does not delay the others.
-Results are bitwise identical to those of a single text, if the native runner computes in float32 or int8.
+Results are bitwise identical to a single text, if the native runner computes in float32 or int8.
 """
 
 import time

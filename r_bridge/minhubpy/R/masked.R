@@ -10,7 +10,7 @@
 #' @inheritParams next_tokens
 #' @param model A text encoder with a masked-LM head, see [from_pretrained()].
 #' @param texts A character vector. Each text has at least one mask: `"[MASK]"`
-#'   stands for the tokenizer's mask token, whatever its spelling.
+#'   is replaced by the mask token of the tokenizer.
 #' @param n The number of tokens for each mask.
 #' @param targets Tokens to report instead of the most likely tokens. Each is an
 #'   entry of the vocabulary; for the tokenizers of GPT-2 and RoBERTa, a target
