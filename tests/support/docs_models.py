@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import torch
+from encoders import write_cross_encoder, write_entailment_model, write_masked_lm, write_sentence_encoder
 from hub_server import HubServer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -26,7 +27,7 @@ def byte_tokenizer(*special: str) -> Tokenizer:
 
 
 def publish(hub: HubServer, folder: Path) -> None:
-    """Add gpt2 and a chat model to the Hub; `folder` receives their files."""
+    """Add gpt2, a chat model and text encoders to the Hub; `folder` receives their files."""
     torch.manual_seed(0)
     tokenizer = byte_tokenizer("<|endoftext|>")
     model = gpt2(vocab_size=257, n_positions=256, n_embd=32, n_layer=2, n_head=2, bos_token_id=256, eos_token_id=256)
@@ -41,3 +42,10 @@ def publish(hub: HubServer, folder: Path) -> None:
     settings = {"chat_template": TEMPLATE, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     (folder / "bot" / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     hub.add("HuggingFaceTB/SmolLM2-135M-Instruct", folder / "bot")
+    for name, write in (
+        ("sentence-transformers/all-MiniLM-L6-v2", write_sentence_encoder),
+        ("google-bert/bert-base-uncased", write_masked_lm),
+        ("cross-encoder/nli-MiniLM2-L6-H768", write_entailment_model),
+        ("cross-encoder/ms-marco-MiniLM-L6-v2", write_cross_encoder),
+    ):
+        hub.add(name, write(folder / name))
